@@ -17,8 +17,8 @@ from unbroken.operator.jobs.pods import (
     disruption_budget,
     job_identity,
     key_secret,
-    training_container,
 )
+from unbroken.spec.job.launch import training_container
 from unbroken.spec.job.rules import PODS_MAX
 from unbroken.spec.job.types import JobSpec, ReplicaSpec
 

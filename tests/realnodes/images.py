@@ -19,8 +19,13 @@ from pathlib import Path
 
 from apiservers import ROOT, CannotStartError
 
-NAMES = {"operator": "unbroken:0.1.0", "training": "unbroken-training:0.1.0"}
-"""By target, as deploy/Containerfile has them."""
+NAMES = {
+    "torch": "torch:0.1.0",
+    "operator": "unbroken:0.1.0",
+    "training": "unbroken-training:0.1.0",
+}
+"""By target, as deploy/Containerfile has them.  `torch` has torch, and nothing of the package: it
+stands for an image of a user."""
 FILE = ROOT / "deploy/Containerfile"
 IGNORED = ROOT / "deploy/Containerfile.dockerignore"
 CACHE = Path.home() / ".cache/unbroken-images"
@@ -86,8 +91,8 @@ def _build(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "made"
         options = ["--build-arg", f"PYTHON={_base(Path(scratch))}", *_pip(Path(scratch))]
-        # With a name of its own, torch outlives `--prune`, and need not be installed again.
-        for target, name in {"torch": "torch", **NAMES}.items():
+        # As it has a name, torch outlives `--prune`, and need not be installed again.
+        for target, name in NAMES.items():
             where = ["--file", str(FILE), "--target", target, "--tag", f"localhost/{name}"]
             _buildah("build", "--layers", "--isolation", "chroot", *options, *where, str(ROOT))
         _buildah("rmi", "--prune")

@@ -85,6 +85,9 @@ class Job:
     script: str = PLAIN
     spares: int = 0
     image: str = IMAGE
+    command: tuple[str, ...] = ("unbrokenrun",)
+    security: Mapping[str, Any] = field(default_factory=dict)
+    """Security context of the container."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     retries: int = 20
 
@@ -103,7 +106,8 @@ class Job:
         container = {
             "name": "pytorch",
             "image": self.image,
-            "command": ["unbrokenrun", *arguments],
+            "command": [*self.command, *arguments],
+            "securityContext": dict(self.security),
             "env": [node],
             "volumeMounts": [{"name": "shared", "mountPath": str(folder)}],
         }

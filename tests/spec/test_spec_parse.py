@@ -356,8 +356,9 @@ REFUSED = [
         annotated(prority="high"),
         (
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
-            "known annotations are unbroken.dev/agent-auth, unbroken.dev/buddy, "
-            "unbroken.dev/detectors, unbroken.dev/fence-by, unbroken.dev/in-process, "
+            "known annotations are unbroken.dev/agent, unbroken.dev/agent-auth, "
+            "unbroken.dev/buddy, unbroken.dev/detectors, unbroken.dev/fence-by, "
+            "unbroken.dev/in-process, "
             "unbroken.dev/lease-seconds, unbroken.dev/log-rule-ranks, "
             "unbroken.dev/planned-moves, unbroken.dev/preload, unbroken.dev/restart, "
             "unbroken.dev/same-error, unbroken.dev/warm"

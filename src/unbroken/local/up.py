@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,7 @@ from unbroken.local.node.addresses import NODES_MAX
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.driver import OperatorOptions, run_operator
+from unbroken.operator.jobs.injection import AgentToInject
 from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
@@ -190,5 +192,8 @@ def _programs(
         )
         checks = CheckerOptions(log_directory=paths.logs)
         key = kept_key(paths.operator_key)
-        wanted = OperatorOptions(checks=checks, repair=repair, key=key)
+        # Pods are processes here: the agent is this machine's, and there is nothing to copy.
+        own = (sys.executable, "-P", "-m", "unbroken.agent.injected")
+        agent = AgentToInject(command=own)
+        wanted = OperatorOptions(checks=checks, repair=repair, agent=agent, key=key)
         yield run_operator(client, informers, wanted, metrics)

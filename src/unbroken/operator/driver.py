@@ -17,6 +17,7 @@ from unbroken.kube.mandate import Mandate
 from unbroken.kube.observed import observing
 from unbroken.observe.traces import Send, sending
 from unbroken.operator.clusters.controller import Clusters
+from unbroken.operator.jobs.injection import AgentToInject
 from unbroken.operator.jobs.operator import Operator, Watches
 from unbroken.operator.jobs.runner import Surroundings
 from unbroken.operator.nodes.checks import Checker
@@ -50,6 +51,8 @@ class OperatorOptions:
     repair: RepairOptions = field(default_factory=RepairOptions)
     metrics: MetricsPlace | None = None
     """Where metrics are served; None: nowhere, or by the caller."""
+    agent: AgentToInject | None = None
+    """What jobs get that ask for an injected agent; None: they are refused."""
     without: frozenset[PartName] = frozenset()
     """Parts that are left to somebody else."""
     key: bytes = field(kw_only=True, repr=False)
@@ -144,6 +147,7 @@ async def _lead(
                 master=options.key,
                 slots=asyncio.Semaphore(ORDERS_MAX),
                 permit=mandate,
+                agent=options.agent,
             )
             if repair is not None:
                 around = replace(around, incident_ended=repair.incident_ended)

@@ -19,6 +19,8 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 
 # --- Jobs: annotations that a user writes on a HyperPodPyTorchJob, and the operator reads
 
+AGENT = f"{OWN_PREFIX}agent"
+"""`injected`: the operator adds the agent to the job's pods; `image`: it is in their image."""
 AGENT_AUTH = f"{OWN_PREFIX}agent-auth"
 """`none`: the job's agents take commands from everybody.  The operator repeats it on the pods."""
 BUDDY = f"{OWN_PREFIX}buddy"

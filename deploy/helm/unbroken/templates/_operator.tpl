@@ -4,6 +4,7 @@
 - --lease-namespace={{ include "unbroken.leaseNamespace" . }}
 - --key-file=/etc/unbroken/key
 - --key-secret={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-operator-key
+- --agent-image={{ include "unbroken.image" . }}
 {{ include "unbroken.without" . }}
 {{- with .Values.operator.namespace }}
 - --namespace={{ . }}

@@ -10,6 +10,7 @@ from unbroken.cli.connection import PODS, Cluster, Object
 from unbroken.cli.show import note
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import pause
+from unbroken.spec.job.launch import training_container
 
 from .agents import reports
 
@@ -35,8 +36,6 @@ def pod_lines(
     cluster: Cluster, pod: Object, *, follow: bool = False, previous: bool = False
 ) -> AsyncIterator[str]:
     """Lines of the log of a pod's training container."""
-    from unbroken.operator.jobs.pods import training_container  # slow to load
-
     query = {"container": training_container(pod["spec"])}
     query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}
     return cluster.client.text_lines(f"{cluster.path(PODS, pod['metadata']['name'])}/log", query)

@@ -15,7 +15,7 @@ from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.programs import ProgramTarget, start_logging
 
 from .key import KeyFlags, KeyPlace
-from .options import CheckFlags, ClusterApiFlags, MetricsFlags, WebhookFlags
+from .options import AgentFlags, CheckFlags, ClusterApiFlags, MetricsFlags, WebhookFlags
 from .parts import Without
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def command(
     metrics: MetricsFlags,
     repair: RepairFlags,
     checks: CheckFlags,
+    agent: AgentFlags,
     without: Without = None,
     webhook: WebhookFlags,
     key: KeyFlags,
@@ -67,6 +68,7 @@ def command(
         namespace=namespace,
         terms=LeaderTerms(namespace=lease_namespace),
         checks=checks.options(),
+        agent=agent.agent(),
         repair=repair.options(),
         metrics=metrics.place(),
         without=frozenset(without or ()),

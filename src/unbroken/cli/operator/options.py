@@ -13,9 +13,11 @@ import typer
 from unbroken.cli.app import option
 from unbroken.cli.cluster.api import tls_files
 from unbroken.errors import SpecError
+from unbroken.spec.keys import AGENT
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions
+    from unbroken.operator.jobs.injection import AgentToInject
     from unbroken.operator.nodes.checks_pods import CheckerOptions
     from unbroken.operator.telemetry.metrics import MetricsPlace
     from unbroken.operator.webhook.registration import WebhookOptions
@@ -123,6 +125,25 @@ def _link(text: str) -> tuple[str, float]:
         what = f"{text!r} must be TYPE=GB/s, such as ml.p5.48xlarge=30"
         raise typer.BadParameter(what, param_hint="--check-link")
     return kind, bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFlags:
+    """The agent that is added to pods."""
+
+    agent_image: str = option(
+        "--agent-image",
+        default="",
+        help=f"Image with the agent for jobs that ask for it (annotation {AGENT}: injected): "
+        "the image of this operator.",
+        show_default="none: such jobs are refused",
+    )
+
+    def agent(self) -> AgentToInject | None:
+        """The agent for pods; None without an image."""
+        from unbroken.operator.jobs.injection import AgentToInject
+
+        return AgentToInject(self.agent_image) if self.agent_image else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.obstacles import ENDED, container_lines, printable
 from unbroken.core.wording import counted
-
-from .pods import training_name
+from unbroken.spec.job.launch import training_name
 
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Reasons for waiting that are none."""

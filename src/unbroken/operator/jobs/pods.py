@@ -6,7 +6,7 @@ What the user's template says stands; what is added is named in docs/design/trai
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,14 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
 from unbroken.spec import keys
-from unbroken.spec.job.types import JobSpec
+from unbroken.spec.job.launch import training_container
+from unbroken.spec.job.types import AgentSource, JobSpec
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import PORT
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
+
+from .injection import AgentToInject, inject
 
 Object = dict[str, Any]
 
@@ -123,10 +126,12 @@ def build_pod(
     order: CreatePod,
     secret: str | None,
     unusable: Collection[NodeName] = (),
+    agent: AgentToInject | None = None,
 ) -> Object:
-    """The pod that is ordered, to be created in the job's namespace.
+    """The pod that is ordered, to be created in the job's namespace; SpecError if it cannot be.
 
     `secret`: the name of the Secret with the job's key; None for a job without one.
+    `agent`: what jobs get that ask for an injected agent; None: they are refused.
     Of the nodes to be avoided it may go to an `unusable` one should there be no other: by the time
     that the scheduler lets it, the node has become well.
     """
@@ -147,6 +152,8 @@ def build_pod(
     for container in pod.get("containers") or ():
         _equip(container, added, has_key=secret is not None)
     _open_port(pod)
+    if job.annotations.get(keys.AGENT) == AgentSource.INJECTED.value:
+        inject(pod, agent)
     _avoid(pod, order.avoid.difference(unusable))
     _shun(pod, order.avoid.intersection(unusable))
     metadata: Object = {
@@ -207,19 +214,6 @@ def _equip(container: Object, added: Iterable[Object], *, has_key: bool) -> None
 def _add_volume(pod: Object, name: str) -> None:
     secret = {"secretName": name, "items": [{"key": KEY_ENTRY, "path": KEY_ENTRY}]}
     pod["volumes"] = [*(pod.get("volumes") or ()), {"name": KEY_VOLUME, "secret": secret}]
-
-
-def training_container(pod: Mapping[str, Any]) -> str:
-    """Name of the container that trains: the one named pytorch..., else the first.
-
-    (Kubeflow's and the stock client's containers are named so; sidecars come in any order.)
-    """
-    return training_name([container["name"] for container in pod.get("containers") or ()])
-
-
-def training_name(names: Sequence[str]) -> str:
-    """The same, of the containers' names."""
-    return next((name for name in names if name.startswith("pytorch")), names[0] if names else "")
 
 
 def _open_port(pod: Object) -> None:

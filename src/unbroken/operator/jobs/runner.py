@@ -56,7 +56,7 @@ from unbroken.core.job.events import (
 from unbroken.core.job.kueue import Admission
 from unbroken.core.keys import job_key, job_secret_name
 from unbroken.core.tick import Tick
-from unbroken.errors import UnbrokenError
+from unbroken.errors import SpecError, UnbrokenError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal, Conflict
@@ -70,6 +70,7 @@ from unbroken.spec.job.types import Condition, JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
 
 from .agent_memory import AgentMemory
+from .injection import AgentToInject
 from .links import AgentLinks
 from .pod_troubles import newest_warning
 from .pods import JobIdentity, build_pod
@@ -119,6 +120,8 @@ class Surroundings:
     """Asked before a job is thought about, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
     """To connect to agents, of all jobs together."""
+    agent: AgentToInject | None = None
+    """What jobs get that ask for an injected agent; None: they are refused."""
     incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
     """Told of each incident that began while this operator ran its job, once or more."""
 
@@ -455,11 +458,14 @@ class JobRunner:
     async def _create(self, order: CreatePod) -> None:
         try:
             await self._make_secret()
-            body = build_pod(self.job, self._spec(), order, self._secret, self._unusable)
+            agent = self._around.agent
+            body = build_pod(self.job, self._spec(), order, self._secret, self._unusable, agent)
             gate = self._seen.gate if self._seen else None
             if isinstance(gate, Admission):
                 body = place_pod(body, gate, order.replica_spec, order.index)
             made = await self._requests.create_pod(body)
+        except SpecError as error:
+            self.tell(PodRefused(order.name, str(error), True))
         except ApiRefusal as error:
             if isinstance(error, Conflict) and await self._is_there(order):
                 return

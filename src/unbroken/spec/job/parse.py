@@ -19,6 +19,7 @@ from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.times import time_seconds
 
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
+from .launch import check_launches
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
 from .queues import POD_SETS_MAX, queue_of
@@ -31,6 +32,7 @@ from .types import (
     LEASE_SECONDS_MIN,
     VERSION,
     AgentAuth,
+    AgentSource,
     FenceBy,
     JobOptions,
     JobSpec,
@@ -43,7 +45,7 @@ OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS = (
-    *(keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.FENCE_BY, keys.IN_PROCESS),
+    *(keys.AGENT, keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.FENCE_BY, keys.IN_PROCESS),
     *(keys.LEASE_SECONDS, keys.LOG_RULE_RANKS, keys.PLANNED_MOVES, keys.PRELOAD, keys.RESTART),
     *(keys.SAME_ERROR, keys.WARM),
 )
@@ -159,6 +161,9 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
         if str(key).startswith(keys.OWN_PREFIX) and key not in (*OPTIONS, keys.LEDGER):
             known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
+    agent = _choice(annotations, keys.AGENT, AgentSource.IMAGE, report)
+    if agent is AgentSource.INJECTED and not report.problems:
+        check_launches(spec, report)
     auth = _choice(annotations, keys.AGENT_AUTH, AgentAuth.TOKEN, report)
     same_error = _choice(annotations, keys.SAME_ERROR, SameError.STOP, report)
     in_process = _choice(annotations, keys.IN_PROCESS, Switch.ON, report)
@@ -180,6 +185,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     fence_by = _choice(annotations, keys.FENCE_BY, FenceBy.LEASE, report)
     lease = _lease(annotations.get(keys.LEASE_SECONDS), path, report)
     return JobOptions(
+        agent=agent,
         agent_auth=auth,
         restart=restart,
         log_rule_ranks=watches,

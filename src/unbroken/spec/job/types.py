@@ -133,6 +133,15 @@ class AgentAuth(Enum):
     NONE = "none"
 
 
+class AgentSource(Enum):
+    """Where the agent of a job's pods comes from."""
+
+    IMAGE = "image"
+    """From the pods' image, whose command starts it."""
+    INJECTED = "injected"
+    """From the operator, which puts it before the command (`spec.job.launch`)."""
+
+
 class SameError(Enum):
     """What an error that comes again at the same step leads to."""
 
@@ -188,6 +197,7 @@ class JobOptions:
     lease_seconds: float = LEASE_SECONDS
     """With `fence_by` LEASE: how long workers run on when neither the operator nor all peers are
     heard."""
+    agent: AgentSource = AgentSource.IMAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""The command of a container that the injected agent takes over, and the Python that it means.
+
+The agent takes torchrun's options as they are.  A command that it cannot read is refused with the
+reason, because a program behind a shell or another launcher would start workers of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.errors import SpecError
+from unbroken.spec.problems import Report
+
+from .types import JobSpec
+
+AGENTS = ("unbrokenrun", "hyperpodrun")
+PYTHON = re.compile(r"(python|pypy)[\d.]*")
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+EXPECTED = "torchrun ..., python SCRIPT ..., python -m MODULE ..., or hyperpodrun ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command of a user as the agent takes it over."""
+
+    program: str
+    """The program that the command names; the workers' Python is the one that runs it."""
+    is_python: bool
+    """The program is the workers' Python itself."""
+    arguments: tuple[str, ...]
+    """Arguments of the agent: options of torchrun, the script, and its arguments."""
+
+
+def read_launch(words: Sequence[str]) -> Launch:
+    """Read the words of a container's command and args; SpecError if the agent cannot run them."""
+    if not words:
+        raise SpecError(f"the container has no command: write {EXPECTED}")
+    program, *rest = words
+    name = program.rpartition("/")[2]
+    if name == "torchrun" or name in AGENTS:
+        return Launch(program, False, tuple(rest))
+    if PYTHON.fullmatch(name):
+        return _python(program, rest)
+    advice = ": its options are not read; write them as torchrun's" if name == "accelerate" else ""
+    raise SpecError(f"the agent cannot take over {name!r}{advice}; expected {EXPECTED}")
+
+
+def _python(program: str, words: Sequence[str]) -> Launch:
+    """The command of an interpreter."""
+    rest = [*words]
+    while rest and rest[0] == "-u":  # workers are never buffered
+        del rest[0]
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        module, arguments = rest[1], rest[2:]
+        if module in TORCHRUN_MODULES:
+            return Launch(program, True, tuple(arguments))
+        return Launch(program, True, ("--module", module, *arguments))
+    if not rest or rest[0].startswith("-"):
+        found = f"the option {rest[0]}" if rest else "no script"
+        raise SpecError(f"{program} has {found}; expected {EXPECTED}")
+    return Launch(program, True, tuple(rest))
+
+
+def training_container(pod: Mapping[str, Any]) -> str:
+    """Name of the container that trains: the one named pytorch..., else the first.
+
+    (Kubeflow's and the stock client's containers are named so; sidecars come in any order.)
+    """
+    return training_name([container["name"] for container in pod.get("containers") or ()])
+
+
+def training_name(names: Sequence[str]) -> str:
+    """Name of the container that trains, of the containers' names in their order."""
+    return next((name for name in names if name.startswith("pytorch")), names[0] if names else "")
+
+
+def check_launches(spec: JobSpec, report: Report) -> None:
+    """Report every container that is to train and whose command the agent cannot take over."""
+    for number, replica in enumerate(spec.replica_specs):
+        pod = replica.template["spec"]
+        name = training_container(pod)
+        for index, container in enumerate(pod["containers"]):
+            if container["name"] == name:
+                place = f"spec.replicaSpecs[{number}].template.spec.containers[{index}].command"
+                _check(container, place, report)
+
+
+def _check(container: Mapping[str, Any], place: str, report: Report) -> None:
+    words: list[Any] = []
+    for part in (container.get("command") or (), container.get("args") or ()):
+        if not isinstance(part, list | tuple) or not all(isinstance(word, str) for word in part):
+            report.invalid(place, part, "must be a list of texts, as args must be")
+            return
+        words += part
+    try:
+        # Without a command the image's entry point runs, whose words are not known.
+        read_launch(words if container.get("command") else ())
+    except SpecError as error:
+        report.invalid(place, words, str(error))

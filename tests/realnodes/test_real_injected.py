@@ -1,0 +1,76 @@
+"""Jobs of an image that has torch and knows nothing of unbroken: the operator adds the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from realnodes import images
+from realnodes.jobs import GLOO, Job
+from realnodes.plane import RealCluster, operator
+
+NODES, IMAGES = 2, True
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.heavy,
+    pytest.mark.realkube,
+    pytest.mark.timeout(900),
+]
+LIBRARY = "/unbroken/agent/library/unbroken/"
+SCRIPT = f"""
+import tempfile
+from unbroken import worker
+assert worker.__file__.startswith("{LIBRARY}"), worker.__file__
+with tempfile.NamedTemporaryFile():
+    pass
+{GLOO}"""
+NOBODY = {
+    "runAsUser": 10001,
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@pytest.fixture(scope="module")
+def running(cluster: RealCluster) -> Iterator[None]:
+    with operator(cluster, "--agent-image", images.NAMES["operator"]):
+        yield
+
+
+def seconds(state: dict[str, Any]) -> float:
+    """How long a container ran, to whole seconds."""
+    began, ended = (datetime.fromisoformat(state[key]) for key in ("startedAt", "finishedAt"))
+    return (ended - began).total_seconds()
+
+
+@pytest.mark.usefixtures("running")
+def test_a_job_of_torchrun_in_an_image_of_a_user_survives_a_killed_worker(
+    cluster: RealCluster, record_property: Callable[[str, object], None]
+) -> None:
+    """The container is nobody's, and it cannot write to its own file system."""
+    job = Job(
+        cluster,
+        "injected",
+        script=SCRIPT,
+        image=images.NAMES["torch"],
+        command=("/opt/unbroken/bin/torchrun",),
+        security=NOBODY,
+        annotations={"unbroken.dev/agent": "injected"},
+    )
+    job.apply()
+    first = job.running()
+    assert {one.node for one in first.values()} == {"n1", "n2"}
+    job.kill_worker("n2")
+    second = job.running(after=0)
+    assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
+    assert job.incident(1)["remedy"] == "process"
+    copies = [pod["status"]["initContainerStatuses"][0]["state"] for pod in job.pods()]
+    assert len(copies) == NODES
+    found = [seconds(state["terminated"]) for state in copies]
+    record_property("seconds of the init container", found)
+    job.finish()
