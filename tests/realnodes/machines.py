@@ -29,6 +29,8 @@ from realnodes import images, services
 IMAGE = images.NAMES["operator"]
 """As deploy/node-daemon.yaml names it."""
 SOURCE = Path(unbroken.__file__).parent.parent
+OWN_TMP = Path("/opt/unbroken-host")
+"""Where containers find what lies below this host's /tmp: some have a /tmp of their own."""
 PROGRAMS = ("unbroken", "unbrokenrun", "python3")
 """Of this virtual environment; in containers they are first on the PATH that `image` gives."""
 START_SECONDS = 180
@@ -76,12 +78,21 @@ def equip(room: Path, *, has_images: bool = False) -> None:
 def _lend_programs(room: Path) -> None:
     """An image with nothing in it, and this host's programs for its containers."""
     (room / "programs").mkdir()
+    home = _within(sys.prefix)
     for name in PROGRAMS:
-        # No link: Python finds its virtual environment by the path that it was called by.
-        text = f'#!/bin/sh\nexec {sys.prefix}/bin/{name} "$@"\n'
+        # No link: Python finds its virtual environment by the path that it was called by.  The
+        # other programs name Python by its path on this host.
+        script = "" if name == "python3" else f" {home}/bin/{name}"
+        text = f'#!/bin/sh\nexec {home}/bin/python3{script} "$@"\n'
         _write_program(room / "programs" / name, text)
     (room / "container.json").write_text(json.dumps(_container(room / "programs")))
     subprocess.run([envtest_folder() / "image", IMAGE, room / "image.tar"], check=True)
+
+
+def _within(path: Path | str) -> str:
+    """Where a path of this host is in containers."""
+    is_hidden = Path(path).is_relative_to("/tmp")
+    return f"{OWN_TMP}{path}" if is_hidden else str(path)
 
 
 def _write_program(path: Path, text: str) -> None:
@@ -94,14 +105,14 @@ def _container(programs: Path) -> dict[str, Any]:
     made = subprocess.run(["ctr", "oci", "spec"], check=True, capture_output=True, text=True)
     spec: dict[str, Any] = json.loads(made.stdout)
     own = ["/usr", "/bin", "/sbin", "/lib", "/lib64", sys.base_prefix, sys.prefix, str(SOURCE)]
-    places = {one: os.path.realpath(one) for one in own}
+    places = {_within(one): os.path.realpath(one) for one in own}
     places["/usr/local/bin"] = str(programs)
     spec["mounts"] += [
         {"destination": one, "source": source, "type": "bind", "options": ["rbind", "ro"]}
         for one, source in places.items()
     ]
     # Torch asks for the user's name, of which a container without /etc/passwd knows nothing.
-    spec["process"]["env"] = ["USER=root", "HOME=/root", f"PYTHONPATH={SOURCE}"]
+    spec["process"]["env"] = ["USER=root", "HOME=/root", f"PYTHONPATH={_within(SOURCE)}"]
     return spec
 
 
