@@ -126,11 +126,24 @@ def marked(mark: str) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if name.isdecimal() and f"{MARK}={mark}".encode() in Path(
-                f"/proc/{name}/environ"
-            ).read_bytes().split(b"\0"):
+            if name.isdecimal() and f"{MARK}={mark}".encode() in _environment(name).split(b"\0"):
                 found.append(int(name))
     return found
+
+
+def _environment(pid: str) -> bytes:
+    """The environment of a process, also of one that was started a moment ago.
+
+    Who starts a program goes on before the kernel shows the environment of it."""
+    read = b""
+    for _ in range(1000):
+        read = Path(f"/proc/{pid}/environ").read_bytes()
+        if read:
+            break
+        os.readlink(
+            f"/proc/{pid}/exe"
+        )  # of threads of the kernel, and what has ended, there is none
+    return read
 
 
 @contextlib.contextmanager

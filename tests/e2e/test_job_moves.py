@@ -105,7 +105,9 @@ def test_a_spare_takes_the_rank_of_a_node_that_a_cloud_reclaims(
         assert places(after)[0] == spare
         incident = only_move(one)
         assert incident["culprit"]["text"].startswith("GkeTermination: ")
-        assert api.until("pods", old, lambda pod: pod and pod["spec"].get("nodeName") != where[old])
+        api.until("pods", old, lambda pod: pod["spec"].get("nodeName") != where[old])
+        one.until_there("pods", old)
+        assert nodes_of(one)[old] != where[old]
         one.finish()
 
 
