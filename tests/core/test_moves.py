@@ -186,9 +186,37 @@ def test_without_a_place_it_trains_on_until_shortly_before_the_deadline(script: 
         {last} tick -> stop w-0 0, stop w-1 0, delete w-0
         {last + 0.5} ready w-0 0 rank=0 ->
         {last + 0.5} ready w-1 0 rank=1 ->
-        {last + 2} gone w-0 -> create w-0 avoid=n0
+        {last + 2} gone w-0 ->
+        {last + 3} pod w-2 node=n2
+        {last + 4} ready w-2 -> start w-2 1 rank=0, start w-1 1 rank=1
     """)
     assert script.incidents[1].culprit.text == "AwsSpot: it goes; no other place is free"
+
+
+def test_a_pod_whose_node_goes_at_once_gets_no_rank() -> None:
+    script = Script(spec(2, 1))
+    script.run("""
+        0 node n0 ready
+        0 node n2 ready
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n0
+        0 pod w-2 node=n2
+        1 ready w-0
+        1 ready w-1
+        1 ready w-2
+        3 tick
+    """)
+    script.run_ordered(4.0)
+    orders = "stop w-0 0, stop w-1 0, create w-3 avoid=n0, delete w-1"
+    script.run(f"""
+        10 node n0 ready notice=AwsSpot leaves={LAST_SECONDS} -> {orders}
+        10.2 pod w-3 ->
+        10.5 ready w-0 0 rank=0 ->
+        11 gone w-1 ->
+        30 tick ->
+    """)
 
 
 def test_without_a_deadline_it_trains_on(script: Script) -> None:

@@ -298,7 +298,8 @@ class Life:
         if not ranks.is_full:
             ready = [state.roster.members[uid] for uid in gang.ready]
             ranks.fill((m for m in ready if not state.roster.notice_of(m)), state.roster)
-            ranks.fill(ready, state.roster)
+            roster = state.roster
+            ranks.fill((m for m in ready if m.view.node not in roster.closing), roster)
         if not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
             return
         master = self._master()

@@ -76,6 +76,7 @@ class Moves:
             del self._seen[name]
         for name in noticed:
             self._seen.setdefault(name, now)
+        self._state.roster.closing = {name for name in noticed if self._is_closing(name, now)}
         if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
             return
         affected = self._affected()
@@ -111,17 +112,25 @@ class Moves:
     def _leaving(self, member: Member) -> _Leaving:
         assert member.view.node is not None
         notice = self._state.roster.noticed[member.view.node]
-        deadline = notice.deadline
-        if notice.seconds is not None:
-            deadline = self._seen[member.view.node] + notice.seconds
-        return _Leaving(member, f"{notice.name}: {notice.text}", deadline)
+        return _Leaving(
+            member, f"{notice.name}: {notice.text}", self._deadline_of(member.view.node)
+        )
+
+    def _deadline_of(self, name: NodeName) -> float | None:
+        """Return when the node goes; None: nobody knows."""
+        notice = self._state.roster.noticed[name]
+        return notice.deadline if notice.seconds is None else self._seen[name] + notice.seconds
+
+    def _is_closing(self, name: NodeName, now: float) -> bool:
+        """True if ranks must be stopped on the node, even without another place."""
+        if self._state.options.planned_moves is Switch.OFF:
+            return False
+        last = _last_moment(self._deadline_of(name), now)
+        return last is not None and now >= last
 
     def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
-        """Want a pod for each rank that leaves, beside the spares where these are too few.
-
-        A queue has granted the job its pods, and no more."""
-        state = self._state
-        may_add = not isinstance(state.gate, Admission)
+        """Want a pod for each rank that leaves, beside the spares where these are too few."""
+        state, may_add = self._state, self._may_add()
         needed = Counter(one.member.view.replica_spec for one in leaving)
         for spec in state.shape:
             beside = max(spec.spares, needed[spec.name] if may_add else 0)
@@ -129,6 +138,10 @@ class Moves:
             surplus = state.plan.resize(spec.name, pods, state.gang.ranks)
             self._let_go(surplus, "a planned move needs it no more", now)
         state.objects += state.plan.create(now)
+
+    def _may_add(self) -> bool:
+        """True unless a queue has granted the job its pods, and no more."""
+        return not isinstance(self._state.gate, Admission)
 
     def _let_go(self, members: Iterable[Member], why: str, now: float) -> None:
         for member in members:
@@ -138,11 +151,12 @@ class Moves:
         """Move the ranks once that costs least, or once it must be."""
         places = self._places()
         pairs = _paired(leaving, places)
-        forced = [one for one in leaving if now >= (_last_moment(one, now) or now + 1)]
+        closing = self._state.roster.closing
+        forced = [one for one in leaving if one.member.view.node in closing]
         if forced:
             self._move(forced, _paired(forced, places), now)
             return
-        last = earliest(*(_last_moment(one, now) for one in leaving))
+        last = earliest(*(_last_moment(one.deadline, now) for one in leaving))
         self._look_at = earliest(self._look_at, last)
         if len(pairs) < len(leaving):
             self._ready_at = None
@@ -204,6 +218,8 @@ class Moves:
         for one in leaving:
             state.ranks.release(one.member.uid)
             if one.member.uid not in goes_to:
+                if self._may_add():
+                    state.plan.unwant(one.member)  # the pod that was made for it takes its place
                 self._let_go([one.member], one.why, now)
                 state.gang.forget(one.member.uid)
         state.ranks.fill([new for _, new in pairs], state.roster)
@@ -223,8 +239,8 @@ def _paired(leaving: Sequence[_Leaving], places: Sequence[Member]) -> list[tuple
     return found
 
 
-def _last_moment(one: _Leaving, now: float) -> float | None:
-    """Return until when the rank may wait for a place; None: for ever."""
-    if one.deadline is None or now > one.deadline + STALE_SECONDS:
+def _last_moment(deadline: float | None, now: float) -> float | None:
+    """Return until when a rank may stay on a node that goes at `deadline`; None: for ever."""
+    if deadline is None or now > deadline + STALE_SECONDS:
         return None
-    return one.deadline - LAST_SECONDS
+    return deadline - LAST_SECONDS

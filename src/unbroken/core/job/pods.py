@@ -112,6 +112,12 @@ class PodPlan:
             self._drop(slot)
         return [member for slot in dropped if (member := found[slot.name]) is not None]
 
+    def unwant(self, member: Member) -> None:
+        """Make no other pod of this pod's name."""
+        slot = self.slots.get(member.view.name)
+        if slot is not None:
+            self._drop(slot)
+
     def _use(self, member: Member | None) -> int:
         if member is None or member.view.node is None:
             return 1

@@ -201,6 +201,8 @@ class Roster:
         self._gone: dict[PodUid, None] = {}
         self.noticed: dict[NodeName, Notice] = {}
         """Nodes that will be lost."""
+        self.closing: set[NodeName] = set()
+        """Those of them that go so soon that no rank may be given to a pod there."""
 
     def see_pod(self, view: PodView) -> Member | None:
         """The pod's record, or None where the view is older than what is known."""
