@@ -24,6 +24,8 @@ KEEPER_LATE_SECONDS = 0.9
 s less than the operator's margin."""
 LOST_SECONDS = 90.0
 """A way stays cut for so long at most."""
+CUTS = ("agent_unheard", "operator_unheard", "peers_unheard")
+"""Faults that cut ways between a node and others; a later one replaces an earlier one."""
 
 
 def agent_unheard(world: World) -> None:
@@ -51,6 +53,7 @@ def peers_unheard(world: World) -> None:
 
 def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
     seconds = world.schedule.between(SILENCE_SECONDS, LOST_SECONDS)
+    _end_cuts(world, node)
     note(world, kind, node.locals.values(), node, seconds=seconds)
     node.way = way
     world.look_at(node)
@@ -59,8 +62,16 @@ def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
 
 def free_ways(world: World, node: Node) -> None:
     """Let a node hear and be heard."""
+    _end_cuts(world, node)
     node.way, node.is_deaf = Way.BOTH, False
     world.look_at(node)
+
+
+def _end_cuts(world: World, node: Node) -> None:
+    """Note that the ways of a node are no longer cut as they were."""
+    for fault in world.truth.faults:
+        if fault.node == node.name and fault.kind in CUTS and fault.until is not None:
+            fault.until = min(fault.until, world.schedule.now)
 
 
 def island(world: World) -> None:
