@@ -79,7 +79,7 @@ class Cluster:
 
 
 def envtest_folder() -> Path:
-    """Folder of the scripts and packed binaries; CannotStartError says what is missing."""
+    """Return the folder of the scripts and binaries; CannotStartError says what is missing."""
     folder = Path(os.environ.get("UNBROKEN_ENVTEST", ROOT.parent / "shared/envtest"))
     if not (folder / "kube-apiserver.zst").exists():
         raise CannotStartError(f"no kube-apiserver.zst in {folder} (set UNBROKEN_ENVTEST)")

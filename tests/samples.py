@@ -90,6 +90,13 @@ def is_established(found: Object) -> bool:
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
+def define_missing(api: Api, *definitions: Object) -> None:
+    """Create those definitions that the server does not have."""
+    for definition in definitions:
+        if api.get(f"{CRDS}/{definition['metadata']['name']}").code == 404:
+            define(api, definition)
+
+
 def define(api: Api, body: Object) -> Object:
     """Create a definition where there is none, and wait until its objects are served."""
     everywhere = api.within("")

@@ -132,9 +132,9 @@ def marked(mark: str) -> list[int]:
 
 
 def _environment(pid: str) -> bytes:
-    """The environment of a process, also of one that was started a moment ago.
+    """Return the environment of a process, also of one that was started a moment ago.
 
-    Who starts a program goes on before the kernel shows the environment of it."""
+    The call that starts a program returns before the kernel shows the program's environment."""
     read = b""
     for _ in range(1000):
         read = Path(f"/proc/{pid}/environ").read_bytes()

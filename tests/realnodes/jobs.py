@@ -219,6 +219,16 @@ def _key(life: Life) -> tuple[int, int, str]:
     return life.attempt, life.rank, life.node
 
 
+def assert_new_process_after_a_kill(job: Job) -> None:
+    """A new job of two nodes runs, loses a worker, and goes on in the same pods."""
+    first = job.running()
+    assert {one.node for one in first.values()} == {"n1", "n2"}
+    job.kill_worker("n2")
+    second = job.running(after=0)
+    assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
+    assert job.incident(1)["remedy"] == "process"
+
+
 def assert_apart(lives: Iterable[Life]) -> None:
     """No worker of an attempt lived when one of the next began, and no rank twice in one."""
     ordered = sorted(lives, key=lambda one: (one.attempt, one.rank))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realnodes import images
-from realnodes.jobs import GLOO, Job
+from realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
 from realnodes.plane import RealCluster, operator
 
 NODES, IMAGES = 2, True
@@ -63,12 +63,7 @@ def test_a_job_of_torchrun_in_an_image_of_a_user_survives_a_killed_worker(
         annotations={"unbroken.dev/agent": "injected"},
     )
     job.apply()
-    first = job.running()
-    assert {one.node for one in first.values()} == {"n1", "n2"}
-    job.kill_worker("n2")
-    second = job.running(after=0)
-    assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
-    assert job.incident(1)["remedy"] == "process"
+    assert_new_process_after_a_kill(job)
     copies = [pod["status"]["initContainerStatuses"][0]["state"] for pod in job.pods()]
     assert len(copies) == NODES
     found = [seconds(state["terminated"]) for state in copies]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from realnodes.jobs import GLOO, Job
+from realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
 from realnodes.plane import RealCluster, operator
 
 NODES = 2
@@ -30,10 +30,5 @@ def test_gloo_workers_of_two_nodes_train_recover_from_a_killed_one_and_end(
 ) -> None:
     job = Job(cluster, "gloo", script=GLOO)
     job.apply()
-    first = job.running()
-    assert {one.node for one in first.values()} == {"n1", "n2"}
-    job.kill_worker("n2")
-    second = job.running(after=0)
-    assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
-    assert job.incident(1)["remedy"] == "process"
+    assert_new_process_after_a_kill(job)
     job.finish()

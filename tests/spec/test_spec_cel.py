@@ -14,7 +14,7 @@ import yaml
 from apiclient import Answer, Api, Object
 from apiservers import Cluster
 from job_samples import changed, job, published, rule, template
-from samples import CRDS, CUSTOM_RESOURCES, define, warned
+from samples import CRDS, CUSTOM_RESOURCES, define, define_missing, warned
 from unbroken.operator.webhook.review import asked, judged
 from unbroken.spec.schema.crd import definitions, job_definition
 
@@ -73,9 +73,7 @@ def refused_by_webhook(manifest: Object) -> str:
 def api(cluster: Cluster) -> Iterator[Api]:
     """A client of a server that has our definitions."""
     with closing(Api(cluster)) as api:
-        for definition in definitions():
-            if api.get(f"{CRDS}/{definition['metadata']['name']}").code == 404:
-                define(api, definition)
+        define_missing(api, *definitions())
         yield api.within("default")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from apiclient import Api
 from apiservers import Cluster
-from samples import CRDS, define
+from samples import define_missing
 from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
@@ -68,8 +68,7 @@ def test_what_is_stored_is_what_was_meant(
 ) -> None:
     definition = own_definition(kind)
     with closing(Api(cluster)) as api:
-        if api.get(f"{CRDS}/{definition['metadata']['name']}").code == 404:
-            define(api, definition)
+        define_missing(api, definition)
         made = api.post(f"unbroken.dev/v1:{kind.plural}", kind.new("a-1", spec)).made
         assert kind.spec_of(made) == (spec, ())
         api.delete(f"unbroken.dev/v1:{kind.plural}/a-1")

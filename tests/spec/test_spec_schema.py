@@ -20,7 +20,7 @@ import yaml
 from apiclient import Api, Object
 from apiservers import Cluster
 from job_samples import changed, job, published
-from samples import CRDS, CUSTOM_RESOURCES, define
+from samples import CUSTOM_RESOURCES, define_missing
 from unbroken.core.job.recovery.incident_bounds import UNKNOWN, writable
 from unbroken.spec.job import codec
 from unbroken.spec.job.descriptions import DESCRIPTIONS
@@ -81,9 +81,7 @@ def schema(definition: Object, *path: str) -> Any:
 def here(cluster: Cluster) -> Iterator[Api]:
     """A namespace of its own in a cluster that knows our kinds."""
     with closing(Api(cluster)) as api:
-        for definition in definitions():
-            if api.get(f"{CRDS}/{definition['metadata']['name']}").code == 404:
-                define(api, definition)
+        define_missing(api, *definitions())
         name = f"spec-{next(NUMBERS)}"
         if cluster.has_built_in_kinds:
             api.post("namespaces", {"metadata": {"name": name}}).done()
