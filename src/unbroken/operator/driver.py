@@ -52,7 +52,7 @@ class OperatorOptions:
     metrics: MetricsPlace | None = None
     """Where metrics are served; None: nowhere, or by the caller."""
     agent: AgentToInject | None = None
-    """What jobs get that ask for an injected agent; None: they are refused."""
+    """As in `Surroundings.agent`."""
     without: frozenset[PartName] = frozenset()
     """Parts that are left to somebody else."""
     key: bytes = field(kw_only=True, repr=False)

@@ -121,7 +121,7 @@ class Surroundings:
     turns: Turns = field(default_factory=Turns)
     """To connect to agents, of all jobs together."""
     agent: AgentToInject | None = None
-    """What jobs get that ask for an injected agent; None: they are refused."""
+    """The agent for jobs that ask for an injected one; None: such jobs are refused."""
     incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
     """Told of each incident that began while this operator ran its job, once or more."""
 
