@@ -146,15 +146,15 @@ class Gang:
         if self.stage is not GangStage.HALTED:
             self._observe_start(member)
             return self._stop_stranger(member, now)
-        uid = member.uid
-        if self._is_clear(member):
+        uid, is_clear = member.uid, self._is_clear(member)
+        if is_clear:
             if self.unclear.pop(uid, None) is not None:
                 self.last_clear = uid
             self._witness(uid, now)
             self._resend_at = self._resend_at if self.unclear else None
         elif uid not in self.unclear:
             self.unclear[uid] = now
-        if self.is_ready(member):
+        if is_clear and _can_start(member):
             self.last_ready = self.last_ready if uid in self.ready else uid
             self.ready.add(uid)
         else:
@@ -181,12 +181,7 @@ class Gang:
 
     def is_ready(self, member: Member) -> bool:
         """True if the pod can start the next attempt."""
-        report = member.report
-        if report is None or member.lost_why or member.condemned or member.view.is_deleting:
-            return False
-        can_start = report.offered_port is not None or is_stock(report)
-        is_free = self._is_clear(member)
-        return report.state is AgentState.READY and can_start and is_free
+        return _can_start(member) and self._is_clear(member)
 
     def _witness(self, uid: PodUid, now: float) -> None:
         """Note a rank that runs the last attempt no longer."""
@@ -197,9 +192,12 @@ class Gang:
         # After a report from before its end it may have vouched.
         if report is not None and report.state is AgentState.READY and order is not None:
             now = -math.inf if report.unvouched == order.attempt else now
+        if len(self.witnesses) == WITNESSES:
+            newest = max(reversed(self.witnesses), key=self.witnesses.__getitem__)
+            if now >= self.witnesses[newest]:
+                return
+            del self.witnesses[newest]
         self.witnesses[uid] = now
-        if len(self.witnesses) > WITNESSES:
-            del self.witnesses[max(reversed(self.witnesses), key=lambda one: self.witnesses[one])]
 
     def tick(self, now: float) -> list[JobEffect]:
         """Repeat what is due."""
@@ -264,11 +262,14 @@ class Gang:
 
     def _is_clear(self, member: Member) -> bool:
         report = member.report
-        waits = report is not None and report.state is AgentState.READY and bool(report.kept)
-        must_end = waits and self.mode == PROCESS_RESTART and not member.is_dead
+        if not self._roster.is_clear(member, self.fence):
+            return False
+        if report is None or member.is_dead:
+            return True
+        if report.state is AgentState.READY and report.kept:
+            return self.mode != PROCESS_RESTART
         # It starts others in the place of the worker that has ended when it is told to stop.
-        must_end |= member.broke_early and member.early_attempt <= self.fence and not member.is_dead
-        return self._roster.is_clear(member, self.fence) and not must_end
+        return not (member.broke_early and member.early_attempt <= self.fence)
 
     def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:
         effects: list[JobEffect] = []
@@ -335,6 +336,15 @@ class Gang:
         placed = {r: members[uid].view.address for uid, r in self.ranks.items() if uid in members}
         table = tuple((rank, ip) for rank, ip in sorted(placed.items()) if ip is not None)
         return replace(command, ip_version=str(command.attempt), rank_ips=table)
+
+
+def _can_start(member: Member) -> bool:
+    """True if the pod stays, and its agent waits to be started."""
+    report = member.report
+    if report is None or member.lost_why or member.condemned or member.view.is_deleting:
+        return False
+    is_offered = report.offered_port is not None or is_stock(report)
+    return report.state is AgentState.READY and is_offered
 
 
 def _can_keep(report: AgentReport) -> bool:

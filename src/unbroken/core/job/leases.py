@@ -76,7 +76,7 @@ class Leases:
 
     def _due(self) -> Iterator[tuple[Member, float]]:
         gang, members = self._state.gang, self._state.roster.members
-        if gang.stage is not GangStage.HALTED:
+        if gang.stage is not GangStage.HALTED or not (self._heard_at or self._alone):
             return
         alone = [] if self._alone is None else [self._alone[0]]
         for uid in {**self._heard_at, **dict.fromkeys(alone)}:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.recovery.signals import as_reason
+from unbroken.spec.job.types import Condition
 
 from .deadlines import earliest
 from .events import PodName, PodPhase, PodUid, PodView
@@ -37,6 +38,8 @@ class Waits:
     _due: float | None = None
     _up: dict[PodUid, float] = field(default_factory=dict)
     """Since when pods run whose agent was never heard."""
+    _without_wait: tuple[Condition, ...] | None = None
+    """Conditions that were seen to say nothing of a wait."""
 
     def deadline(self) -> float | None:
         """When the text is to change, or an agent is missed."""
@@ -83,11 +86,14 @@ class Waits:
         is_waiting = state.phase is Phase.PREPARING
         if is_waiting:
             self._miss_agents(now)
+        if not state.trouble and state.status.conditions is self._without_wait:
+            return  # Nothing to be told, as mostly: this is asked after each report.
         text = summary(state.trouble.values()) if is_waiting else ""
         reason = next(iter(state.trouble.values())).cause if text else ""
         wanted = with_wait(state.status.conditions, clean(text), as_reason(reason))
         self._due = None
         if wanted == state.status.conditions:
+            self._without_wait = None if text else state.status.conditions
             return
         is_change = text and any(MARK in one.message for one in state.status.conditions)
         due = (self._changed_at or 0.0) + CHANGE_SECONDS
@@ -106,6 +112,8 @@ class Waits:
             state.tell(as_reason(obstacle.cause), obstacle.told(), is_warning=True)
 
     def _miss_agents(self, now: float) -> None:
+        if not self._up:
+            return
         for uid in [uid for uid, since in self._up.items() if now >= since + AGENT_SECONDS]:
             del self._up[uid]
             member = self.state.roster.members.get(uid)
