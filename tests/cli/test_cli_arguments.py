@@ -40,6 +40,7 @@ def here(tmp_path: Path) -> Cli:
     (tmp_path / "bad.json").write_text(json.dumps(BAD))
     (tmp_path / "two.yaml").write_text(TWO)
     (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "control.yaml").write_text("a: \x01")
     (tmp_path / "list.yaml").write_text("- 1")
     return found
 
@@ -56,7 +57,8 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--nproc-per-node", "some", "train.py"], "spec.nprocPerNode"),
         (["run", "--shutdown-signal", "SIGHUP", "train.py"], "shutdown-signal"),
         (["run", "nosuch.yaml"], "cannot read nosuch.yaml"),
-        (["run", "broken.yaml"], "broken.yaml is not YAML"),
+        (["run", "broken.yaml"], "broken.yaml is not YAML: line 1, column 5: while parsing a flow"),
+        (["run", "control.yaml"], "control.yaml is not YAML: character U+0001 at position 4: "),
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
         (["run", "--nnodes", "2", "job.json"], "which must contain sizes and arguments"),

@@ -25,6 +25,13 @@ def read_documents(path: str) -> list[Any]:
         raise SpecError(f"cannot read {path}: {error}") from error
     except RecursionError as error:
         raise SpecError(f"{path} is nested too deep: simplify it") from error
+    except yaml.MarkedYAMLError as error:
+        mark, what = error.problem_mark, ": ".join(filter(None, (error.context, error.problem)))
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SpecError(f"{path} is not YAML: {where}{what}") from error
+    except yaml.reader.ReaderError as error:
+        character = f"character U+{error.character:04X} at position {error.position + 1}"
+        raise SpecError(f"{path} is not YAML: {character}: {error.reason}") from error
     except (yaml.YAMLError, ValueError) as error:
         # ValueError: a date that does not exist, a number of thousands of digits.
         raise SpecError(f"{path} is not YAML: {error}") from error
