@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -208,10 +209,39 @@ def test_every_command_and_group_has_a_name_and_a_sentence() -> None:
         assert "." in first, words
 
 
-def test_the_help_names_every_command(here: Cli) -> None:
+def test_the_help_names_every_command_in_its_group(here: Cli) -> None:
     shown = here.call("--help").stdout
-    for name in main.COMMANDS:
-        assert re.search(rf"^│ {name} +[A-Z]", shown, re.MULTILINE), name
+    panels = dict(re.findall(r"^╭─ (.+?) ─+╮\n((?:│.*\n)+)", shown, re.MULTILINE))
+    for name, group in main.COMMANDS.items():
+        assert re.search(rf"^│ {name} +[A-Z]", panels[group], re.MULTILINE), name
+
+
+def test_every_command_has_an_example_that_its_options_accept() -> None:
+    program = typer.main.get_command(main.app)
+    for words, command in commands(program):
+        if getattr(command, "commands", None):
+            continue
+        examples = re.findall(r"^Example: `(.+)`$", command.help, re.MULTILINE)
+        assert examples, words
+        for example in examples:
+            given = shlex.split(example)
+            assert tuple(given[: len(words) + 1]) == ("unbroken", *words)
+            # Reads the options and runs nothing; a wrong option or a missing value raises.
+            command.make_context(words[-1], given[len(words) + 1 :])
+
+
+def test_help_shows_no_type_for_an_option_without_a_value(here: Cli) -> None:
+    for words in [(), ("nodes",), ("up",), ("rules", "check")]:
+        assert "bool" not in here.call(*words, "--help").stdout
+
+
+def test_the_command_alone_says_what_to_do_next(here: Cli) -> None:
+    shown = here.call().stdout
+    assert shown.startswith(main.FIRST_STEPS)
+    assert "No local cluster is running." in shown
+    named = set(re.findall(r"unbroken ([a-z]+)", main.FIRST_STEPS)) - {"keeps"}
+    assert {"run", "jobs", "explain", "chaos", "down"} == named
+    assert named <= main.COMMANDS.keys()
 
 
 def loaded(*arguments: str) -> set[str]:

@@ -29,6 +29,7 @@ from unbroken.cli.run.manifests import (
     python,
     script_name,
 )
+from unbroken.cli.show import size_text
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.parse import parse_job
 
@@ -219,3 +220,11 @@ def test_ages_and_lines_are_short() -> None:
     assert ages == ["0s", "119s", "2m", "2h", "2d"]
     assert first_line("a\nb") == "a"
     assert len(first_line("x" * 999)) == 200
+
+
+@pytest.mark.parametrize(
+    ("quantity", "shown"),
+    [("24684084Ki", "23.5 GiB"), ("8Gi", "8.0 GiB"), ("500M", "0.5 GiB"), (None, "-")],
+)
+def test_a_memory_size_is_shown_in_gib(quantity: str | None, shown: str) -> None:
+    assert size_text(quantity) == shown

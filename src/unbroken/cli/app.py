@@ -24,7 +24,10 @@ def option(*names: str, default: Any = None, **settings: Any) -> Any:
 
 
 class App(typer.Typer):
-    """A typer app whose commands take groups of options."""
+    """A typer app whose commands take groups of options, with help texts in Markdown."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"add_completion": False, "rich_markup_mode": "markdown", **settings})
 
     def command(self, *given: Any, **named: Any) -> Callable[[Any], Any]:
         """Register a command, as `typer.Typer.command` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -16,50 +16,63 @@ from unbroken.errors import UnbrokenError
 from .app import App
 from .terminal import guard, guarded
 
-COMMANDS = {
-    "run": "run.commands:app",
-    "jobs": "job.jobs:command",
-    "describe": "job.describe:command",
-    "logs": "job.logs:command",
-    "explain": "job.explain:command",
-    "stacks": "job.stacks:command",
-    "blame": "job.blame:command",
-    "detectors": "job.detectors:command",
-    "restart": "job.change:restart",
-    "suspend": "job.change:suspend",
-    "resume": "job.change:resume",
-    "delete": "job.change:delete",
-    "up": "local.up:command",
-    "down": "local.down:command",
-    "status": "local.status:command",
-    "operator": "operator.commands:command",
-    "cluster-api": "cluster.api:command",
-    "nodes": "nodes.commands:app",
-    "check": "nodes.check:command",
-    "doctor": "nodes.doctor:command",
-    "cluster": "cluster.commands:app",
-    "hyperpod": "hyperpod.commands:app",
-    "chaos": "local.chaos:app",
-    "rules": "rules.commands:app",
-    "faults": "nodes.faults:app",
-    "node-daemon": "nodes.daemon:command",
+HELP_NAMES = ["-h", "--help"]
+GROUPS = {
+    "Jobs": {
+        "run": "run.commands:app",
+        "jobs": "job.jobs:command",
+        "describe": "job.describe:command",
+        "logs": "job.logs:command",
+        "explain": "job.explain:command",
+        "stacks": "job.stacks:command",
+        "blame": "job.blame:command",
+        "detectors": "job.detectors:command",
+        "restart": "job.change:restart",
+        "suspend": "job.change:suspend",
+        "resume": "job.change:resume",
+        "delete": "job.change:delete",
+    },
+    "This machine": {
+        "up": "local.up:command",
+        "down": "local.down:command",
+        "status": "local.status:command",
+        "doctor": "nodes.doctor:command",
+    },
+    "Drills": {"chaos": "local.chaos:app"},
+    "Nodes": {
+        "nodes": "nodes.commands:app",
+        "check": "nodes.check:command",
+        "faults": "nodes.faults:app",
+    },
+    "Log rules": {"rules": "rules.commands:app"},
+    "HyperPod": {"cluster": "cluster.commands:app", "hyperpod": "hyperpod.commands:app"},
+    "Services of a Kubernetes cluster": {
+        "operator": "operator.commands:command",
+        "node-daemon": "nodes.daemon:command",
+        "cluster-api": "cluster.api:command",
+    },
 }
-"""Commands in the order of the help: module below this package, and function or app in it."""
+"""Commands by group, in the order of the help: module below this package, and object in it."""
+COMMANDS = {name: group for group, names in GROUPS.items() for name in names}
+"""The group of each command."""
 
 
 class _Commands(Mapping[str, Any]):
     """The commands by name.  A command is imported on use: all take five times as long as one."""
 
     def __getitem__(self, name: str) -> Any:
-        module, _, attribute = COMMANDS[name].partition(":")
+        group = COMMANDS[name]
+        module, _, attribute = GROUPS[group][name].partition(":")
         found = getattr(import_module(f".{module}", __package__), attribute)
         if not isinstance(found, typer.Typer):
-            one = App(add_completion=False, rich_markup_mode="markdown")
+            one = App()
             one.command(name)(found)
             found = one
         command = typer.main.get_command(found)
         guard(command)
+        _hide_types_of_flags(command)
         command.name = name  # an app of several commands has no name of its own
+        command.rich_help_panel = group  # type: ignore[attr-defined]
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -67,6 +80,20 @@ class _Commands(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    """Show no `<bool>` in the help for options that take no value."""
+    for one in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(one)
+    context = command.context_class(command, help_option_names=HELP_NAMES)
+    _hide_types(command.get_params(context))
+
+
+def _hide_types(options: Iterable[Any]) -> None:
+    for option in options:
+        if getattr(option, "is_bool_flag", False):
+            option.metavar = ""
 
 
 class _Group(TyperGroup):
@@ -77,16 +104,31 @@ class _Group(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        found = super().get_params(ctx)
+        _hide_types(found)  # typer adds the options of completion after __init__
+        return found
+
 
 app = typer.Typer(
     name="unbroken",
     cls=_Group,
-    help="Keeps PyTorch training jobs running through failures.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
+FIRST_STEPS = """\
+unbroken keeps PyTorch training jobs running through failures.
+
+  unbroken run train.py               run a script; the options of torchrun work here
+  unbroken jobs                       list jobs
+  unbroken explain JOB                show what failed, why, and what was done about it
+  unbroken chaos kill-worker JOB      kill a worker of a job to see the recovery
+  unbroken down                       stop the local cluster and its jobs
+  unbroken --help                     show all commands; unbroken COMMAND --help has examples
+"""
+"""Text of `unbroken` without a command, before the line about the local cluster."""
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -97,11 +139,31 @@ def _show_version(is_wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
-    """Keeps PyTorch training jobs running through failures."""
+    """Keep PyTorch training jobs running through failures.
+
+    To complete commands, options and names of jobs and nodes with the Tab key, run
+    `unbroken --install-completion` once.
+    """
+    if ctx.invoked_subcommand is None:
+        print(FIRST_STEPS)
+        print(_state_of_the_local_cluster())
+
+
+def _state_of_the_local_cluster() -> str:
+    """Whether the local cluster that `unbroken run` uses is running, and the next command."""
+    from unbroken.local import state  # slow to load
+
+    from .place import Use, choose
+
+    paths = choose(None, None, None, Use.RUN)[0].paths
+    if paths is None or state.running(paths) is None:
+        return "No local cluster is running. `unbroken run` and `unbroken up` start one."
+    return f"The local cluster in {paths.directory} is running. `unbroken status` shows it."
 
 
 def run() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import typer
 
+from unbroken.kube.quantity import parse_quantity
+
 from .terminal import Guarded, marked, visible
 
 FIELD = 11
@@ -80,6 +82,11 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     for row in cells:
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print(line.rstrip())
+
+
+def size_text(quantity: str | None) -> str:
+    """A memory size of Kubernetes, such as `24684084Ki`, in GiB with one digit; `-` for None."""
+    return "-" if quantity is None else f"{parse_quantity(quantity) / 2**30:.1f} GiB"
 
 
 def note(text: str) -> None:

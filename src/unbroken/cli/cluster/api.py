@@ -51,6 +51,8 @@ def command(
     """Serve the cluster API for the aws CLI and boto3. It keeps no state: run any number of it.
 
     An operator does the work; this program needs no rights to pods, jobs or secrets.
+
+    Example: `unbroken cluster-api --port 8443 --credentials ~/.aws/credentials`
     """
     # slow to load
     from unbroken.cluster_api.driver import ClusterApiOptions

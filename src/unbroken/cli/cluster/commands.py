@@ -33,8 +33,6 @@ app = App(
     help="Manage clusters of machines: groups with lifecycle scripts, deep checks and repair. "
     "Equivalent to `aws sagemaker ...-cluster` with the address from `unbroken status`.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
 )
 
 
@@ -86,7 +84,10 @@ class ApiFlags:
 
 @app.command()
 def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
-    """Create a cluster. Exit status 1: it failed."""
+    """Create a cluster. Exit status 1: it failed.
+
+    Example: `unbroken cluster create --cli-input-json request.json --wait`
+    """
     body = read_request(request)
     found = _operate(api, "CreateCluster", body, wait=wait)
     _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
@@ -94,7 +95,10 @@ def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
 
 @app.command("list")
 def list_command(api: ApiFlags) -> None:
-    """List the clusters."""
+    """List the clusters.
+
+    Example: `unbroken cluster list`
+    """
 
     async def act(client: Client) -> list[Object]:
         pages = client.pages("ListClusters", "ClusterSummaries", {"SortBy": "NAME"})
@@ -111,7 +115,10 @@ def list_command(api: ApiFlags) -> None:
 
 @app.command()
 def describe(cluster: Name, api: ApiFlags) -> None:
-    """Show a cluster and its groups."""
+    """Show a cluster and its groups.
+
+    Example: `unbroken cluster describe lab`
+    """
 
     async def act(client: Client) -> Object:
         return await client.call("DescribeCluster", {"ClusterName": cluster})
@@ -121,7 +128,10 @@ def describe(cluster: Name, api: ApiFlags) -> None:
 
 @app.command()
 def update(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
-    """Change a cluster: its groups, their counts, NodeRecovery. Exit status 1: it failed."""
+    """Change a cluster: its groups, their counts, NodeRecovery. Exit status 1: it failed.
+
+    Example: `unbroken cluster update --cli-input-json request.json`
+    """
     body = read_request(request)
     found = _operate(api, "UpdateCluster", body, wait=wait)
     _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
@@ -135,7 +145,10 @@ def delete(
     *,
     api: ApiFlags,
 ) -> None:
-    """Delete a cluster with all its machines."""
+    """Delete a cluster with all its machines.
+
+    Example: `unbroken cluster delete lab --yes`
+    """
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Delete cluster {cluster} with all its machines?", abort=True)
 

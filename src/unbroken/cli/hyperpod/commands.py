@@ -33,7 +33,6 @@ JOBS = Collection(
 )
 
 app = App(
-    add_completion=False,
     no_args_is_help=True,
     help="Start and watch PyTorchJobs with the commands of the HyperPod CLI 2.x.",
 )
@@ -77,7 +76,7 @@ def start_job(
 ) -> None:
     """Start a PyTorchJob from a file, from options, or both; options override the file.
 
-    `unbroken hyperpod start-job --config-file ./config.yaml --auto-resume true --max-retry 2`
+    Example: `unbroken hyperpod start-job --config-file config.yaml --auto-resume true`
     """
     job = manifest(config_file, options)
     if dry_run:
@@ -118,7 +117,10 @@ def get_job(
     *,
     target: Target,
 ) -> None:
-    """Show a job and its status."""
+    """Show a job and its status.
+
+    Example: `unbroken hyperpod get-job --job-name train`
+    """
 
     async def act(cluster: Cluster) -> Object:
         return await cluster.get(JOBS, job_name)
@@ -159,7 +161,10 @@ def list_jobs(
     *,
     target: Target,
 ) -> None:
-    """List jobs with their states."""
+    """List jobs with their states.
+
+    Example: `unbroken hyperpod list-jobs -A -o text`
+    """
 
     async def act(cluster: Cluster) -> list[Object]:
         return await cluster.select(JOBS, selector, "" if every else cluster.namespace)
@@ -175,7 +180,10 @@ def list_jobs(
 
 @app.command("cancel-job")
 def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
-    """Delete a job with its pods."""
+    """Delete a job with its pods.
+
+    Example: `unbroken hyperpod cancel-job --job-name train`
+    """
 
     async def act(cluster: Cluster) -> None:
         await cluster.get(JOBS, job_name)
@@ -192,7 +200,10 @@ def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
 def list_pods(
     job_name: JobOption, namespace: Namespace = "", output: AsJson = Output.JSON, *, target: Target
 ) -> None:
-    """List the pods of a job."""
+    """List the pods of a job.
+
+    Example: `unbroken hyperpod list-pods --job-name train`
+    """
 
     async def act(cluster: Cluster) -> list[Object]:
         await cluster.get(JOBS, job_name)
@@ -226,7 +237,10 @@ def get_log(
     pod: Annotated[str, typer.Option("-p", "--pod", help="Name of the pod.")],
     options: CommonOptions,
 ) -> None:
-    """Print the log of a pod of a job."""
+    """Print the log of a pod of a job.
+
+    Example: `unbroken hyperpod get-log --job-name train --pod train-worker-0`
+    """
 
     async def act(cluster: Cluster) -> list[str]:
         await cluster.get(JOBS, job_name)

@@ -25,20 +25,29 @@ Wait = Annotated[
 
 
 def restart(job: JobName, options: CommonOptions) -> None:
-    """Restart the job's workers in their pods."""
+    """Restart the job's workers in their pods.
+
+    Example: `unbroken restart train`
+    """
     now = time_text(wall(), has_microseconds=True)
     patch = {"metadata": {"annotations": {RESTART: now}}}
     _change(options, job, patch, "restart asked for")
 
 
 def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
-    """Stop the job and delete its pods; `unbroken resume` continues it."""
+    """Stop the job and delete its pods; `unbroken resume` continues it.
+
+    Example: `unbroken suspend train --no-wait`
+    """
     patch = HYPERPOD_JOB.suspension(True)
     _change(options, job, patch, "suspended", wait=wait)
 
 
 def resume(job: JobName, options: CommonOptions) -> None:
-    """Continue a suspended job."""
+    """Continue a suspended job.
+
+    Example: `unbroken resume train`
+    """
     patch = HYPERPOD_JOB.suspension(False)
     _change(options, job, patch, "resumed")
 
@@ -79,7 +88,10 @@ def _print_done(name: str, done: str, options: CommonOptions) -> None:
 
 
 def delete(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
-    """Delete a job with its pods, logs and incidents."""
+    """Delete a job with its pods, logs and incidents.
+
+    Example: `unbroken delete train`
+    """
 
     async def act(cluster: Cluster) -> None:
         await delete_job(cluster, job, wait=wait)

@@ -24,7 +24,10 @@ LINE_SHOWN = 60
 
 
 def command(job: JobName, options: CommonOptions) -> None:
-    """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events."""
+    """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events.
+
+    Example: `unbroken describe train`
+    """
 
     async def read(cluster: Cluster) -> tuple[dict[str, Any], bool]:
         return await describe(cluster, job), cluster.place.paths is not None

@@ -63,6 +63,8 @@ def command(
     Modes: shadow counts alarms, warn also records an event, act opens an incident and recovers.
     A change takes effect when the workers start the next time. For a running job of a local
     cluster, the last lines show how soon a hang of each rank is detected.
+
+    Example: `unbroken detectors train 'spike=act'`
     """
 
     ranks: list[dict[str, Any]] = []

@@ -47,6 +47,8 @@ def command(
     """Explain incidents: culprit, evidence, stacks of all ranks, timeline, remedy, reason, cost.
 
     The newest incident is shown in full, older ones in a line each, the job's goodput at the end.
+
+    Example: `unbroken explain train --all --stacks`
     """
 
     async def read(cluster: Cluster) -> tuple[dict[str, Any], list[Incident]]:

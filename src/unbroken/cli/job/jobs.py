@@ -27,6 +27,8 @@ def command(
     """List jobs: state, pods, restarts, class of the last fault, goodput.
 
     Goodput is the share of time in which a job made progress; -o wide adds the largest loss.
+
+    Example: `unbroken jobs -A -o wide`
     """
     now = wall()
 

@@ -42,6 +42,8 @@ def command(
     """Print the output of the job's workers, each line with its rank.
 
     Lines of an agent have the name of its pod instead; --rank leaves them out.
+
+    Example: `unbroken logs train --rank 3 -f`
     """
     lines: list[dict[str, Any]] = []
 

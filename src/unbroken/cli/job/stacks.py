@@ -63,6 +63,8 @@ def command(
     """Show the stacks of all ranks now; ranks with the same stack are one group.
 
     Each process is paused for some milliseconds while its stack is read.
+
+    Example: `unbroken stacks train --rank 3`
     """
 
     async def read(cluster: Cluster) -> Found:

@@ -31,7 +31,6 @@ MARKER = "UNBROKEN_CONTAINER_ID"
 """Environment variable of every process of a container on a local cluster: the container's ID."""
 
 app = App(
-    add_completion=False,
     no_args_is_help=True,
     help="Break a worker, agent, pod or node of the local cluster to see the recovery.",
 )
@@ -79,7 +78,10 @@ class Drill:
 
 @app.command("kill-worker")
 def kill_worker(drill: Drill) -> None:
-    """Kill a worker (SIGKILL)."""
+    """Kill a worker (SIGKILL).
+
+    Example: `unbroken chaos kill-worker train --rank 3`
+    """
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         _signal(victim, victim.pid, signal.SIGKILL)
@@ -90,7 +92,10 @@ def kill_worker(drill: Drill) -> None:
 
 @app.command("freeze-worker")
 def freeze_worker(drill: Drill) -> None:
-    """Freeze a worker (SIGSTOP), as in a hang; `kill -CONT PID` continues it."""
+    """Freeze a worker (SIGSTOP), as in a hang; `kill -CONT PID` continues it.
+
+    Example: `unbroken chaos freeze-worker train --rank 3`
+    """
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         _signal(victim, victim.pid, signal.SIGSTOP)
@@ -101,7 +106,10 @@ def freeze_worker(drill: Drill) -> None:
 
 @app.command("kill-agent")
 def kill_agent(drill: Drill) -> None:
-    """Kill the agent of a rank's pod (SIGKILL); its workers die with it."""
+    """Kill the agent of a rank's pod (SIGKILL); its workers die with it.
+
+    Example: `unbroken chaos kill-agent train --rank 3`
+    """
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         if victim.report.pid is None:
@@ -122,7 +130,10 @@ def kill_pod(
     *,
     options: CommonOptions,
 ) -> None:
-    """Delete a pod of the job; the only drill that works on every cluster."""
+    """Delete a pod of the job; the only drill that works on every cluster.
+
+    Example: `unbroken chaos kill-pod train --pod train-pods-1 --context prod`
+    """
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         await cluster.job(job)
@@ -143,7 +154,10 @@ def kill_pod(
 
 @app.command("kill-node")
 def kill_node(drill: Drill) -> None:
-    """Switch off the node of a rank: its processes are killed and its heartbeats stop."""
+    """Switch off the node of a rank: its processes are killed and its heartbeats stop.
+
+    Example: `unbroken chaos kill-node train --rank 3`
+    """
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
@@ -167,7 +181,10 @@ def start_node(
     *,
     target: Target,
 ) -> None:
-    """Switch on a node after kill-node."""
+    """Switch on a node after kill-node.
+
+    Example: `unbroken chaos start-node node-1`
+    """
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         _require_local(cluster)

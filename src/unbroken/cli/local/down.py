@@ -24,7 +24,10 @@ def command(
         bool, typer.Option("--purge", help="Also delete the objects, logs and volumes.")
     ] = False,
 ) -> None:
-    """Stop the local cluster and its pods. Its objects stay in DIR unless --purge is given."""
+    """Stop the local cluster and its pods. Its objects stay in DIR unless --purge is given.
+
+    Example: `unbroken down --purge`
+    """
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
     if found is not None:

@@ -13,7 +13,7 @@ from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
 from unbroken.cli.job.views import is_ready
 from unbroken.cli.options import Directory, Form, Output
 from unbroken.cli.place import DEFAULT, Place, resolve
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.show import note, print_json, print_table, size_text
 from unbroken.errors import SpecError
 from unbroken.local import state
 
@@ -24,7 +24,10 @@ NOT_RUNNING = 3
 
 
 def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
-    """Show a local cluster: its addresses and nodes. Exit status 3: the cluster does not run."""
+    """Show a local cluster: its addresses and nodes. Exit status 3: the cluster does not run.
+
+    Example: `unbroken status -o json`
+    """
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
     report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
@@ -85,7 +88,7 @@ def _show(report: dict[str, Any]) -> None:
         print(f"export {VARIABLES[name]}={shlex.quote(value)}")
     print(f"metrics: {report['metrics']}")
     rows = [
-        (node["name"], ready, node["pods"], node["cpu"], node["memory"], node["gpu"])
+        (node["name"], ready, node["pods"], node["cpu"], size_text(node["memory"]), node["gpu"])
         for node in report["nodes"]
         for ready in ["yes" if node["ready"] else "no"]
     ]

@@ -149,6 +149,8 @@ def command(
     the cluster and its pods; its objects stay in DIR for the next time. Nodes may offer resources
     that this machine does not have: `--instance-type ml.p5.48xlarge`, or single ones with
     `--gpu-per-node 8 --resource vpc.amazonaws.com/efa=32`.
+
+    Example: `unbroken up --nodes 3 --gpu-per-node 8 --detach`
     """
     paths = state.Paths(resolve(directory))
     found = state.running(paths)

@@ -67,6 +67,8 @@ def command(
 
     Exit status 1: a node is faulty. 2: the tests gave no clear result. Ctrl-C leaves the check
     running.
+
+    Example: `unbroken check node-1 node-2 --deep`
     """
     kinds = _kinds(kind or [], deep=deep)
     place = target.place(Use.CHANGE)

@@ -25,8 +25,6 @@ from unbroken.spec.times import time_text
 from . import views
 
 app = App(
-    add_completion=False,
-    rich_markup_mode="markdown",
     invoke_without_command=True,
     help="List and describe nodes, order repairs, show and clear the blame of a node.",
 )
@@ -65,7 +63,10 @@ def _refuse_options(ctx: typer.Context, command: str) -> None:
 
 @app.command("list")
 def list_nodes(output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
-    """List nodes: status, health, pods of jobs, current repair, blame score."""
+    """List nodes: status, health, pods of jobs, current repair, blame score.
+
+    Example: `unbroken nodes list -o wide`
+    """
     _list(target, output)
 
 
@@ -93,7 +94,10 @@ def _list(target: Target, output: ListOutput) -> None:
 
 @app.command()
 def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Show a node: its health, faults, repairs and blame score."""
+    """Show a node: its health, faults, repairs and blame score.
+
+    Example: `unbroken nodes describe node-1`
+    """
     now = wall()
 
     async def read(cluster: Cluster) -> tuple[Object, Object | None, list[Object]]:
@@ -132,6 +136,8 @@ def drain(
 
     Pods that are not of a HyperPodPyTorchJob stay. Exit status 1: a pod of a job is still there
     a minute after the deadline. Ctrl-C leaves the drain running; undo it with `nodes uncordon`.
+
+    Example: `unbroken nodes drain node-1 --deadline 10m`
     """
     from . import drain as draining  # slow to load
 
@@ -163,7 +169,10 @@ def drain(
 
 @app.command()
 def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Let nodes take pods again, after `drain` or `kubectl cordon`."""
+    """Let nodes take pods again, after `drain` or `kubectl cordon`.
+
+    Example: `unbroken nodes uncordon node-1`
+    """
     from . import drain as draining  # slow to load
 
     async def act(cluster: Cluster) -> None:
@@ -181,13 +190,19 @@ def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> Non
 
 @app.command()
 def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Reset the GPUs of nodes after their jobs have moved to other nodes."""
+    """Reset the GPUs of nodes after their jobs have moved to other nodes.
+
+    Example: `unbroken nodes reset node-1 --wait`
+    """
     _order(target, names, "reset", output, wait=wait)
 
 
 @app.command()
 def reboot(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Reboot nodes after their jobs have moved to other nodes."""
+    """Reboot nodes after their jobs have moved to other nodes.
+
+    Example: `unbroken nodes reboot node-1 node-2`
+    """
     _order(target, names, "reboot", output, wait=wait)
 
 
@@ -200,7 +215,10 @@ def replace(
     *,
     target: Target,
 ) -> None:
-    """Replace nodes by new nodes. All data on their disks is lost."""
+    """Replace nodes by new nodes. All data on their disks is lost.
+
+    Example: `unbroken nodes replace node-1 --yes --wait`
+    """
     shown = ", ".join(names)
     if not yes:
         if not sys.stdin.isatty():
@@ -265,7 +283,10 @@ async def _ended(
 
 @app.command()
 def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Show the blame entries of a node, with the evidence. Points halve every week."""
+    """Show the blame entries of a node, with the evidence. Points halve every week.
+
+    Example: `unbroken nodes blame node-1`
+    """
     now = wall()
 
     async def read(cluster: Cluster) -> Object | None:
@@ -305,7 +326,10 @@ def clear(
     *,
     target: Target,
 ) -> None:
-    """Clear the blame of a node. A node in quarantine returns after a burn-in."""
+    """Clear the blame of a node. A node in quarantine returns after a burn-in.
+
+    Example: `unbroken nodes clear node-1 --why 'cable replaced'`
+    """
     if not why.strip():
         raise SpecError("--why must give a reason why the node is good")
     at, who = wall(), f"{getpass.getuser()}: {why.strip()}"

@@ -78,6 +78,8 @@ def command(
     """Detect faults of a node (kernel log, GPUs, disks, network) and record them on its Node.
 
     With --once: exit status 1 if a fault needs a repair of the node.
+
+    Example: `unbroken node-daemon --once`
     """
     from unbroken.nodes.driver import DaemonOptions, run_daemon
     from unbroken.nodes.tables import read_table

@@ -46,6 +46,8 @@ def command(
     """Test this machine before a job: print its faults and what to do about them.
 
     Exit status 1: a fault was found. A test that cannot run here is `unknown`, which is no fault.
+
+    Example: `unbroken doctor --deep`
     """
     kinds = [CheckKind.BASIC]
     if deep:

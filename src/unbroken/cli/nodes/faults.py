@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unbroken.cli.app import App
 from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from unbroken.spec.nodes.fault_table import FaultEntry
 
 Object = dict[str, Any]
-app = typer.Typer(
-    add_completion=False,
+app = App(
     no_args_is_help=True,
     help="Show the faults that the node daemon detects, and the action for each.",
 )
@@ -31,7 +31,10 @@ Table = Annotated[
 
 @app.command("list")
 def list_faults(table: Table = None, output: Form = Output.TEXT) -> None:
-    """List the table of faults."""
+    """List the table of faults.
+
+    Example: `unbroken faults list`
+    """
     from unbroken.spec.nodes.fault_table import symptom_text
 
     found = _read(table)
@@ -58,7 +61,10 @@ def explain(
     table: Table = None,
     output: Form = Output.TEXT,
 ) -> None:
-    """Explain a fault: symptom, action, source."""
+    """Explain a fault: symptom, action, source.
+
+    Example: `unbroken faults explain 79`
+    """
     found = _read(table)
     views = _meant(found, what)
     if output is Output.JSON:

@@ -57,6 +57,8 @@ def command(
     Every operator serves the cluster API, which keeps no state.
 
     A local cluster has an operator, unless it was started with --no-operator.
+
+    Example: `unbroken operator --context prod -n team-a`
     """
     # Imported here because it loads the whole operator.
     from unbroken.operator.driver import OperatorOptions

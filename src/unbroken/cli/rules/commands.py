@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from unbroken.cli.app import App
 from unbroken.cli.documents import read_documents
 from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note, print_json
@@ -18,8 +19,7 @@ from unbroken.core.logs.rule_sets import RuleSet, rule_sets, the_one
 from unbroken.errors import SpecError, UnbrokenError
 
 FOUND, WRONG = 1, 2
-app = typer.Typer(
-    add_completion=False,
+app = App(
     no_args_is_help=True,
     help="Test and check log rules before a job uses them.",
 )
@@ -95,6 +95,8 @@ def replay(
     """Replay recorded logs through a job's rules: show which rules fire, when and on which rank.
 
     Exit status 0: no rule fired. 1: a rule fired. 2: an error.
+
+    Example: `unbroken rules test job.yaml logs/`
     """
 
     def act() -> bool:
@@ -136,6 +138,8 @@ def check(
     """Check log rules for mistakes; with logs of a healthy job, also for too tight limits.
 
     Exit status 0: no problem. 1: the rules have an error. 2: the check failed.
+
+    Example: `unbroken rules check job.yaml healthy.log --strict`
     """
 
     def act() -> bool:

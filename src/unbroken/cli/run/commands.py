@@ -80,7 +80,7 @@ Detach = Annotated[
 ]
 
 
-app = App(add_completion=False, rich_markup_mode="markdown")
+app = App()
 
 
 @app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})
@@ -109,6 +109,8 @@ def command(
     line for each incident, and ends with the job's exit code. A script runs
     in this folder, with this shell's environment and Python. Press Ctrl-C once for a prompt,
     twice to stop the job.
+
+    Example: `unbroken run --nnodes 2 --nproc-per-node 4 --spares 1 train.py --epochs 3`
     """
     place = options.target.place(Use.RUN)
     given = arguments or []
