@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test check check-rest lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
+.PHONY: setup demo demo-kube test check check-rest reference lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
 
 setup: $(VENV)/.done
 
@@ -56,11 +56,16 @@ check-rest:
 	@$(BIN)/ruff check src tests tools benchmarks examples
 	@$(BIN)/python tools/check_patterns.py src/unbroken
 	@$(BIN)/python tools/banned_calls.py src
+	@$(BIN)/python tools/reference.py --check
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire,src/unbroken/local/machines/decisions,src/unbroken/local/kubeflow/decisions \
 	    --check 'pure%>=100' 'full_ann%>=100' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
 	@$(BIN)/python tools/style_stats.py all=src/unbroken:tests \
 	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
+
+# Writes docs/reference/ again from the source; `make check` fails if a page is out of date.
+reference: setup
+	@$(BIN)/python tools/reference.py
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.
 # FRESH=COMMIT adds 3,000 worlds whose seeds are drawn from the commit's hash.

@@ -20,31 +20,40 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 # --- Jobs: annotations that a user writes on a HyperPodPyTorchJob, and the operator reads
 
 AGENT = f"{OWN_PREFIX}agent"
-"""`injected`: the operator adds the agent to the job's pods; `image`: it is in their image."""
+"""Where the agent comes from.  `injected`: the operator adds it to the job's pods.  `image`: the
+image of the pods has it."""
 AGENT_AUTH = f"{OWN_PREFIX}agent-auth"
-"""`none`: the job's agents take commands from everybody.  The operator repeats it on the pods."""
+"""How agents check who commands them.  `token`: each command carries the job's token.  `none`:
+agents obey every caller, as HyperPod's agent does.  The operator repeats it on the pods."""
 BUDDY = f"{OWN_PREFIX}buddy"
-"""Where copies of snapshots go."""
+"""Whether each agent copies its snapshots to an agent on another node."""
 DETECTORS = f"{OWN_PREFIX}detectors"
-"""Modes of the detectors of hangs and bad values."""
+"""Modes of the detectors of hangs and bad values: `DETECTOR=MODE; DETECTOR=MODE`, with `*` for
+all other detectors.  Modes are `off`, `shadow`, `warn` and `act`."""
 FENCE_BY = f"{OWN_PREFIX}fence-by"
-"""What proves that the workers of a node out of reach have ended: `lease` or `provider`."""
+"""What proves that the workers of a node out of reach have ended.  `lease`: their lease has run
+out, or what `provider` takes.  `provider`: the Node is deleted or has the out-of-service taint."""
 IN_PROCESS = f"{OWN_PREFIX}in-process"
-"""Whether workers may be restarted within their process."""
+"""Whether workers that leave a restartable function keep their process through a restart."""
 LEASE_SECONDS = f"{OWN_PREFIX}lease-seconds"
-"""How long workers run on when nobody can tell them to stop."""
+"""Seconds that workers run on when they hear neither the operator nor all peers: 4 to 3600."""
 LOG_RULE_RANKS = f"{OWN_PREFIX}log-rule-ranks"
-"""Ranks whose log lines each log rule reads."""
+"""Ranks that must match each log rule: `RULE=RANKS; RULE=RANKS`, with `*` for all other rules.
+RANKS is `some` (any rank, the default), `node`, `every` or a list such as `0,8,16`."""
 PLANNED_MOVES = f"{OWN_PREFIX}planned-moves"
-"""`off`: the job stays on a node that has a notice, and its pods may be evicted."""
+"""`on`: the job leaves a node that has a notice before the node goes.  `off`: the job stays, and
+its pods may be evicted."""
 PRELOAD = f"{OWN_PREFIX}preload"
-"""Modules that warm workers import before they start."""
+"""Modules that warm workers import before they start: `torch,numpy`.  Without it: the modules
+that the first attempt imported."""
 RESTART = f"{OWN_PREFIX}restart"
-"""A new value orders a restart; `unbroken restart` writes it."""
+"""Time of the newest order to restart (RFC 3339).  A new value orders a restart; `unbroken
+restart` writes it."""
 SAME_ERROR = f"{OWN_PREFIX}same-error"
-"""`restart`: go on restarting when the same error comes again."""
+"""What follows when the same error comes again at the same step.  `stop`: the job fails.
+`restart`: it is restarted as long as its restart budget lasts."""
 WARM = f"{OWN_PREFIX}warm"
-"""Whether workers are forked from a warm process."""
+"""Whether restarted workers are forked from a process that has their imports done."""
 
 # --- Jobs: what the operator writes
 
