@@ -302,3 +302,10 @@ async def test_the_token_of_a_service_account_may_end(
             await client.raw("GET", "api/v1")
 
     await check()
+
+
+async def test_an_answer_that_breaks_off_is_told_in_words(cluster: Cluster, tmp_path: Path) -> None:
+    async with opened(cluster, tmp_path) as way:
+        way.proxy.faults = [Fault(is_list, times=None, reset_after=40)]
+        with pytest.raises(WorldError, match="the connection ended in the middle of the answer"):
+            await way.client.raw("GET", way.maps)

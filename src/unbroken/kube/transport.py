@@ -295,7 +295,9 @@ def _translated(error: Exception) -> httpx2.TransportError:
             return httpx2.ReadTimeout(text)
         case aiohttp.ClientConnectorError():
             return httpx2.ConnectError(text)
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+        case aiohttp.ClientPayloadError():
+            return httpx2.RemoteProtocolError("the connection ended in the middle of the answer")
+        case aiohttp.ServerDisconnectedError():
             return httpx2.RemoteProtocolError(text)
         case _:
             return httpx2.ReadError(text)

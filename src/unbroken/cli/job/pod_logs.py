@@ -117,6 +117,7 @@ class LogReaders:
 
     async def _read(self, pod: Object, container: str, *, follow: bool = True) -> None:
         """Read a log to its end, with a new attempt after each lost connection."""
+        problem = ""
         while True:
             try:
                 number = 0
@@ -127,7 +128,9 @@ class LogReaders:
                         await self._on_line(pod, line)
                 return
             except UnbrokenError as error:
-                self._on_problem(f"output of {pod['metadata']['name']}: {error}")
+                if str(error) != problem:
+                    problem = str(error)
+                    self._on_problem(f"output of {pod['metadata']['name']}: {problem}")
                 if not isinstance(error, WorldError):
                     return
                 self._broken[container] = pod
