@@ -1,4 +1,4 @@
-"""The transcripts of the README are what the commands print today."""
+"""The transcripts of the README and of the guide are what the commands print today."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from unbroken.core.job.recovery import budgets
 from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job.types import RestartStatus, RunPolicy
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs/guide/incidents.md").read_text()
 
 
-def at(clock: str) -> float:
-    """Seconds since the epoch of a time on the day of the transcripts."""
-    return datetime.fromisoformat(f"2026-11-22 {clock}").timestamp()
+def at(time: str) -> float:
+    """Seconds since the epoch of a local time."""
+    return datetime.fromisoformat(time).timestamp()
 
 
 def why(step: int) -> str:
@@ -30,11 +32,11 @@ def why(step: int) -> str:
 
 
 def incident(
-    culprit: Signal, times: list[str], steps: tuple[int, int, float], samples: int
+    culprit: Signal, day: str, times: list[str], steps: tuple[int, int, float], samples: int
 ) -> Incident:
     """Before, detected, examined, stopped, started and first step of an incident."""
     before, detected, examined, stopped, started, progress = (
-        at(one) if one else None for one in times
+        at(f"{day} {one}") if one else None for one in times
     )
     assert detected is not None
     return Incident(
@@ -55,15 +57,22 @@ def incident(
     )
 
 
-RANK = ("train-lm-pods-1", "node-1", 3)
 KILLED = incident(
-    Signal(at("16:42:03.825"), "Signal", "killed by SIGKILL", *RANK),
-    ["16:42:03.526", "16:42:03.825", "", "16:42:03.991", "16:42:04.102", "16:42:05.021"],
-    (118, 100, 5.302 / 19),
-    1216,
+    Signal(
+        *(at("2026-11-24 03:00:43.237"), "Signal", "killed by SIGKILL"),
+        *("train-pods-1", "node-1", 3),
+    ),
+    "2026-11-24",
+    ["03:00:43.117", "03:00:43.237", "", "03:00:43.363", "03:00:43.387", "03:00:44.323"],
+    (164, 150, 1.694 / 15),
+    960,
 )
 FROZEN = incident(
-    Signal(at("16:45:59.342"), "Stopped", "stopped by a signal", *RANK),
+    Signal(
+        *(at("2026-11-22 16:45:59.342"), "Stopped", "stopped by a signal"),
+        *("train-lm-pods-1", "node-1", 3),
+    ),
+    "2026-11-22",
     [
         *("16:45:58.063", "16:45:59.342", "16:46:03.062"),
         *("16:46:03.466", "16:46:03.541", "16:46:05.420"),
@@ -75,21 +84,25 @@ FROZEN = incident(
 
 def shapes(lines: list[str]) -> list[str]:
     """Lines without their figures, which rounding may change, and without names of pods."""
-    plain = (re.sub(r" \(train-lm-pods-\d last\)", "", line) for line in lines)
+    plain = (re.sub(r" \(train(-lm)?-pods-\d last\)", "", line) for line in lines)
     return [re.sub(r"[-+]?\d+\.\d+", "N", line).rstrip() for line in plain]
 
 
-def transcript(head: str) -> list[str]:
-    """The incident in the README, from its first line to its outcome."""
-    lines = [line.removeprefix("    ") for line in README.splitlines()]
+def transcript(page: str, head: str) -> list[str]:
+    """The incident in a page, from its first line to its outcome."""
+    lines = [line.removeprefix("    ") for line in page.splitlines()]
     start = next(n for n, line in enumerate(lines) if line.startswith(head))
     end = next(n for n in range(start, len(lines)) if lines[n].startswith("  outcome"))
     return lines[start : end + 1]
 
 
-@pytest.mark.parametrize("told", [KILLED, FROZEN], ids=["killed", "frozen"])
-def test_an_incident_of_the_readme_is_shown_as_the_command_shows_it(told: Incident) -> None:
-    shown = transcript(f"incident 1 (attempt 0): {told.culprit.fault}, 2026-")
+@pytest.mark.parametrize(
+    ("page", "told"), [(README, KILLED), (GUIDE, FROZEN)], ids=["killed", "frozen"]
+)
+def test_an_incident_of_the_pages_is_shown_as_the_command_shows_it(
+    page: str, told: Incident
+) -> None:
+    shown = transcript(page, f"incident 1 (attempt 0): {told.culprit.fault}, 2026-")
     titles = ("differs", "others", "|")
     rest = [line for line in shown if not line.strip().startswith(titles)]
     rest = [line.replace(", certain", "") for line in rest]
@@ -97,7 +110,7 @@ def test_an_incident_of_the_readme_is_shown_as_the_command_shows_it(told: Incide
 
 
 def test_the_ranks_of_a_hang_are_grouped_as_the_command_groups_them() -> None:
-    shown = transcript("incident 1 (attempt 0): Stopped, 2026-")
+    shown = transcript(GUIDE, "incident 1 (attempt 0): Stopped, 2026-")
     groups = (
         StackGroup("3", 1, "stopped by a signal", (), is_outlier=True),
         StackGroup("0-2", 3, "wait in the backward pass"),

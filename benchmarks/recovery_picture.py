@@ -1,0 +1,119 @@
+"""Draw the README's picture from a result file of `recovery.py`: one bar for each mode.
+
+`python benchmarks/recovery_picture.py` writes the picture for light and for dark pages again.
+A test compares the files with what this script draws.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks/results/recovery-2026-11-24.json"
+"""The run that the picture shows; its name has the day of the run."""
+FOLDER = ROOT / "docs/images"
+LABELS = {
+    "in-process": "unbroken, restart in process",
+    "in-process+snapshots": "unbroken, in process + snapshots",
+    "warm": "unbroken, warm workers (default)",
+    "torchrun-fresh-store": "torchrun, new store for each attempt",
+    "torchrun": "torchrun as it ships",
+    "ft_launcher": "NVRx 0.6.0, ft_launcher",
+    "nvrx-inprocess": "NVRx 0.6.0, in process (on gloo)",
+    "torchft": "torchft 0.2.0",
+}
+"""The name of each mode in the picture."""
+OURS = "unbroken"
+COLOURS: Mapping[str, Mapping[str, str]] = {
+    "light": {"text": "#1f2328", "quiet": "#59636e", "ours": "#1a7f37", "other": "#afb8c1"},
+    "dark": {"text": "#f0f6fc", "quiet": "#9198a1", "ours": "#3fb950", "other": "#656c76"},
+}
+WIDTH, ROW, TOP, LABEL, BAR_MAX = 820, 30, 52, 270, 350
+"""Pixels: width of the picture, height of a row, first row, column of names, longest bar."""
+
+
+def rows(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The modes of a cell that have a label, the fastest first; those without a figure last."""
+    found = [one for one in cell["results"] if one["mode"] in LABELS]
+    return sorted(found, key=lambda one: (one["p50_seconds"] is None, one["p50_seconds"]))
+
+
+def figure(row: Mapping[str, Any]) -> str:
+    """The text beside a bar: the median, and how many kills were recovered from if not all."""
+    recovered, kills = row["recovered"], row["kills"]
+    if row["p50_seconds"] is None:
+        return f"{next(iter(row['not_recovered']))} (0 of {kills} kills recovered)"
+    share = "" if recovered == kills else f" ({recovered} of {kills} kills recovered)"
+    return f"{row['p50_seconds']:.2f} s{share}"
+
+
+def drawn(document: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+    """The picture as SVG."""
+    cell = document["cells"][0]
+    shown = rows(cell)
+    height = TOP + ROW * len(shown) + 44
+    kills = max(one["kills"] for one in shown)
+    machine, _, loads = document["machine"].partition(", load ")
+    before, after = loads.split(",")[0], document["took"].rpartition(" ")[2]
+    where = f"{machine}; load {before} at the start, {after} at the end. All modes in one run."
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" font-size="13" '
+        'role="img">'
+    )
+    words = [
+        head,
+        "<title>Seconds from the kill of a worker to the next step of all ranks</title>",
+        _text(0, 18, "Seconds from kill -9 of a worker to the next step of all ranks",
+              colours["text"], "font-size='15' font-weight='600'"),
+        _text(0, 37, f"median of {kills} kills; shorter is better", colours["quiet"]),
+        *_bars(shown, colours),
+        _text(0, height - 24, f"{cell['shape'].replace('x', ' nodes x ')} ranks on one machine, "
+              f"DDP on gloo, {cell['parameters']:,} parameters, no GPU.", colours["quiet"]),
+        _text(0, height - 7, where, colours["quiet"]),
+        "</svg>",
+    ]  # fmt: skip
+    return "\n".join(words) + "\n"
+
+
+def _bars(shown: list[dict[str, Any]], colours: Mapping[str, str]) -> Iterator[str]:
+    longest = max(one["p50_seconds"] or 0.0 for one in shown)
+    for number, row in enumerate(shown):
+        y = TOP + number * ROW
+        name = LABELS[row["mode"]]
+        is_ours = name.startswith(OURS)
+        weight = "font-weight='600'" if is_ours else ""
+        yield _text(0, y + 16, name, colours["text"], weight)
+        length = round(BAR_MAX * (row["p50_seconds"] or 0.0) / longest, 1)
+        if length:
+            colour = colours["ours" if is_ours else "other"]
+            yield (
+                f'<rect x="{LABEL}" y="{y + 3}" width="{length}" height="18" rx="2" '
+                f'fill="{colour}"/>'
+            )
+        yield _text(LABEL + length + 6, y + 16, figure(row), colours["text"], weight)
+
+
+def _text(x: float, y: float, words: str, colour: str, more: str = "") -> str:
+    rest = f" {more}" if more else ""
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}"{rest}>{escape(words)}</text>'
+
+
+def files() -> Mapping[Path, str]:
+    """The pictures by path."""
+    document = json.loads(RESULT.read_text())
+    return {
+        FOLDER / f"recovery-{name}.svg": drawn(document, colours)
+        for name, colours in COLOURS.items()
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(path.relative_to(ROOT))
