@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test check check-rest reference lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
+.PHONY: setup demo demo-kube test check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
 
 setup: $(VENV)/.done
 
@@ -67,6 +67,16 @@ check-rest:
 reference: setup
 	@$(BIN)/python tools/reference.py
 
+# The documentation site, in build/site.  mkdocs has an environment of its own, which only this needs.
+docs: $(VENV)/docs/.done
+	@$(VENV)/docs/bin/python tools/docs.py
+
+$(VENV)/docs/.done: tools/docs-requirements.lock
+	@[[ -x $(VENV)/docs/bin/python ]] || $(PYTHON) -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
+
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.
 # FRESH=COMMIT adds 3,000 worlds whose seeds are drawn from the commit's hash.
 SEEDS ?= 5000
@@ -89,12 +99,13 @@ bench-gpu: setup
 scoreboard: setup
 	@$(BIN)/python benchmarks/scoreboard.py --quick
 
-# Rewrites both locks from pyproject.toml: the one of development, and the one of the images, which holds the same
-# versions.  torch is in neither: setup installs the CPU build, users bring their own.
-PIP_COMPILE = $(BIN)/pip-compile -q --generate-hashes --extra otel --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+# Rewrites the locks from pyproject.toml: the one of development, and the one of the images, which holds the same
+# versions; and that of the documentation site.  torch is in neither: setup installs the CPU build, users bring their own.
+PIP_COMPILE = $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 lock: setup
-	@$(PIP_COMPILE) --extra dev -o requirements.lock pyproject.toml
-	@$(PIP_COMPILE) --build-deps-for wheel --constraint requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --extra otel --extra dev -o requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --extra otel --build-deps-for wheel --constraint requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(PIP_COMPILE) -o tools/docs-requirements.lock tools/docs-requirements.in
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
