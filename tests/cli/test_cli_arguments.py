@@ -231,7 +231,7 @@ def test_every_command_has_an_example_that_its_options_accept() -> None:
 
 
 def test_help_shows_no_type_for_an_option_without_a_value(here: Cli) -> None:
-    for words in [(), ("nodes",), ("up",), ("rules", "check")]:
+    for words in [(), ("nodes",), ("up",), ("rules", "check"), ("hyperpod", "get-job")]:
         assert "bool" not in here.call(*words, "--help").stdout
 
 

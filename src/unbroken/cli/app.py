@@ -13,6 +13,7 @@ from dataclasses import field, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 _OPTION = "option"
 """Key of a field's metadata: the settings of its option."""
@@ -23,15 +24,35 @@ def option(*names: str, default: Any = None, **settings: Any) -> Any:
     return field(default=default, metadata={_OPTION: typer.Option(*names, **settings)})
 
 
+class _WithPlainFlags:
+    """A command whose help shows no `<bool>` for options that take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_bool_flag", False):
+                option.metavar = ""
+        return found
+
+
+class Command(_WithPlainFlags, TyperCommand):
+    """A command of an `App`."""
+
+
+class Group(_WithPlainFlags, TyperGroup):
+    """A group of commands of an `App`."""
+
+
 class App(typer.Typer):
     """A typer app whose commands take groups of options, with help texts in Markdown."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"add_completion": False, "rich_markup_mode": "markdown", **settings})
+        own = {"add_completion": False, "rich_markup_mode": "markdown", "cls": Group}
+        super().__init__(**{**own, **settings})
 
     def command(self, *given: Any, **named: Any) -> Callable[[Any], Any]:
         """Register a command, as `typer.Typer.command` does."""
-        return _expanding(super().command(*given, **named))
+        return _expanding(super().command(*given, **{"cls": Command, **named}))
 
     def callback(self, *given: Any, **named: Any) -> Callable[[Any], Any]:
         """Register the function that runs before every command of the app."""

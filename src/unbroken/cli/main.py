@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from .app import App
+from .app import App, Group
 from .terminal import guard, guarded
 
 HELP_NAMES = ["-h", "--help"]
@@ -70,7 +69,6 @@ class _Commands(Mapping[str, Any]):
             found = one
         command = typer.main.get_command(found)
         guard(command)
-        _hide_types_of_flags(command)
         command.name = name  # an app of several commands has no name of its own
         command.rich_help_panel = group  # type: ignore[attr-defined]
         return command
@@ -82,32 +80,13 @@ class _Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-def _hide_types_of_flags(command: Any) -> None:
-    """Show no `<bool>` in the help for options that take no value."""
-    for one in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(one)
-    context = command.context_class(command, help_option_names=HELP_NAMES)
-    _hide_types(command.get_params(context))
-
-
-def _hide_types(options: Iterable[Any]) -> None:
-    for option in options:
-        if getattr(option, "is_bool_flag", False):
-            option.metavar = ""
-
-
-class _Group(TyperGroup):
+class _Group(Group):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        found = super().get_params(ctx)
-        _hide_types(found)  # typer adds the options of completion after __init__
-        return found
 
 
 app = typer.Typer(

@@ -42,8 +42,9 @@ def run() -> None:
     """Entry point of the program `hyperpod`, equivalent to `unbroken hyperpod`."""
     from unbroken.cli.main import call
 
-    program = typer.Typer(
+    program = App(
         name="hyperpod",
+        add_completion=True,
         no_args_is_help=True,
         help=app.info.help,
         pretty_exceptions_enable=False,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from unbroken.agent.options import node_count
-from unbroken.cli.app import App
+from unbroken.cli.app import App, Command
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.place import Place, Use
 from unbroken.cli.show import note
@@ -21,7 +20,7 @@ from .words import FIELDS, in_manifest, split
 USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Command):
     """A command with torchrun's options before a script, and its own around a manifest."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
