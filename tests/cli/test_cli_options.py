@@ -88,9 +88,13 @@ def test_a_detached_cluster_gets_every_option(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
     keys.chmod(0o600)
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin/python").touch()
     options = ClusterOptions(
         *(3, "2", "4Gi", 8, "ml.p5.48xlarge", {"example.com/x": "1"}, {"a": "b=c"}, 6443),
         *(False, False),
+        images={"rayproject/ray": str(environment)},
         grace_seconds=7.0,
         node_recovery="None",
         node_provider="command",

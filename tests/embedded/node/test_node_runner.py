@@ -330,6 +330,27 @@ def test_each_pod_has_gpus_of_its_own(tell: Tell) -> None:
     tell(story)
 
 
+def test_an_image_stands_for_a_python_environment(tell: Tell, tmp_path: Path) -> None:
+    program = tmp_path / "environment/bin/greet"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho from $VIRTUAL_ENV\n")
+    program.chmod(0o755)
+    environment = str(tmp_path / "environment")
+
+    async def story(world: World) -> None:
+        async with world.node(images={"team/ray": environment}):
+            for name, image in (("tagged", "team/ray:2.60"), ("exact", "team/ray@sha256:0")):
+                await world.create(name, {**shell("greet"), "image": image}, restartPolicy="Never")
+                await world.phase(name, "Succeeded")
+                assert await world.logs(name) == f"from {environment}\n"
+            other = {**shell("command -v greet"), "image": "team/ray2:2.60"}
+            await world.create("other", other, restartPolicy="Never")
+            pod = await world.phase("other", "Failed")
+            assert state(pod)["state"]["terminated"]["exitCode"] == 127
+
+    tell(story)
+
+
 # --- the runner goes and comes back
 
 

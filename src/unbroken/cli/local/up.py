@@ -66,6 +66,12 @@ class ClusterFlags:
     labels: list[str] | None = option(
         "--label", metavar="KEY=VALUE", help="Label of every node. Repeatable."
     )
+    images: list[str] | None = option(
+        "--image-env",
+        metavar="IMAGE=DIR",
+        help="Python environment that stands for an image: its bin comes first on the PATH of "
+        "containers of this image. Without a tag, for all tags. Repeatable.",
+    )
     port: int | None = option(
         min=0, max=65535, help="Port of the Kubernetes API.", show_default="any"
     )
@@ -216,6 +222,20 @@ def _lifecycle_sources(pairs: list[str]) -> dict[str, str]:
     return found
 
 
+def _images(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for image, directory in _pairs("--image-env", pairs).items():
+        # Not resolved: the link to the environment is what a person replaces.
+        path = Path(directory).expanduser().absolute()
+        if not (path / "bin/python").exists():
+            raise SpecError(
+                f"--image-env {image}: {path} is no Python environment (no bin/python): make one "
+                f"with: python3 -m venv {path}"
+            )
+        found[image] = str(path)
+    return found
+
+
 def _credentials(name: str) -> str:
     if not name:
         return ""
@@ -238,6 +258,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "instance_type": _instance_type,
     "resources": _resources,
     "labels": _labels,
+    "images": _images,
     "node_command": _node_command,
     "lifecycle_sources": _lifecycle_sources,
     "cluster_api_credentials": _credentials,

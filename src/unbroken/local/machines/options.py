@@ -58,6 +58,7 @@ def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOpti
             boot_id=boot_id,
             kubelet_token=kubelet_token,
             heartbeat_seconds=heartbeat_seconds,
+            images=options.images,
         )
 
     return make

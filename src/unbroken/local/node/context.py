@@ -46,6 +46,8 @@ class NodeContext:
     api_port: str = ""
     gpus: dict[int, str] = field(default_factory=dict)
     """Which pod (by UID) has which GPU."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Python environments by the name of the image that each stands for."""
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -53,6 +55,23 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     found = {name: environ[name] for name in PASSED_ON if name in environ}
     found["PATH"] = with_stand_ins(found.get("PATH", os.defpath))
     return found
+
+
+def with_image(
+    variables: Mapping[str, str], image: str, environments: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables with the Python environment that stands for an image, if one does.
+
+    An environment is given for a name with its tag, or for all tags of a name.
+    """
+    name = image.partition("@")[0]
+    head, colon, tag = name.rpartition(":")
+    untagged = head if colon and "/" not in tag else name
+    for known in (image, name, untagged):
+        if directory := environments.get(known):
+            path = os.pathsep.join([f"{directory}/bin", variables.get("PATH", os.defpath)])
+            return {**variables, "PATH": path, "VIRTUAL_ENV": directory}
+    return dict(variables)
 
 
 def with_stand_ins(path: str) -> str:

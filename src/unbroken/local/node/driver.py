@@ -87,6 +87,8 @@ class NodeOptions:
     kubelet_token: str = ""
     """Bearer token of the node's own server; empty: it answers nobody."""
     heartbeat_seconds: float = 10.0
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Python environments by the name of the image that each stands for."""
 
 
 async def run_node(
@@ -147,6 +149,7 @@ class Node:
             api_host=server.hostname or "",
             api_port=str(server.port or 443),
             gpus=dict.fromkeys(range(options.gpus), ""),
+            images=options.images,
         )
         self._tasks = asyncio.TaskGroup()
         self._uid = ""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from unbroken.local.node.context import NodeContext, base_environment, with_stand_ins
+from unbroken.local.node.context import (
+    NodeContext,
+    base_environment,
+    with_image,
+    with_stand_ins,
+)
 from unbroken.local.node.processes.isolation import Isolation, Mount, is_below
 from unbroken.local.node.processes.process import MARKER, Run
 
@@ -110,7 +115,8 @@ class ContainerStart:
         """Start one container; ConfigProblem or WorldError when it cannot be made."""
         refuse_unsupported(container)
         around = await self._surroundings(place)
-        variables = environment(container, around)
+        base = with_image(around.base, container.get("image") or "", self._node.images)
+        variables = environment(container, replace(around, base=base))
         variables["PATH"] = with_stand_ins(variables["PATH"])
         argv = command_line(container, variables)
         wanted = mounts(container, self._pod, place.volumes, variables)
