@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
+.PHONY: setup demo demo-kube test check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env
 
 setup: $(VENV)/.done
 
@@ -58,7 +58,7 @@ check-rest:
 	@$(BIN)/python tools/banned_calls.py src
 	@$(BIN)/python tools/reference.py --check
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
-	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire,src/unbroken/local/machines/decisions,src/unbroken/local/kubeflow/decisions \
+	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire,src/unbroken/local/machines/decisions,src/unbroken/local/kubeflow/decisions,src/unbroken/local/ray/decisions \
 	    --check 'pure%>=100' 'full_ann%>=100' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
 	@$(BIN)/python tools/style_stats.py all=src/unbroken:tests \
 	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
@@ -75,6 +75,15 @@ $(VENV)/docs/.done: tools/docs-requirements.lock
 	@[[ -x $(VENV)/docs/bin/python ]] || $(PYTHON) -m venv $(VENV)/docs
 	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
+
+# Ray in an environment of its own (380 MB), for `unbroken up --image-env` and tests/e2e/test_ray.py.
+RAY_ENV ?= .ray-env
+ray-env: $(RAY_ENV)/.done
+
+$(RAY_ENV)/.done:
+	@$(PYTHON) -m venv $(RAY_ENV)
+	@$(RAY_ENV)/bin/pip install --quiet "ray[default]==2.60.*"
 	@touch $@
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.

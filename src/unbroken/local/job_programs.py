@@ -13,9 +13,9 @@ from typing import Final
 from unbroken.kube.client import KubeClient
 from unbroken.kube.informers import Informers
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.spec.job_kinds import HYPERPOD_JOB, PYTORCHJOB, JobKind
+from unbroken.spec.job_kinds import HYPERPOD_JOB, PYTORCHJOB, RAY_CLUSTER, JobKind
 
-from . import kubeflow
+from . import kubeflow, ray
 from .admissions import admit_job
 from .state import ClusterOptions
 
@@ -43,10 +43,18 @@ JOB_PROGRAMS: Final = (
         run=kubeflow.run_pytorchjobs,
         admit=kubeflow.admit_pytorchjob,
     ),
+    JobProgram(
+        RAY_CLUSTER,
+        is_wanted=lambda options: options.ray,
+        install=ray.install,
+        run=ray.run_rayclusters,
+        admit=ray.admit_raycluster,
+    ),
 )
 ADMISSIONS: Final[Mapping[str, Admit]] = {
     HYPERPOD_JOB.resource: admit_job,
     **{program.kind.resource: program.admit for program in JOB_PROGRAMS},
+    **dict.fromkeys(ray.NOT_RUN, ray.warn_not_run),
 }
 """Checks of jobs by the resource of their kind."""
 

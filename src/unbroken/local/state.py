@@ -36,6 +36,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Run the operator too; False: somebody runs it as a process of its own."""
     pytorchjobs: bool = True
     """Run Kubeflow's PyTorchJobs too; False: their own operator does, or nobody."""
+    ray: bool = True
+    """Run RayClusters too; False: KubeRay's own operator does, or nobody."""
     images: dict[str, str] = {}
     """Python environments (directories) by the name of the image that each stands for."""
     heartbeat_seconds: float = 1.0

@@ -181,6 +181,8 @@ RENDEZVOUS_PORT = f"{OWN_PREFIX}rendezvous-port"
 REPLACED_PODS = f"{OWN_PREFIX}replaced-pods"
 """Annotation of a PyTorchJob of the local cluster: how many failed pods were made anew, and the
 uids of the latest."""
+RAY_HEAD = f"{OWN_PREFIX}ray-head"
+"""Annotation of a Ray worker's pod on the local cluster: uid of the head's pod that it joins."""
 AUTO_RESUME = f"{HYPERPOD_PREFIX}enable-job-auto-resume"
 """Annotation of a job of any kind that a user wants resumed; the operator reads it."""
 MAX_RETRIES = f"{HYPERPOD_PREFIX}job-max-retry-count"

@@ -85,6 +85,11 @@ class ClusterFlags:
         help="Run Kubeflow's PyTorchJobs, or leave them to their own operator.",
         show_default="--pytorchjobs",
     )
+    ray: bool | None = option(
+        "--ray/--no-ray",
+        help="Run RayClusters, or leave them to KubeRay's operator.",
+        show_default="--ray",
+    )
     grace_seconds: float | None = option(
         "--node-grace",
         min=2,

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping
-from functools import partial
 from importlib import resources
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -19,15 +18,14 @@ import yaml
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Pod, Service
 
-from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
+from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informers import Informers, all_synced
-from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.local.job_definitions import install_definition
 from unbroken.local.kubeflow.decisions.events import (
     CreatePod,
     CreateService,
@@ -53,7 +51,6 @@ from .views import job_picture, replaced_annotation
 
 log = logging.getLogger(__name__)
 
-DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TAKEN_SECONDS = 5.0
 """Seconds between attempts to create a pod or service whose name another object has."""
 
@@ -71,18 +68,7 @@ async def run_pytorchjobs(client: KubeClient, informers: Informers) -> None:
 async def install(client: KubeClient) -> None:
     """Install the kind where it is missing, and wait until the API serves it."""
     text = resources.files(__package__).joinpath("definition.yaml").read_text()
-    body = yaml.safe_load(text)
-
-    async def serve() -> None:
-        try:
-            await client.raw("GET", f"{PATH}/{PLURAL}", parameters={"limit": "1"})
-        except NotFound as error:
-            raise WorldError(f"{PATH}/{PLURAL} is not served yet", 0.1) from error
-
-    await persist(
-        f"definition={PLURAL} write=create", partial(client.create_if_absent, DEFINITIONS, body)
-    )
-    await persist(f"kind={PLURAL} wait=served", serve)
+    await install_definition(client, yaml.safe_load(text), f"{PATH}/{PLURAL}")
 
 
 class PyTorchJobs:

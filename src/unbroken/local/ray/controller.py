@@ -1,0 +1,140 @@
+"""Carries out what `decisions.raycluster` plans, for every RayCluster of the cluster.
+
+It installs KubeRay's kinds if they are missing.  Where KubeRay's own operator runs, switch this
+program off (`up --no-ray`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from importlib import resources
+from urllib.parse import quote
+
+from lightkube.generic_resource import GenericNamespacedResource as Cluster
+from lightkube.resources.core_v1 import Pod, Service
+
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.errors import ApiRefusal, Conflict
+from unbroken.kube.events import EventRecorder, reference_to
+from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.local.job_definitions import install_definition
+from unbroken.operator.job_pods import is_owned, job_of
+from unbroken.operator.kinds import job_class
+from unbroken.spec.job_kinds import RAY_CLUSTER
+
+from .decisions.raycluster import plan
+from .decisions.values import Create, DeletePod, Order, Tell
+from .views import cluster_picture
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "raycluster-controller"
+TAKEN_SECONDS = 2.0
+"""Seconds between attempts to create a pod whose name one that is being deleted still has."""
+
+
+async def run_rayclusters(client: KubeClient, informers: Informers) -> None:
+    """Install the kinds and run RayClusters until cancelled; the caller runs the informers."""
+    await install(client)
+    recorder = EventRecorder(client, COMPONENT)
+    controller = RayClusters(client, informers, recorder)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(recorder.run())
+        tasks.create_task(controller.run())
+
+
+async def install(client: KubeClient) -> None:
+    """Install KubeRay's kinds where they are missing, and wait until the API serves them."""
+    text = resources.files(__package__).joinpath("definitions.json").read_text()
+    for line in text.splitlines():
+        body = json.loads(line)
+        path = f"{RAY_CLUSTER.path}/{body['spec']['names']['plural']}"
+        await install_definition(client, body, path)
+
+
+class RayClusters:
+    """Works on a RayCluster after each change of it, its pods or its service."""
+
+    def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._clusters = informers.of(job_class(RAY_CLUSTER))
+        self._pods = informers.of(Pod)
+        self._services = informers.of(Service)
+        self._queue: WorkQueue[Key] = WorkQueue("rayclusters", self._work, workers=4)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await all_synced(self._pods, self._services, self._clusters)
+        self._pods.subscribe(self._on_part)
+        self._services.subscribe(self._on_part)
+        self._clusters.subscribe(self._on_cluster)
+        await self._queue.run()
+
+    def _on_cluster(self, old: Cluster | None, new: Cluster | None) -> None:
+        if new is not None:
+            self._queue.add(key_of(new))
+
+    def _on_part(self, old: Pod | Service | None, new: Pod | Service | None) -> None:
+        item = new or old
+        assert item is not None
+        key = job_of(item, RAY_CLUSTER)
+        if key is not None:
+            self._queue.add(key)
+
+    async def _work(self, key: Key) -> float | None:
+        cluster = self._clusters.get(key.name, key.namespace)
+        if cluster is None:
+            return None
+        uid = cluster["metadata"]["uid"]
+        pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
+        services = [one for one in self._services.items() if is_owned(one, uid)]
+        found = plan(cluster_picture(cluster, pods, services), wall(), _free_port())
+        done = [await self._carry_out(cluster, order) for order in found.orders]
+        if found.status is not None:
+            body = {**cluster, "status": found.status}
+            await self._client.raw("PUT", f"{_path(cluster)}/status", body=body)
+        return None if all(done) else TAKEN_SECONDS
+
+    async def _carry_out(self, cluster: Cluster, order: Order) -> bool:
+        """Carry out an order; return False if another object has the name."""
+        parts = f"api/v1/namespaces/{quote(key_of(cluster).namespace)}"
+        match order:
+            case Create(collection, body, then, failure):
+                try:
+                    await self._client.raw("POST", f"{parts}/{collection}", body=body)
+                except Conflict:
+                    return False  # it is there, or being deleted, or a stranger's
+                except ApiRefusal as error:
+                    self._tell(cluster, Tell(failure, f"Failed to create: {error}", True))
+                    raise
+                self._tell(cluster, then)
+            case DeletePod(name, uid, then):
+                if await self._client.delete_if_present(f"{parts}/pods/{quote(name)}", uid):
+                    self._tell(cluster, then)
+        return True
+
+    def _tell(self, cluster: Cluster, what: Tell) -> None:
+        type = "Warning" if what.is_warning else "Normal"
+        self._recorder.record(reference_to(cluster), type, what.reason, what.message)
+        log.info('raycluster=%s reason=%s message="%s"', key_of(cluster), what.reason, what.message)
+
+
+def _path(cluster: Cluster) -> str:
+    key = key_of(cluster)
+    path = f"{RAY_CLUSTER.path}/namespaces/{quote(key.namespace)}/{RAY_CLUSTER.plural}"
+    return f"{path}/{quote(key.name)}"
+
+
+def _free_port() -> int:
+    """Return a port that is free at all addresses of this machine, where a GCS listens."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

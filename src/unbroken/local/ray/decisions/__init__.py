@@ -1,0 +1,1 @@
+"""Decisions about RayClusters: their pods, service and status.  Pure."""

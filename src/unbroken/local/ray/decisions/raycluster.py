@@ -1,0 +1,113 @@
+"""Runs a RayCluster: which pods should exist, as KubeRay 1.7 does it (`reconcilePods`).  Pure.
+
+Everything is worked out anew from what exists; nothing is remembered.  Two things differ.  Workers
+are made when the head is ready, and made anew when the head is another one: their only way to the
+head is its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .pods import HEAD_GROUP, gcs_port, head_body, pod_name, service_body, service_name, worker_body
+from .status import expected_workers, status_of
+from .values import ClusterPicture, Create, DeletePod, Order, Plan, RayPod, Tell
+
+ENDED = ("Failed", "Succeeded")
+
+
+def plan(seen: ClusterPicture, now: float, free_port: int) -> Plan:
+    """Decide what to do about a RayCluster.  `free_port`: a port for the GCS of a new cluster."""
+    if seen.is_leaving:
+        return Plan()
+    orders = tuple(_orders(seen, free_port))
+    return Plan(orders, status_of(seen, now))
+
+
+def _orders(seen: ClusterPicture, free_port: int) -> list[Order]:
+    if seen.spec.get("suspend"):
+        message = f"Deleted Pods for RayCluster {seen.namespace}/{seen.name} due to suspension"
+        return [
+            _delete(pod, Tell("DeletedPod", message)) for pod in seen.pods if not pod.is_leaving
+        ]
+    if seen.service is None:
+        name = service_name(seen.name)
+        tell = Tell("CreatedService", f"Created service {seen.namespace}/{name}")
+        body = service_body(seen, free_port)
+        return [Create("services", body, tell, "FailedToCreateService")]
+    port = gcs_port(seen.service)
+    orders = _head(seen, port)
+    for group in seen.spec.get("workerGroupSpecs") or ():
+        orders += _workers(seen, group, port)
+    return orders
+
+
+def _head(seen: ClusterPicture, port: int) -> list[Order]:
+    head = seen.head
+    if head is None:
+        place = f"{seen.namespace}/{pod_name(seen, HEAD_GROUP, 0)}"
+        tell = Tell("CreatedHeadPod", f"Created head Pod {place}")
+        return [Create("pods", head_body(seen, port), tell, "FailedToCreateHeadPod")]
+    if _is_over(head) and not head.is_leaving:
+        return [_delete(head, Tell("DeletedHeadPod", _end(seen, head, "head Pod")))]
+    return []
+
+
+def _workers(seen: ClusterPicture, group: Mapping[str, Any], port: int) -> list[Order]:
+    name, head = str(group["groupName"]), seen.head
+    pods = seen.workers(name)
+    if group.get("suspend"):
+        place = f"{seen.namespace}/{seen.name}"
+        text = f"Deleted all pods for suspended worker group {name} in RayCluster {place}"
+        return [_delete(pod, Tell("DeletedWorkerPod", text)) for pod in pods if not pod.is_leaving]
+    gone = [pod for pod in pods if not pod.is_leaving and _is_lost(pod, head)]
+    if gone:
+        return [
+            _delete(pod, Tell("DeletedWorkerPod", _end(seen, pod, "worker Pod"))) for pod in gone
+        ]
+    marked = set((group.get("scaleStrategy") or {}).get("workersToDelete") or ())
+    kept = [pod for pod in pods if pod.name not in marked or pod.is_leaving]
+    wanted = expected_workers(group)
+    slots = {pod_name(seen, name, slot): slot for slot in range(wanted + len(pods))}
+    # The last slots go first.
+    kept.sort(key=lambda pod: slots.get(pod.name, len(slots)))
+    gone = [pod for pod in pods if pod not in kept]
+    gone += [pod for pod in kept[wanted:] if not pod.is_leaving]
+    orders: list[Order] = [
+        _delete(pod, Tell("DeletedWorkerPod", f"Deleted Pod {seen.namespace}/{pod.name}"))
+        for pod in gone
+    ]
+    if head is not None and head.is_ready and not head.is_leaving:
+        taken = {pod.name for pod in pods}
+        free = [(pod, slot) for pod, slot in slots.items() if pod not in taken]
+        for pod, slot in free[: max(wanted - len(kept), 0)]:
+            tell = Tell("CreatedWorkerPod", f"Created worker Pod {seen.namespace}/{pod}")
+            body = worker_body(seen, group, slot, head, port)
+            orders.append(Create("pods", body, tell, "FailedToCreateWorkerPod"))
+    return orders
+
+
+def _is_over(pod: RayPod) -> bool:
+    """True if Ray in the pod has ended and the node does not start it again (`shouldDeletePod`)."""
+    return pod.phase in ENDED or (pod.exit_code is not None and pod.restart_policy == "Never")
+
+
+def _is_lost(pod: RayPod, head: RayPod | None) -> bool:
+    """True if a worker has ended, or joined a head that another one has replaced."""
+    return _is_over(pod) or (head is not None and pod.head_uid != head.uid)
+
+
+def _delete(pod: RayPod, tell: Tell) -> DeletePod:
+    return DeletePod(pod.name, pod.uid, tell)
+
+
+def _end(seen: ClusterPicture, pod: RayPod, what: str) -> str:
+    place = f"{seen.namespace}/{pod.name}"
+    if not _is_over(pod):
+        return f"Deleted {what} {place}: the head that it joined was replaced"
+    code = "nil" if pod.exit_code is None else f"exit code {pod.exit_code}"
+    return (
+        f"Deleted {what} {place}; Pod status: {pod.phase}; Pod restart policy: "
+        f"{pod.restart_policy}; Ray container terminated status: {code}"
+    )

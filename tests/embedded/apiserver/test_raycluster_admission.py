@@ -1,0 +1,64 @@
+"""What the local cluster's API server says of KubeRay's kinds when they are applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from job_samples import MANIFESTS
+from unbroken.local.job_programs import ADMISSIONS
+
+Object = dict[str, Any]
+admit = ADMISSIONS["rayclusters.ray.io"]
+
+
+def sample(name: str = "sample") -> Object:
+    """One of KubeRay's samples."""
+    found: Object = next(yaml.safe_load_all((MANIFESTS / f"raycluster-{name}.yaml").read_text()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("sample", []), ("complete", []), ("autoscaler", ["spec.enableInTreeAutoscaling"])],
+)
+def test_kuberays_samples_are_taken_and_what_is_not_offered_is_named(
+    name: str, fields: list[str]
+) -> None:
+    verdict = admit(sample(name))
+    assert verdict.problems == ()
+    assert [one.partition(":")[0] for one in verdict.warnings] == fields
+
+
+def test_what_kuberay_refuses_is_refused() -> None:
+    given = sample()
+    given["metadata"]["name"] = "a" * 55
+    (group,) = given["spec"]["workerGroupSpecs"]
+    given["spec"]["workerGroupSpecs"] = [{**group, "minReplicas": 9}, group]
+    given["spec"]["headGroupSpec"]["template"]["spec"]["containers"] = []
+    paths = {problem.path for problem in admit(given).problems}
+    assert {
+        "metadata.name",
+        "spec.workerGroupSpecs[0].minReplicas",
+        "spec.workerGroupSpecs[1].groupName",
+        "spec.headGroupSpec.template.spec.containers",
+    } <= paths
+
+
+def test_a_template_is_judged_as_its_pods_would_be() -> None:
+    given = sample()
+    (group,) = given["spec"]["workerGroupSpecs"]
+    group["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 0}]
+    start = "spec.workerGroupSpecs[0].template.spec.containers[0]"
+    assert f"{start}.ports[0].containerPort" in {one.path for one in admit(given).problems}
+
+
+@pytest.mark.parametrize("kind", ["RayJob", "RayService"])
+def test_a_kind_that_nothing_runs_says_so(kind: str) -> None:
+    verdict = ADMISSIONS[f"{kind.lower()}s.ray.io"]({"kind": kind, "metadata": {}, "spec": {}})
+    assert verdict.problems == ()
+    assert verdict.warnings == (
+        f"{kind}: this cluster stores it and runs nothing; it runs RayClusters",
+    )
