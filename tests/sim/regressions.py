@@ -92,6 +92,7 @@ SEEDS = {
     8000104065: "world: a node was cut off at the edge of a lease after all was healed",
     4000300579: "an agent offered the port that its operator had chosen for the attempt that began",
     9346441368: "world: a second cut of a node's ways took the place of the first one",
+    2137642: "world: a worker that a signal had stopped ended by itself, and well",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }
 

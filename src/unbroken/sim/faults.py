@@ -143,7 +143,9 @@ def crash(world: World, worker: Worker) -> None:
 def early_exit(world: World) -> None:
     """A worker ends with 0 while its peers train."""
     worker = any_worker(world)
-    if worker is not None and worker.world_size > 1 and not world.training.is_work_done:
+    if worker is None or worker.rank in world.truth.stalled.get(worker.attempt, ()):
+        return  # What stands still does not end by itself.
+    if worker.world_size > 1 and not world.training.is_work_done:
         # Its agent calls it a success, so that only the peers' failures tell of it.
         _worker_note(world, "early_exit", worker, is_anyones=True)
         world.training.exit_early(worker)
