@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from realnodes import machines
-from realnodes.jobs import Job, named
+from realnodes import images, machines
+from realnodes.jobs import GLOO, Job, named
 from realnodes.plane import until
 from realnodes.releases import OPERATORS, Release
 
@@ -142,6 +142,21 @@ def test_a_node_that_only_its_peers_do_not_hear_is_no_fault(release: Release, jo
     peers = [pod["status"]["podIP"] for pod in job.pods() if pod["spec"]["nodeName"] != node]
     with machines.dropped(network, *peers):
         stays(job)
+        events = job.cluster.kubectl("get", "events", "--field-selector=reason=PeersNotReachable")
+        assert "cannot connect to pod peers-pods-" in events.stdout
+    job.finish()
+
+
+def test_packets_between_two_nodes_that_are_lost_replace_a_pod(release: Release) -> None:
+    """The operator hears both, and all ranks wait for each other."""
+    job = Job(release.cluster, "lost-packets", script=GLOO, image=images.NAMES["training"])
+    job.apply()
+    node = victim(release, job)
+    network = machines.pods_network(job.cluster.directory, node)
+    peers = [pod["status"]["podIP"] for pod in job.pods() if pod["spec"]["nodeName"] != node]
+    with machines.dropped(network, *peers):
+        job.running(after=0)
+        assert job.incident(1)["culprit"]["fault"] == "PeersNotReachable"
     job.finish()
 
 

@@ -178,6 +178,7 @@ class Driver:
             self.now,
             lambda attempt, at: self.feed(Vouched(attempt, at)),
             self._keep,
+            self._restate,
         )
 
     async def run(self, keeper: int | None, lease_pipe: int | None = None) -> int:
@@ -340,7 +341,8 @@ class Driver:
     def _whole(self, report: AgentReport) -> AgentReport:
         known = self.imports()
         count = None if known is None else len(known)
-        return replace(self._conversation.snapshots.add_to(report), imports=count)
+        whole = self._conversation.snapshots.add_to(report)
+        return replace(whole, imports=count, unreached=self._peers.unreached)
 
     def status(self) -> Status:
         """The rest of the documented status."""

@@ -1,4 +1,5 @@
-"""The agent's questions to its parent in the tree of an attempt, while no operator is heard."""
+"""The agent's questions to its parent in the tree of an attempt, while no operator is heard; and
+whether the parent can be connected to at all, from the start on."""
 
 from __future__ import annotations
 
@@ -21,6 +22,9 @@ ASK_SECONDS = 0.5
 ALONE_SECONDS = 2.0
 """Without a word of an operator for so long peers are asked; while children ask, too."""
 ANSWER_SECONDS = 2.0
+CHECK_SECONDS, DOUBT_SECONDS = 5.0, 1.0
+"""From one connection that only shows that the parent can be reached to the next; after one that
+has failed."""
 
 
 class PeerQuestions:
@@ -34,12 +38,15 @@ class PeerQuestions:
         now: Callable[[], float],
         vouched: Callable[[int, float], None],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        restate: Callable[[], None],
     ) -> None:
         self._agent_id, self._key = agent_id, key
         self._vouches, self._now, self._vouched = vouches, now, vouched
-        self._start = start
+        self._start, self._restate = start, restate
         self._tree: Vouching | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.unreached = ""
+        """The parent's address, after two connections to it in a row have failed."""
         self._renewed_at = self._asked_at = -math.inf
         """When an operator, and a child, was heard last."""
 
@@ -48,13 +55,15 @@ class PeerQuestions:
         self.close()
         if command.lease_seconds and (command.parent or command.rank == 0):
             self._tree = Vouching(self._agent_id, command.attempt, command.rank, command.nnodes)
-            self._task = self._start(self._run(self._tree, command.parent))
+            self._tasks = [self._start(self._run(self._tree, command.parent))]
+            if command.parent:
+                self._tasks.append(self._start(self._check(command.parent)))
 
     def close(self) -> None:
         """Ask no more."""
-        if self._task is not None:
-            self._task.cancel()
-        self._tree = self._task = None
+        for task in self._tasks:
+            task.cancel()
+        self._tree, self._tasks, self.unreached = None, [], ""
 
     def renewed(self, now: float) -> None:
         """Note that an operator was heard."""
@@ -80,6 +89,23 @@ class PeerQuestions:
                     self._tell(tree)
             except (OSError, TimeoutError, PeerError) as error:
                 logger.info("peer=%s no answer reason=%r", parent, str(error) or "timeout")
+
+    async def _check(self, parent: str) -> None:
+        """Find out from time to time whether the parent can be connected to."""
+        failed = 0
+        while True:
+            try:
+                async with connected(parent, None):
+                    failed = 0
+            except (OSError, TimeoutError, PeerError):
+                failed += 1
+            unreached = parent if failed > 1 else ""
+            if unreached != self.unreached:
+                self.unreached = unreached
+                logger.info("peer=%s reached=%s", parent, not unreached)
+                self._restate()
+            seconds = DOUBT_SECONDS if failed else CHECK_SECONDS
+            await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)
 
     async def _ask(self, tree: Vouching, peer: Peer) -> None:
         """Ask over one connection for as long as that is of use."""

@@ -35,6 +35,8 @@ RECEIPT_CHARACTERS = 256
 """Characters of each text of a receipt."""
 AGENT_ID_CHARACTERS = 128
 """An agent's own has 32."""
+ADDRESS_CHARACTERS = 300
+"""`host:port`; a host name has 253 at most."""
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a healthy agent on the link, unless who opens it asks for another."""
 HEARTBEAT_KEY = "heartbeat"
@@ -317,3 +319,6 @@ class AgentReport:
     unvouched: int | None = None
     """The newest attempt that it has started, if it has never vouched for it to a peer: nobody's
     lease was renewed by peers in it.  None: it may have vouched."""
+    unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
+    """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
+    to; empty: it can, or has no parent."""

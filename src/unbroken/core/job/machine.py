@@ -393,6 +393,7 @@ class Job:
             state.watched[uid] = report.watch or state.watched.get(uid, ())
             self._stalls.take(uid, report, now)
             self._receipts.take(uid, report, now)
+            self._examination.take(member, report, now)
 
     def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Take what an agent says while the next attempt is prepared."""

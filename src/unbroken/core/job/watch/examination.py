@@ -36,7 +36,8 @@ from .origins import RankPlace
 from .progress import before
 from .questions import Question, ask
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
-from .standing import StillRanks, is_unread, still_ranks
+from .standing import LOOKS_MIN, StillRanks, is_unread, still_ranks
+from .unreached import NOT_REACHABLE, Unreached
 
 DOUBLINGS_MAX = 6
 """Doublings of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
@@ -57,6 +58,10 @@ STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 0.5, 5.0
 """Before the next look at ranks that stand still, and that may only be slow."""
 WORK_PAUSE_SECONDS = 60.0
 """Between looks at most, where only looks can tell."""
+UNREACHED_SECONDS = 5.0
+"""Ranks that all wait for each other are given this, where agents do not reach each other either:
+by then connections have failed for about ten seconds, longer than the lease of a node that is cut
+off from everybody."""
 DISMISSED = "StallDismissed"
 HANG_REASONS = ("LogHang_", "LogSlow_")
 _STOPPED = ("T", "t", "")
@@ -83,6 +88,7 @@ class Examination:
         self._state = state
         self._recovery = recovery
         self._stalls = stalls
+        self._unreached = Unreached(state)
         self._case: _Case | None = None
         self._look_at: float | None = None
         """When a silence that was dismissed is looked at again."""
@@ -120,6 +126,10 @@ class Examination:
         known = {(one.pod, one.rank, one.text) for one in case.rules}
         case.rules += [one for one in found if (one.pod, one.rank, one.text) not in known]
 
+    def take(self, member: Member, report: AgentReport, now: float) -> None:
+        """Take what an agent of the attempt that runs says of its way to another one."""
+        self._unreached.take(member, report, now)
+
     @property
     def question(self) -> Question | None:
         """The look that is being made."""
@@ -133,7 +143,7 @@ class Examination:
         stall = self._stalls.stall
         if stall is None:
             self._look_at, self._is_told, self._spins = None, False, 0
-        if not self._stalls.late:
+        if not self._is_late():
             self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
             if stall is None:
                 self._standing = None
@@ -172,9 +182,13 @@ class Examination:
         may_act = stall is not None and self._stalls.mode(self._stalls.silence()) is Mode.ACT
         return may_act and (self._look_at is None or now >= self._look_at)
 
+    def _is_late(self) -> bool:
+        """True if a look may show more: ranks are late, or pods do not reach each other."""
+        return bool(self._stalls.late) or self._unreached.since is not None
+
     def _is_late_due(self, now: float) -> bool:
         may_act = self._stalls.mode(Detector.SILENT) is Mode.ACT
-        return bool(self._stalls.late) and may_act and now >= self._late_at
+        return self._is_late() and may_act and now >= self._late_at
 
     def _suspects(self) -> list[tuple[Detector, RankPlace, Alarm]]:
         """Alarms of ranks that may act, but those that a look did not confirm."""
@@ -196,6 +210,11 @@ class Examination:
         what = self._blame(case, now)
         self._count_spin(what, now)
         self._measure(case, now)
+        lost = self._lose_unreached(now)
+        if lost:
+            what = replace(what, confidence=LIKELY)
+            self._recovery.fault(lost, now, self._details(case, what, now))
+            return
         certain = self._certain(now)
         if certain is not None:
             ranks = certain.ranks
@@ -211,6 +230,19 @@ class Examination:
         stall = self._stalls.stall
         if stall is not None:
             self._dismiss(stall, what, now)
+
+    def _lose_unreached(self, now: float) -> list[Signal]:
+        """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
+        since, standing = self._unreached.since, self._standing
+        is_cut = standing is not None and standing.is_mutual and standing.looks >= LOOKS_MIN
+        is_long = since is not None and now >= since + UNREACHED_SECONDS
+        found = self._unreached.worst() if is_cut and is_long else None
+        if found is None or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+            return []
+        member, text = found
+        self._stalls.confirm()
+        self._state.plan.avoid |= {member.view.node} if member.view.node else set()
+        return self._recovery.lose(member, NOT_REACHABLE, text, now)
 
     def _count_spin(self, what: Blame, now: float) -> None:
         """Count looks with a pause between: a rank may be in one place twice by chance."""
@@ -241,7 +273,7 @@ class Examination:
     def _calm_pause(self, now: float) -> float:
         """Seconds to the next look at a job that is well: the silence doubles from look to look."""
         late = self._stalls.late.values()
-        since = max((one.late_since or 0.0 for one in late), default=now)
+        since = max((one.late_since or 0.0 for one in late), default=self._unreached.since or now)
         only_looks = any(one.bound == Bound.WORK.value for one in late)
         longest = WORK_PAUSE_SECONDS if only_looks else float("inf")
         return min(max(LATE_PAUSE_SECONDS, now - since), longest)

@@ -1,0 +1,83 @@
+"""Pods of the attempt whose agents cannot connect to another pod's agent, while the operator hears
+both: the network between them is broken, or closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from unbroken.core.job.events import PodUid
+from unbroken.core.job.gang import GangStage
+from unbroken.core.job.roster import Member
+from unbroken.core.job.state import JobState
+from unbroken.wire.agent import AgentReport
+from unbroken.wire.lease import parent_of
+
+NOT_REACHABLE = "PeersNotReachable"
+"""Reason of the event, and class of the fault."""
+EVENTS_MAX = 3
+"""Events of one attempt: a closed port is closed for all pods."""
+
+
+class Unreached:
+    """What the agents of one job say of it, in the attempt that runs."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._attempt = -1
+        self._events = 0
+        self._since: dict[PodUid, float] = {}
+        """Since when pods say that they cannot connect to their parent, the longest first."""
+
+    @property
+    def since(self) -> float | None:
+        """Since when a pod does not reach another one; None: all do, or no attempt runs."""
+        if self._state.gang.stage is GangStage.HALTED or self._attempt != self._state.attempt:
+            return None
+        return next(iter(self._since.values()), None)
+
+    def take(self, member: Member, report: AgentReport, now: float) -> None:
+        """Take what an agent of the attempt that runs says."""
+        if not report.unreached and not self._since:
+            return
+        if self._attempt != self._state.attempt:
+            self._attempt, self._events = self._state.attempt, 0
+            self._since.clear()
+        if not report.unreached:
+            self._since.pop(member.uid, None)
+        elif member.uid not in self._since and self._parent(member.uid) is not None:
+            self._since[member.uid] = now
+            self._events += 1
+            if self._events <= EVENTS_MAX:
+                self._state.tell(NOT_REACHABLE, self._text(member), is_warning=True)
+
+    def worst(self) -> tuple[Member, str] | None:
+        """Return the pod that most pods do not reach, or that reaches none, and what is seen; of
+        two that only do not reach each other, the one with the higher rank."""
+        members, counts = self._state.roster.members, Counter[PodUid]()
+        for uid in self._since:
+            parent = self._parent(uid)
+            counts.update([uid] if parent is None else [uid, parent.uid])
+        ranks = self._state.gang.ranks
+        known = [uid for uid in counts if uid in members and uid in ranks]
+        if not known:
+            return None
+        worst = max(known, key=lambda uid: (counts[uid], ranks[uid]))
+        named = worst if worst in self._since else next(iter(self._since))
+        return members[worst], self._text(members[named])
+
+    def _parent(self, uid: PodUid) -> Member | None:
+        state = self._state
+        rank = state.gang.ranks.get(uid)
+        above = None if rank is None else parent_of(rank)
+        pod = None if above is None else state.ranks.pod_of.get(above)
+        return None if pod is None else state.roster.members.get(pod)
+
+    def _text(self, member: Member) -> str:
+        parent = self._parent(member.uid)
+        view = None if parent is None else parent.view
+        to = "another pod" if view is None else f"pod {view.name} at {view.address}"
+        port = "" if view is None else f", port {view.agent_port}"
+        return (
+            f"pod {member.view.name} cannot connect to {to}{port}, and the operator reaches both: "
+            "the network between them is broken, or a network policy closes the port"
+        )
