@@ -18,6 +18,7 @@ from unbroken.local.ray.decisions.values import ClusterPicture, Create, DeletePo
 Object = dict[str, Any]
 NOW = 1_000_000.0
 PORT = 34567
+PORTS = range(PORT, PORT + 100)
 GROUP = "workergroup"
 
 
@@ -42,7 +43,7 @@ def seen(
 
 def with_service(picture: ClusterPicture) -> ClusterPicture:
     """The same once its service is there."""
-    (order,) = plan(picture, NOW, PORT).orders
+    (order,) = plan(picture, NOW, PORTS).orders
     assert isinstance(order, Create)
     return replace(picture, service=order.body)
 
@@ -68,13 +69,13 @@ def group_of(picture: ClusterPicture, **fields: Any) -> ClusterPicture:
 
 def created(picture: ClusterPicture) -> list[Object]:
     """What a plan creates."""
-    orders = plan(picture, NOW, PORT).orders
+    orders = plan(picture, NOW, PORTS).orders
     return [dict(one.body) for one in orders if isinstance(one, Create)]
 
 
 def deleted(picture: ClusterPicture) -> list[str]:
     """Names of the pods that a plan deletes."""
-    orders = plan(picture, NOW, PORT).orders
+    orders = plan(picture, NOW, PORTS).orders
     return [one.name for one in orders if isinstance(one, DeletePod)]
 
 
@@ -139,6 +140,20 @@ def test_workers_are_made_up_to_the_number_of_replicas() -> None:
 )
 def test_replicas_stay_between_their_bounds(group: Object, number: int) -> None:
     assert expected_workers(group) == number
+
+
+def test_no_two_pods_have_an_agent_at_one_port() -> None:
+    picture = group_of(replace(seen(), pods=(head(),)), replicas=3)
+    bodies = [*created(seen()), *created(picture)]
+    assert len(bodies) == 4
+    for pod in bodies:
+        (container,) = pod["spec"]["containers"]
+        port = container["livenessProbe"]["httpGet"]["port"]
+        assert f"--dashboard-agent-listen-port={port} " in container["args"][0]
+    workers = [one["spec"]["containers"][0]["livenessProbe"]["httpGet"] for one in bodies[1:]]
+    assert len({one["port"] for one in workers}) == 3
+    few = plan(picture, NOW, PORTS[:2]).orders
+    assert len(few) == 2
 
 
 # --- what is deleted
@@ -206,8 +221,8 @@ def test_a_suspended_cluster_loses_all_pods_and_a_suspended_group_its_own() -> N
 
 
 def test_a_cluster_that_is_being_deleted_is_left_alone() -> None:
-    assert plan(replace(seen(), is_leaving=True), NOW, PORT) == plan(
-        replace(seen(), is_leaving=True, pods=(head(phase="Failed"),)), NOW, PORT
+    assert plan(replace(seen(), is_leaving=True), NOW, PORTS) == plan(
+        replace(seen(), is_leaving=True, pods=(head(phase="Failed"),)), NOW, PORTS
     )
 
 
@@ -322,7 +337,7 @@ def test_each_pod_has_a_folder_of_its_own_for_ray(name: str, volume: str) -> Non
 
 def status(picture: ClusterPicture) -> Object:
     """The status that a plan writes."""
-    found = plan(picture, NOW, PORT).status
+    found = plan(picture, NOW, PORTS).status
     assert found is not None
     return dict(found)
 
@@ -356,7 +371,7 @@ def test_a_cluster_is_ready_when_all_its_pods_are() -> None:
 def test_a_status_is_written_once() -> None:
     picture = replace(seen(), pods=(head(),))
     again = replace(picture, status=json.loads(json.dumps(status(picture))))
-    assert plan(again, NOW + 5, PORT).status is None
+    assert plan(again, NOW + 5, PORTS).status is None
 
 
 def test_a_cluster_that_was_ready_stays_so_until_it_is_suspended() -> None:

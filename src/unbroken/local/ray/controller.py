@@ -10,6 +10,8 @@ import asyncio
 import json
 import logging
 import socket
+from collections.abc import Generator
+from contextlib import ExitStack, closing
 from importlib import resources
 from urllib.parse import quote
 
@@ -95,7 +97,8 @@ class RayClusters:
         uid = cluster["metadata"]["uid"]
         pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
         services = [one for one in self._services.items() if is_owned(one, uid)]
-        found = plan(cluster_picture(cluster, pods, services), wall(), _free_port())
+        with closing(_free_ports()) as ports:
+            found = plan(cluster_picture(cluster, pods, services), wall(), ports)
         done = [await self._carry_out(cluster, order) for order in found.orders]
         if found.status is not None:
             body = {**cluster, "status": found.status}
@@ -132,9 +135,11 @@ def _path(cluster: Cluster) -> str:
     return f"{path}/{quote(key.name)}"
 
 
-def _free_port() -> int:
-    """Return a port that is free at all addresses of this machine, where a GCS listens."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports() -> Generator[int]:
+    """Yield ports that are free at all addresses of this machine, each once."""
+    with ExitStack() as stack:
+        while True:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            yield port

@@ -21,12 +21,12 @@ from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 
-from .values import HEAD, WORKER, ClusterPicture, Object, RayPod
+from .values import HEAD, WORKER, ClusterPicture, Object
 
 HEAD_GROUP = "headgroup"
 GCS_PORTS = ("gcs-server", "gcs")
 """Names of the port of the GCS; the first is KubeRay's own."""
-GCS_PORT, DASHBOARD_PORT, AGENT_PORT = 6379, 8265, 52365
+GCS_PORT, DASHBOARD_PORT = 6379, 8265
 DEFAULT_PORTS = {
     "gcs-server": GCS_PORT,
     "dashboard": DASHBOARD_PORT,
@@ -37,6 +37,9 @@ DEFAULT_PORTS = {
 POD_IP = "UNBROKEN_POD_IP"
 HERE = f"$({POD_IP})"
 """The address of the pod, in commands and variables of its container."""
+AGENT_PORT = "dashboard-agent-listen-port"
+"""Parameter of `ray start`.  An agent listens at 127.0.0.1, too, so no two may have one port."""
+RAYLET_HEALTH = "/api/local_raylet_healthz"
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 SWITCHES_WITH_VALUES = ("log-color", "include-dashboard")
 """Parameters of `ray start` whose values true and false are written out."""
@@ -112,12 +115,12 @@ def gcs_port(service: Mapping[str, Any]) -> int:
     return int(next(one["targetPort"] for one in ports if one["name"] in GCS_PORTS))
 
 
-def head_body(cluster: ClusterPicture, port: int) -> Object:
-    """Return the pod of the head, whose GCS listens at `port`."""
+def head_body(cluster: ClusterPicture, port: int, agent_port: int) -> Object:
+    """Return the pod of the head, whose GCS and dashboard agent listen at these ports."""
     group = cluster.spec["headGroupSpec"]
     given = dict(group.get("rayStartParams") or {})
     host = given.pop("dashboard-host", "")
-    fixed = {"head": "true", "port": str(port)}
+    fixed = {"head": "true", "port": str(port), AGENT_PORT: str(agent_port)}
     parameters = {"dashboard-host": HERE if host in ANY_ADDRESS else host, **given, **fixed}
     body = _pod_body(cluster, group, HEAD_GROUP, 0, parameters)
     container = body["spec"]["containers"][0]
@@ -126,16 +129,22 @@ def head_body(cluster: ClusterPicture, port: int) -> Object:
             one["containerPort"] = port
     added = {"RAY_PORT": str(port), "RAY_ADDRESS": f"{HERE}:{port}"}
     _add_variables(container, added)
-    _probe(container, int(given.get("dashboard-port", DASHBOARD_PORT)), "/api/gcs_healthz")
+    dashboard = int(given.get("dashboard-port", DASHBOARD_PORT))
+    _probe(container, agent_port, (dashboard, "/api/gcs_healthz"))
     return body
 
 
 def worker_body(
-    cluster: ClusterPicture, group: Mapping[str, Any], slot: int, head: RayPod, port: int
+    cluster: ClusterPicture, group: Mapping[str, Any], slot: int, agent_port: int
 ) -> Object:
-    """Return a worker's pod, which joins the head whose GCS listens at `port`."""
+    """Return a worker's pod, which joins the head; the cluster has a head and its service."""
+    head, service = cluster.head, cluster.service
+    assert head is not None
+    assert service is not None
+    port = gcs_port(service)
     address = f"{head.address}:{port}"
-    parameters = {**(group.get("rayStartParams") or {}), "address": address}
+    fixed = {"address": address, AGENT_PORT: str(agent_port)}
+    parameters = {**(group.get("rayStartParams") or {}), **fixed}
     body = _pod_body(cluster, group, group["groupName"], slot, parameters)
     body["metadata"]["annotations"][RAY_HEAD] = head.uid
     short = service_name(cluster.name)
@@ -149,7 +158,7 @@ def worker_body(
         _add_variables(container, found)
     container = pod["containers"][0]
     _add_variables(container, {**found, "RAY_PORT": str(port), "RAY_ADDRESS": address})
-    _probe(container, AGENT_PORT, "/api/local_raylet_healthz")
+    _probe(container, agent_port, (agent_port, RAYLET_HEALTH))
     return body
 
 
@@ -202,7 +211,6 @@ def start_command(given: Mapping[str, str], resources: Mapping[str, Any]) -> str
         "max-worker-port": "0",
         **{key: value for key, value in given.items() if key != "metrics-export-port"},
         "node-ip-address": HERE,
-        "dashboard-agent-listen-port": str(AGENT_PORT),
         "block": "true",
     }
     return " ".join(("ray start", *_flags(found)))
@@ -272,13 +280,18 @@ def _add_variables(container: Object, added: Mapping[str, str | Object]) -> None
     ]
 
 
-def _probe(container: Object, port: int, path: str) -> None:
-    """Probe Ray's own signs of life where the template has no probes, with KubeRay's times."""
-    ask = {"httpGet": {"port": port, "path": path}, "periodSeconds": 5, "timeoutSeconds": 5}
-    live = {"initialDelaySeconds": 30, "failureThreshold": 120}
-    container.setdefault("livenessProbe", {**ask, **live})
+def _probe(container: Object, agent_port: int, readiness: tuple[int, str]) -> None:
+    """Probe Ray's own signs of life where the template has no probes, with KubeRay's times.
+
+    `readiness`: port and path that answer when the pod is ready.  It lives while its agent answers.
+    """
+    live = {"httpGet": {"port": agent_port, "path": RAYLET_HEALTH}, "initialDelaySeconds": 30}
+    times = {"periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 120}
+    container.setdefault("livenessProbe", {**live, **times})
     # KubeRay waits for 10 s first and asks every 5 s; here, Ray is up after 5 s.
-    container.setdefault("readinessProbe", {**ask, "periodSeconds": 1, "failureThreshold": 10})
+    port, path = readiness
+    ready = {"httpGet": {"port": port, "path": path}, "periodSeconds": 1, "timeoutSeconds": 5}
+    container.setdefault("readinessProbe", {**ready, "failureThreshold": 10})
 
 
 def _metadata(

@@ -7,7 +7,7 @@ head is its address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .pods import HEAD_GROUP, gcs_port, head_body, pod_name, service_body, service_name, worker_body
@@ -17,15 +17,19 @@ from .values import ClusterPicture, Create, DeletePod, Order, Plan, RayPod, Tell
 ENDED = ("Failed", "Succeeded")
 
 
-def plan(seen: ClusterPicture, now: float, free_port: int) -> Plan:
-    """Decide what to do about a RayCluster.  `free_port`: a port for the GCS of a new cluster."""
+def plan(seen: ClusterPicture, now: float, ports: Iterable[int]) -> Plan:
+    """Decide what to do about a RayCluster.
+
+    `ports`: free ports, of which the service and each new pod take one.  Pods for which no port is
+    left are made at the next look.
+    """
     if seen.is_leaving:
         return Plan()
-    orders = tuple(_orders(seen, free_port))
+    orders = tuple(_orders(seen, iter(ports)))
     return Plan(orders, status_of(seen, now))
 
 
-def _orders(seen: ClusterPicture, free_port: int) -> list[Order]:
+def _orders(seen: ClusterPicture, ports: Iterator[int]) -> list[Order]:
     if seen.spec.get("suspend"):
         message = f"Deleted Pods for RayCluster {seen.namespace}/{seen.name} due to suspension"
         return [
@@ -34,27 +38,26 @@ def _orders(seen: ClusterPicture, free_port: int) -> list[Order]:
     if seen.service is None:
         name = service_name(seen.name)
         tell = Tell("CreatedService", f"Created service {seen.namespace}/{name}")
-        body = service_body(seen, free_port)
+        body = service_body(seen, next(ports))
         return [Create("services", body, tell, "FailedToCreateService")]
-    port = gcs_port(seen.service)
-    orders = _head(seen, port)
+    orders = _head(seen, gcs_port(seen.service), ports)
     for group in seen.spec.get("workerGroupSpecs") or ():
-        orders += _workers(seen, group, port)
+        orders += _workers(seen, group, ports)
     return orders
 
 
-def _head(seen: ClusterPicture, port: int) -> list[Order]:
+def _head(seen: ClusterPicture, port: int, ports: Iterator[int]) -> list[Order]:
     head = seen.head
     if head is None:
         place = f"{seen.namespace}/{pod_name(seen, HEAD_GROUP, 0)}"
         tell = Tell("CreatedHeadPod", f"Created head Pod {place}")
-        return [Create("pods", head_body(seen, port), tell, "FailedToCreateHeadPod")]
+        return [Create("pods", head_body(seen, port, next(ports)), tell, "FailedToCreateHeadPod")]
     if _is_over(head) and not head.is_leaving:
         return [_delete(head, Tell("DeletedHeadPod", _end(seen, head, "head Pod")))]
     return []
 
 
-def _workers(seen: ClusterPicture, group: Mapping[str, Any], port: int) -> list[Order]:
+def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int]) -> list[Order]:
     name, head = str(group["groupName"]), seen.head
     pods = seen.workers(name)
     if group.get("suspend"):
@@ -81,9 +84,9 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], port: int) -> list[
     if head is not None and head.is_ready and not head.is_leaving:
         taken = {pod.name for pod in pods}
         free = [(pod, slot) for pod, slot in slots.items() if pod not in taken]
-        for pod, slot in free[: max(wanted - len(kept), 0)]:
+        for (pod, slot), port in zip(free[: max(wanted - len(kept), 0)], ports, strict=False):
             tell = Tell("CreatedWorkerPod", f"Created worker Pod {seen.namespace}/{pod}")
-            body = worker_body(seen, group, slot, head, port)
+            body = worker_body(seen, group, slot, port)
             orders.append(Create("pods", body, tell, "FailedToCreateWorkerPod"))
     return orders
 
