@@ -29,6 +29,7 @@ GROUPS = {
     "leases": "apis/coordination.k8s.io/v1",
     "pytorchjobs": "apis/kubeflow.org/v1",
     "rayclusters": "apis/ray.io/v1",
+    "rayjobs": "apis/ray.io/v1",
     "fitjobs": "apis/fit.example/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta2",
 }

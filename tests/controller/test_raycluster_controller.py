@@ -12,7 +12,7 @@ import yaml
 from controller.conftest import Place, conditions
 from job_samples import MANIFESTS
 from unbroken.kube.informers import Informers
-from unbroken.local.ray import run_rayclusters
+from unbroken.local.ray import run_ray
 from watching import running
 
 Object = dict[str, Any]
@@ -24,7 +24,7 @@ NAME = "raycluster-kuberay"
 async def controller(place: Place) -> AsyncIterator[None]:
     """The program; it works on every namespace."""
     informers = Informers(place.client)
-    async with running(informers.run(), run_rayclusters(place.client, informers)):
+    async with running(informers.run(), run_ray(place.client, informers)):
         await place.until("rayclusters", lambda _: True)
         yield
 
@@ -116,3 +116,24 @@ async def test_a_suspended_cluster_has_no_pods_and_comes_back(place: Open) -> No
         )
         await here.merge(f"rayclusters/{NAME}", {"spec": {"suspend": False}})
         await pod_of(here, "head")
+
+
+async def test_a_rayjob_has_a_cluster_until_it_is_suspended(place: Open) -> None:
+    async with place() as here, controller(here):
+        text = (MANIFESTS / "rayjob-shutdown.yaml").read_text()
+        body: Object = next(yaml.safe_load_all(text))
+        name = body["metadata"]["name"]
+        await here.post("rayjobs", body)
+        begun = await here.until(f"rayjobs/{name}", lambda one: one.get("status"))
+        assert begun["status"]["jobDeploymentStatus"] == "Initializing"
+        cluster = begun["status"]["rayClusterName"]
+        made = await here.until(f"rayclusters/{cluster}", lambda _: True)
+        (owner,) = made["metadata"]["ownerReferences"]
+        assert owner["uid"] == begun["metadata"]["uid"]
+        head = await pod_of(here, "head")
+        assert head["metadata"]["labels"]["ray.io/cluster"] == cluster
+        await here.merge(f"rayjobs/{name}", {"spec": {"suspend": True}})
+        await here.until(
+            f"rayjobs/{name}", lambda one: one["status"]["jobDeploymentStatus"] == "Suspended"
+        )
+        assert await here.get(f"rayclusters/{cluster}") is None

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENVIRONMENT = Path(
     os.environ.get("UNBROKEN_RAY_ENV") or Path(__file__).parents[2] / ".ray-env"
 ).absolute()
-PROGRAM = Path(__file__).parents[2] / "examples/ray/where.py"
+EXAMPLES = Path(__file__).parents[2] / "examples/ray"
+PROGRAM = EXAMPLES / "where.py"
 NAME = "raycluster-kuberay"
 Object = dict[str, Any]
 
@@ -54,15 +55,18 @@ def addresses(cluster: Cluster) -> list[str]:
     return sorted(pod["status"]["podIP"] for pod in cluster.get("pods")["items"])
 
 
-@pytest.mark.skipif(
+needs_ray = pytest.mark.skipif(
     not (ENVIRONMENT / "bin/ray").exists(),
     reason=f"Ray is not installed in {ENVIRONMENT}: make ray-env, or set UNBROKEN_RAY_ENV",
 )
+SIZES = ("--nodes", "2", "--cpu-per-node", "4", "--memory-per-node", "8Gi")
+
+
+@needs_ray
 def test_a_raycluster_runs_jobs_on_all_its_pods_and_survives_its_head(
     make_cluster: Callable[..., Cluster],
 ) -> None:
-    sizes = ("--nodes", "2", "--cpu-per-node", "4", "--memory-per-node", "8Gi")
-    cluster = make_cluster(*sizes, "--image-env", f"rayproject/ray={ENVIRONMENT}")
+    cluster = make_cluster(*SIZES, "--image-env", f"rayproject/ray={ENVIRONMENT}")
     cluster.apply(yaml.safe_load((MANIFESTS / "raycluster-sample.yaml").read_text()))
     is_ready = "jsonpath={.status.state}=ready"
     cluster.wait(f"raycluster/{NAME}", is_ready, seconds=90)
@@ -82,3 +86,23 @@ def test_a_raycluster_runs_jobs_on_all_its_pods_and_survives_its_head(
     cluster.kubectl("delete", "raycluster", NAME)
     cluster.kubectl("wait", "pod", "--all", "--for=delete", "--timeout=60s", seconds=90)
     assert not any(processes(f"={address}") for address in first + second)
+
+
+@needs_ray
+def test_a_rayjob_makes_its_cluster_runs_and_takes_the_cluster_away(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster(*SIZES, "--image-env", f"rayproject/ray={ENVIRONMENT}")
+    job, code = yaml.safe_load_all((EXAMPLES / "rayjob.yaml").read_text())
+    job["spec"] |= {"ttlSecondsAfterFinished": 0, "backoffLimit": 1}
+    # The first attempt fails: the second finds the file.
+    mark = cluster.directory.parent / "tried"
+    check = f"test -e {mark} || {{ touch {mark}; exit 3; }}"
+    job["spec"]["entrypoint"] = f"sh -c '{check}; {job['spec']['entrypoint']}'"
+    cluster.apply(job, code)
+    is_over = "jsonpath={.status.jobDeploymentStatus}=Complete"
+    cluster.wait("rayjob/count", is_over, seconds=180)
+    status = cluster.get("rayjob", "count")["status"]
+    assert (status["jobStatus"], status["failed"], status["succeeded"]) == ("SUCCEEDED", 1, 1)
+    cluster.kubectl("wait", "raycluster", "--all", "--for=delete", "--timeout=60s", seconds=90)
+    assert cluster.get("rayclusters")["items"] == []

@@ -47,13 +47,14 @@ JOB_PROGRAMS: Final = (
         RAY_CLUSTER,
         is_wanted=lambda options: options.ray,
         install=ray.install,
-        run=ray.run_rayclusters,
+        run=ray.run_ray,
         admit=ray.admit_raycluster,
     ),
 )
 ADMISSIONS: Final[Mapping[str, Admit]] = {
     HYPERPOD_JOB.resource: admit_job,
     **{program.kind.resource: program.admit for program in JOB_PROGRAMS},
+    "rayjobs.ray.io": ray.admit_rayjob,
     **dict.fromkeys(ray.NOT_RUN, ray.warn_not_run),
 }
 """Checks of jobs by the resource of their kind."""

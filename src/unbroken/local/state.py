@@ -37,7 +37,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     pytorchjobs: bool = True
     """Run Kubeflow's PyTorchJobs too; False: their own operator does, or nobody."""
     ray: bool = True
-    """Run RayClusters too; False: KubeRay's own operator does, or nobody."""
+    """Run RayClusters and RayJobs too; False: KubeRay's own operator does, or nobody."""
     images: dict[str, str] = {}
     """Python environments (directories) by the name of the image that each stands for."""
     heartbeat_seconds: float = 1.0

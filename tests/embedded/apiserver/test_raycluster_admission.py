@@ -9,6 +9,7 @@ import yaml
 
 from job_samples import MANIFESTS
 from unbroken.local.job_programs import ADMISSIONS
+from unbroken.spec.problems import Verdict
 
 Object = dict[str, Any]
 admit = ADMISSIONS["rayclusters.ray.io"]
@@ -55,10 +56,36 @@ def test_a_template_is_judged_as_its_pods_would_be() -> None:
     assert f"{start}.ports[0].containerPort" in {one.path for one in admit(given).problems}
 
 
-@pytest.mark.parametrize("kind", ["RayJob", "RayService"])
-def test_a_kind_that_nothing_runs_says_so(kind: str) -> None:
-    verdict = ADMISSIONS[f"{kind.lower()}s.ray.io"]({"kind": kind, "metadata": {}, "spec": {}})
+def test_a_kind_that_nothing_runs_says_so() -> None:
+    verdict = ADMISSIONS["rayservices.ray.io"]({"kind": "RayService", "metadata": {}, "spec": {}})
     assert verdict.problems == ()
-    assert verdict.warnings == (
-        f"{kind}: this cluster stores it and runs nothing; it runs RayClusters",
-    )
+    assert [one.partition(":")[0] for one in verdict.warnings] == ["RayService"]
+
+
+def job(**spec: Any) -> Object:
+    """KubeRay's sample of a RayJob; `spec` adds to its spec."""
+    found: Object = next(yaml.safe_load_all((MANIFESTS / "rayjob-shutdown.yaml").read_text()))
+    return {**found, "spec": {**found["spec"], **spec}}
+
+
+def test_kuberays_job_is_taken() -> None:
+    assert ADMISSIONS["rayjobs.ray.io"](job()) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"entrypoint": ""}, "spec.entrypoint"),
+        ({"clusterSelector": {"ray.io/cluster": "a"}}, "spec.clusterSelector"),
+        ({"submissionMode": "InteractiveMode"}, "spec.submissionMode"),
+        ({"runtimeEnvYAML": "a: [b"}, "spec.runtimeEnvYAML"),
+        ({"entrypointResources": "5"}, "spec.entrypointResources"),
+        ({"rayClusterSpec": None}, "spec.rayClusterSpec"),
+        (
+            {"rayClusterSpec": {"headGroupSpec": {"template": {"spec": {}}}}},
+            "spec.rayClusterSpec.headGroupSpec.template.spec.containers",
+        ),
+    ],
+)
+def test_a_job_that_could_not_run_is_refused(spec: Object, path: str) -> None:
+    assert [one.path for one in ADMISSIONS["rayjobs.ray.io"](job(**spec)).problems] == [path]

@@ -87,7 +87,7 @@ class ClusterFlags:
     )
     ray: bool | None = option(
         "--ray/--no-ray",
-        help="Run RayClusters, or leave them to KubeRay's operator.",
+        help="Run RayClusters and RayJobs, or leave them to KubeRay's operator.",
         show_default="--ray",
     )
     grace_seconds: float | None = option(

@@ -1,8 +1,8 @@
-"""Runs RayClusters on the local cluster, in the place of KubeRay's operator."""
+"""Runs RayClusters and RayJobs on the local cluster, in the place of KubeRay's operator."""
 
 from __future__ import annotations
 
-from .admission import NOT_RUN, admit_raycluster, warn_not_run
-from .controller import install, run_rayclusters
+from .admission import NOT_RUN, admit_raycluster, admit_rayjob, warn_not_run
+from .controller import install, run_ray
 
-__all__ = ["NOT_RUN", "admit_raycluster", "install", "run_rayclusters", "warn_not_run"]
+__all__ = ["NOT_RUN", "admit_raycluster", "admit_rayjob", "install", "run_ray", "warn_not_run"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import yaml
+
 from unbroken.local.admissions import with_templates
 from unbroken.local.apiserver.http.status import Object
 from unbroken.spec.problems import Problem, Verdict
 
-from .decisions.pods import service_name
+from .decisions.pods import SUFFIX_LENGTH, service_name
 
-NOT_RUN: Final = ("rayjobs.ray.io", "rayservices.ray.io")
+NOT_RUN: Final = ("rayservices.ray.io",)
 """Kinds that are stored, so that their definitions can be used, and that nothing runs."""
 NOT_OFFERED: Final = {
     "enableInTreeAutoscaling": "groups keep the number of replicas that is written",
@@ -26,45 +28,81 @@ NAME_MAX = 63
 
 def admit_raycluster(cluster: Object) -> Verdict:
     """Check a RayCluster and the pods that it would make."""
-    spec = cluster["spec"]
-    problems = tuple(_problems(cluster["metadata"].get("name") or "", spec))
-    warnings = tuple(
-        f"spec.{field}: this cluster does not offer it; {instead}"
-        for field, instead in NOT_OFFERED.items()
-        if spec.get(field)
-    )
-    templates = ((path, group["template"]) for path, group in _groups(spec))
-    return Verdict(with_templates(problems, ((f"{a}.template", b) for a, b in templates)), warnings)
+    name = cluster["metadata"].get("name") or ""
+    return _verdict("spec", cluster["spec"], tuple(_too_long(name, "")))
+
+
+def admit_rayjob(job: Object) -> Verdict:
+    """Check a RayJob, its cluster and the pods that it would make."""
+    spec, name = job["spec"], job["metadata"].get("name") or ""
+    problems = (*_too_long(name, "-" + "x" * SUFFIX_LENGTH), *_job_problems(spec))
+    if not spec.get("rayClusterSpec"):
+        missing = Problem("spec.rayClusterSpec", "Required value", "FieldValueRequired")
+        return Verdict((*problems, missing))
+    return _verdict("spec.rayClusterSpec", spec["rayClusterSpec"], problems)
+
+
+def _job_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    if not spec.get("entrypoint"):
+        yield Problem("spec.entrypoint", "Required value", "FieldValueRequired")
+    if spec.get("clusterSelector"):
+        text = "Forbidden: this cluster runs a RayJob on a RayCluster of its own"
+        yield Problem("spec.clusterSelector", text, "FieldValueForbidden")
+    if spec.get("submissionMode") == "InteractiveMode":
+        yield Problem(
+            "spec.submissionMode", "Unsupported value: this cluster submits the job itself"
+        )
+    for field in ("runtimeEnvYAML", "entrypointResources"):
+        try:
+            found = yaml.safe_load(spec.get(field) or "") or {}
+        except yaml.YAMLError:
+            found = None
+        if not isinstance(found, dict):
+            yield Problem(f"spec.{field}", "Invalid value: must be a map in YAML")
 
 
 def warn_not_run(thing: Object) -> Verdict:
     """Say that nothing runs objects of this kind."""
     kind = thing["kind"]
-    text = f"{kind}: this cluster stores it and runs nothing; it runs RayClusters"
+    text = f"{kind}: this cluster stores it and runs nothing; it runs RayClusters and RayJobs"
     return Verdict(warnings=(text,))
 
 
-def _groups(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "spec.headGroupSpec", spec["headGroupSpec"]
+def _verdict(path: str, spec: Mapping[str, Any], problems: tuple[Problem, ...]) -> Verdict:
+    """Check the spec of a RayCluster at `path`, and add its problems to those found before."""
+    warnings = tuple(
+        f"{path}.{field}: this cluster does not offer it; {instead}"
+        for field, instead in NOT_OFFERED.items()
+        if spec.get(field)
+    )
+    templates = ((f"{place}.template", group["template"]) for place, group in _groups(path, spec))
+    return Verdict(with_templates((*problems, *_problems(path, spec)), templates), warnings)
+
+
+def _groups(path: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield f"{path}.headGroupSpec", spec["headGroupSpec"]
     for index, group in enumerate(spec.get("workerGroupSpecs") or ()):
-        yield f"spec.workerGroupSpecs[{index}]", group
+        yield f"{path}.workerGroupSpecs[{index}]", group
 
 
-def _problems(name: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
-    """List what KubeRay refuses with the event InvalidRayClusterSpec."""
-    service = service_name(name)
-    if len(service) > NAME_MAX:
-        limit = NAME_MAX - len(service_name(""))
+def _too_long(name: str, suffix: str) -> Iterator[Problem]:
+    """Refuse a name of which no service can be named; `suffix` is what is added to it first."""
+    limit = NAME_MAX - len(service_name(suffix))
+    if len(name) > limit:
         yield Problem("metadata.name", f"Too long: may not be more than {limit} bytes")
+
+
+def _problems(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """List what KubeRay refuses with the event InvalidRayClusterSpec."""
     names = set()
-    for path, group in _groups(spec):
+    for place, group in _groups(path, spec):
         if not (group["template"].get("spec") or {}).get("containers"):
             yield Problem(
-                f"{path}.template.spec.containers", "Required value", "FieldValueRequired"
+                f"{place}.template.spec.containers", "Required value", "FieldValueRequired"
             )
         least, most = group.get("minReplicas"), group.get("maxReplicas")
         if least is not None and most is not None and least > most:
-            yield Problem(f"{path}.minReplicas", f"Invalid value: {least}: more than maxReplicas")
+            yield Problem(f"{place}.minReplicas", f"Invalid value: {least}: more than maxReplicas")
         if (group_name := group.get("groupName")) in names:
-            yield Problem(f"{path}.groupName", f'Duplicate value: "{group_name}"')
-        names.add(group_name or path)
+            yield Problem(f"{place}.groupName", f'Duplicate value: "{group_name}"')
+        names.add(group_name or place)

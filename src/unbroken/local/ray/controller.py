@@ -1,4 +1,4 @@
-"""Carries out what `decisions.raycluster` plans, for every RayCluster of the cluster.
+"""Carries out what `decisions.raycluster` plans, for every RayCluster, and starts all of `ray`.
 
 It installs KubeRay's kinds if they are missing.  Where KubeRay's own operator runs, switch this
 program off (`up --no-ray`).
@@ -30,6 +30,7 @@ from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
+from .controller_jobs import run_rayjobs
 from .decisions.raycluster import plan
 from .decisions.values import Create, DeletePod, Order, Tell
 from .views import cluster_picture
@@ -41,14 +42,16 @@ TAKEN_SECONDS = 2.0
 """Seconds between attempts to create a pod whose name one that is being deleted still has."""
 
 
-async def run_rayclusters(client: KubeClient, informers: Informers) -> None:
-    """Install the kinds and run RayClusters until cancelled; the caller runs the informers."""
+async def run_ray(client: KubeClient, informers: Informers) -> None:
+    """Install the kinds, run RayClusters and RayJobs until cancelled; the caller runs the
+    informers."""
     await install(client)
     recorder = EventRecorder(client, COMPONENT)
-    controller = RayClusters(client, informers, recorder)
+    clusters = RayClusters(client, informers, recorder)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(recorder.run())
-        tasks.create_task(controller.run())
+        tasks.create_task(clusters.run())
+        tasks.create_task(run_rayjobs(client, informers))
 
 
 async def install(client: KubeClient) -> None:

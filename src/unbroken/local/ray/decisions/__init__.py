@@ -1,1 +1,1 @@
-"""Decisions about RayClusters: their pods, service and status.  Pure."""
+"""Decisions about RayClusters and RayJobs: pods, services, submissions and status.  Pure."""
