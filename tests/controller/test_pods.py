@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from apiclient import Api
 from apiservers import Cluster
 from job_keys import key_in
 from unbroken.core.job.events import CreatePod, NodeName, PodName
+from unbroken.operator.jobs.packing import LEVELS, PREFERRED, REQUIRED
 from unbroken.operator.jobs.pods import (
     JobIdentity,
     build_pod,
@@ -25,6 +27,8 @@ from unbroken.spec.job.types import JobSpec, ReplicaSpec
 Object = dict[str, Any]
 SECRET = "lm-agent-0a1b"
 KEY = bytes(range(32))
+ZONE, BLOCK = "topology.kubernetes.io/zone", "cloud.google.com/gce-topology-block"
+EVERY = {key for level in LEVELS for key in level}
 JOB = JobIdentity("default", "lm", "0a1b2c3d-0000-0000-0000-000000000000")
 
 
@@ -184,6 +188,42 @@ def test_a_node_that_may_recover_is_only_shunned() -> None:
     assert [rule["values"] for rule in wishes[0]["preference"]["matchFields"]] == [["b"]]
 
 
+def packed(affinity: Object | None = None, job: JobIdentity = JOB, **more: Any) -> Object:
+    """The affinity of a pod where nodes have the labels of a zone and of a block."""
+    wanted = spec(template(**more, **({"affinity": affinity} if affinity else {})))
+    pod = build_pod(job, wanted, order(), SECRET, topology_keys={BLOCK, ZONE})
+    found: Object = pod["spec"].get("affinity") or {}
+    return found
+
+
+def test_a_pod_prefers_nodes_near_the_others_of_its_job_the_widest_level_most() -> None:
+    wishes = packed()["podAffinity"][PREFERRED]
+    assert [(one["weight"], one["podAffinityTerm"]["topologyKey"]) for one in wishes] == [
+        (100, ZONE),
+        (60, BLOCK),
+    ]
+    for wish in wishes:
+        assert wish["podAffinityTerm"]["labelSelector"] == {"matchLabels": {"HPJob": "lm"}}
+
+
+def test_packing_adds_to_the_templates_affinity_and_leaves_its_levels_alone() -> None:
+    own = {"weight": 7, "podAffinityTerm": {"topologyKey": BLOCK, "labelSelector": {}}}
+    given = {"nodeAffinity": {"kept": True}, "podAffinity": {PREFERRED: [own]}}
+    found = packed(given)
+    assert found["nodeAffinity"] == {"kept": True}
+    first, second = found["podAffinity"][PREFERRED]
+    assert (first, second["podAffinityTerm"]["topologyKey"]) == (own, ZONE)
+    apart = {"podAntiAffinity": {REQUIRED: [{"topologyKey": BLOCK}]}}
+    spread = [{"topologyKey": ZONE, "maxSkew": 1}]
+    assert packed(apart, topologySpreadConstraints=spread) == apart
+
+
+def test_nothing_is_packed_without_labels_or_against_the_annotation() -> None:
+    off = replace(JOB, annotations={"unbroken.dev/packing": "off"})
+    assert packed(job=off) == {}
+    assert "affinity" not in build_pod(JOB, spec(template()), order(), SECRET)["spec"]
+
+
 def test_both_servers_take_the_pod_and_its_secret(cluster: Cluster) -> None:
     with closing(Api(cluster, "default")) as api:
         take_pod(api, f"lm-{cluster.name}")
@@ -197,8 +237,13 @@ def take_pod(api: Api, name: str) -> None:
     secret = api.post("secrets", key_secret(job, f"{name}-agent-0a1b", KEY)).made
     assert key_in(secret) == KEY
     made = api.post(
-        "pods", build_pod(job, spec(template()), order(0, "a", "b"), SECRET, {NodeName("b")})
+        "pods",
+        build_pod(
+            job, spec(template()), order(0, "a", "b"), SECRET, {NodeName("b")}, topology_keys=EVERY
+        ),
     ).made
+    near = made["spec"]["affinity"]["podAffinity"][PREFERRED]
+    assert {one["podAffinityTerm"]["topologyKey"] for one in near} == EVERY
     assert made["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
     assert made["metadata"]["ownerReferences"][0]["uid"] == uid
 

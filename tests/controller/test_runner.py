@@ -31,6 +31,8 @@ from unbroken.core.job.events import (
     JobEvent,
     JobSeen,
     NodeName,
+    NodeSeen,
+    NodeView,
     PodGone,
     PodName,
     PodPhase,
@@ -48,6 +50,7 @@ from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.operator import definitions
+from unbroken.operator.jobs.packing import PREFERRED
 from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.jobs.requests import JobRequests, status_patch
 from unbroken.operator.jobs.runner import (
@@ -143,6 +146,18 @@ async def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -
         found = await here.get("pods")
         assert [pod["metadata"]["uid"] for pod in found["items"]] == [seen.pod.uid]
         assert not any(isinstance(event, PodRefused) for event in script.told.seen)
+
+
+async def test_a_pod_prefers_places_by_the_labels_that_nodes_have(scripted: Any) -> None:
+    rack = "unbroken.dev/rack"
+    async with scripted() as (here, script):
+        script.runner.tell(NodeSeen(NodeView(NodeName("n1"), True, topology_keys=("", rack))))
+        await script.until(NodeSeen)
+        script.orders = [CREATE]
+        await script.until(PodSeen)
+        [pod] = (await here.get("pods"))["items"]
+        wishes = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
+        assert [one["podAffinityTerm"]["topologyKey"] for one in wishes] == [rack]
 
 
 async def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:

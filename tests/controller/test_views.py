@@ -229,6 +229,34 @@ def test_topology_is_told_widest_first() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "topology"),
+    [
+        (
+            {
+                "cloud.google.com/gce-topology-block": "b",
+                "cloud.google.com/gce-topology-subblock": "s",
+            },
+            ("", "", "b", "s", ""),
+        ),
+        (
+            {
+                "oci.oraclecloud.com/rdma.hpc_island_id": "i",
+                "oci.oraclecloud.com/rdma.network_block_id": "b",
+                "oci.oraclecloud.com/rdma.local_block_id": "l",
+            },
+            ("", "i", "b", "l", ""),
+        ),
+    ],
+)
+def test_labels_of_other_clouds_are_levels_too(
+    labels: dict[str, str], topology: tuple[str, ...]
+) -> None:
+    view = node_view(node(labels=labels))
+    assert view.topology == topology
+    assert [key for key in view.topology_keys if key] == list(labels)
+
+
+@pytest.mark.parametrize(
     ("labels", "rack"),
     [
         ({"unbroken.dev/rack": "r1"}, "r1"),

@@ -360,6 +360,7 @@ REFUSED = [
             "unbroken.dev/buddy, unbroken.dev/detectors, unbroken.dev/fence-by, "
             "unbroken.dev/in-process, "
             "unbroken.dev/lease-seconds, unbroken.dev/log-rule-ranks, "
+            "unbroken.dev/packing, "
             "unbroken.dev/planned-moves, unbroken.dev/preload, unbroken.dev/restart, "
             "unbroken.dev/same-error, unbroken.dev/warm"
         ),

@@ -16,6 +16,10 @@ PATH = "spec.replicaSpecs[0].template"
 ORDER = CreatePod(PodName("llm-pods-0"), "pods", 0, frozenset({NodeName("n")}))
 
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+APART = "spec.affinity.podAntiAffinity"
+
+
 @pytest.mark.parametrize(
     ("place", "value", "path"),
     [
@@ -29,6 +33,14 @@ ORDER = CreatePod(PodName("llm-pods-0"), "pods", 0, frozenset({NodeName("n")}))
         ("spec/nodeSelector", ["a"], "spec.nodeSelector"),
         ("spec/affinity", "a", "spec.affinity"),
         ("spec/affinity", {"nodeAffinity": "a"}, "spec.affinity.nodeAffinity"),
+        ("spec/affinity", {"podAffinity": "a"}, "spec.affinity.podAffinity"),
+        ("spec/affinity", {"podAntiAffinity": {PREFERRED: 1}}, f"{APART}.{PREFERRED}"),
+        (
+            "spec/affinity",
+            {"podAntiAffinity": {PREFERRED: [{"podAffinityTerm": "a"}]}},
+            f"{APART}.{PREFERRED}[0].podAffinityTerm",
+        ),
+        ("spec/topologySpreadConstraints", ["a"], "spec.topologySpreadConstraints[0]"),
         ("metadata", {"labels": ["a"]}, "metadata.labels"),
         ("metadata", {"annotations": "a"}, "metadata.annotations"),
     ],
@@ -44,6 +56,8 @@ def test_what_is_added_to_has_the_right_shape(place: str, value: Any, path: str)
         ("spec/containers/0/env", [{"name": "A", "value": "1"}]),
         ("spec/containers/0/env", None),
         ("spec/affinity", {"nodeAffinity": None}),
+        ("spec/affinity", {"podAffinity": {PREFERRED: [{}, {"podAffinityTerm": None}]}}),
+        ("spec/topologySpreadConstraints", [{"topologyKey": ["a"]}]),
         ("spec/tolerations", [{"operator": "Exists"}]),
         ("metadata", None),
     ],
@@ -51,5 +65,11 @@ def test_what_is_added_to_has_the_right_shape(place: str, value: Any, path: str)
 def test_of_what_is_accepted_a_pod_is_made(place: str, value: Any) -> None:
     parsed = parse_job(changed(f"{TEMPLATE}/{place}", value))
     assert parsed.problems == ()
-    pod = build_pod(JobIdentity("ns", "llm", "uid"), parsed.spec, ORDER, "llm-agent-1")
+    pod = build_pod(
+        JobIdentity("ns", "llm", "uid"),
+        parsed.spec,
+        ORDER,
+        "llm-agent-1",
+        topology_keys={"unbroken.dev/rack"},
+    )
     assert pod["spec"]["containers"][0]["env"]

@@ -40,6 +40,9 @@ LEASE_SECONDS = f"{OWN_PREFIX}lease-seconds"
 LOG_RULE_RANKS = f"{OWN_PREFIX}log-rule-ranks"
 """Ranks that must match each log rule: `RULE=RANKS; RULE=RANKS`, with `*` for all other rules.
 RANKS is `some` (any rank, the default), `node`, `every` or a list such as `0,8,16`."""
+PACKING = f"{OWN_PREFIX}packing"
+"""`on`: pods prefer nodes near the other pods of the job, by the topology labels of nodes.  `off`:
+the operator adds no such preference."""
 PLANNED_MOVES = f"{OWN_PREFIX}planned-moves"
 """`on`: the job leaves a node that has a notice before the node goes.  `off`: the job stays, and
 its pods may be evicted."""

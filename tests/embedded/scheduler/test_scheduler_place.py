@@ -17,6 +17,7 @@ from unbroken.local.scheduler.cluster import Claim, Cluster
 from unbroken.local.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
 from unbroken.local.scheduler.place import place
 from unbroken.local.scheduler.preemption import preempt, waits_for_room
+from unbroken.operator.jobs.packing import LEVELS, pack
 
 Object = dict[str, Any]
 
@@ -426,6 +427,25 @@ def test_choice(
 ) -> None:
     """Which of several nodes that would do."""
     assert place(pod("p", **wanted), Cluster(nodes, placed)).node == chosen, claim
+
+
+def test_a_packed_job_fills_one_spine_and_then_another() -> None:
+    """By the affinity that the operator writes; it prefers, and never keeps a pod waiting."""
+    block, leaf = LEVELS[2][0], LEVELS[3][0]
+    spine_of = {"a": "1", "b": "2", "c": "1", "d": "2"}
+    nodes = [node(n, {block: spine, leaf: f"leaf-{n}"}) for n, spine in spine_of.items()]
+    spec: Object = {}
+    pack(spec, "lm", {block, leaf})
+    labels = {"HPJob": "lm"}
+    placed: list[PodInfo] = []
+    for index in range(4):
+        wanted = {"needs": {"cpu": "3"}, "labels": labels, **spec}
+        found = place(pod(f"p{index}", **wanted), Cluster(nodes, placed)).node
+        assert found
+        placed.append(pod(f"p{index}", found, **wanted))
+    spines = [spine_of[one.node] for one in placed]
+    assert spines[0] == spines[1]
+    assert spines[2] == spines[3] != spines[0]
 
 
 def test_requests_are_those_of_the_largest_moment() -> None:

@@ -73,6 +73,8 @@ class NodeView:
     """False: its health label or a condition says that it must not be used or must be left."""
     topology: tuple[str, ...] = ()
     """Values of the topology labels, widest first; pods are ordered by it at first assignment."""
+    topology_keys: tuple[str, ...] = ()
+    """Keys of these labels; empty where the node has none."""
     notice: Notice | None = None
     """Says that the node will be lost; None: nothing does."""
 

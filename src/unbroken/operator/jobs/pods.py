@@ -15,13 +15,14 @@ from lightkube.resources.core_v1 import Pod
 from unbroken.core.job.events import CreatePod, NodeName
 from unbroken.spec import keys
 from unbroken.spec.job.launch import training_container
-from unbroken.spec.job.types import AgentSource, JobSpec
+from unbroken.spec.job.types import AgentSource, JobSpec, Switch
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import PORT
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
 
 from .injection import AgentToInject, inject
+from .packing import PREFERRED, REQUIRED, pack
 
 Object = dict[str, Any]
 
@@ -31,9 +32,6 @@ VARIABLES = {
     keys.IN_PROCESS: IN_PROCESS_VARIABLE,
 }
 """Annotations that agents or workers are told of, and by which variables."""
-
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 MORE_THAN_ALL = 1_000_000
 """Pods that must stay, by a job's PodDisruptionBudget; a job has 50,000 at most."""
@@ -127,10 +125,12 @@ def build_pod(
     secret: str | None,
     unusable: Collection[NodeName] = (),
     agent: AgentToInject | None = None,
+    topology_keys: Collection[str] = (),
 ) -> Object:
     """The pod that is ordered, to be created in the job's namespace; SpecError if it cannot be.
 
     `secret`: the name of the Secret with the job's key; None for a job without one.
+    `topology_keys`: the topology labels that nodes have; the job is packed by them.
     `agent`: what jobs get that ask for an injected agent; None: they are refused.
     Of the nodes to be avoided it may go to an `unusable` one should there be no other: by the time
     that the scheduler lets it, the node has become well.
@@ -156,6 +156,8 @@ def build_pod(
         inject(pod, agent)
     _avoid(pod, order.avoid.difference(unusable))
     _shun(pod, order.avoid.intersection(unusable))
+    if job.annotations.get(keys.PACKING) != Switch.OFF.value:
+        pack(pod, job.name, topology_keys)
     metadata: Object = {
         "name": order.name,
         "namespace": job.namespace,
@@ -240,7 +242,7 @@ def _avoid(pod: Object, nodes: Collection[NodeName]) -> None:
 
 
 def _shun(pod: Object, nodes: Collection[NodeName]) -> None:
-    """Let the pod go to these nodes only if it fits nowhere else."""
+    """Let the pod prefer every other node."""
     if nodes:
         by_node = _node_affinity(pod)
         wish = {"weight": 100, "preference": {"matchFields": _not_in(nodes)}}

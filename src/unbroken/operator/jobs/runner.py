@@ -145,6 +145,8 @@ class JobRunner:
         self._places: dict[PodUid, AgentPlace] = {}
         self._gone: set[PodUid] = set()
         self._unusable: set[NodeName] = set()
+        self._topology_keys: set[str] = set()
+        """Keys of the topology labels that any node has had."""
         self._seen: JobSeen | None = None
         self._found: set[int] = set()
         """Numbers of the incidents that were read from the API, where users may edit them."""
@@ -358,6 +360,7 @@ class JobRunner:
                 self._memory.taken()
 
     def _judge(self, node: NodeView) -> None:
+        self._topology_keys.update(node.topology_keys)
         if node.is_usable:
             self._unusable.discard(node.name)
         else:
@@ -459,7 +462,15 @@ class JobRunner:
         try:
             await self._make_secret()
             agent = self._around.agent
-            body = build_pod(self.job, self._spec(), order, self._secret, self._unusable, agent)
+            body = build_pod(
+                self.job,
+                self._spec(),
+                order,
+                self._secret,
+                self._unusable,
+                agent,
+                self._topology_keys,
+            )
             gate = self._seen.gate if self._seen else None
             if isinstance(gate, Admission):
                 body = place_pod(body, gate, order.replica_spec, order.index)

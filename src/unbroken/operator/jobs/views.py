@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
 from unbroken.spec.nodes.values import health_of
 from unbroken.wire.agent import PORT
 
+from .packing import topology_keys
 from .pod_troubles import trouble_of
 from .pods import mounted_secret
 
@@ -30,17 +31,6 @@ FAULTS = frozenset(
     }
 )
 """Conditions that are True while a node is faulty (HyperPod's health monitoring agent)."""
-
-
-TOPOLOGY = (
-    "topology.kubernetes.io/zone",
-    "topology.k8s.aws/network-node-layer-1",
-    "topology.k8s.aws/network-node-layer-2",
-    "topology.k8s.aws/network-node-layer-3",
-)
-"""Widest first."""
-RACKS = ("topology.kubernetes.io/rack", keys.RACK)
-"""Narrower than these; the first that a node has."""
 
 
 def pod_view(pod: Pod) -> PodView | None:
@@ -143,22 +133,20 @@ def node_view(node: Node) -> NodeView:
         },
         bool(spec.unschedulable),
     )
+    levels = topology_keys(labels)
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
         is_fenced=any(one.key == keys.OUT_OF_SERVICE for one in taints),
         is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
-        topology=(*(labels.get(key, "") for key in TOPOLOGY), _first(labels, RACKS)),
+        topology=tuple(labels[key] if key else "" for key in levels),
+        topology_keys=levels,
         notice=find_notice(facts),
     )
 
 
 def _seconds(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
-
-
-def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _any_true(conditions: dict[str, str], names: Iterable[str]) -> bool:

@@ -46,7 +46,8 @@ OTHER_KIND = "HyperPodPytorchJob"
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS = (
     *(keys.AGENT, keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.FENCE_BY, keys.IN_PROCESS),
-    *(keys.LEASE_SECONDS, keys.LOG_RULE_RANKS, keys.PLANNED_MOVES, keys.PRELOAD, keys.RESTART),
+    *(keys.LEASE_SECONDS, keys.LOG_RULE_RANKS, keys.PACKING, keys.PLANNED_MOVES, keys.PRELOAD),
+    keys.RESTART,
     *(keys.SAME_ERROR, keys.WARM),
 )
 E = TypeVar("E", bound=Enum)
@@ -195,6 +196,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
         warm=warm,
         preload=preload,
         buddy=buddy,
+        packing=_choice(annotations, keys.PACKING, Switch.ON, report),
         planned_moves=_choice(annotations, keys.PLANNED_MOVES, Switch.ON, report),
         fence_by=fence_by,
         lease_seconds=lease,

@@ -27,9 +27,11 @@ NOT_NPROC = "must be auto, cpu, gpu or a whole number of at least 1"
 NO_REPLICAS = "at least one replica must train: set replicas"
 TOO_MANY_PODS = f"a job has at most {PODS_MAX} pods, spares included"
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
-POD_LISTS, POD_OBJECTS = ("volumes", "tolerations"), ("affinity", "nodeSelector")
+POD_LISTS = ("volumes", "tolerations", "topologySpreadConstraints")
+POD_OBJECTS = ("affinity", "nodeSelector")
+POD_AFFINITIES = ("podAffinity", "podAntiAffinity")
 CONTAINER_LISTS = ("env", "ports", "volumeMounts")
-"""Parts of a template that the operator adds to."""
+"""Parts of a template that the operator reads or adds to."""
 NO_ELASTIC = "elastic jobs are not supported yet; remove "
 
 
@@ -112,7 +114,22 @@ def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:
     _check_shape(pod, path, POD_LISTS, POD_OBJECTS, report)
     affinity = pod.get("affinity")
     if isinstance(affinity, Mapping):
-        _check_shape(affinity, f"{path}.affinity", (), ("nodeAffinity",), report)
+        path = f"{path}.affinity"
+        _check_shape(affinity, path, (), ("nodeAffinity", *POD_AFFINITIES), report)
+        for kind in POD_AFFINITIES:
+            if isinstance(rules := affinity.get(kind), Mapping):
+                _check_pod_affinity(rules, f"{path}.{kind}", report)
+
+
+def _check_pod_affinity(rules: Mapping[str, Any], path: str, report: Report) -> None:
+    required, preferred = (
+        f"{name}DuringSchedulingIgnoredDuringExecution" for name in ("required", "preferred")
+    )
+    _check_shape(rules, path, (required, preferred), (), report)
+    wishes = rules.get(preferred)
+    for index, wish in enumerate(wishes if isinstance(wishes, list | tuple) else ()):
+        if isinstance(wish, Mapping):
+            _check_shape(wish, f"{path}.{preferred}[{index}]", (), ("podAffinityTerm",), report)
 
 
 def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:

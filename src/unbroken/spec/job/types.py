@@ -190,6 +190,8 @@ class JobOptions:
     """Modules that warm workers begin with; empty: what the first attempt imported."""
     buddy: Switch = Switch.ON
     """Whether snapshots are copied to an agent on another node."""
+    packing: Switch = Switch.ON
+    """Whether pods prefer nodes near the other pods of the job."""
     planned_moves: Switch = Switch.ON
     """Whether the job leaves a node that has a notice before the node goes."""
     fence_by: FenceBy = FenceBy.LEASE
