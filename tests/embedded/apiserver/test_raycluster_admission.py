@@ -13,6 +13,9 @@ from unbroken.spec.problems import Verdict
 
 Object = dict[str, Any]
 admit = ADMISSIONS["rayclusters.ray.io"]
+LINES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+BOMB = "\n".join(["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]", *LINES])
+"""Aliases of aliases: 9 to the 12th values."""
 
 
 def sample(name: str = "sample") -> Object:
@@ -79,6 +82,10 @@ def test_kuberays_job_is_taken() -> None:
         ({"clusterSelector": {"ray.io/cluster": "a"}}, "spec.clusterSelector"),
         ({"submissionMode": "InteractiveMode"}, "spec.submissionMode"),
         ({"runtimeEnvYAML": "a: [b"}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": "a: " + "[" * 50_000}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": BOMB}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": "? [a]\n: b"}, "spec.runtimeEnvYAML"),
+        ({"entrypointResources": "\ud800: 1"}, "spec.entrypointResources"),
         ({"entrypointResources": "5"}, "spec.entrypointResources"),
         ({"rayClusterSpec": None}, "spec.rayClusterSpec"),
         (

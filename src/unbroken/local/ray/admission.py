@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import yaml
-
 from unbroken.local.admissions import with_templates
-from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.spec.problems import Problem, Verdict
 
 from .decisions.pods import SUFFIX_LENGTH, service_name
+from .decisions.rayjob import read_map
 
 NOT_RUN: Final = ("rayservices.ray.io",)
 """Kinds that are stored, so that their definitions can be used, and that nothing runs."""
@@ -54,11 +53,9 @@ def _job_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
         )
     for field in ("runtimeEnvYAML", "entrypointResources"):
         try:
-            found = yaml.safe_load(spec.get(field) or "") or {}
-        except yaml.YAMLError:
-            found = None
-        if not isinstance(found, dict):
-            yield Problem(f"spec.{field}", "Invalid value: must be a map in YAML")
+            read_map(spec.get(field))
+        except ApiError as error:
+            yield Problem(f"spec.{field}", f"Invalid value: must be a map in YAML: {error}")
 
 
 def warn_not_run(thing: Object) -> Verdict:

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 COMPONENT = "rayjob-controller"
 ASK_SECONDS = 5.0
 """Longest wait for an answer of a dashboard."""
+ANSWER_BYTES_MAX = 1024 * 1024
+REFUSAL_BYTES_MAX = 4096
+STATUS_CHARACTERS, MESSAGE_CHARACTERS = 64, 4096
 
 
 async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
@@ -40,8 +43,18 @@ async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
         tasks.create_task(RayJobs(client, informers, recorder, Dashboard(session)).run())
 
 
+class JobDetails(msgspec.Struct):
+    """What a dashboard says of a job, as far as it is read."""
+
+    status: str
+    message: str | None = None
+    end_time: float | None = None
+    """Milliseconds since the epoch."""
+
+
 class Dashboard:
-    """The API of jobs that each head's dashboard has."""
+    """The API of jobs that each head's dashboard has.  Answers come from a program of a user: they
+    are bounded, and no redirect is followed."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -49,25 +62,39 @@ class Dashboard:
     async def ask(self, url: str, job_id: str) -> Answer | None:
         """Return what the dashboard says of a job; None if it does not answer."""
         try:
-            async with self._session.get(f"{url}/api/jobs/{quote(job_id)}") as answer:
+            where = f"{url}/api/jobs/{quote(job_id, safe='')}"
+            async with self._session.get(where, allow_redirects=False) as answer:
                 if answer.status == 404:
                     return Answer("")
-                answer.raise_for_status()
-                found = msgspec.json.decode(await answer.read(), type=dict[str, Any])
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+                if answer.status != 200:
+                    return None
+                body = await _beginning(answer, ANSWER_BYTES_MAX)
+            found = msgspec.json.decode(body, type=JobDetails)
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, RecursionError) as error:
             log.debug('dashboard=%s reason="%s"', url, error)
             return None
-        ended = found.get("end_time")
-        return Answer(found["status"], found.get("message") or "", ended and ended / 1000)
+        ended = None if found.end_time is None else found.end_time / 1000
+        message = (found.message or "")[:MESSAGE_CHARACTERS]
+        return Answer(found.status[:STATUS_CHARACTERS], message, ended)
 
     async def submit(self, url: str, body: Mapping[str, Any]) -> None:
         """Submit a job.  A refusal is logged: the next question shows that the job is unknown."""
         try:
-            async with self._session.post(f"{url}/api/jobs/", json=body) as answer:
-                if not answer.ok:
-                    log.warning('dashboard=%s refused="%s"', url, (await answer.text())[-500:])
+            where = f"{url}/api/jobs/"
+            async with self._session.post(where, json=body, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
+                    log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug('dashboard=%s reason="%s"', url, error)
+
+
+async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body, or so many bytes of it."""
+    found = bytearray()
+    while len(found) < most and (piece := await answer.content.read(most - len(found))):
+        found += piece
+    return bytes(found)
 
 
 class RayJobs:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-import yaml
-
+from unbroken.local.apiserver.http.bodies import YAML, decode_object
 from unbroken.spec.times import time_seconds, time_text
 
 from .pods import DASHBOARD_PORT, SUFFIX_LENGTH, SUFFIX_LETTERS
@@ -249,20 +248,23 @@ def _create(seen: JobPicture) -> JobPlan:
 def _submission(seen: JobPicture) -> Object:
     """Return the body of the request that submits the job."""
     spec = seen.spec
-    runtime = yaml.safe_load(spec.get("runtimeEnvYAML") or "") or {}
-    resources = yaml.safe_load(spec.get("entrypointResources") or "") or {}
     found = {
         "entrypoint": spec["entrypoint"],
         "submission_id": seen.status["jobId"],
-        "runtime_env": runtime,
+        "runtime_env": read_map(spec.get("runtimeEnvYAML")),
         "metadata": dict(spec.get("metadata") or {}),
     }
     amounts = {
         "entrypoint_num_cpus": spec.get("entrypointNumCpus"),
         "entrypoint_num_gpus": spec.get("entrypointNumGpus"),
-        "entrypoint_resources": resources,
+        "entrypoint_resources": read_map(spec.get("entrypointResources")),
     }
     return found | {key: value for key, value in amounts.items() if value}
+
+
+def read_map(text: str | None) -> Object:
+    """Read a field that holds a map in YAML, with the bounds of a request; ApiError."""
+    return decode_object(text.encode(errors="surrogatepass"), YAML) if text else {}
 
 
 def _status(seen: JobPicture, **changes: Any) -> Object:
