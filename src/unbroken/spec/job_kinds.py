@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.spec.job import types as hyperpod
-from unbroken.spec.keys import JOB_LABEL, PYTORCHJOB_LABEL
+from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL, PYTORCHJOB_LABEL
 from unbroken.spec.kubeflow import pytorchjob
 
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -88,6 +88,8 @@ PYTORCHJOB = JobKind(
     end_conditions=("Succeeded", "Failed"),
 )
 BATCH_JOB = JobKind("batch", "v1", "Job", "jobs", "batch.kubernetes.io/job-name")
+OLDER_BATCH_LABELS = frozenset({JOB_NAME_LABEL, "controller-uid"})
+"""Labels of the pods of a batch Job, all that they have of it before Kubernetes 1.27."""
 JOB_SET = JobKind(
     "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "jobset.sigs.k8s.io/jobset-name"
 )
@@ -97,4 +99,5 @@ JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, RAY_CLUSTER)
 
 def is_pod_of_a_job(labels: Mapping[str, str], phase: str | None) -> bool:
     """True if a pod with these labels belongs to a job of any kind and has not ended."""
-    return phase not in ENDED_PHASES and any(kind.pod_label in labels for kind in JOB_KINDS)
+    is_of_one = any(kind.pod_label in labels for kind in JOB_KINDS)
+    return phase not in ENDED_PHASES and (is_of_one or labels.keys() >= OLDER_BATCH_LABELS)
