@@ -110,7 +110,7 @@ def programs(
         running_api(cluster),
         _running(
             *(*UNBROKEN, "cluster-api", "--port", str(free_port()), "--credentials", str(keys)),
-            *("--kubeconfig", str(cluster.kubeconfig)),
+            *("--kubeconfig", str(cluster.kubeconfig), "--node-provider", "machines"),
         ) as server,
     ):
         [line] = read_until(server, lambda line: "cluster_api=" in line)

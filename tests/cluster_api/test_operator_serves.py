@@ -17,6 +17,12 @@ from apiservers import Cluster, free_port
 from cli_calls import UNBROKEN, Cli, read_until
 
 pytestmark = pytest.mark.slow
+GROUP = {
+    "InstanceGroupName": "workers",
+    "InstanceType": "ml.p5.48xlarge",
+    "InstanceCount": 1,
+    "ExecutionRole": "arn:aws:iam::111122223333:role/hyperpod-role",
+}
 
 
 def page(url: str) -> str:
@@ -48,6 +54,8 @@ def test_the_operator_serves_the_cluster_api_and_metrics(
         running = Running(api)
         running.endpoint = address
         assert running.call("DescribeCluster", ClusterName="nobody").code == "ResourceNotFound"
+        refused = running.call("CreateCluster", ClusterName="new", InstanceGroups=[GROUP])
+        assert refused.code == "ResourceLimitExceeded"
         api.close()
         # The operator counts nodes once it has read them, which may be later than it leads.
         running.until(
@@ -81,7 +89,9 @@ def test_the_cluster_api_runs_without_an_operator(
             running = Running(api)
             running.endpoint = line.partition("cluster_api=")[2]
             found = running.call("DescribeCluster", ClusterName="nobody")
+            refused = running.call("CreateCluster", ClusterName="new", InstanceGroups=[GROUP])
         assert found.code == "ResourceNotFound"
+        assert refused.code == "ResourceLimitExceeded"
     finally:
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=60)

@@ -206,6 +206,14 @@ def test_the_cluster_api_has_tls(tls: Object, secret: str | None, made: int, sch
     assert port["name"] == scheme.lower()
 
 
+@pytest.mark.parametrize("provider", ["none", "machines"])
+def test_the_cluster_api_knows_who_makes_machines(provider: str) -> None:
+    found = render({**EVERYTHING, "nodes": {"provider": provider}})
+    for name in ("unbroken-operator", "unbroken-cluster-api"):
+        [container] = pod_of(one_of(found, "Deployment", name))["containers"]
+        assert f"--node-provider={provider}" in container["args"]
+
+
 @pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])
 def test_pods_meet_the_restricted_standard(name: str) -> None:
     """Kubernetes' Pod Security Standards, `restricted`."""

@@ -18,7 +18,7 @@ from unbroken.spec.nodes.values import Action
 from .calls import Call, Object
 from .clusters import require_settled, without
 from .errors import invalid
-from .groups import check_limit, token_places
+from .groups import added, check_limit, token_places
 from .nodes import Instance, instances_of
 from .store import Stored
 
@@ -56,6 +56,7 @@ async def batch_add_cluster_nodes(call: Call) -> Object:
             targets[name] += [] if is_repeated else made
             answer["Successful"] += [_added(stored, name, id) for id in made]
         check_limit(targets)
+        call.require_machines(added(stored.spec.targets, targets))
         annotations = {CLIENT_TOKENS: tokens} if call.text("ClientToken") else {}
         return retargeted(stored.spec, targets), annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import limit_exceeded
 from .store import Store
 
 Object = dict[str, Any]
@@ -23,6 +24,8 @@ class Around:
     region: str
     account: str
     """Account in the ARNs of clusters whose creation was not signed."""
+    makes_machines: bool
+    """As in `ClusterApiOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,16 @@ class Call:
     def store(self) -> Store:
         """Where clusters are."""
         return self.around.store
+
+    def require_machines(self, count: int) -> None:
+        """ResourceLimitExceeded if `count` new machines are needed and nothing makes machines."""
+        if count and not self.around.makes_machines:
+            raise limit_exceeded(
+                f"New instances needed: {count}, but nothing in this Kubernetes cluster "
+                "makes machines. Add nodes with the tools of your cloud: jobs on them need no "
+                "CreateCluster. If a controller of yours makes Machines of unbroken.dev, install "
+                "unbroken with nodes.provider=machines (--node-provider machines)."
+            )
 
     def text(self, name: str) -> str:
         """A member; empty where it was not given."""

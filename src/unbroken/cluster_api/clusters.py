@@ -20,7 +20,7 @@ from unbroken.spec.nodes.values import Recovery
 
 from .calls import Around, Call, Object
 from .errors import conflict, in_use, invalid
-from .groups import check_change, check_limit, check_request, places
+from .groups import added, check_change, check_limit, check_request, places
 from .store import Stored
 from .tags import tags_of
 
@@ -43,6 +43,7 @@ async def create_cluster(call: Call) -> Object:
         for one in groups
     }
     check_limit(targets)
+    call.require_machines(added({}, targets))
     name = call.text("ClusterName")
     spec = ClusterSpec(
         name=name,
@@ -102,6 +103,7 @@ def _updated(call: Call, stored: Stored) -> ClusterSpec:
         raise invalid("A cluster needs at least one instance group; delete the cluster instead")
     targets = {name: ids for name, ids in targets.items() if name not in gone}
     check_limit(targets)
+    call.require_machines(added(spec.targets, targets))
     not_members = ("ClusterName", "InstanceGroups", "InstanceGroupsToDelete")
     others = {key: one for key, one in body.items() if key not in not_members and one is not None}
     recovery = body.get("NodeRecovery") or spec.node_recovery.value

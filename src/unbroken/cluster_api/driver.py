@@ -61,6 +61,9 @@ class ClusterApiOptions:
     region: str = "us-west-2"
     account: str = "000000000000"
     """Account of the ARNs of clusters whose ExecutionRole names none."""
+    makes_machines: bool = True
+    """True if a program in the cluster makes the Machines of Clusters; False: operations that add
+    instances are refused."""
 
 
 @asynccontextmanager
@@ -85,6 +88,7 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
         lambda digits: secrets.token_hex((digits + 1) // 2)[:digits],
         options.region,
         options.account,
+        options.makes_machines,
     )
     service = Service(around, credentials, UsedSignatures(wall()))
     async with _certificate(options.tls) as tls, _listening(service, options, tls) as address:

@@ -112,6 +112,11 @@ def check_limit(targets: Mapping[str, Sequence[str]]) -> None:
         raise limit_exceeded(f"{total} instances in a cluster; at most {INSTANCES_MAX}")
 
 
+def added(held: Mapping[str, Sequence[str]], targets: Mapping[str, Sequence[str]]) -> int:
+    """Number of instances in `targets` that are not among those held."""
+    return sum(len(set(ids) - set(held.get(group) or ())) for group, ids in targets.items())
+
+
 def token_places(cluster_id: str, token: str, group: str, number: int, count: int) -> list[str]:
     """Logical ids that a ClientToken stands for: the same each time that it is sent."""
     return [

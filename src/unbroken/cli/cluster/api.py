@@ -12,6 +12,7 @@ import typer
 
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.errors import SpecError
+from unbroken.spec.nodes.values import NodeProvider
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions, Tls
@@ -45,6 +46,14 @@ def command(
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", help="Private key of --tls-cert (PEM).")
     ] = None,
+    node_provider: Annotated[
+        NodeProvider,
+        typer.Option(
+            "--node-provider",
+            help="Node provider of the operator. Only `machines` makes machines for clusters; with "
+            "another one, CreateCluster and scaling up are refused.",
+        ),
+    ] = NodeProvider.NONE,
     *,
     target: ProgramTarget,
 ) -> None:
@@ -58,7 +67,13 @@ def command(
     from unbroken.cluster_api.driver import ClusterApiOptions
 
     start_logging()
-    options = ClusterApiOptions(credentials, host, port, tls_files(tls_cert, tls_key))
+    options = ClusterApiOptions(
+        credentials,
+        host,
+        port,
+        tls_files(tls_cert, tls_key),
+        makes_machines=node_provider is NodeProvider.MACHINES,
+    )
     target.run("unbroken-cluster-api", partial(_serve, options))
 
 

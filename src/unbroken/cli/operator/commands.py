@@ -75,7 +75,8 @@ def command(
         metrics=metrics.place(),
         without=frozenset(without or ()),
     )
-    work = partial(_work, options, key.place(target), serving.options(), webhook.options())
+    cluster_api = serving.options(repair.node_provider)
+    work = partial(_work, options, key.place(target), cluster_api, webhook.options())
     target.run("unbroken-operator", work)
 
 

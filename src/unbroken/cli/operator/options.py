@@ -14,6 +14,7 @@ from unbroken.cli.app import option
 from unbroken.cli.cluster.api import tls_files
 from unbroken.errors import SpecError
 from unbroken.spec.keys import AGENT
+from unbroken.spec.nodes.values import NodeProvider
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions
@@ -48,15 +49,18 @@ class ClusterApiFlags:
         "--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."
     )
 
-    def options(self) -> ClusterApiOptions | None:
-        """The options of the cluster API; None if it is not served."""
+    def options(self, provider: NodeProvider | None) -> ClusterApiOptions | None:
+        """The options of the cluster API beside a node provider; None if it is not served."""
         from unbroken.cluster_api.driver import ClusterApiOptions
 
         tls = tls_files(self.cluster_api_tls_cert, self.cluster_api_tls_key)
         host, port = self.cluster_api_host, self.cluster_api_port
         if port is None:
             return None
-        return ClusterApiOptions(self.cluster_api_credentials, host, port, tls)
+        makes_machines = provider is NodeProvider.MACHINES
+        return ClusterApiOptions(
+            self.cluster_api_credentials, host, port, tls, makes_machines=makes_machines
+        )
 
 
 @dataclass(frozen=True, slots=True)
