@@ -378,6 +378,7 @@ def test_a_retry_of_boto3_is_carried_out(
                 *(*UNBROKEN, "cluster-api", "--port", "18432"),
                 *("--kubeconfig", str(proxy.kubeconfig(tmp_path / "proxied"))),
                 *("--credentials", str(credentials_file(tmp_path))),
+                *("--node-provider", "machines"),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,6 +13,8 @@ import msgspec
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.generic_resource import create_namespaced_resource
 
+from unbroken.agent_http.sessions import plain_session
+from unbroken.errors import PeerError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -31,6 +33,7 @@ ASK_SECONDS = 5.0
 """Longest wait for an answer of a dashboard."""
 ANSWER_BYTES_MAX = 1024 * 1024
 REFUSAL_BYTES_MAX = 4096
+NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
 STATUS_CHARACTERS, MESSAGE_CHARACTERS = 64, 4096
 
 
@@ -38,7 +41,7 @@ async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
     """Run RayJobs until cancelled."""
     recorder = EventRecorder(client, COMPONENT)
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+    async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
         tasks.create_task(recorder.run())
         tasks.create_task(RayJobs(client, informers, recorder, Dashboard(session)).run())
 
@@ -54,7 +57,7 @@ class JobDetails(msgspec.Struct):
 
 class Dashboard:
     """The API of jobs that each head's dashboard has.  Answers come from a program of a user: they
-    are bounded, and no redirect is followed."""
+    are bounded."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -63,14 +66,14 @@ class Dashboard:
         """Return what the dashboard says of a job; None if it does not answer."""
         try:
             where = f"{url}/api/jobs/{quote(job_id, safe='')}"
-            async with self._session.get(where, allow_redirects=False) as answer:
+            async with self._session.get(where) as answer:
                 if answer.status == 404:
                     return Answer("")
                 if answer.status != 200:
                     return None
                 body = await _beginning(answer, ANSWER_BYTES_MAX)
             found = msgspec.json.decode(body, type=JobDetails)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, RecursionError) as error:
+        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
             log.debug('dashboard=%s reason="%s"', url, error)
             return None
         ended = None if found.end_time is None else found.end_time / 1000
@@ -81,11 +84,11 @@ class Dashboard:
         """Submit a job.  A refusal is logged: the next question shows that the job is unknown."""
         try:
             where = f"{url}/api/jobs/"
-            async with self._session.post(where, json=body, allow_redirects=False) as answer:
+            async with self._session.post(where, json=body) as answer:
                 if answer.status != 200:
                     said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
                     log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except NO_ANSWER as error:
             log.debug('dashboard=%s reason="%s"', url, error)
 
 
