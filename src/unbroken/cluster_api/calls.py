@@ -47,7 +47,7 @@ class Call:
             raise limit_exceeded(
                 f"New instances needed: {count}, but nothing in this Kubernetes cluster "
                 "makes machines. Add nodes with the tools of your cloud: jobs on them need no "
-                "CreateCluster. If a controller of yours makes Machines of unbroken.dev, install "
+                "CreateCluster. If a controller of yours makes Machine objects, install "
                 "unbroken with nodes.provider=machines (--node-provider machines)."
             )
 
