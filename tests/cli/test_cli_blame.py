@@ -40,7 +40,7 @@ def train(case, rank):
     thread = threading.Thread(target=collectives, args=(case, rank, pairs), daemon=True)
     thread.start()
     entries = []
-    while len(entries) < CASES[case][1][rank] or not entries[1]["retired"]:
+    while len(entries) < CASES[case][1][rank] or not all(e["retired"] for e in entries[:2]):
         thread.join(0.02)
         dump = _dump_fr_trace()
         entries = pickle.loads(dump)["entries"]
