@@ -2,6 +2,7 @@
 
 GET /containerLogs/NAMESPACE/POD/CONTAINER?follow&tailLines&...     text
 GET /exec/NAMESPACE/POD/CONTAINER?command=...&stdin&stdout&stderr&tty  WebSocket
+GET /portForward/NAMESPACE/POD?ports=...                              WebSocket
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.listener import Connections, Limits, admitted, bound
 from unbroken.local.node.pods.pod_worker import PodWorker
+from unbroken.local.node.ports import sessions
+from unbroken.local.node.ports.connection import ForwardedPod
 from unbroken.local.node.processes.exec_session import PROTOCOLS, ExecSession, Wanted
 from unbroken.local.node_calls import is_authorized
 
@@ -24,7 +27,7 @@ from .logs import log_options, stream
 PORT = 10250
 """Kubelet's; on a machine where it is taken, any other."""
 LIMITS = Limits(128)
-"""Streams of logs and commands of one node's pods."""
+"""Streams of logs, commands and sessions of port forwarding of one node's pods."""
 Find = Callable[[str, str], PodWorker | None]
 
 
@@ -45,6 +48,7 @@ class NodeServer:
         app.router.add_get("/healthz", _healthz)
         app.router.add_get(f"/containerLogs/{place}", self._logs)
         app.router.add_get(f"/exec/{place}", self._exec)
+        app.router.add_get("/portForward/{namespace}/{pod}", self._forward_ports)
         try:
             (listening,) = await bound(self._node.address, PORT)
         except OSError:
@@ -79,12 +83,16 @@ class NodeServer:
         admitted(request)
         return await handler(request)  # type: ignore[misc, no-any-return]
 
-    def _worker(self, request: web.Request) -> tuple[PodWorker, str]:
-        namespace, pod = request.match_info["namespace"], request.match_info["pod"]
-        container = request.match_info["container"]
-        worker = self._find(namespace, pod)
+    def _pod_worker(self, request: web.Request) -> PodWorker:
+        pod = request.match_info["pod"]
+        worker = self._find(request.match_info["namespace"], pod)
         if worker is None:
             raise web.HTTPNotFound(text=f'pod "{pod}" is not on this node')
+        return worker
+
+    def _worker(self, request: web.Request) -> tuple[PodWorker, str]:
+        pod, container = request.match_info["pod"], request.match_info["container"]
+        worker = self._pod_worker(request)
         names = [c.name for c in worker.machine.all]
         if container not in names:
             raise web.HTTPNotFound(text=f"container {container} is not in pod {pod}")
@@ -129,6 +137,29 @@ class NodeServer:
         socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=0)
         await socket.prepare(request)
         await ExecSession(self._node.launcher, target, wanted).run(socket)
+        return socket
+
+    async def _forward_ports(self, request: web.Request) -> web.StreamResponse:
+        worker = self._pod_worker(request)
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+
+        def address() -> str:
+            return worker.address if self._find(namespace, name) is worker else ""
+
+        pod = ForwardedPod(name, address)
+        socket = web.WebSocketResponse(
+            protocols=sessions.PROTOCOLS, max_msg_size=sessions.MESSAGE_BYTES
+        )
+        if socket.can_prepare(request).protocol == sessions.TUNNEL:
+            await socket.prepare(request)
+            await sessions.SpdySession(pod, socket).run()
+            return socket
+        try:
+            ports = sessions.ports_of(request.query.getall("ports", []))
+        except SpecError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        await socket.prepare(request)
+        await sessions.ChannelSession(pod, socket, ports).run()
         return socket
 
 

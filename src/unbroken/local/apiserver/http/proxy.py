@@ -1,9 +1,10 @@
-"""Logs and exec: passed on to the node of the pod, as kube-apiserver does to kubelet."""
+"""Logs, exec and port forwarding: passed on to the pod's node, as kube-apiserver does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -16,10 +17,19 @@ from unbroken.local.apiserver.store import Store
 from unbroken.local.node_calls import authorization
 
 from .status import ApiError, Object, bad_request
+from .upgrade import SPDY, Upgraded
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Protocols of exec over a WebSocket, the newest first (kubectl 1.31 and later, the Python
 client)."""
+TUNNEL = "SPDY/3.1+portforward.k8s.io"
+"""Port forwarding of kubectl 1.31 and later: a SPDY connection within a WebSocket."""
+FORWARDING = "portforward.k8s.io"
+"""Port forwarding of older clients: the same SPDY connection without a WebSocket."""
+FORWARD_PROTOCOLS = (TUNNEL, "v4.channel.k8s.io")
+"""Protocols of port forwarding over a WebSocket; the second is that of the Python client."""
+FORWARD_BYTES = 2 << 20
+"""Longest message of port forwarding, as on the node."""
 CONNECT_SECONDS = 5.0
 LOG_OPTIONS = (
     "follow",
@@ -58,7 +68,9 @@ class NodeProxy:
     async def forward(
         self, request: web.BaseRequest, subresource: str, pod: Object, store: Store
     ) -> web.StreamResponse:
-        """Answer `pods/NAME/log` or `pods/NAME/exec` with what the pod's node says."""
+        """Answer `log`, `exec` or `portforward` of a pod with what the pod's node says."""
+        if subresource == "portforward":
+            return await self._forward_ports(request, pod, node_address(pod, store))
         meta = pod["metadata"]
         container = container_of(pod, request.query.get("container", ""))
         if subresource == "log" and not pod["spec"].get("nodeName"):
@@ -72,9 +84,7 @@ class NodeProxy:
                 return await self._log(request, f"{base}/containerLogs/{place}")
             return await self._exec(request, f"{base}/exec/{place}")
         except (aiohttp.ClientConnectionError, TimeoutError, PeerError) as error:
-            node = pod["spec"]["nodeName"]
-            text = f"node {node} does not answer: {error}"
-            raise ApiError(503, "ServiceUnavailable", text) from error
+            raise _no_answer(pod, error) from error
 
     async def _log(self, request: web.BaseRequest, url: str) -> web.StreamResponse:
         if request.method != "GET":
@@ -106,21 +116,105 @@ class NodeProxy:
                 "exec is offered over WebSocket only (v5.channel.k8s.io, v4.channel.k8s.io): "
                 "use kubectl 1.31 or later, or a client library that speaks it",
             )
-        offered = request.headers.get("Sec-WebSocket-Protocol", "")
-        chosen = [name for name in PROTOCOLS if name in {p.strip() for p in offered.split(",")}]
-        if not chosen:
-            raise bad_request(f"exec needs one of the subprotocols {', '.join(PROTOCOLS)}")
+        chosen = _chosen(request, "exec", PROTOCOLS)
         query = [(name, value) for name, value in request.query.items() if name != "container"]
         asked = URL(url).with_query(query)
         async with self._client().ws_connect(
-            asked, headers=self._headers(asked), protocols=chosen[:1], max_msg_size=0
+            asked, headers=self._headers(asked), protocols=[chosen], max_msg_size=0
         ) as upstream:
-            downstream = web.WebSocketResponse(protocols=chosen[:1], max_msg_size=0)
+            downstream = web.WebSocketResponse(protocols=[chosen], max_msg_size=0)
             await downstream.prepare(request)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_pump(downstream, upstream))
                 tasks.create_task(_pump(upstream, downstream))
             return downstream
+
+    async def _forward_ports(
+        self, request: web.BaseRequest, pod: Object, base: str
+    ) -> web.StreamResponse:
+        meta, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
+        if phase != "Running":
+            raise bad_request(f"pod {meta['name']} does not run (phase {phase}): no port is open")
+        upgrade = request.headers.get("Upgrade", "").lower()
+        if upgrade == "websocket":
+            chosen = _chosen(request, "port forwarding", FORWARD_PROTOCOLS)
+        elif upgrade == SPDY and request.method == "POST":
+            _check_version(request)
+            chosen = TUNNEL
+        else:
+            raise bad_request(
+                f"port forwarding needs an upgrade to a WebSocket, or a POST with Upgrade: {SPDY}"
+            )
+        url = URL(f"{base}/portForward/{meta['namespace']}/{meta['name']}")
+        asked = url.with_query([("ports", value) for value in request.query.getall("ports", [])])
+        try:
+            upstream = await self._client().ws_connect(
+                asked,
+                headers=self._headers(asked),
+                protocols=[chosen],
+                max_msg_size=FORWARD_BYTES,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise bad_request(f"the node answered {error.status} to {url.path}") from error
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise _no_answer(pod, error) from error
+        async with upstream:
+            if upgrade == SPDY:
+                return await _carry_spdy(request, upstream)
+            downstream = web.WebSocketResponse(protocols=[chosen], max_msg_size=FORWARD_BYTES)
+            await downstream.prepare(request)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_pump(downstream, upstream))
+                tasks.create_task(_pump(upstream, downstream))
+            return downstream
+
+
+def _chosen(request: web.BaseRequest, what: str, known: Sequence[str]) -> str:
+    """The subprotocol of a WebSocket; ApiError 400 if the client offers none of the known ones."""
+    offered = request.headers.get("Sec-WebSocket-Protocol", "")
+    chosen = [name for name in known if name in {p.strip() for p in offered.split(",")}]
+    if not chosen:
+        raise bad_request(f"{what} needs one of the subprotocols {', '.join(known)}")
+    return chosen[0]
+
+
+def _check_version(request: web.BaseRequest) -> None:
+    """ApiError 403, as kubelet has it, if a client without WebSocket offers another protocol."""
+    offered = request.headers.getall("X-Stream-Protocol-Version", [])
+    if FORWARDING not in {name.strip() for value in offered for name in value.split(",")}:
+        text = f"unable to upgrade: none of the protocols {offered} is {FORWARDING}"
+        raise ApiError(403, "Forbidden", text[:1000])
+
+
+def _no_answer(pod: Object, error: Exception) -> ApiError:
+    text = f"node {pod['spec']['nodeName']} does not answer: {error}"
+    return ApiError(503, "ServiceUnavailable", text)
+
+
+async def _carry_spdy(
+    request: web.BaseRequest, upstream: aiohttp.ClientWebSocketResponse
+) -> web.StreamResponse:
+    """Change the connection to SPDY, and carry its bytes to the node and back."""
+    client = Upgraded(request)
+    response = await client.accept({"X-Stream-Protocol-Version": FORWARDING})
+
+    async def carry_up() -> None:
+        with contextlib.suppress(ConnectionError):  # the node has gone
+            while data := await client.read():
+                await upstream.send_bytes(data)
+        await upstream.close()
+
+    async def carry_down() -> None:
+        with contextlib.suppress(ConnectionError):  # the client has left
+            async for message in upstream:
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    await response.write(message.data)
+        client.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(carry_up())
+        tasks.create_task(carry_down())
+    return response
 
 
 Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse

@@ -272,7 +272,7 @@ class ApiServer:
             return _response(request, await handler(request, target, query))
         if sub == "scale" and target.version.scale:
             return _response(request, await self._scale(request, target, query))
-        if resource == "pods" and sub in ("log", "exec"):
+        if resource == "pods" and sub in ("log", "exec", "portforward"):
             entry = get(self._store, target)
             return await self._proxy.forward(request, sub, entry.decode(), self._store)
         if (resource, sub) not in (

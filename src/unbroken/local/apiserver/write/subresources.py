@@ -132,8 +132,7 @@ def not_offered(target: Target) -> ApiError:
     """501 for a subresource that exists in Kubernetes and not here, with what to do instead."""
     advice = {
         "attach": "use `kubectl logs -f` or `kubectl exec`",
-        "portforward": "the pod's ports are open on its own loopback address (status.podIP)",
-        "proxy": "the pod's ports are open on its own loopback address (status.podIP)",
+        "proxy": "use `kubectl port-forward`",
         "token": "the kubeconfig that `unbroken up` wrote holds a token",
         "ephemeralcontainers": "use `kubectl exec`",
         "resize": "delete the pod and create it with other resources",

@@ -1,0 +1,1 @@
+"""Port forwarding: connections from a client of the API to ports of a pod."""
