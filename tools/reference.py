@@ -1,7 +1,6 @@
 """Write the pages of docs/reference/ from the source; with `--check`, compare them instead.
 
-A page whose content has no other source of truth (metrics, for example) is written by hand in
-docs/guide, and a test compares it with the program.
+Pages about programs that run (metrics, endpoints, incidents, ...) are in reference_pages.py.
 """
 
 from __future__ import annotations
@@ -9,13 +8,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
+from reference_json import json_forms
+from reference_pages import code, pages, table
 
 from unbroken.agent.options import OPTIONS as LAUNCHER_OPTIONS
 from unbroken.cli import main
@@ -50,39 +51,19 @@ COMMON_CODES = (
 
 def files() -> Mapping[Path, str]:
     """The pages by path."""
-    pages = {
+    found = {
         "cli.md": ("src/unbroken/cli", cli()),
         "exit-codes.md": ("src/unbroken/cli", exit_codes()),
         "launcher.md": ("src/unbroken/agent/options.py", launcher()),
         "annotations.md": ("src/unbroken/spec/keys.py", annotations()),
         "job.md": ("src/unbroken/spec", job()),
+        "json.md": ("src/unbroken/cli", json_forms(_with_output())),
+        **pages(),
     }
     return {
         FOLDER / name: HEAD.format(source=source) + "\n".join(lines).rstrip() + "\n"
-        for name, (source, lines) in pages.items()
+        for name, (source, lines) in found.items()
     }
-
-
-def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Lines of a Markdown table, and an empty line; nothing without rows."""
-    found = [list(map(_cell, row)) for row in rows]
-    if found:
-        head = list(titles)
-        yield f"| {' | '.join(head)} |"
-        yield f"|{'---|' * len(head)}"
-        yield from (f"| {' | '.join(row)} |" for row in found)
-        yield ""
-
-
-def _cell(text: str) -> str:
-    parts = " ".join(text.replace("|", "\\|").split()).split("`")
-    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]  # outside of code
-    return "`".join(parts)
-
-
-def code(text: str) -> str:
-    """Text as code in a line of Markdown; empty text as it is."""
-    return f"`{text}`" if text else ""
 
 
 # --- Commands
@@ -98,6 +79,13 @@ def commands(found: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def program() -> Any:
     """The `unbroken` command."""
     return typer.main.get_command(main.app)
+
+
+def _with_output() -> Iterator[str]:
+    """The commands that have the option `-o`."""
+    for path, command in commands(program(), ()):
+        if any("-o" in one.opts for one in command.params):
+            yield " ".join(path)
 
 
 def cli() -> Iterator[str]:
@@ -335,13 +323,13 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def run() -> int:
     """Write the pages, or compare them; the exit code."""
-    pages = files()
+    written = files()
     if "--check" not in sys.argv[1:]:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        for path, text in pages.items():
+        for path, text in written.items():
             path.write_text(text)
         return 0
-    old = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
+    old = [path for path, text in written.items() if not path.exists() or path.read_text() != text]
     for path in old:
         print(f"{path.relative_to(ROOT)} is not what `make reference` writes", file=sys.stderr)
     return 1 if old else 0

@@ -17,7 +17,7 @@ from e2e.clusters import Cluster
 from e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-GUIDE = Path(__file__).parents[2] / "docs/guide/metrics.md"
+REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 OPERATOR = "hyperpod_training_operator_jobs_"
 PATIENCE_SECONDS = 40.0
 Labels = dict[str, str]
@@ -121,7 +121,7 @@ def after_the_fault(found: Scrape, one: Job, ours: Labels, remedy: str) -> None:
 
 def the_guide_names_what_is_served(found: Scrape) -> None:
     """Its tables: `name` | labels | meaning."""
-    rows = re.findall(r"^\| `([a-z_A-Z]+)` \| ([^|]*) \|", GUIDE.read_text(), re.M)
+    rows = re.findall(r"^\| `([a-z_A-Z]+)` \| ([^|]*) \|", REFERENCE.read_text(), re.M)
     told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     served: dict[str, set[str]] = {}
     for family in found.families:

@@ -254,19 +254,23 @@ class AgentServer:
             return _detail(error.status, error.reason)
 
     async def _status(self, _: web.Request) -> web.Response:
+        """Answer with the state in the form of HyperPod's agent."""
         return self._status_answer()
 
     def _status_answer(self) -> web.Response:
         return _raw(status_body(self._agent.report(), self._agent.status()))
 
     async def _start(self, request: web.Request) -> web.Response:
+        """Start the workers of an attempt."""
         return self._apply(request, start_command(parse_json(await request.read())))
 
     async def _stop(self, request: web.Request) -> web.Response:
+        """Stop the workers."""
         body = await request.read()
         return self._apply(request, stop_command(parse_json(body) if body.strip() else None))
 
     async def _shutdown(self, request: web.Request) -> web.Response:
+        """Stop the workers and end the agent."""
         return self._apply(request, ShutdownCommand())
 
     def _apply(self, request: web.Request, command: Command) -> web.Response:
@@ -279,13 +283,16 @@ class AgentServer:
         return web.Response()
 
     async def _update(self, request: web.Request) -> web.Response:
+        """Take the addresses of all ranks."""
         self._agent.update(start_command(parse_json(await request.read())))
         return self._status_answer()
 
     async def _report(self, _: web.Request) -> web.Response:
+        """Answer with the agent's newest report: state, workers, faults, steps."""
         return web.Response(text=self._frame, content_type="application/json")
 
     async def _evidence(self, request: web.Request) -> web.Response:
+        """Examine the workers for `?seconds=`, and answer with stacks and system calls."""
         given = request.query.get("seconds", str(EVIDENCE_SECONDS))
         try:
             seconds = float(given)
@@ -301,9 +308,11 @@ class AgentServer:
         return web.Response(text=text, content_type="application/json")
 
     async def _health(self, _: web.Request) -> web.Response:
+        """Answer 200 while the agent runs."""
         return web.json_response({"status": "ok"})
 
     async def _lease(self, request: web.Request) -> web.Response:
+        """Tell another agent of the attempt how long ago all agents certainly ran it."""
         try:
             question = read(PeerQuestion, load(await request.read()), "question")
         except PeerError as error:
@@ -314,9 +323,11 @@ class AgentServer:
         return web.Response(text=dump(write(answer)), content_type="application/json")
 
     async def _imports(self, _: web.Request) -> web.Response:
+        """Answer with the names of modules that the workers import."""
         return web.json_response({"modules": list(self._agent.imports() or ())[:IMPORTS_MAX]})
 
     async def _link(self, request: web.Request) -> web.StreamResponse:
+        """Open the WebSocket by which the operator sends commands and receives reports."""
         if len(self._links) >= LINKS_MAX:
             return _detail(503, f"{LINKS_MAX} operators are linked already")
         channel = web.WebSocketResponse(

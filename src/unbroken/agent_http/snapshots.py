@@ -104,9 +104,11 @@ class SnapshotRoutes:
         router.add_route("PUT", POINT_PATH, self._put, expect_handler=_nothing_yet)
 
     async def _summary(self, _: web.Request) -> web.Response:
+        """Answer with the state of replication: the buddy, the copies sent and held."""
         return web.json_response(self._copies().summary())
 
     async def _list(self, request: web.Request) -> web.Response:
+        """List the copies of a rank's snapshots."""
         copies = self._copies()
         sizes = copies.sizes(_key(request))
         found = [
@@ -116,6 +118,7 @@ class SnapshotRoutes:
         return web.json_response({"node": copies.node(), "snapshots": found})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Send a copy of a snapshot."""
         fd = self._copies().descriptor(_key(request), _point(request))
         if fd is None:
             raise web.HTTPNotFound(reason="no such snapshot is here")
@@ -123,6 +126,7 @@ class SnapshotRoutes:
             return await _give(request, file)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
+        """Receive a copy of a snapshot from another agent."""
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired
@@ -133,6 +137,7 @@ class SnapshotRoutes:
         return web.Response()
 
     async def _agree(self, request: web.Request) -> web.Response:
+        """Exchange with another agent which snapshots are complete."""
         sender, told = _arrival(await request.read())
         name = request.match_info["name"]
         found = await self._copies().agree(name, sender.attempt, sender.node, told)

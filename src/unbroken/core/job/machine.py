@@ -588,7 +588,7 @@ class Job:
         if state.phase is Phase.PREPARING:
             stuck = [state.roster.members[uid] for uid in state.gang.stuck(now, STOP_SECONDS)]
             text = f"the workers have not ended within {STOP_SECONDS:g} s"
-            self._recovery.lose_all(stuck, "StopTimeout", text, now)
+            self._recovery.lose_all(stuck, signals.STOP_TIMEOUT, text, now)
         if self._life.is_start_overdue(now):
             waiting = [state.roster.members[uid] for uid in state.gang.awaited]
             text = f"the agent has not started its workers within {START_SECONDS:g} s"

@@ -25,10 +25,15 @@ class Remedy(Enum):
     """Rungs of the ladder, lowest first."""
 
     IN_PROCESS = "in-process"
+    """Workers that can leave their training function keep their process and call it again."""
     PROCESS = "process"
+    """New worker processes start in the same pods."""
     POD = "pod"
+    """Lost pods are replaced; the other pods stay."""
     JOB = "job"
+    """All pods are replaced."""
     FAIL = "fail"
+    """The job fails: its restart budget is used up, or a restart would repeat the error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""The reference is complete: what is missing in a table of it is an error, not a gap."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from deploy.charts import tool
+
+TOOLS = str(Path(__file__).parents[2] / "tools")
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[ModuleType]:
+    """The module of the pages about programs."""
+    sys.path.insert(0, TOOLS)
+    try:
+        yield tool("reference_pages")
+    finally:
+        sys.path.remove(TOOLS)
+
+
+@pytest.fixture(scope="module")
+def forms(pages: ModuleType) -> ModuleType:
+    """The module of the page about JSON."""
+    return tool("reference_json")
+
+
+def test_a_variable_that_the_table_lacks_is_named(pages: ModuleType) -> None:
+    with pytest.raises(SystemExit, match=r"missing: .*UNBROKEN_DIR.*not in the source: .*NO_SUCH"):
+        pages._compare({"NO_SUCH_VARIABLE"})
+
+
+def test_a_class_of_faults_without_a_docstring_is_named(pages: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="NEW_FAULT"):
+        pages._required([("OLD", "Old", "A text."), ("NEW_FAULT", "New", "")])
+
+
+def test_a_command_whose_json_is_not_described_is_named(forms: ModuleType) -> None:
+    known = {name for names in forms.FORMS for name in names} | forms.FOREIGN.keys()
+    with pytest.raises(SystemExit, match="new-command"):
+        list(forms.json_forms({*known, "new-command"}))
+    assert list(forms.json_forms(known))
+
+
+def test_keys_are_read_from_dictionaries_however_they_are_made(forms: ModuleType) -> None:
+    def answer(rows: list[str]) -> dict[str, object]:
+        lines: list[dict[str, object]] = []
+        for one in rows:
+            lines.append({"text": one})  # noqa: PERF401  (a form that commands have)
+        value = {"lines": lines, "sizes": [{"bytes": len(one)} for one in rows]}
+        value["last"] = rows[-1:] and {"text": rows[-1]}
+        return {**value, "count": len(rows)}
+
+    found = set(forms._of_function(answer))
+    assert found == {
+        "count", "last", "last.text", "lines", "lines[].text", "sizes", "sizes[].bytes",
+    }  # fmt: skip
+
+
+def test_every_metric_has_a_type_labels_and_a_meaning(pages: ModuleType) -> None:
+    rows = [line.split(" | ") for line in pages.metrics() if line.startswith("| `")]
+    assert len(rows) > 40
+    assert [row for row in rows if len(row) != 4 or not row[2] or len(row[3]) < 5] == []

@@ -1,0 +1,487 @@
+"""Pages of docs/reference/ about programs that run: metrics, endpoints, incidents, and others.
+
+tools/reference.py writes them with its own pages.  Each function yields the lines of one page.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+
+from unbroken import worker
+from unbroken.agent_http.server import OPEN_PATHS, AgentServer
+from unbroken.cluster_api.operations import HANDLERS
+from unbroken.core.job.recovery import incidents, ladder, signals
+from unbroken.core.job.watch import unreached
+from unbroken.nodes.tables import read_table
+from unbroken.observe import hyperpod_metrics
+from unbroken.observe.job_metrics import JobMetrics
+from unbroken.observe.node_metrics import NodeMetrics
+from unbroken.observe.program_metrics import (
+    Health,
+    JobHealth,
+    ProgramMetrics,
+    QueueHealth,
+    WatchHealth,
+)
+from unbroken.observe.server import HEALTH_PATH, PATH, PORT
+from unbroken.spec.job import detectors, incident
+from unbroken.spec.nodes.fault_table import FaultEntry, symptom_text
+from unbroken.wire import agent
+from unbroken.wire.proof import HELLO_PATH
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/unbroken"
+VARIABLES = ROOT / "tools/variables.toml"
+OURS = re.compile(r"UNBROKEN_[A-Z_]+")
+Rows = Iterable[Iterable[str]]
+
+
+def table(titles: Iterable[str], rows: Rows) -> Iterator[str]:
+    """Lines of a Markdown table, and an empty line; nothing without rows."""
+    found = [list(map(_cell, row)) for row in rows]
+    if found:
+        head = list(titles)
+        yield f"| {' | '.join(head)} |"
+        yield f"|{'---|' * len(head)}"
+        yield from (f"| {' | '.join(row)} |" for row in found)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    parts = " ".join(text.replace("|", "\\|").split()).split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]  # outside of code
+    return "`".join(parts)
+
+
+def code(text: str) -> str:
+    """Text as code in a line of Markdown; empty text as it is."""
+    return f"`{text}`" if text else ""
+
+
+def described(module: Any, owner: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, value and docstring of the constants of a module, or of a class in it."""
+    body = ast.parse(inspect.getsource(module)).body
+    if owner:
+        (found,) = (one for one in body if isinstance(one, ast.ClassDef) and one.name == owner)
+        body = found.body
+    for one, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(str(after.value.value).split())
+            yield ast.unparse(one.targets[0]), str(one.value.value), text
+
+
+def _required(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    found = list(rows)
+    bare = [name for name, _, text in found if not text]
+    if bare:
+        raise SystemExit(f"no docstring, which the reference needs: {', '.join(bare)}")
+    return found
+
+
+# --- Environment variables
+
+
+def environment() -> Iterator[str]:
+    """Every environment variable that users and workers see."""
+    sections = tomllib.loads(VARIABLES.read_text())["section"]
+    _compare({name for one in sections for name in one["variables"]})
+    yield from ("# Environment variables", "")
+    yield from (
+        "Options of a command line have priority over variables. `PET_OPTION` stands for the",
+        "option `--option` of `unbroken run` and `unbrokenrun`, as in torchrun:",
+        "`PET_NPROC_PER_NODE=2` is `--nproc-per-node 2`.",
+        "",
+    )
+    for one in sections:
+        yield from (f"## {one['title']}", "", one["text"], "")
+        rows = ((code(name), text) for name, text in one["variables"].items())
+        yield from table(("variable", "meaning"), rows)
+
+
+def _compare(known: set[str]) -> None:
+    """SystemExit if the table and the source name different variables."""
+    words = {
+        word
+        for path in SOURCE.rglob("*.py")
+        for word in re.findall(r"\b[A-Z][A-Z0-9_]+\b", path.read_text())
+    }
+    missing = {word for word in words if OURS.fullmatch(word)} - known
+    stale = {name for name in known if name not in words and not name.startswith("OTEL_")}
+    if missing or stale:
+        raise SystemExit(
+            f"{VARIABLES.relative_to(ROOT)}: missing: {sorted(missing)}; not in the source: "
+            f"{sorted(stale)}"
+        )
+
+
+# --- Incidents
+
+
+def incident_classes() -> Iterator[str]:
+    """Classes of faults, and remedies."""
+    yield from (
+        "# Incidents: classes and remedies",
+        "",
+        "`unbroken explain JOB` shows the class of an incident behind its number. Metrics have",
+        "it as the label `fault`. [Read an incident](../guide/incidents.md) explains the rest.",
+        "",
+        "## Faults of a worker",
+        "",
+        "The agent names them, from the exit status, the output and the kernel.",
+        "",
+    )
+    kinds = _required(described(agent, "FaultKind"))
+    yield from table(("class", "meaning"), ((code(value), text) for _, value, text in kinds))
+    mine = [one for one in _required_of(signals) if one[1] not in _DETECTED]
+    mine += [one for one in _required_of(unreached) if one[0] == "NOT_REACHABLE"]
+    yield from ("## Faults of a pod, an agent or a node", "")
+    rows = [
+        (code(value), "yes" if value in signals.POD_LOSSES else "", text) for _, value, text in mine
+    ]
+    yield from table(("class", "the pod is lost", "meaning"), rows)
+    yield from (
+        "## Faults that detectors find",
+        "",
+        "The mode says what a detector may do: only `act` opens an incident.",
+        "[Detectors](../detectors.md) explains the modes.",
+        "",
+    )
+    modes = {
+        signals.BY_DETECTOR[one]: (one.value, mode) for one, mode in detectors.DEFAULTS.items()
+    }
+    rows_found = [
+        (code(value), code(modes[value][0]), code(modes[value][1].value), text)
+        for _, value, text in _required_of(signals)
+        if value in modes
+    ]
+    yield from table(("class", "detector", "mode by default", "meaning"), rows_found)
+    yield from (
+        "## Restarts that are nobody's fault",
+        "",
+        "They are not counted against the [restart budget](../guide/restart-budget.md).",
+        "",
+    )
+    planned = [one for one in _required_of(incident) if one[0] == "PLANNED_MOVE"]
+    free = [one for one in _required_of(incidents) if one[1] in incidents.UNCHARGED]
+    yield from table(("class", "meaning"), ((code(v), text) for _, v, text in (*free, *planned)))
+    yield from _remedies()
+
+
+_DETECTED = set(signals.BY_DETECTOR.values())
+
+
+def _required_of(module: Any) -> list[tuple[str, str, str]]:
+    """The constants of a module that are classes of faults."""
+    found = described(module)
+    return _required(
+        one for one in found if not one[0].startswith("_") and re.fullmatch(r"[A-Z]\w+", one[1])
+    )
+
+
+def _remedies() -> Iterator[str]:
+    yield from (
+        "## Remedies",
+        "",
+        "The rungs of the recovery ladder, lowest first. A fault enters at the lowest rung that",
+        "can help: with a lost pod at `pod`, otherwise at `process` or `in-process`. The [restart",
+        "budget](../guide/restart-budget.md) may demand a higher one.",
+        "",
+    )
+    texts = {value: text for _, value, text in _required(described(incident, "Remedy"))}
+    rows = (
+        (
+            code(rung.remedy.value),
+            texts[rung.remedy.value],
+            rung.replaces.value,
+            "yes" if rung.keeps_processes else "no",
+        )
+        for rung in ladder.RUNGS
+    )
+    yield from table(("remedy", "meaning", "pods replaced", "other processes may stay"), rows)
+
+
+# --- Metrics
+
+
+def metrics() -> Iterator[str]:
+    """Every metric family, with type, labels and meaning."""
+    jobs, nodes, own = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    JobMetrics(jobs, 0.0, lambda: 0.0)
+    NodeMetrics(nodes, 0.0)
+    ProgramMetrics(own, _health)
+    yield from (
+        "# Metrics",
+        "",
+        f"The operator serves these at `{PATH}` of port {PORT}, the local cluster at an address",
+        "that `unbroken status` shows. The agent and the node daemon serve no metrics.",
+        "[The guide](../guide/metrics.md) has the scrape configuration and useful alerts.",
+        "Histograms have the series `_bucket`, `_sum` and `_count`. The Prometheus client library",
+        "adds `process_*` and `python_info`.",
+        "",
+    )
+    for title, text, found in (
+        ("Jobs, by the documented names", DOCUMENTED, _families(jobs, is_ours=False)),
+        ("Jobs", "", _families(jobs, is_ours=True)),
+        ("Nodes", "", _families(nodes)),
+        ("The operator itself", "", _families(own)),
+    ):
+        yield from (f"## {title}", "", *([text, ""] if text else []))
+        yield from table(("name", "labels", "type", "meaning"), found)
+
+
+DOCUMENTED = (
+    "For dashboards made for HyperPod's training operator. `namespace` is added; `cluster_id` and\n"
+    "`cluster_name` are for the scraper to add (`relabel_configs`), as in HyperPod. The public\n"
+    "documentation does not give the unit of the two latencies: here it is seconds. Their buckets\n"
+    "have the plain name, because the dashboards ask for it."
+)
+
+
+def _health() -> Health:
+    """A state in which every family has a sample."""
+    watch = WatchHealth("pods", True, 0, 0, 0, {}, 0.0)
+    queue, job = QueueHealth("nodes", 0, 0, 0), JobHealth(("default", "lm"), 0, 0, 0)
+    return Health(True, (watch,), (queue,), (job,))
+
+
+def _families(
+    registry: CollectorRegistry, *, is_ours: bool | None = None
+) -> list[tuple[str, str, str, str]]:
+    """Name, labels, type and meaning of each family; `is_ours`: only those named `unbroken_`."""
+    found: dict[str, tuple[str, str, str, str]] = {}
+    for collector in list(registry._collector_to_names):
+        families = [collector] if isinstance(collector, MetricWrapperBase) else collector.collect()
+        for one in families:
+            name, labels, kind, text = _family(one)
+            if is_ours is None or name.startswith("unbroken_") == is_ours:
+                found[name] = (code(name), ", ".join(map(code, labels)), kind, text)
+    return list(found.values())
+
+
+def _family(one: Any) -> tuple[str, tuple[str, ...], str, str]:
+    if isinstance(one, MetricWrapperBase):
+        name = one._name if one._type != "counter" else f"{one._name}_total"
+        return name, tuple(one._labelnames), one._type, one._documentation
+    assert isinstance(one, Metric)
+    labels = getattr(one, "_labelnames", None)
+    if labels is None:  # buckets under the plain name
+        return one.name, (*hyperpod_metrics.JOB, "le"), "cumulative buckets", one.documentation
+    name = f"{one.name}_total" if one.type == "counter" else one.name
+    return name, tuple(labels), one.type, one.documentation
+
+
+# --- Faults of nodes
+
+
+def node_faults() -> Iterator[str]:
+    """The table of faults that the node daemon detects."""
+    entries = read_table(None).table.entries
+    yield from (
+        "# Faults of nodes",
+        "",
+        f"The table of the node daemon has {len(entries)} entries. `unbroken faults explain NAME`",
+        "prints one of them, and [the guide](../guide/node-faults.md) says what each action does",
+        "and how to change the table. The action in brackets is taken if the fault comes again",
+        "after a reset or reboot, or as often as the entry says.",
+        "",
+    )
+    classes = list(dict.fromkeys(one.kind for one in entries.values()))
+    for kind in classes:
+        yield from (f"## Class {kind.value}", "")
+        rows = [
+            (code(name), one.title, symptom_text(one), _action(one), one.source)
+            for name, one in entries.items()
+            if one.kind is kind
+        ]
+        yield from table(("name", "fault", "symptom", "action", "source of the action"), rows)
+
+
+def _action(entry: FaultEntry) -> str:
+    often = entry.repeats
+    more = ""
+    if often is not None:
+        more = (
+            f" ({often.action.value} if {often.times} times in {often.within_seconds / 3600:g} h)"
+        )
+    return f"{entry.action.value}{more}"
+
+
+# --- The worker library
+
+
+def worker_library() -> Iterator[str]:
+    """The public names of `unbroken.worker`, with signatures and docstrings."""
+    yield from (
+        "# unbroken.worker",
+        "",
+        "The library for training scripts: `from unbroken import worker`.",
+        "[The guide](../worker-library.md) shows how to use it.",
+        "",
+        *_documentation(worker, ""),
+    )
+    for name in worker.__all__:
+        one = getattr(worker, name)
+        yield from (f"## worker.{name}", "", "```python", _signature(name, one), "```", "")
+        yield from _documentation(one, name)
+        if inspect.isclass(one) and not issubclass(one, BaseException):
+            yield from _members(one, f"worker.{name}")
+        made = {"checkpoints": "Checkpoints"}.get(name)
+        if made:
+            cls = getattr(importlib.import_module(one.__module__), made)
+            yield from ("### The object that it returns", "", *_documentation(cls, made))
+            yield from _members(cls, made)
+
+
+def _signature(name: str, one: Any) -> str:
+    if inspect.isclass(one) and issubclass(one, BaseException):
+        return f"class {name}({one.__bases__[0].__name__})"
+    found = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(one)))
+    if inspect.isclass(one):
+        return f"class {name}" + (found.removesuffix(" -> None") if name in _CONSTRUCTED else "")
+    return f"{name}{found}"
+
+
+_CONSTRUCTED = ("Snapshot",)
+"""Classes of which a script makes objects; functions return those of the others."""
+
+
+def _documentation(one: Any, name: str) -> list[str]:
+    text = inspect.getdoc(one)
+    if not text or text.startswith(f"{name}("):
+        return []
+    lines: list[str] = []
+    is_code = False
+    for part in re.split(r"\n\s*\n", text):
+        was_code, is_code = is_code, part.startswith("    ")
+        if was_code and is_code:
+            lines.insert(-2, f"\n{dedent(part)}")
+        elif is_code:
+            lines += ["```python", dedent(part), "```", ""]
+        else:
+            lines += [part.replace(".  ", ". "), ""]
+    return lines
+
+
+def _members(cls: type, owner: str) -> Iterator[str]:
+    fields = getattr(cls, "__dataclass_fields__", {})
+    if fields:
+        texts = dict(_field_texts(cls))
+        rows = (
+            (code(name), code(str(one.type)), texts.get(name, "")) for name, one in fields.items()
+        )
+        yield from table(("attribute", "type", "meaning"), rows)
+        return
+    for name, one in vars(cls).items():
+        is_shown = inspect.isfunction(one) or isinstance(one, property)
+        if name.startswith("_") or name in _INTERNAL.get(cls.__name__, ()) or not is_shown:
+            continue
+        text = (inspect.getdoc(one) or "").replace(".  ", ". ")
+        shown = name if isinstance(one, property) else _signature(name, one)
+        shown = re.sub(r"\(self(, )?", "(", shown)
+        yield from (f"#### {owner}.{name}", "", "```python", shown, "```", "", text, "")
+
+
+_INTERNAL = {
+    "Snapshot": (
+        "channel", "find", "everyone", "other", "copies", "fetch", "used", "rebind", "complain",
+    ),
+    "Checkpoints": ("restore_newer",),
+}  # fmt: skip
+"""Methods that other parts of the package call, not scripts."""
+
+
+def _field_texts(cls: type) -> Iterator[tuple[str, str]]:
+    (found,) = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body
+    assert isinstance(found, ast.ClassDef)
+    for one, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr):
+            value = after.value
+            if isinstance(value, ast.Constant):
+                yield ast.unparse(one.target), " ".join(str(value.value).split())
+
+
+# --- HTTP endpoints
+
+
+def endpoints() -> Iterator[str]:
+    """Every path that the programs serve."""
+    server = AgentServer(cast(Any, SimpleNamespace(snapshots=None)), None)
+    routes = server._application(has_link=True).router.routes()
+    rows = []
+    for one in routes:
+        if one.method != "HEAD" and one.resource is not None:
+            path = re.sub(r"\{(\w+)(:[^}]*\}?)?\}", r"{\1}", one.resource.canonical)
+            text = (inspect.getdoc(one.handler) or "").partition("\n\n")[0]
+            if not text:
+                raise SystemExit(f"{one.method} {path}: its handler has no docstring")
+            rows.append((one.method, code(path), "no" if path in OPEN_PATHS else "yes", text))
+    rows.append(("GET", code(HELLO_PATH), "no", "Exchange nonces before the first request."))
+    yield from (
+        "# HTTP endpoints",
+        "",
+        "## Agent",
+        "",
+        f"Port {agent.PORT} of each pod (`AGENT_PORT`). The first five paths are those of",
+        "HyperPod's agent 1.1.3. A request must prove that its sender has the job's key, unless",
+        "the job has the annotation `unbroken.dev/agent-auth: none`",
+        "([authentication](../design/agent-authentication.md)).",
+        "",
+        *table(("method", "path", "proof", "meaning"), rows),
+        "## Operator",
+        "",
+        "Options: `--metrics-host`, `--metrics-port`, `--webhook-port`.",
+        "",
+    )
+    yield from table(
+        ("method", "path", "port", "meaning"),
+        (
+            ("GET", code(PATH), str(PORT), "[Metrics](metrics.md) in the format of Prometheus."),
+            ("GET", code(HEALTH_PATH), str(PORT), "200 while the program answers."),
+            (
+                "POST",
+                "a path with a secret",
+                "`--webhook-port`",
+                "[Admission reviews](../guide/validation.md) of the Kubernetes API server, by TLS.",
+            ),
+        ),
+    )
+    yield from (
+        "## Cluster API",
+        "",
+        "`POST /` with the operation in the header `X-Amz-Target: SageMaker.OPERATION`, JSON 1.1,",
+        "signed with Signature Version 4; `GET /healthz` needs no signature.",
+        "[The guide](../guide/cluster-api.md) shows the requests. Operations:",
+        "",
+        *(f"- `{name}`" for name in sorted(HANDLERS)),
+        "",
+    )
+
+
+def pages() -> Mapping[str, tuple[str, Iterable[str]]]:
+    """Source and lines of each page, by file name."""
+    return {
+        "environment.md": ("tools/variables.toml", environment()),
+        "incidents.md": (
+            "src/unbroken/wire/agent.py and src/unbroken/core/job",
+            incident_classes(),
+        ),
+        "metrics.md": ("src/unbroken/observe", metrics()),
+        "node-faults.md": ("src/unbroken/nodes/data/faults.toml", node_faults()),
+        "worker.md": ("src/unbroken/worker", worker_library()),
+        "endpoints.md": ("src/unbroken/agent_http", endpoints()),
+    }
