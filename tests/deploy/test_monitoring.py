@@ -67,7 +67,7 @@ def test_every_alert_says_what_to_do() -> None:
     told = re.findall(r"^### (\w+)$", text, re.MULTILINE)
     assert told == [rule["alert"] for rule in rules()]
     for rule in rules():
-        assert rule["annotations"]["runbook_url"].endswith(f"alerts.md#{rule['alert'].lower()}")
+        assert rule["annotations"]["runbook"] == f"docs/guide/alerts.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("warning", "critical")
         used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert used <= set().union(*(documented()[name] for name in NAME.findall(rule["expr"])))
