@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env
+.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env
 
 setup: $(VENV)/.done
 
@@ -25,6 +25,18 @@ demo-kube: setup
 test: check
 	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
 	    -m "not heavy"
+
+# The wheel of the last commit in clean environments: every Python from 3.11 to 3.14 that this machine has, pip, pipx
+# and uvx, newest and lowest dependencies.  The short form, for CI: this Python by pip, one job of two ranks.
+test-matrix: setup
+	@$(BIN)/python tools/matrix.py
+
+test-matrix-short: setup
+	@$(BIN)/python tools/matrix.py --short
+
+# Wheel and source distribution of the last commit, in build/dist; the same bytes each time.
+dist: setup
+	@$(BIN)/python tools/dist.py
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
 e2e: setup

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -365,8 +364,6 @@ def test_a_packed_chart_holds_all_that_it_reads(tmp_path: Path) -> None:
 def test_chart_images_and_package_have_one_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["version"] == about["appVersion"] == __version__
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["version"] == __version__
     for guide in ("docs/guide/install.md", "deploy/Containerfile"):
         named = set(re.findall(r"unbroken(?:-training)?:([0-9][\w.]*)", (ROOT / guide).read_text()))
         assert named == {__version__}, guide
