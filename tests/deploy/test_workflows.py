@@ -1,0 +1,84 @@
+"""The workflows and forms for GitHub, as far as they can be tried without GitHub."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from apiservers import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PINNED = re.compile(r"[\w.-]+/[\w.-]+@v\d+\.\d+\.\d+")
+
+
+def read(path: Any) -> dict[Any, Any]:
+    """A workflow; YAML reads its key `on` as true."""
+    found: dict[Any, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def steps() -> Iterator[dict[str, Any]]:
+    """Every step of every workflow."""
+    for path in WORKFLOWS:
+        for job in read(path)["jobs"].values():
+            yield from job["steps"]
+
+
+def test_actions_are_pinned_by_a_full_version() -> None:
+    used = [one["uses"] for one in steps() if "uses" in one]
+    assert len(used) > 10
+    assert [one for one in used if not PINNED.fullmatch(one)] == []
+
+
+def test_workflows_call_only_what_is_there() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(one["run"] for one in steps() if "run" in one)
+    called = set(re.findall(r"\bmake ([a-z-]+)", commands))
+    assert {"test", "docs"} <= called <= targets
+    for name in re.findall(r"\btools/[\w.-]+", commands):
+        found = ROOT / name
+        assert found.is_file(), name
+        assert found.suffix == ".py" or found.stat().st_mode & stat.S_IXUSR, name
+    for path in re.findall(r"\bdeploy/[\w./-]+", commands):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: str(path.stem))
+def test_a_workflow_has_few_rights_and_an_end(path: Any) -> None:
+    found = read(path)
+    assert found["permissions"] == {"contents": "read"}
+    assert "pull_request_target" not in found[True]
+    for name, job in found["jobs"].items():
+        assert job["runs-on"] == "ubuntu-24.04", name
+        for step in job["steps"]:
+            # An expression in a script is text that others choose; it goes through `env`.
+            assert "${{" not in step.get("run", ""), name
+    needs = {one for job in found["jobs"].values() for one in [job.get("needs")] if one}
+    assert needs <= found["jobs"].keys()
+
+
+def test_a_release_needs_no_stored_password() -> None:
+    release = read(ROOT / ".github/workflows/release.yml")
+    assert release[True]["push"] == {"tags": ["v[0-9]+.[0-9]+.[0-9]+"]}
+    assert release["jobs"]["pypi"]["permissions"] == {"id-token": "write"}
+    secrets = set(re.findall(r"secrets\.(\w+)", str(release)))
+    assert secrets == {"GITHUB_TOKEN"}
+    targets = {one["target"] for one in release["jobs"]["images"]["strategy"]["matrix"]["include"]}
+    stages = set(re.findall(r" AS (\w+)", (ROOT / "deploy/Containerfile").read_text()))
+    assert targets == {"operator", "training"}
+    assert targets <= stages
+
+
+def test_issue_forms_ask_for_something() -> None:
+    for name in ("bug", "feature"):
+        form = read(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
+        assert form["name"]
+        assert form["description"]
+        ids = [one["id"] for one in form["body"]]
+        assert len(ids) == len(set(ids)) > 1
+        assert any(one.get("validations", {}).get("required") for one in form["body"])
