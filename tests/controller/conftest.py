@@ -31,6 +31,9 @@ GROUPS = {
     "rayclusters": "apis/ray.io/v1",
     "rayjobs": "apis/ray.io/v1",
     "fitjobs": "apis/fit.example/v1",
+    "jobs": "apis/batch/v1",
+    "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
+    "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "workloads": "apis/kueue.x-k8s.io/v1beta2",
 }
 

@@ -9,9 +9,24 @@ from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
-from unbroken.operator.resume.views import node_state, picture, pod_state, read_record, write_record
-from unbroken.spec.job_kinds import PYTORCHJOB
-from unbroken.spec.keys import RESUME_COUNT, RESUME_PODS, RESUME_TIME
+from unbroken.operator.resume.views import (
+    concerns,
+    node_state,
+    picture,
+    pod_state,
+    read_record,
+    write_record,
+)
+from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, JobKind
+from unbroken.spec.keys import (
+    AUTO_RESUME,
+    MAX_RETRIES,
+    QUEUE,
+    RESUME_COUNT,
+    RESUME_PODS,
+    RESUME_SUSPENDED,
+    RESUME_TIME,
+)
 
 
 def node(**parts: object) -> PodNode:
@@ -66,6 +81,34 @@ def test_a_job_that_is_over_is_left_alone(job: dict[str, object], is_over: bool)
     assert found.is_over is is_over
 
 
+OWNER = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "above"}
+BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "2"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "said"),
+    [
+        (JOB_SET, {"ownerReferences": [{**OWNER, "controller": True}]}, "TrainJob above"),
+        (JOB_SET, {"ownerReferences": [OWNER]}, ""),
+        (TRAIN_JOB, {"labels": {QUEUE: "team-a"}}, "Kueue"),
+        (PYTORCHJOB, {"labels": {QUEUE: "team-a"}}, ""),
+    ],
+    ids=["of a TrainJob", "known by a TrainJob", "in a queue", "PyTorchJob in a queue"],
+)
+def test_a_job_that_must_not_be_restarted_by_itself_says_why(
+    kind: JobKind, metadata: dict[str, object], said: str
+) -> None:
+    job = {"metadata": {"name": "lm", "annotations": BOTH, **metadata}}
+    found = picture(kind, job, (), {})
+    assert found.resume.is_wanted is not bool(said)
+    assert [said in problem for problem in found.problems] == ([True] if said else [])
+
+
+def test_a_suspended_job_concerns_auto_resume_until_it_runs_again() -> None:
+    assert concerns({"metadata": {"annotations": {RESUME_SUSPENDED: "true"}}})
+    assert not concerns({"metadata": {"annotations": {RESUME_COUNT: "1"}}})
+
+
 UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
 
 
@@ -78,6 +121,7 @@ UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
         pods=UIDS,
         nodes=UIDS,
         exhausted=st.text(max_size=9),
+        is_suspended=st.booleans(),
     )
 )
 def test_a_record_is_read_as_it_was_written(record: Record) -> None:

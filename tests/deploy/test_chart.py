@@ -277,13 +277,15 @@ def test_selectors_find_what_they_are_about() -> None:
 
 
 def test_what_is_off_leaves_no_right_and_no_option() -> None:
-    found = render({"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}})
+    resuming = {name: part.resumes.plural for name, part in PARTS.items() if part.resumes}
+    off = {"enabled": False}
+    found = render({"nodes": off, **dict.fromkeys(resuming.values(), off)})
     (role,) = of_kind(found, "ClusterRole", "unbroken-operator")
     kinds = {resource for rule in role["rules"] for resource in rule["resources"]}
-    assert not kinds & {"machines", "nodechecks", "clusters", "pytorchjobs"}
+    assert not kinds & {"machines", "nodechecks", "clusters", *resuming.values()}
     assert "customresourcedefinitions" not in kinds
     given = arguments(found)
-    assert {"--without=nodes", "--without=pytorchjobs"} <= set(given)
+    assert {"--without=nodes", *(f"--without={name}" for name in resuming)} <= set(given)
     assert not [one for one in given if one.startswith(("--node-", "--repair-", "--check-"))]
 
 

@@ -22,8 +22,10 @@ import yaml
 from apiservers import free_port
 from cluster_api.api_program import Running, credentials_file
 from cluster_logs import assert_no_errors
+from controller.jobset_standin import definitions as job_set_definitions
+from controller.jobset_standin import job_set, train_job
 from controller.kueue_definitions import definitions
-from controller.pytorchjobs import DEFINITION, pytorchjob
+from controller.pytorchjobs import BOTH, DEFINITION, pytorchjob
 from controller.realkube import Node
 from controller.trained_jobs import Job, until
 from deploy.charts import NAMESPACE, Object, arguments, render
@@ -48,6 +50,8 @@ KEPT = 52
 """Incidents that are two more than an operator keeps of a job (core/job/recovery/incidents)."""
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 NODES = "/api/v1/nodes"
 ROLE = "arn:aws:iam::123456789012:role/worker"
@@ -126,7 +130,8 @@ def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
         "metrics": {"enabled": False},
     }
     plane.install(values)
-    for one in (yaml.safe_load(DEFINITION.read_text()), *definitions("v1beta2")):
+    kinds = (yaml.safe_load(DEFINITION.read_text()), *job_set_definitions())
+    for one in (*kinds, *definitions("v1beta2")):
         plane.api.post(DEFINITIONS, one).done()
     found = render(values)
     with ExitStack() as stack:
@@ -413,6 +418,27 @@ def test_a_pytorchjob_is_resumed(world: World) -> None:
         lambda one: one["metadata"].get("deletionTimestamp"),
     )
     plane.wait(f"{PYTORCHJOBS}/kf", lambda one: len(one["metadata"]["annotations"]) > 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [(TRAINJOBS, train_job(annotations=BOTH)), (JOBSETS, job_set(1, 0, annotations=BOTH))],
+    ids=["TrainJob", "JobSet"],
+)
+def test_jobs_are_suspended_for_their_restart(world: World, path: str, job: Object) -> None:
+    """The test is their controllers, as far as to make a pod that is owned by a batch Job."""
+    plane, name = world.plane, f"{job['kind']}-0".lower()
+    plane.api.post(path, {**job, "metadata": {**job["metadata"], "name": name}}).done()
+    machine(world, name)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "x", "controller": True}
+    metadata = {"name": name, "labels": {"jobset.sigs.k8s.io/jobset-name": name}}
+    metadata["ownerReferences"] = [owner]
+    spec = {"nodeName": name, "containers": [{"name": "node", "image": "any"}]}
+    plane.api.within("default").post("pods", {"metadata": metadata, "spec": spec}).done()
+    label(world, name, "UnschedulablePendingReboot")
+    plane.wait(f"{path}/{name}", lambda one: one["spec"].get("suspend"))
+    plane.api.within("default").delete(f"pods/{name}", gracePeriodSeconds=0).done()
+    plane.wait(f"{path}/{name}", lambda one: one["spec"].get("suspend") is False)
 
 
 # --- queues

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from unbroken.spec.job_kinds import HYPERPOD_JOB, JOB_KINDS, PYTORCHJOB, RAY_CLUSTER, JobKind
+from unbroken.spec.job_kinds import (
+    HYPERPOD_JOB,
+    JOB_KINDS,
+    JOB_SET,
+    PYTORCHJOB,
+    RAY_CLUSTER,
+    TRAIN_JOB,
+    JobKind,
+    controller_of,
+)
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS, ids=lambda kind: kind.name)
@@ -35,3 +44,22 @@ def test_a_job_has_ended_by_a_condition_of_its_kind(
     job = {"status": {"conditions": [{"type": type, "status": status}]}}
     assert PYTORCHJOB.has_ended(job) is has_ended
     assert not RAY_CLUSTER.has_ended(job)
+
+
+def test_a_job_says_how_it_has_ended() -> None:
+    job = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    assert TRAIN_JOB.end_of(job) == "Complete"
+    assert JOB_SET.end_of(job) == ""
+    assert TRAIN_JOB.end_of({"status": None}) == ""
+
+
+def test_an_object_is_controlled_by_a_job_of_any_kind() -> None:
+    def owned(**more: Any) -> dict[str, Any]:
+        owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "lm"}
+        return {"metadata": {"ownerReferences": [{**owner, "controller": True, **more}]}}
+
+    assert controller_of(owned()) == (TRAIN_JOB, "lm")
+    assert controller_of(owned(apiVersion="trainer.kubeflow.org/v9")) == (TRAIN_JOB, "lm")
+    for other in ({"controller": False}, {"kind": "Runtime"}, {"apiVersion": "v1"}):
+        assert controller_of(owned(**other)) is None
+    assert controller_of({"metadata": {}}) is None

@@ -1,7 +1,9 @@
 """Restarts a job whose node or pod is lost: when, how often, and which pods are deleted.  Pure.
 
 It deletes pods and nothing else: the program that runs the job (Kubeflow's operator, or that of
-the local cluster) makes them anew, so that both can work side by side.
+the local cluster) makes them anew, so that both can work side by side.  Where that program counts
+deleted pods as failures, the job is suspended instead, and runs again once none of its pods is left
+(`Picture.by_suspension`).
 
 - Before it deletes a pod, it writes the uids of all pods of the job and the raised count into the
   annotations of the job.  That write, made only if the job is unchanged, is the decision.  Only
@@ -9,6 +11,8 @@ the local cluster) makes them anew, so that both can work side by side.
 - Signs from the same pods are consequences of the fault that was decided on.  Signs from other pods
   wait `WINDOW_SECONDS` for more, so that the node is blamed and not the first of its pods.
 - A pod is deleted by force only if its node is fenced or gone: else it might still be training.
+- The write of a decision suspends the job, if it is to be suspended, and the one that ends its
+  suspension says so in the record: a new operator knows whose suspension it is.
 
 Each step gets all that is known of the job (`Picture`); an old picture leads to the same orders.
 """
@@ -42,7 +46,12 @@ RESTARTING = "Restarting"
 EXHAUSTED = "AutoResumeExhausted"
 AGAIN = "AutoResumeWaiting"
 INVALID = "AutoResumeInvalid"
+LIFTED = "AutoResumeLifted"
+STALLED = "AutoResumeStalled"
+TOO_LATE = "AutoResumeTooLate"
 ENDED = frozenset({"Succeeded", "Failed"})
+FAILED = "Failed"
+"""Type of the condition of a failed job, also a phase of a pod."""
 OWN_DEADLINE = "DeadlineExceeded"
 """Reason of a pod that ended by its own `activeDeadlineSeconds`: no fault."""
 
@@ -100,6 +109,8 @@ class Record:
     moved: nothing keeps pods off the node, and each restart would end there."""
     exhausted: str = ""
     """The fault that found no retry left."""
+    is_suspended: bool = False
+    """The job is suspended until the pods of before the latest restart are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,13 @@ class Picture:
     problems: tuple[str, ...] = ()
     is_over: bool = False
     """The job has ended, is suspended, or is being deleted."""
+    by_suspension: bool = False
+    """A restart suspends the job and deletes none of its pods: whoever makes them does."""
+    is_suspended: bool = False
+    is_leaving: bool = False
+    """The job is being deleted."""
+    ended_as: str = ""
+    """Type of the condition that says that the job has ended; empty: it has not."""
     pods: tuple[PodState, ...] = ()
     nodes: Mapping[str, PodNode] | None = None
     """The pods' nodes by name; a pod's node that is missing here is certainly gone."""
@@ -132,6 +150,8 @@ class WriteResumeRecord:
 
     record: Record
     version: str
+    suspends: bool | None = None
+    """Suspend the job, or let it run again, by the same write; None: neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +203,7 @@ class AutoResume:
         self._recovered: set[str] = set()
         """Nodes that were seen healthy since that restart."""
         self._is_again_told = False
+        self._is_stall_told = False
 
     def deadline(self) -> float | None:
         """When to call `step` again without a change; None: only after a change."""
@@ -195,12 +216,16 @@ class AutoResume:
         if seen.problems != self._said:
             effects += [Say(INVALID, problem) for problem in seen.problems]
             self._said = seen.problems
+        if seen.record.is_suspended:
+            self._since = None
+            return effects + self._hold(seen, now)
         if seen.is_over or not seen.resume.is_wanted:
             self._since = None
-            return effects
+            return effects + self._tell_of_failure(seen, now)
         self._note_recoveries(seen)
         condemned = [pod for pod in seen.pods if pod.uid in seen.record.pods]
-        effects += self._remove(seen, condemned, now)
+        if not seen.by_suspension:
+            effects += self._remove(seen, condemned, now)
         others = [pod for pod in seen.pods if pod.uid not in seen.record.pods]
         again = [pod for pod in others if self._is_again(seen, pod)]
         if again and not self._is_again_told:
@@ -214,6 +239,7 @@ class AutoResume:
             self._at = seen.record.at
             self._recovered.clear()
             self._is_again_told = False
+            self._is_stall_told = False
         for name in seen.record.nodes:
             node = (seen.nodes or {}).get(name)
             if node is not None and not node.trouble:
@@ -245,9 +271,13 @@ class AutoResume:
         number = record.count + 1
         pods = frozenset(pod.uid for pod in seen.pods)
         unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
-        done = f"deletes {all_of(len(pods), 'pod')} (restart {number} of at most {most})"
+        record = Record(number, fault, now, pods, unhealthy, is_suspended=seen.by_suspension)
+        done = f"deletes {all_of(len(pods), 'pod')}"
+        if seen.by_suspension:
+            done = f"suspends it until its pods ({len(pods)}) are gone"
+        done += f" (restart {number} of at most {most})"
         return [
-            WriteResumeRecord(Record(number, fault, now, pods, unhealthy), seen.version),
+            WriteResumeRecord(record, seen.version, suspends=True if seen.by_suspension else None),
             Say(seen.kind + RESTARTING, f"{seen.title} is restarting because {fault}: {done}"),
         ]
 
@@ -326,8 +356,76 @@ class AutoResume:
                 effects.append(AskForFence(node.name, f"pod {pod.name} of {seen.title}"))
         return effects
 
+    # --- holding a job suspended
+
+    def _hold(self, seen: Picture, now: float) -> list[ResumeEffect]:
+        """Keep the job suspended until none of its pods is left, then let it run again."""
+        record = seen.record
+        if seen.is_leaving:
+            return []
+        self._look_at(now + RESEND_SECONDS)
+        if seen.ended_as:
+            is_failed = seen.ended_as == FAILED
+            ended = replace(record, is_suspended=False, exhausted=record.fault if is_failed else "")
+            told = [_too_late(seen, record.fault)] if is_failed else []
+            return [WriteResumeRecord(ended, seen.version), *told]
+        if not seen.is_suspended:
+            lifted = replace(record, is_suspended=False, pods=frozenset())
+            text = (
+                f"{seen.title} was let run by somebody else before all of its pods were gone: "
+                "ranks of before and after the restart may meet"
+            )
+            return [WriteResumeRecord(lifted, seen.version), Say(LIFTED, text)]
+        left = [pod for pod in seen.pods if pod.phase not in ENDED]
+        if not left:
+            kept = frozenset(pod.uid for pod in seen.pods)
+            free = replace(record, is_suspended=False, pods=kept)
+            return [WriteResumeRecord(free, seen.version, suspends=False)]
+        effects = self._remove(seen, (pod for pod in left if pod.ends_by is not None), now)
+        return effects + self._tell_of_stall(seen, left, now)
+
+    def _tell_of_stall(self, seen: Picture, left: list[PodState], now: float) -> list[ResumeEffect]:
+        """Say once that pods of a suspended job are not deleted by whoever made them."""
+        staying = sorted(pod.name for pod in left if pod.ends_by is None)
+        if not staying or self._is_stall_told:
+            return []
+        if seen.record.at is not None and now < seen.record.at + STUCK_SECONDS:
+            return []
+        self._is_stall_told = True
+        text = (
+            f"{seen.title} is suspended for a restart, and nobody deletes "
+            f"{counted(len(staying), 'pod')} of it ({', '.join(staying[:3])}): "
+            f"is the controller of {seen.kind}s running?"
+        )
+        return [Say(STALLED, text)]
+
+    def _tell_of_failure(self, seen: Picture, now: float) -> list[ResumeEffect]:
+        """Say once that the job has failed by the loss that a restart would have answered."""
+        is_ours = seen.by_suspension and seen.resume.is_wanted and not seen.record.exhausted
+        if not is_ours or seen.is_leaving or seen.ended_as != FAILED:
+            return []
+        # A pod that failed without a reason is no loss: its Job has ended it, or its program has.
+        pods = [pod for pod in seen.pods if pod.reason or pod.phase != "Failed"]
+        pods = [pod for pod in pods if pod.uid not in seen.record.pods]
+        signs = [sign for pod in pods for sign in self._signs(seen, pod, now)]
+        self._deadline = None
+        if not signs:
+            return []
+        fault = _words(signs)
+        record = replace(seen.record, exhausted=fault)
+        return [WriteResumeRecord(record, seen.version), _too_late(seen, fault)]
+
     def _look_at(self, time: float) -> None:
         self._deadline = time if self._deadline is None else min(self._deadline, time)
+
+
+def _too_late(seen: Picture, fault: str) -> Say:
+    text = (
+        f"{seen.title} failed before it could be restarted ({fault}): a lost pod counts against "
+        "the backoffLimit of its Job, which must be higher than the number of pods, or ignore "
+        "the condition DisruptionTarget in its podFailurePolicy"
+    )
+    return Say(TOO_LATE, text)
 
 
 def _again_words(seen: Picture, pods: list[PodState]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightkube.generic_resource import GenericNamespacedResource
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.spec.job_kinds import JobKind
+from unbroken.spec.times import time_seconds
 
 
 def job_of(item: HasMetadata, kind: JobKind) -> Key | None:
@@ -21,6 +23,15 @@ def is_owned(item: HasMetadata, uid: str) -> bool:
     """True if an owner reference of the object names the uid."""
     metadata: Any = item.metadata
     return any(owner.uid == uid for owner in (metadata and metadata.ownerReferences) or ())
+
+
+def _is_below(pod: Pod, owner: str, since: float) -> bool:
+    """True if an object of the kind `owner` controls the pod, made at `since` or later."""
+    metadata: Any = pod.metadata
+    made = metadata.creationTimestamp
+    owners = metadata.ownerReferences or ()
+    is_owned_so = any(one.controller and one.kind == owner for one in owners)
+    return is_owned_so and made is not None and made.timestamp() >= since
 
 
 class JobPods:
@@ -49,6 +60,19 @@ class JobPods:
     def of(self, key: Key, uid: str) -> list[Pod]:
         """List the pods that belong to the job of this uid."""
         return [pod for pod in self._pods.get(key, {}).values() if is_owned(pod, uid)]
+
+    def of_job(self, job: GenericNamespacedResource) -> list[Pod]:
+        """List the pods of a job object.
+
+        Where other objects own the pods, those of this name that are older than the job belong to
+        a job of before that had its name.
+        """
+        metadata, owner = job["metadata"], self._kind.pod_owner
+        key = key_of(job)
+        if not owner:
+            return self.of(key, str(metadata.get("uid") or ""))
+        since = time_seconds(metadata["creationTimestamp"])
+        return [pod for pod in self._pods.get(key, {}).values() if _is_below(pod, owner, since)]
 
     def jobs_on(self, node: str) -> list[Key]:
         """List the jobs that have pods on a node."""

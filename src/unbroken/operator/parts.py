@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
+from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, JobKind
 from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_GROUP, OWN_GROUP
 from unbroken.spec.nodes.values import NodeProvider
 
@@ -64,6 +64,8 @@ class PartName(StrEnum):
     DEFINITIONS = "definitions"
     NODES = "nodes"
     PYTORCHJOBS = "pytorchjobs"
+    TRAINJOBS = "trainjobs"
+    JOBSETS = "jobsets"
     QUEUES = "queues"
     WEBHOOK = "webhook"
     CLUSTER_API = "cluster-api"
@@ -155,6 +157,8 @@ PARTS: Mapping[PartName, Part] = {
         ),
     ),
     PartName.PYTORCHJOBS: _resuming(PYTORCHJOB),
+    PartName.TRAINJOBS: _resuming(TRAIN_JOB),
+    PartName.JOBSETS: _resuming(JOB_SET),
     PartName.QUEUES: Part(
         help="Lets jobs wait in Kueue's queues.",
         needs="Kueue",

@@ -15,6 +15,8 @@ from unbroken.spec.job import types as hyperpod
 from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL, PYTORCHJOB_LABEL
 from unbroken.spec.kubeflow import pytorchjob
 
+FAILED = "Failed"
+"""Type of the condition of a job that has failed, of every kind that has one."""
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that has ended."""
 
@@ -34,6 +36,11 @@ class JobKind:
     """Path of the boolean that suspends a job."""
     end_conditions: tuple[str, ...] = ()
     """Types of conditions: one that is True says that the job has ended."""
+    pod_owner: str = ""
+    """Kind of the objects that own the job's pods; empty: the job itself."""
+    restarts_by_suspension: bool = False
+    """Auto-resume suspends the job until its pods are gone; it deletes no pods, because whoever
+    makes them counts a deleted pod as a failure."""
 
     @property
     def path(self) -> str:
@@ -69,11 +76,13 @@ class JobKind:
 
     def has_ended(self, job: Mapping[str, Any]) -> bool:
         """True if a condition of the job object says that the job has ended."""
+        return bool(self.end_of(job))
+
+    def end_of(self, job: Mapping[str, Any]) -> str:
+        """Return the type of the condition that says that the job has ended; empty: it has not."""
         conditions = (job.get("status") or {}).get("conditions") or ()
-        return any(
-            one.get("type") in self.end_conditions and one.get("status") == "True"
-            for one in conditions
-        )
+        types = (one.get("type") for one in conditions if one.get("status") == "True")
+        return next((type for type in types if type in self.end_conditions), "")
 
 
 HYPERPOD_JOB = JobKind(
@@ -85,16 +94,38 @@ PYTORCHJOB = JobKind(
     *(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.KIND, pytorchjob.PLURAL),
     pod_label=PYTORCHJOB_LABEL,
     suspend_field="spec.runPolicy.suspend",
-    end_conditions=("Succeeded", "Failed"),
+    end_conditions=("Succeeded", FAILED),
 )
 BATCH_JOB = JobKind("batch", "v1", "Job", "jobs", "batch.kubernetes.io/job-name")
 OLDER_BATCH_LABELS = frozenset({JOB_NAME_LABEL, "controller-uid"})
 """Labels of the pods of a batch Job, all that they have of it before Kubernetes 1.27."""
 JOB_SET = JobKind(
-    "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "jobset.sigs.k8s.io/jobset-name"
+    *("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
+    pod_label="jobset.sigs.k8s.io/jobset-name",
+    end_conditions=("Completed", FAILED),
+    pod_owner=BATCH_JOB.name,
+    restarts_by_suspension=True,
+)
+TRAIN_JOB = JobKind(
+    *("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs"),
+    # Its JobSet has its name (kubeflow/trainer 2.3, runtime/framework/plugins/jobset/jobset.go).
+    pod_label=JOB_SET.pod_label,
+    end_conditions=("Complete", FAILED),
+    pod_owner=BATCH_JOB.name,
+    restarts_by_suspension=True,
 )
 RAY_CLUSTER = JobKind("ray.io", "v1", "RayCluster", "rayclusters", "ray.io/cluster")
-JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, RAY_CLUSTER)
+JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)
+
+
+def controller_of(thing: Mapping[str, Any]) -> tuple[JobKind, str] | None:
+    """Return the job that controls an object, as its kind and name; None: no job does."""
+    for owner in thing["metadata"].get("ownerReferences") or ():
+        group = str(owner.get("apiVersion") or "").rpartition("/")[0]
+        for kind in JOB_KINDS:
+            if owner.get("controller") and (group, owner.get("kind")) == (kind.group, kind.name):
+                return kind, str(owner.get("name") or "")
+    return None
 
 
 def is_pod_of_a_job(labels: Mapping[str, str], phase: str | None) -> bool:

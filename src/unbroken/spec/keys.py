@@ -197,6 +197,8 @@ RESUME_COUNT, RESUME_FAULT, RESUME_TIME, RESUME_PODS, RESUME_NODES, RESUME_EXHAU
 """Annotations by the operator's auto-resume: restarts so far; cause and time of the latest, the
 uids of the pods that it removes, the nodes that were unhealthy; the cause that found no retry
 left."""
+RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
+"""Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
 
 # --- Kueue
 

@@ -10,6 +10,16 @@
 {{- if .Values.pytorchjobs.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Resumes TrainJobs (auto-resume). `true` or empty. */}}
+{{- define "unbroken.trainjobs" -}}
+{{- if .Values.trainjobs.enabled }}true{{ end }}
+{{- end }}
+
+{{/* Resumes JobSets (auto-resume). `true` or empty. */}}
+{{- define "unbroken.jobsets" -}}
+{{- if .Values.jobsets.enabled }}true{{ end }}
+{{- end }}
+
 {{/* Lets jobs wait in Kueue's queues. `true` or empty. */}}
 {{- define "unbroken.queues" -}}
 {{- if .Values.kueue.enabled }}true{{ end }}
@@ -32,6 +42,12 @@
 {{- end }}
 {{- if not (include "unbroken.pytorchjobs" .) }}
 - --without=pytorchjobs
+{{- end }}
+{{- if not (include "unbroken.trainjobs" .) }}
+- --without=trainjobs
+{{- end }}
+{{- if not (include "unbroken.jobsets" .) }}
+- --without=jobsets
 {{- end }}
 {{- if not (include "unbroken.queues" .) }}
 - --without=queues
@@ -68,6 +84,18 @@
 # Resumes PyTorchJobs (auto-resume).
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
+  verbs: [list, watch, patch]
+{{- end }}
+{{- if include "unbroken.trainjobs" . }}
+# Resumes TrainJobs (auto-resume).
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: [list, watch, patch]
+{{- end }}
+{{- if include "unbroken.jobsets" . }}
+# Resumes JobSets (auto-resume).
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
   verbs: [list, watch, patch]
 {{- end }}
 {{- if include "unbroken.queues" . }}
@@ -127,6 +155,20 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [pytorchjobs.kubeflow.org]
+  verbs: [list, watch]
+{{- end }}
+{{- if include "unbroken.trainjobs" . }}
+# Resumes TrainJobs (auto-resume).
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [trainjobs.trainer.kubeflow.org]
+  verbs: [list, watch]
+{{- end }}
+{{- if include "unbroken.jobsets" . }}
+# Resumes JobSets (auto-resume).
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [jobsets.jobset.x-k8s.io]
   verbs: [list, watch]
 {{- end }}
 {{- if include "unbroken.queues" . }}

@@ -1,8 +1,8 @@
 """Resumes jobs that ask for it by annotation, wherever the API knows their kind.
 
 `core.auto_resume` decides; this module watches the API and carries out the orders.  It works beside
-the operator of the kind, which makes the pods: it deletes pods and writes its own annotations,
-nothing else.  The kind may be installed, or removed, while it runs.
+the operator of the kind, which makes the pods: it deletes pods, or suspends the job, and writes its
+own annotations, nothing else.  The kind may be installed, or removed, while it runs.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Resumer:
         if job is None or not concerns(job):
             return None
         uid = _uid(job)
-        pods = self._pods.of(key, uid)
+        pods = self._pods.of_job(job)
         seen = picture(self._kind, job, pods, await self._nodes_of(pods))
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
@@ -229,8 +229,10 @@ class Resumer:
 
     async def _write(self, job: Job, order: WriteResumeRecord) -> None:
         """Raises Conflict, which leaves the rest undone, if the job has changed meanwhile."""
-        body = {"metadata": {"annotations": write_record(order.record)}}
         key, kind = key_of(job), self._kind
+        body: dict[str, Any] = {"metadata": {"annotations": write_record(order.record)}}
+        if order.suspends is not None:
+            body |= kind.suspension(order.suspends)
         path = f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
         await self._client.merge(path, body, uid=_uid(job), version=order.version)
 

@@ -11,8 +11,8 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
-from unbroken.spec.auto_resume import resume_of, resume_problems
-from unbroken.spec.job_kinds import JobKind
+from unbroken.spec.auto_resume import TRUE, Resume, resume_of, resume_problems
+from unbroken.spec.job_kinds import JobKind, controller_of
 from unbroken.spec.times import time_seconds, time_text
 
 
@@ -22,9 +22,9 @@ def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def concerns(job: Mapping[str, Any]) -> bool:
-    """True if a job has an annotation of auto-resume, valid or not."""
+    """True if a job has an annotation of auto-resume, valid or not, or is held suspended by it."""
     found = annotations_of(job)
-    return keys.AUTO_RESUME in found or keys.MAX_RETRIES in found
+    return any(key in found for key in (keys.AUTO_RESUME, keys.MAX_RETRIES, keys.RESUME_SUSPENDED))
 
 
 def picture(
@@ -32,19 +32,43 @@ def picture(
 ) -> Picture:
     """Return all that auto-resume needs of a job."""
     metadata, annotations = job["metadata"], annotations_of(job)
+    obstacle = _obstacle(kind, job)
+    is_leaving, is_suspended = bool(metadata.get("deletionTimestamp")), kind.is_suspended(job)
+    ended_as = kind.end_of(job)
     return Picture(
         kind=kind.name,
         name=metadata["name"],
         version=metadata.get("resourceVersion") or "",
-        resume=resume_of(annotations),
+        resume=Resume() if obstacle else resume_of(annotations),
         record=read_record(annotations),
-        problems=resume_problems(annotations),
-        is_over=bool(metadata.get("deletionTimestamp"))
-        or kind.is_suspended(job)
-        or kind.has_ended(job),
+        problems=(obstacle,) if obstacle else resume_problems(annotations),
+        is_over=is_leaving or is_suspended or bool(ended_as),
+        by_suspension=kind.restarts_by_suspension,
+        is_suspended=is_suspended,
+        is_leaving=is_leaving,
+        ended_as=ended_as,
         pods=tuple(pod_state(pod) for pod in pods),
         nodes=nodes,
     )
+
+
+def _obstacle(kind: JobKind, job: Mapping[str, Any]) -> str:
+    """Why a job is not resumed whatever its annotations say; empty: nothing is in the way."""
+    title = f"{kind.name} {job['metadata']['name']}"
+    controller = controller_of(job)
+    if controller is not None:
+        above, name = controller
+        return (
+            f"{title} is resumed with {above.name} {name}, which controls it: "
+            f"only the annotations of that {above.name} count"
+        )
+    queue = (job["metadata"].get("labels") or {}).get(keys.QUEUE)
+    if kind.restarts_by_suspension and queue:
+        return (
+            f"{title} is not resumed while it has the label {keys.QUEUE}: a restart would suspend "
+            "it, and Kueue lets an admitted job run again at once"
+        )
+    return ""
 
 
 def pod_state(pod: Pod) -> PodState:
@@ -112,6 +136,7 @@ def read_record(annotations: Mapping[str, str]) -> Record:
         pods=frozenset(annotations.get(keys.RESUME_PODS, "").split()),
         nodes=frozenset(annotations.get(keys.RESUME_NODES, "").split()),
         exhausted=annotations.get(keys.RESUME_EXHAUSTED, ""),
+        is_suspended=annotations.get(keys.RESUME_SUSPENDED) == TRUE,
     )
 
 
@@ -124,4 +149,5 @@ def write_record(record: Record) -> dict[str, str | None]:
         keys.RESUME_PODS: " ".join(sorted(record.pods)) or None,
         keys.RESUME_NODES: " ".join(sorted(record.nodes)) or None,
         keys.RESUME_EXHAUSTED: record.exhausted or None,
+        keys.RESUME_SUSPENDED: TRUE if record.is_suspended else None,
     }
