@@ -35,6 +35,13 @@ def admit_job(job: Object) -> Verdict:
     return Verdict(with_templates(parsed.problems, templates), warnings)
 
 
+def warn_no_controller(job: Object) -> Verdict:
+    """Say that no controller acts on jobs of this kind."""
+    kind = job["kind"]
+    text = f"{kind}: the local cluster stores it and starts no pod: no controller runs {kind}s here"
+    return Verdict(warnings=(text,))
+
+
 def with_templates(
     problems: tuple[Problem, ...], templates: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Problem, ...]:

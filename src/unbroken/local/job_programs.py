@@ -13,10 +13,17 @@ from typing import Final
 from unbroken.kube.client import KubeClient
 from unbroken.kube.informers import Informers
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.spec.job_kinds import HYPERPOD_JOB, PYTORCHJOB, RAY_CLUSTER, JobKind
+from unbroken.spec.job_kinds import (
+    HYPERPOD_JOB,
+    JOB_SET,
+    PYTORCHJOB,
+    RAY_CLUSTER,
+    TRAIN_JOB,
+    JobKind,
+)
 
 from . import kubeflow, ray
-from .admissions import admit_job
+from .admissions import admit_job, warn_no_controller
 from .state import ClusterOptions
 
 
@@ -56,6 +63,7 @@ ADMISSIONS: Final[Mapping[str, Admit]] = {
     **{program.kind.resource: program.admit for program in JOB_PROGRAMS},
     "rayjobs.ray.io": ray.admit_rayjob,
     **dict.fromkeys(ray.NOT_RUN, ray.warn_not_run),
+    **dict.fromkeys((TRAIN_JOB.resource, JOB_SET.resource), warn_no_controller),
 }
 """Checks of jobs by the resource of their kind."""
 

@@ -26,7 +26,7 @@ from samples import define
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.local.job_programs import ADMISSIONS
-from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.job_kinds import HYPERPOD_JOB, JOB_SET, TRAIN_JOB, JobKind
 from unbroken.spec.schema.crd import job_definition
 
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -279,3 +279,12 @@ def test_kubectl_shows_problems_and_warnings(here: Api) -> None:
     done = kubectl(here, "apply", "-f", "-", stdin=published("elastic"))
     assert done.returncode == 1
     assert f"spec.elasticPolicy: Forbidden: {ELASTIC}" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [TRAIN_JOB, JOB_SET], ids=lambda kind: kind.name)
+def test_a_kind_that_no_controller_runs_is_stored_with_a_warning(kind: JobKind) -> None:
+    verdict = ADMISSIONS[kind.resource]({"kind": kind.name, "metadata": {}, "spec": {}})
+    assert verdict.problems == ()
+    (warning,) = verdict.warnings
+    assert warning.startswith(f"{kind.name}: ")
+    assert "starts no pod" in warning
