@@ -279,13 +279,14 @@ def test_selectors_find_what_they_are_about() -> None:
 def test_what_is_off_leaves_no_right_and_no_option() -> None:
     resuming = {name: part.resumes.plural for name, part in PARTS.items() if part.resumes}
     off = {"enabled": False}
-    found = render({"nodes": off, **dict.fromkeys(resuming.values(), off)})
+    found = render({"nodes": off, "ray": off, **dict.fromkeys(resuming.values(), off)})
     (role,) = of_kind(found, "ClusterRole", "unbroken-operator")
     kinds = {resource for rule in role["rules"] for resource in rule["resources"]}
-    assert not kinds & {"machines", "nodechecks", "clusters", *resuming.values()}
+    assert not kinds & {"machines", "nodechecks", "clusters", "rayjobs", *resuming.values()}
     assert "customresourcedefinitions" not in kinds
     given = arguments(found)
-    assert {"--without=nodes", *(f"--without={name}" for name in resuming)} <= set(given)
+    without = {f"--without={name}" for name in ("nodes", "ray", *resuming)}
+    assert without <= set(given)
     assert not [one for one in given if one.startswith(("--node-", "--repair-", "--check-"))]
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Generic, TypeVar
 
 from unbroken.spec.auto_resume import Resume
 from unbroken.spec.keys import HEALTH
@@ -181,17 +182,24 @@ class Say:
 
 
 ResumeEffect = WriteResumeRecord | DeleteResumedPod | AskForFence | Say
+P = TypeVar("P", bound=Picture)
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
+class Sign:
+    """A sign of a fault of a pod, or of its node."""
+
     pod: str
     cause: str
     is_of_node: bool
+    uid: str = ""
+    """Uid of the pod."""
 
 
-class AutoResume:
-    """The machine of one job.  Call `step` after each change and at `deadline()`."""
+class Resumption(Generic[P, E]):
+    """The machine of one job, seen as `P`, with effects `E`; a subclass says which pods a restart
+    deletes.  Call `step` after each change and at `deadline()`."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -209,10 +217,10 @@ class AutoResume:
         """When to call `step` again without a change; None: only after a change."""
         return self._deadline
 
-    def step(self, seen: Picture, now: float) -> list[ResumeEffect]:
+    def step(self, seen: P, now: float) -> list[ResumeEffect | E]:
         """Return the orders, to be carried out in this order."""
         self._deadline = None
-        effects: list[ResumeEffect] = []
+        effects: list[ResumeEffect | E] = []
         if seen.problems != self._said:
             effects += [Say(INVALID, problem) for problem in seen.problems]
             self._said = seen.problems
@@ -223,18 +231,47 @@ class AutoResume:
             self._since = None
             return effects + self._tell_of_failure(seen, now)
         self._note_recoveries(seen)
-        condemned = [pod for pod in seen.pods if pod.uid in seen.record.pods]
+        condemned = [pod for pod in seen.pods if self._is_condemned(seen, pod)]
         if not seen.by_suspension:
             effects += self._remove(seen, condemned, now)
-        others = [pod for pod in seen.pods if pod.uid not in seen.record.pods]
+        others = [pod for pod in seen.pods if not self._is_condemned(seen, pod)]
         again = [pod for pod in others if self._is_again(seen, pod)]
         if again and not self._is_again_told:
             self._is_again_told = True
             effects.append(Say(AGAIN, _again_words(seen, again)))
         signs = [sign for pod in others for sign in self._signs(seen, pod, now)]
-        return effects + self._judge(seen, signs, now)
+        return effects + self._judge(seen, [*signs, *self._other_signs(seen)], now)
 
-    def _note_recoveries(self, seen: Picture) -> None:
+    # --- what kinds of jobs differ in
+
+    def _is_condemned(self, seen: P, pod: PodState) -> bool:
+        """True if a decision was made to delete the pod."""
+        return pod.uid in seen.record.pods
+
+    def _affected(self, seen: P, signs: list[Sign]) -> frozenset[str]:
+        """Return the uids of the pods that a restart for these signs deletes."""
+        raise NotImplementedError
+
+    def _write(self, seen: P, record: Record, signs: list[Sign]) -> ResumeEffect | E:
+        """Return the order that writes the decision."""
+        return WriteResumeRecord(record, seen.version, suspends=seen.by_suspension or None)
+
+    def _is_failure(self, seen: P, pod: PodState) -> bool:
+        """True if the phase of a pod is a sign of a fault."""
+        is_lost = bool(pod.reason) or pod.restarts_containers
+        return pod.phase == "Failed" and is_lost and pod.reason != OWN_DEADLINE
+
+    def _other_signs(self, seen: P) -> Iterable[Sign]:
+        """List signs that no existing pod shows."""
+        return ()
+
+    def _done(self, seen: P, pods: frozenset[str]) -> str:
+        """Say what a restart does to the pods."""
+        if seen.by_suspension:
+            return f"suspends it until its pods ({len(pods)}) are gone"
+        return f"deletes {all_of(len(pods), 'pod')}"
+
+    def _note_recoveries(self, seen: P) -> None:
         if self._at != seen.record.at:
             self._at = seen.record.at
             self._recovered.clear()
@@ -245,7 +282,7 @@ class AutoResume:
             if node is not None and not node.trouble:
                 self._recovered.add(name)
 
-    def _is_again(self, seen: Picture, pod: PodState) -> bool:
+    def _is_again(self, seen: P, pod: PodState) -> bool:
         """True if the pod is again on a node that the latest restart moved it away from, and the
         node is still unhealthy."""
         node = (seen.nodes or {}).get(pod.node or "")
@@ -254,7 +291,7 @@ class AutoResume:
 
     # --- deciding
 
-    def _judge(self, seen: Picture, signs: list[_Sign], now: float) -> list[ResumeEffect]:
+    def _judge(self, seen: P, signs: list[Sign], now: float) -> list[ResumeEffect | E]:
         if not signs:
             self._since = None
             return []
@@ -269,19 +306,16 @@ class AutoResume:
             return self._give_up(seen, fault, now)
         self._look_at(now + RESEND_SECONDS)
         number = record.count + 1
-        pods = frozenset(pod.uid for pod in seen.pods)
+        pods = self._affected(seen, signs)
         unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
         record = Record(number, fault, now, pods, unhealthy, is_suspended=seen.by_suspension)
-        done = f"deletes {all_of(len(pods), 'pod')}"
-        if seen.by_suspension:
-            done = f"suspends it until its pods ({len(pods)}) are gone"
-        done += f" (restart {number} of at most {most})"
+        done = f"{self._done(seen, pods)} (restart {number} of at most {most})"
         return [
-            WriteResumeRecord(record, seen.version, suspends=True if seen.by_suspension else None),
+            self._write(seen, record, signs),
             Say(seen.kind + RESTARTING, f"{seen.title} is restarting because {fault}: {done}"),
         ]
 
-    def _give_up(self, seen: Picture, fault: str, now: float) -> list[ResumeEffect]:
+    def _give_up(self, seen: P, fault: str, now: float) -> list[ResumeEffect | E]:
         if seen.record.exhausted:
             return []
         self._look_at(now + RESEND_SECONDS)
@@ -292,7 +326,7 @@ class AutoResume:
             Say(EXHAUSTED, f"{seen.title} is not restarted: {text}"),
         ]
 
-    def _signs(self, seen: Picture, pod: PodState, now: float) -> Iterator[_Sign]:
+    def _signs(self, seen: P, pod: PodState, now: float) -> Iterator[Sign]:
         """List the signs of a fault of a pod."""
         if pod.phase not in ENDED and pod.node is not None:
             node = (seen.nodes or {}).get(pod.node)
@@ -300,16 +334,15 @@ class AutoResume:
                 node = replace(node, trouble="")
             cause = self._node_trouble(node, now)
             if cause:
-                yield _Sign(pod.name, f"node {pod.node} {cause}", is_of_node=True)
+                yield Sign(pod.name, f"node {pod.node} {cause}", True, pod.uid)
         if pod.phase == "Unknown":
-            yield _Sign(pod.name, "is in a state that nobody knows", is_of_node=False)
-        is_lost = bool(pod.reason) or pod.restarts_containers
-        if pod.phase == "Failed" and is_lost and pod.reason != OWN_DEADLINE:
+            yield Sign(pod.name, "is in a state that nobody knows", False, pod.uid)
+        if self._is_failure(seen, pod):
             why = f" ({pod.reason})" if pod.reason else ""
-            yield _Sign(pod.name, f"failed{why}", is_of_node=False)
+            yield Sign(pod.name, f"failed{why}", False, pod.uid)
         if pod.ends_by is not None:
             if now >= pod.ends_by + STUCK_SECONDS:
-                yield _Sign(pod.name, "does not end though it was deleted", is_of_node=False)
+                yield Sign(pod.name, "does not end though it was deleted", False, pod.uid)
             else:
                 self._look_at(pod.ends_by + STUCK_SECONDS)
 
@@ -335,9 +368,9 @@ class AutoResume:
 
     # --- removing
 
-    def _remove(self, seen: Picture, pods: Iterable[PodState], now: float) -> list[ResumeEffect]:
+    def _remove(self, seen: P, pods: Iterable[PodState], now: float) -> list[ResumeEffect | E]:
         """Return the next order for each pod to be deleted, until it is gone."""
-        effects: list[ResumeEffect] = []
+        effects: list[ResumeEffect | E] = []
         asked: set[str] = set()
         for pod in pods:
             self._look_at(now + RESEND_SECONDS)
@@ -358,7 +391,7 @@ class AutoResume:
 
     # --- holding a job suspended
 
-    def _hold(self, seen: Picture, now: float) -> list[ResumeEffect]:
+    def _hold(self, seen: P, now: float) -> list[ResumeEffect | E]:
         """Keep the job suspended until none of its pods is left, then let it run again."""
         record = seen.record
         if seen.is_leaving:
@@ -384,7 +417,9 @@ class AutoResume:
         effects = self._remove(seen, (pod for pod in left if pod.ends_by is not None), now)
         return effects + self._tell_of_stall(seen, left, now)
 
-    def _tell_of_stall(self, seen: Picture, left: list[PodState], now: float) -> list[ResumeEffect]:
+    def _tell_of_stall(
+        self, seen: P, left: list[PodState], now: float
+    ) -> list[ResumeEffect | E]:
         """Say once that pods of a suspended job are not deleted by whoever made them."""
         staying = sorted(pod.name for pod in left if pod.ends_by is None)
         if not staying or self._is_stall_told:
@@ -399,7 +434,7 @@ class AutoResume:
         )
         return [Say(STALLED, text)]
 
-    def _tell_of_failure(self, seen: Picture, now: float) -> list[ResumeEffect]:
+    def _tell_of_failure(self, seen: P, now: float) -> list[ResumeEffect | E]:
         """Say once that the job has failed by the loss that a restart would have answered."""
         is_ours = seen.by_suspension and seen.resume.is_wanted and not seen.record.exhausted
         if not is_ours or seen.is_leaving or seen.ended_as != FAILED:
@@ -417,6 +452,13 @@ class AutoResume:
 
     def _look_at(self, time: float) -> None:
         self._deadline = time if self._deadline is None else min(self._deadline, time)
+
+
+class AutoResume(Resumption[Picture, ResumeEffect]):
+    """The machine of a job whose pods all train in step: a restart deletes all of them."""
+
+    def _affected(self, seen: Picture, signs: list[Sign]) -> frozenset[str]:
+        return frozenset(pod.uid for pod in seen.pods)
 
 
 def _too_late(seen: Picture, fault: str) -> Say:
@@ -437,7 +479,7 @@ def _again_words(seen: Picture, pods: list[PodState]) -> str:
     )
 
 
-def _words(signs: list[_Sign]) -> str:
+def _words(signs: list[Sign]) -> str:
     """Name the cause: a node rather than a pod, with the affected pods."""
     first = next((sign for sign in signs if sign.is_of_node), signs[0])
     if not first.is_of_node:

@@ -24,6 +24,7 @@ from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
 from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.operator.telemetry.incident_traces import IncidentTraces
 from unbroken.operator.telemetry.job_metrics import watch_jobs
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
@@ -127,6 +128,8 @@ async def _lead(
             if part.resumes is not None and options.has(name):
                 resume = run_auto_resume(client, informers, recorder, part.resumes, namespace)
                 tasks.create_task(resume)
+        if options.has(PartName.RAY):
+            tasks.create_task(run_ray_resume(client, informers, recorder, namespace))
         if options.has(PartName.NODES):
             if informers is None:
                 informers = Informers(client)

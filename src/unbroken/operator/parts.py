@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, JobKind
+from unbroken.spec.job_kinds import (
+    JOB_SET,
+    PYTORCHJOB,
+    RAY_CLUSTER,
+    RAY_JOB,
+    TRAIN_JOB,
+    JobKind,
+)
 from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_GROUP, OWN_GROUP
 from unbroken.spec.nodes.values import NodeProvider
 
@@ -66,6 +73,7 @@ class PartName(StrEnum):
     PYTORCHJOBS = "pytorchjobs"
     TRAINJOBS = "trainjobs"
     JOBSETS = "jobsets"
+    RAY = "ray"
     QUEUES = "queues"
     WEBHOOK = "webhook"
     CLUSTER_API = "cluster-api"
@@ -159,6 +167,19 @@ PARTS: Mapping[PartName, Part] = {
     PartName.PYTORCHJOBS: _resuming(PYTORCHJOB),
     PartName.TRAINJOBS: _resuming(TRAIN_JOB),
     PartName.JOBSETS: _resuming(JOB_SET),
+    PartName.RAY: Part(
+        help="Resumes RayJobs and RayClusters (auto-resume).",
+        needs="the definitions of RayClusters and RayJobs",
+        chart="ray.enabled",
+        rights=(
+            Right(Role.NAMESPACED, RAY_CLUSTER.group, "rayclusters", "list watch patch"),
+            Right(Role.NAMESPACED, RAY_JOB.group, "rayjobs", "list watch patch"),
+            # A job whose head was lost is started again by its deployment status.
+            Right(Role.NAMESPACED, RAY_JOB.group, "rayjobs/status", "patch"),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_CLUSTER.resource),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_JOB.resource),
+        ),
+    ),
     PartName.QUEUES: Part(
         help="Lets jobs wait in Kueue's queues.",
         needs="Kueue",

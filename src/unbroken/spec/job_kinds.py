@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.spec.job import types as hyperpod
-from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL, PYTORCHJOB_LABEL
+from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL, PYTORCHJOB_LABEL, TRAINER_GROUP
 from unbroken.spec.kubeflow import pytorchjob
 
 FAILED = "Failed"
@@ -107,7 +107,7 @@ JOB_SET = JobKind(
     restarts_by_suspension=True,
 )
 TRAIN_JOB = JobKind(
-    *("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs"),
+    *(TRAINER_GROUP, "v1alpha1", "TrainJob", "trainjobs"),
     # Its JobSet has its name (kubeflow/trainer 2.3, runtime/framework/plugins/jobset/jobset.go).
     pod_label=JOB_SET.pod_label,
     end_conditions=("Complete", FAILED),
@@ -115,6 +115,8 @@ TRAIN_JOB = JobKind(
     restarts_by_suspension=True,
 )
 RAY_CLUSTER = JobKind("ray.io", "v1", "RayCluster", "rayclusters", "ray.io/cluster")
+RAY_JOB = JobKind("ray.io", "v1", "RayJob", "rayjobs", RAY_CLUSTER.pod_label)
+"""Its pods are those of its RayCluster, whose name the label has."""
 JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)
 
 

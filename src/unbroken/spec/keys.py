@@ -15,6 +15,7 @@ HYPERPOD_GROUP = "sagemaker.amazonaws.com"
 """API group of HyperPodPyTorchJob."""
 HYPERPOD_PREFIX = f"{HYPERPOD_GROUP}/"
 KUBEFLOW_GROUP = "kubeflow.org"
+TRAINER_GROUP = "trainer.kubeflow.org"
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 # --- Jobs: annotations that a user writes on a HyperPodPyTorchJob, and the operator reads
@@ -199,6 +200,9 @@ uids of the pods that it removes, the nodes that were unhealthy; the cause that 
 left."""
 RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
 """Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
+RESUME_RAY = f"{OWN_PREFIX}auto-resume-ray"
+"""Annotation by the operator's auto-resume on a RayJob or a RayCluster, in JSON: the head of the
+attempt that runs, whether it is lost, and the jobs that ran on it."""
 
 # --- Kueue
 

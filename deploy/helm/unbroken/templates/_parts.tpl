@@ -20,6 +20,11 @@
 {{- if .Values.jobsets.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Resumes RayJobs and RayClusters (auto-resume). `true` or empty. */}}
+{{- define "unbroken.ray" -}}
+{{- if .Values.ray.enabled }}true{{ end }}
+{{- end }}
+
 {{/* Lets jobs wait in Kueue's queues. `true` or empty. */}}
 {{- define "unbroken.queues" -}}
 {{- if .Values.kueue.enabled }}true{{ end }}
@@ -48,6 +53,9 @@
 {{- end }}
 {{- if not (include "unbroken.jobsets" .) }}
 - --without=jobsets
+{{- end }}
+{{- if not (include "unbroken.ray" .) }}
+- --without=ray
 {{- end }}
 {{- if not (include "unbroken.queues" .) }}
 - --without=queues
@@ -97,6 +105,18 @@
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
   verbs: [list, watch, patch]
+{{- end }}
+{{- if include "unbroken.ray" . }}
+# Resumes RayJobs and RayClusters (auto-resume).
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [list, watch, patch]
+- apiGroups: [ray.io]
+  resources: [rayjobs]
+  verbs: [list, watch, patch]
+- apiGroups: [ray.io]
+  resources: [rayjobs/status]
+  verbs: [patch]
 {{- end }}
 {{- if include "unbroken.queues" . }}
 # Lets jobs wait in Kueue's queues.
@@ -169,6 +189,17 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [jobsets.jobset.x-k8s.io]
+  verbs: [list, watch]
+{{- end }}
+{{- if include "unbroken.ray" . }}
+# Resumes RayJobs and RayClusters (auto-resume).
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [rayclusters.ray.io]
+  verbs: [list, watch]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [rayjobs.ray.io]
   verbs: [list, watch]
 {{- end }}
 {{- if include "unbroken.queues" . }}

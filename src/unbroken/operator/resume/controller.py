@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -22,7 +22,6 @@ from unbroken.core.auto_resume import (
     AskForFence,
     AutoResume,
     DeleteResumedPod,
-    PodNode,
     ResumeEffect,
     Say,
     WriteResumeRecord,
@@ -37,8 +36,8 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
-from unbroken.spec.keys import FENCE
 
+from .orders import PodOrders
 from .views import concerns, node_state, picture, write_record
 
 log = logging.getLogger(__name__)
@@ -57,6 +56,17 @@ async def run_auto_resume(
 
     `informers`: shared ones that the caller runs; None: start own ones.
     """
+    await while_served(
+        client,
+        kind,
+        lambda: _resume(client, informers, recorder, kind, namespace),
+    )
+
+
+async def while_served(
+    client: KubeClient, kind: JobKind, work: Callable[[], Coroutine[None, None, None]]
+) -> None:
+    """Run `work` whenever the API serves a kind, until cancelled."""
     definition = _Definition()
     name = f"metadata.name={kind.resource}"
     watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
@@ -65,10 +75,10 @@ async def run_auto_resume(
         while True:
             await definition.becomes(True)
             log.info("auto_resume=running kind=%s", kind.name)
-            work = tasks.create_task(_resume(client, informers, recorder, kind, namespace))
+            running = tasks.create_task(work())
             await definition.becomes(False)
             log.info('auto_resume=waiting kind=%s reason="the API does not serve it"', kind.name)
-            work.cancel()
+            running.cancel()
 
 
 class _Definition:
@@ -141,6 +151,7 @@ class Resumer:
         self._recorder = recorder
         self._kind = kind
         self._watches = watches
+        self._orders = PodOrders(client, watches.nodes)
         self._machines: dict[str, AutoResume] = {}
         """By the job's uid."""
         self._pods = JobPods(kind)
@@ -189,35 +200,21 @@ class Resumer:
             return None
         uid = _uid(job)
         pods = self._pods.of_job(job)
-        seen = picture(self._kind, job, pods, await self._nodes_of(pods))
+        seen = picture(self._kind, job, pods, await self._orders.nodes_of(pods))
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
             await self._carry_out(job, effect)
         deadline = machine.deadline()
         return None if deadline is None else max(deadline - wall(), 0.0)
 
-    async def _nodes_of(self, pods: list[Pod]) -> dict[str, PodNode]:
-        """Return the pods' nodes by name; a missing one is gone, as the API itself was asked."""
-        names = {pod.spec.nodeName for pod in pods if pod.spec and pod.spec.nodeName}
-        found = {}
-        for name in sorted(names):
-            node = self._watches.nodes.get(name) or await self._node(name)
-            if node is not None:
-                found[name] = node_state(node)
-        return found
-
-    async def _node(self, name: str) -> Node | None:
-        """Read the node from the API."""
-        return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
-
     async def _carry_out(self, job: Job, effect: ResumeEffect) -> None:
         match effect:
             case WriteResumeRecord():
                 await self._write(job, effect)
             case DeleteResumedPod():
-                await self._delete(job, effect)
+                await self._orders.delete(key_of(job).namespace, effect)
             case AskForFence():
-                await self._fence(effect)
+                await self._orders.fence(effect)
             case Say():
                 log.warning(
                     '%s=%s %s="%s"',
@@ -235,28 +232,6 @@ class Resumer:
             body |= kind.suspension(order.suspends)
         path = f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
         await self._client.merge(path, body, uid=_uid(job), version=order.version)
-
-    async def _delete(self, job: Job, order: DeleteResumedPod) -> None:
-        if order.force and not await self._is_dead(order.node):
-            return
-        namespace = key_of(job).namespace
-        path = f"api/v1/namespaces/{quote(namespace)}/pods/{quote(order.name)}"
-        grace = 0 if order.force else None
-        if await self._client.delete_if_present(path, order.uid, grace_seconds=grace):
-            log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
-
-    async def _is_dead(self, name: str | None) -> bool:
-        """True if the node is gone or fenced right now: informers may be late."""
-        if name is None:
-            return False
-        node = await self._node(name)
-        return node is None or node_state(node).is_fenced
-
-    async def _fence(self, order: AskForFence) -> None:
-        body = {"metadata": {"annotations": {FENCE: order.reason}}}
-        path = f"api/v1/nodes/{quote(order.node)}"
-        if await self._client.merge_if_present(path, body):
-            log.warning('node=%s fence=asked reason="%s"', order.node, order.reason)
 
 
 def _uid(job: Mapping[str, Any]) -> str:

@@ -1,0 +1,334 @@
+"""Resumes RayJobs and RayClusters that ask for it by annotation, beside KubeRay's operator.
+
+`core.ray_resume` decides; this module watches the API, asks dashboards and carries out the orders.
+It deletes pods, writes annotations of its own, and restarts a RayJob by its spec and status; it
+makes no pod.  RayClusters that belong to anything but a RayJob are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, NamedTuple, assert_never
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from lightkube.generic_resource import GenericNamespacedResource as Object
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.agent_http.sessions import plain_session
+from unbroken.core.auto_resume import (
+    AskForFence,
+    DeleteResumedPod,
+    ResumeEffect,
+    Say,
+    WriteResumeRecord,
+)
+from unbroken.core.ray_resume import (
+    RESUMED,
+    Answer,
+    BeginAgain,
+    RayEffect,
+    RayResume,
+    SubmitAgain,
+    SuspendRayCluster,
+    WriteRayRecord,
+)
+from unbroken.errors import SpecError, WorldError
+from unbroken.kube.cache import Key, changed, key_of
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.events import EventRecorder, reference_to
+from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.job_pods import JobPods
+from unbroken.operator.kinds import job_class
+from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
+
+from .controller import while_served
+from .orders import PodOrders
+from .ray_dashboard import ASK_SECONDS, RayDashboards
+from .ray_views import (
+    cluster_of,
+    dashboard_url,
+    is_of_cluster,
+    next_runtime_env,
+    owner_of,
+    ray_picture,
+    recorded_uid,
+    uid_of,
+    write_ray_record,
+)
+from .views import concerns, node_state, write_record
+
+log = logging.getLogger(__name__)
+
+WORKERS = 4
+LABEL = RAY_CLUSTER.pod_label
+BUSY_SECONDS = 1.0
+"""Until a RayCluster that still has pods is looked at again."""
+
+
+async def run_ray_resume(
+    client: KubeClient,
+    informers: Informers | None,
+    recorder: EventRecorder,
+    namespace: str | None = None,
+) -> None:
+    """Resume RayJobs and RayClusters until cancelled; `namespace` None: in all namespaces.
+
+    `informers`: shared ones that the caller runs; None: start own ones.
+    """
+
+    async def rayjobs() -> None:
+        await while_served(client, RAY_JOB, lambda: _resume(client, informers, recorder, namespace))
+
+    await while_served(client, RAY_CLUSTER, rayjobs)
+
+
+async def _resume(
+    client: KubeClient,
+    informers: Informers | None,
+    recorder: EventRecorder,
+    namespace: str | None,
+) -> None:
+    """Resume while the API serves the kinds."""
+    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+    async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
+        clusters = Informer(client, job_class(RAY_CLUSTER), namespace=namespace)
+        jobs = Informer(client, job_class(RAY_JOB), namespace=namespace)
+        own: list[Informer[Any]] = [clusters, jobs]
+        if informers is None:
+            pods = Informer(client, Pod, namespace=namespace, labels=LABEL)
+            nodes = Informer(client, Node)
+            own += [pods, nodes]
+        else:
+            pods, nodes = informers.of(Pod), informers.of(Node)
+        for informer in own:
+            tasks.create_task(informer.run())
+        watches = RayWatches(clusters, jobs, pods, nodes)
+        resumer = RayResumer(client, recorder, watches, session)
+        try:
+            await resumer.run()
+        finally:
+            resumer.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class RayWatches:
+    """Informers of RayClusters, RayJobs, pods and nodes; the caller runs them."""
+
+    clusters: Informer[Object]
+    jobs: Informer[Object]
+    pods: Informer[Pod]
+    nodes: Informer[Node]
+
+
+class Subject(NamedTuple):
+    """A RayJob, or a RayCluster that stands alone."""
+
+    kind: JobKind
+    key: Key
+
+    @property
+    def path(self) -> str:
+        """The path of the object at the API server."""
+        return _path(self.kind, self.key)
+
+
+class RayResumer:
+    """Keeps a machine for each RayJob and RayCluster that asks to be resumed."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        recorder: EventRecorder,
+        watches: RayWatches,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._watches = watches
+        self._orders = PodOrders(client, watches.nodes)
+        self._machines: dict[str, RayResume] = {}
+        """By the subject's uid."""
+        self._pods = JobPods(RAY_CLUSTER)
+        self._is_stopped = False
+        self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
+        self._dashboards = RayDashboards(client, session, self._on_answer)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        watches = self._watches
+        await all_synced(watches.nodes, watches.pods, watches.clusters, watches.jobs)
+        watches.nodes.subscribe(self._on_node)
+        watches.pods.subscribe(self._on_pod)
+        watches.clusters.subscribe(self._on_cluster)
+        watches.jobs.subscribe(self._on_job)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._dashboards.run())
+            tasks.create_task(self._queue.run())
+
+    def stop(self) -> None:
+        """Forget all pods and ignore the shared informers, which go on calling."""
+        self._is_stopped = True
+        self._pods.clear()
+
+    # --- changes that informers see
+
+    def _on_cluster(self, old: Object | None, new: Object | None) -> None:
+        for item in (old, new):
+            if item is not None:
+                self._add(item)
+        item = changed(old, new)
+        if new is None or (old is not None and uid_of(old) != uid_of(new)):
+            self._machines.pop(uid_of(old or item), None)
+            self._dashboards.forget(key_of(item))
+
+    def _add(self, cluster: Object) -> None:
+        owner, key = owner_of(cluster), key_of(cluster)
+        if owner is None:
+            self._queue.add(Subject(RAY_CLUSTER, key))
+        elif owner:
+            self._queue.add(Subject(RAY_JOB, Key(key.namespace, owner)))
+
+    def _on_job(self, old: Object | None, new: Object | None) -> None:
+        item = changed(old, new)
+        if new is None or (old is not None and uid_of(old) != uid_of(new)):
+            self._machines.pop(uid_of(old or item), None)
+        self._queue.add(Subject(RAY_JOB, key_of(item)))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        if self._is_stopped:
+            return
+        key = self._pods.changed(old, new)
+        if key is not None:
+            self._add_key(key)
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if self._is_stopped or (old and new and node_state(old) == node_state(new)):
+            return
+        for key in self._pods.jobs_on(key_of(changed(old, new)).name):
+            self._add_key(key)
+
+    def _on_answer(self, key: Key) -> None:
+        self._queue.add(Subject(RAY_CLUSTER, key))
+
+    def _add_key(self, key: Key) -> None:
+        cluster = self._watches.clusters.get(key.name, key.namespace)
+        if cluster is not None:
+            self._add(cluster)
+
+    # --- one subject
+
+    async def _look(self, subject: Subject) -> float | None:
+        kind, key = subject
+        is_rayjob = kind is RAY_JOB
+        found = (self._watches.jobs if is_rayjob else self._watches.clusters).get(
+            key.name, key.namespace
+        )
+        if found is None or not concerns(found) or (not is_rayjob and owner_of(found) is not None):
+            if not is_rayjob:
+                self._dashboards.forget(key)
+            return None
+        item: Object = found
+        place = Key(key.namespace, cluster_of(item)) if is_rayjob else key
+        cluster = self._cluster(item, place) if is_rayjob else item
+        # Pods may outlive their RayCluster.
+        uid = uid_of(cluster) if cluster is not None else recorded_uid(item)
+        pods = self._pods.of(place, uid)
+        answer = None if is_rayjob else self._ask(key, item, pods)
+        nodes = await self._orders.nodes_of(pods)
+        seen = ray_picture(kind, item, cluster, pods, nodes, answer)
+        machine, now = self._machines.setdefault(uid_of(item), RayResume()), wall()
+        for effect in machine.step(seen, now):
+            await self._carry_out(subject, item, effect)
+        deadline = machine.deadline()
+        return None if deadline is None else max(deadline - wall(), 0.0)
+
+    def _cluster(self, job: Object, place: Key) -> Object | None:
+        """Return the RayCluster of a RayJob's attempt, if it is its own."""
+        found = self._watches.clusters.get(place.name, place.namespace) if place.name else None
+        is_own = found is not None and owner_of(found) == key_of(job).name
+        return found if is_own else None
+
+    def _ask(self, key: Key, cluster: Object, pods: list[Pod]) -> Answer | None:
+        """Have the dashboard of the ready head asked; return its last answer."""
+        seen = ray_picture(RAY_CLUSTER, cluster, cluster, pods, {})
+        head = seen.ready_head if seen.resume.is_wanted and not seen.is_over else None
+        pod = next((one for one in pods if head and _is(one, head.uid)), None)
+        url = dashboard_url(cluster, pod) if pod is not None else ""
+        if head is None or not url:
+            self._dashboards.forget(key)
+            return None
+        return self._dashboards.want(key, head, url)
+
+    async def _carry_out(
+        self, subject: Subject, item: Object, effect: ResumeEffect | RayEffect
+    ) -> None:
+        kind = subject.kind
+        match effect:
+            case WriteRayRecord():
+                await self._write(subject, item, effect)
+            case WriteResumeRecord():
+                body = {"metadata": {"annotations": write_record(effect.record)}}
+                path = subject.path
+                await self._client.merge(path, body, uid=uid_of(item), version=effect.version)
+            case SuspendRayCluster():
+                path = _path(RAY_CLUSTER, Key(subject.key.namespace, effect.name))
+                suspended = {"spec": {"suspend": True}}
+                if await self._client.merge_if_present(path, suspended, uid=effect.uid):
+                    log.info("raycluster=%s suspended=yes", effect.name)
+            case BeginAgain():
+                await self._begin_again(subject, item, effect)
+            case SubmitAgain():
+                self._dashboards.submit(subject.key, effect)
+            case DeleteResumedPod():
+                await self._orders.delete(subject.key.namespace, effect)
+            case AskForFence():
+                await self._orders.fence(effect)
+            case Say():
+                where = (kind.name.lower(), subject.key, effect.reason, effect.message)
+                log.warning('%s=%s %s="%s"', *where)
+                type = "Normal" if effect.reason == kind.name + RESUMED else "Warning"
+                self._recorder.record(reference_to(item), type, effect.reason, effect.message)
+            case _:
+                assert_never(effect)
+
+    async def _write(self, subject: Subject, item: Object, order: WriteRayRecord) -> None:
+        """Raises Conflict, which leaves the rest undone, if the subject has changed meanwhile."""
+        body: dict[str, Any] = {
+            "metadata": {"annotations": write_ray_record(order.record, order.state)}
+        }
+        if order.attempt is not None:
+            text = str(item["spec"].get("runtimeEnvYAML") or "")
+            try:
+                body["spec"] = {"runtimeEnvYAML": next_runtime_env(text, order.attempt)}
+            except SpecError as error:
+                log.warning('rayjob=%s environment=unchanged reason="%s"', subject.key, error)
+        path = subject.path
+        await self._client.merge(path, body, uid=uid_of(item), version=order.version)
+
+    async def _begin_again(self, subject: Subject, job: Object, order: BeginAgain) -> None:
+        """Raises Conflict if the RayJob has changed meanwhile."""
+        space = f"api/v1/namespaces/{quote(subject.key.namespace)}/pods"
+        label = quote(f"{LABEL}={order.cluster}", safe="")
+        body = await self._client.raw("GET", f"{space}?labelSelector={label}")
+        pods = msgspec.json.decode(body)["items"]
+        if any(is_of_cluster(pod, order.cluster) for pod in pods):
+            raise WorldError(f"RayCluster {order.cluster} still has pods", BUSY_SECONDS)
+        status = {"status": {"jobDeploymentStatus": "Retrying"}}
+        path = f"{subject.path}/status"
+        await self._client.merge(path, status, uid=uid_of(job), version=order.version)
+        log.info("rayjob=%s deployment=Retrying raycluster=%s", subject.key, order.cluster)
+
+
+def _path(kind: JobKind, key: Key) -> str:
+    return f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
+
+
+def _is(pod: Pod, uid: str) -> bool:
+    return pod.metadata is not None and pod.metadata.uid == uid

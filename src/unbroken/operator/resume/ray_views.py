@@ -1,0 +1,263 @@
+"""Readers of RayClusters, RayJobs and their pods for auto-resume, and its record.  Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import yaml
+from lightkube.models.core_v1 import PodSpec, PodStatus
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.core.auto_resume import PodNode, Record
+from unbroken.core.ray_resume import Answer, Head, RayPicture, RayState, Submission, unsupported
+from unbroken.errors import SpecError
+from unbroken.spec import keys
+from unbroken.spec.auto_resume import resume_of, resume_problems
+from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
+
+from .views import annotations_of, pod_state, read_record, write_record
+
+Object = Mapping[str, Any]
+HEAD = "head"
+NODE_TYPE = "ray.io/node-type"
+DASHBOARD_PORT = 8265
+RESUME_ENV, ATTEMPT_ENV = "UNBROKEN_RESUME", "JOB_RESTART_COUNT"
+"""Variables of a job that is submitted again: `1`, and the number of the restart."""
+STATE_BYTES_MAX = 128 * 1024
+"""Longest state that is read; an object has 256 KiB for all annotations."""
+YAML_BYTES_MAX = 64 * 1024
+UNFINISHED = frozenset({"Initializing", "Running", "Failed"})
+"""Deployment statuses of a RayJob from which a lost attempt can be begun again."""
+ACTIVE = frozenset({"Initializing", "Running"})
+
+
+def owner_of(cluster: Object) -> str | None:
+    """Return the name of the RayJob that a RayCluster belongs to; None: it stands alone.
+
+    Empty if the RayCluster belongs to something else, which looks after it.
+    """
+    for owner in cluster["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner["name"]) if owner.get("kind") == RAY_JOB.name else ""
+    return None
+
+
+def cluster_of(job: Object) -> str:
+    """Return the name of the RayCluster of a RayJob's present attempt; empty: there is none."""
+    return str((job.get("status") or {}).get("rayClusterName") or "")
+
+
+def recorded_uid(job: Object) -> str:
+    """Return the uid that the RayCluster of a RayJob's attempt had; empty: nothing recorded it."""
+    state = read_state(annotations_of(job))
+    return state.cluster_uid if state.cluster == cluster_of(job) else ""
+
+
+def ray_picture(
+    kind: JobKind,
+    subject: Object,
+    cluster: Object | None,
+    pods: Iterable[Pod],
+    nodes: Mapping[str, PodNode],
+    answer: Answer | None = None,
+) -> RayPicture:
+    """Return all that auto-resume needs of a RayJob, or of a RayCluster that stands alone.
+
+    `cluster`: the RayCluster; None: it does not exist.
+    """
+    is_rayjob = kind is RAY_JOB
+    metadata, annotations = subject["metadata"], annotations_of(subject)
+    state, found = read_state(annotations), list(pods)
+    problems = resume_problems(annotations)
+    if is_rayjob and not problems:
+        spec = subject.get("spec") or {}
+        mode, has_selector = (
+            str(spec.get("submissionMode") or ""),
+            bool(spec.get("clusterSelector")),
+        )
+        problems = unsupported(mode, has_selector) if resume_of(annotations).is_wanted else ()
+    heads = {head.uid: head for head in map(head_of, found) if head is not None}
+    status = (cluster or {}).get("status") or {}
+    return RayPicture(
+        kind=kind.name,
+        name=metadata["name"],
+        version=metadata.get("resourceVersion") or "",
+        resume=resume_of(annotations),
+        record=read_record(annotations),
+        problems=problems,
+        is_over=bool(problems) or _is_over(is_rayjob, subject, state),
+        pods=tuple(pod_state(pod) for pod in found),
+        nodes=nodes,
+        is_rayjob=is_rayjob,
+        cluster=cluster_of(subject) if is_rayjob else metadata["name"],
+        cluster_uid=uid_of(cluster) if cluster is not None else "",
+        is_running=_deployment(subject) == "Running",
+        is_suspension_asked=bool(((cluster or {}).get("spec") or {}).get("suspend")),
+        is_cluster_suspended=status.get("state") == "suspended",
+        state=state,
+        heads=heads,
+        ready=frozenset(_uid(pod) for pod in found if _uid(pod) in heads and is_ready(pod)),
+        answer=answer,
+    )
+
+
+def _is_over(is_rayjob: bool, subject: Object, state: RayState) -> bool:
+    if subject["metadata"].get("deletionTimestamp") or (subject.get("spec") or {}).get("suspend"):
+        return True
+    if not is_rayjob:
+        return False
+    is_lost = state.is_lost and state.cluster == cluster_of(subject)
+    return _deployment(subject) not in (UNFINISHED if is_lost else ACTIVE)
+
+
+def _deployment(subject: Object) -> str:
+    return str((subject.get("status") or {}).get("jobDeploymentStatus") or "")
+
+
+def uid_of(item: Object) -> str:
+    """Return the uid of an object that is a dict."""
+    return str(item["metadata"].get("uid") or "")
+
+
+def _uid(pod: Pod) -> str:
+    return (pod.metadata and pod.metadata.uid) or ""
+
+
+def head_of(pod: Pod) -> Head | None:
+    """Return the head that a pod is; None: it is a worker."""
+    metadata, spec, status = pod.metadata, pod.spec or PodSpec([]), pod.status or PodStatus()
+    if metadata is None or (metadata.labels or {}).get(NODE_TYPE) != HEAD:
+        return None
+    name = spec.containers[0].name if spec.containers else ""
+    restarts = [one.restartCount for one in status.containerStatuses or () if one.name == name]
+    return Head(metadata.name or "", metadata.uid or "", restarts[0] if restarts else 0)
+
+
+def is_ready(pod: Pod) -> bool:
+    """True if the pod is ready."""
+    conditions = (pod.status and pod.status.conditions) or ()
+    return any(one.type == "Ready" and one.status == "True" for one in conditions)
+
+
+def dashboard_url(cluster: Object, pod: Pod) -> str:
+    """Return the address of the dashboard of a head; empty: it has none yet."""
+    group = (cluster.get("spec") or {}).get("headGroupSpec") or {}
+    given = str((group.get("rayStartParams") or {}).get("dashboard-port") or "")
+    is_port = given.isascii() and given.isdecimal() and 0 < int(given[:6]) < 65536
+    address = (pod.status and pod.status.podIP) or ""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{given if is_port else DASHBOARD_PORT}" if address else ""
+
+
+# --- the record
+
+
+class _HeadText(msgspec.Struct):
+    name: str
+    uid: str
+    restarts: int = 0
+
+
+class _JobText(msgspec.Struct):
+    id: str
+    request: dict[str, Any]
+
+
+class _StateText(msgspec.Struct, omit_defaults=True):
+    cluster: str = ""
+    clusterUid: str = ""
+    head: _HeadText | None = None
+    isLost: bool = False
+    attempt: int = 0
+    jobs: list[_JobText] = []
+
+
+def read_state(annotations: Mapping[str, str]) -> RayState:
+    """Read the state from its annotation; a malformed one counts as missing."""
+    text = annotations.get(keys.RESUME_RAY, "")
+    if not text or len(text) > STATE_BYTES_MAX:
+        return RayState()
+    try:
+        found = msgspec.json.decode(text.encode(errors="surrogatepass"), type=_StateText)
+    except (msgspec.MsgspecError, RecursionError):
+        return RayState()
+    head = found.head
+    return RayState(
+        cluster=found.cluster,
+        cluster_uid=found.clusterUid,
+        head=Head(head.name, head.uid, head.restarts) if head is not None else None,
+        is_lost=found.isLost,
+        attempt=found.attempt,
+        jobs=tuple(Submission(one.id, request_text(one.request)) for one in found.jobs),
+    )
+
+
+def write_ray_record(record: Record, state: RayState) -> dict[str, str | None]:
+    """Return the annotations as a merge patch; None removes one."""
+    head = state.head
+    text = _StateText(
+        cluster=state.cluster,
+        clusterUid=state.cluster_uid,
+        head=_HeadText(head.name, head.uid, head.restarts) if head is not None else None,
+        isLost=state.is_lost,
+        attempt=state.attempt,
+        jobs=[_JobText(one.id, json.loads(one.request)) for one in state.jobs],
+    )
+    whole = msgspec.json.encode(text).decode()
+    found = write_record(record) if record != Record() else {}
+    return {**found, keys.RESUME_RAY: whole if state != RayState() else None}
+
+
+def request_text(request: Mapping[str, Any]) -> str:
+    """Return a submission's request as text that is the same for equal requests."""
+    return json.dumps(request, sort_keys=True, separators=(",", ":"))
+
+
+# --- the environment of the next attempt
+
+
+def with_attempt(runtime_env: Mapping[str, Any], attempt: int) -> dict[str, Any]:
+    """Return a runtime environment whose variables tell the job that it is resumed."""
+    given = runtime_env.get("env_vars")
+    variables = dict(given) if isinstance(given, Mapping) else {}
+    return {
+        **runtime_env,
+        "env_vars": {**variables, RESUME_ENV: "1", ATTEMPT_ENV: str(attempt)},
+    }
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML with JSON's types only: a date stays text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def next_runtime_env(text: str, attempt: int) -> str:
+    """Return a RayJob's `runtimeEnvYAML` for an attempt; SpecError if the text cannot be changed.
+
+    Aliases are refused: they let a short text stand for a huge one.
+    """
+    if len(text) > YAML_BYTES_MAX:
+        raise SpecError(f"runtimeEnvYAML is longer than {YAML_BYTES_MAX} bytes")
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
+            raise SpecError("runtimeEnvYAML has aliases (*name)")
+        found = yaml.load(text, _Loader)
+        whole = json.dumps(with_attempt(found or {}, attempt), indent=2)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise SpecError(f"runtimeEnvYAML is not a map in YAML: {reason}") from error
+    return whole + "\n"
+
+
+def is_of_cluster(pod: Object, name: str) -> bool:
+    """True if an owner reference of a pod, which is a dict, names the RayCluster."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(one.get("kind") == RAY_CLUSTER.name and one.get("name") == name for one in owners)
