@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cli_calls import COUNT, Cli, read_until
+from controller.pytorchjobs import pytorchjob
 from e2e.control import api_of, is_ready, is_tainted
 
 pytestmark = pytest.mark.slow
@@ -80,7 +81,26 @@ def test_jobs_lists_one_line_each(cli: Cli, counting: tuple[str, Any]) -> None:
     assert wide[0].split("AGE")[1].split() == ["LOST", "MOST", "TO", "LOST", "STEPS"]
     assert any(re.search(rf"^{name} .* start-up \d+\.\d+ s +0$", line) for line in wide)
     assert any(line.startswith("default ") for line in cli.call("jobs", "-A").stdout.splitlines())
-    assert cli.json("jobs", "-n", "elsewhere") == {"jobs": []}
+    assert cli.json("jobs", "-n", "elsewhere") == {"jobs": [], "resumed": []}
+
+
+def test_jobs_lists_those_of_other_kinds_that_are_resumed(cli: Cli) -> None:
+    job = pytorchjob("other-kind")
+    job["spec"]["runPolicy"] = {"suspend": True}
+    plain = {**job, "metadata": {"name": "not-resumed"}}
+    with closing(api_of(cli)) as api:
+        for one in (job, plain):
+            api.post("kubeflow.org/v1:pytorchjobs", one).done()
+    (shown,) = cli.json("jobs")["resumed"]
+    assert (shown["kind"], shown["name"], shown["state"]) == (
+        "PyTorchJob",
+        "other-kind",
+        "Suspended",
+    )
+    lines = cli.call("jobs").stdout.splitlines()
+    assert re.fullmatch("KIND +NAME +STATE +RESTARTS +LAST FAULT +AGE", lines[-2])
+    assert re.fullmatch(r"PyTorchJob +other-kind +Suspended +0 of 1 +\d+s", lines[-1])
+    assert cli.call("jobs", "-A").stdout.splitlines()[-1].startswith("default ")
 
 
 def test_a_killed_worker_is_explained(cli: Cli, counting: tuple[str, Any]) -> None:

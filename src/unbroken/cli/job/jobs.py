@@ -12,6 +12,7 @@ from unbroken.cli.show import note, print_json, print_table
 from unbroken.kube.clock import wall
 
 from .goodput import goodput_of, goodput_value, largest, share_text
+from .resumed import print_resumed, resumed_jobs
 from .views import age, job_summary
 
 
@@ -27,12 +28,13 @@ def command(
     """List jobs: state, pods, restarts, class of the last fault, goodput.
 
     Goodput is the share of time in which a job made progress; -o wide adds the largest loss.
+    A second table lists jobs of other kinds that auto-resume restarts.
 
     Example: `unbroken jobs -A -o wide`
     """
     now = wall()
 
-    async def read(cluster: Cluster) -> list[dict[str, Any]]:
+    async def read(cluster: Cluster) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         inside = "" if every else cluster.namespace
         jobs = await cluster.select(JOBS, namespace=inside)
         broken = await cluster.incidents_of(jobs, inside)
@@ -40,14 +42,14 @@ def command(
         for job in jobs:
             good = goodput_of(job, broken[job["metadata"]["uid"]], now)
             found.append({**job_summary(job), "goodput": goodput_value(good)})
-        return found
+        return found, await resumed_jobs(cluster, inside)
 
-    found = target.run(read, namespace=namespace)
+    found, others = target.run(read, namespace=namespace)
     if output is ListOutput.JSON:
-        print_json({"jobs": found})
-    elif not found:
+        print_json({"jobs": found, "resumed": others})
+    elif not found and not others:
         note("no jobs; start one with: unbroken run train.py")
-    else:
+    elif found:
         titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
         rows = [_row(one, now) for one in found]
         if output is ListOutput.WIDE:
@@ -58,6 +60,8 @@ def command(
             titles = ["NAMESPACE", *titles]
             rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
         print_table(titles, rows)
+    if output is not ListOutput.JSON:
+        print_resumed(others, every, now)
 
 
 def _row(one: dict[str, Any], now: float) -> list[object]:
