@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken.cli.job.resumed import RESUMED, summary
+from unbroken.core.auto_resume import FAULT_LENGTH
 from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB
 from unbroken.spec.keys import (
     AUTO_RESUME,
@@ -32,9 +33,10 @@ def test_every_kind_that_is_resumed_is_listed() -> None:
         ({}, {"spec": {"suspend": True}}, "Suspended", ""),
         (HELD, {"spec": {"suspend": True}}, "Restarting", "node n1 is gone"),
         ({**HELD, RESUME_EXHAUSTED: "node n2 is gone"}, {}, "Restarting", "node n2 is gone"),
+        ({RESUME_FAULT: "a\n\tb " + "c" * 999}, {}, "Active", "a b " + "c" * (FAULT_LENGTH - 4)),
         (HELD, {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}, "Failed", None),
     ],
-    ids=["runs", "by its user", "by auto-resume", "no retry left", "has failed"],
+    ids=["runs", "by its user", "by auto-resume", "no retry left", "by a stranger", "has failed"],
 )
 def test_a_state_is_the_end_or_who_has_suspended_the_job(
     annotations: dict[str, str], job: dict[str, Any], state: str, fault: str | None
@@ -43,4 +45,4 @@ def test_a_state_is_the_end_or_who_has_suspended_the_job(
     shown = summary(TRAIN_JOB, {"metadata": metadata, **job}, {**BOTH, **annotations})
     assert shown["state"] == state
     assert fault in (None, shown["lastFault"])
-    assert (shown["restarts"], shown["restartsMax"]) == (len(annotations) and 1, 2)
+    assert (shown["restarts"], shown["restartsMax"]) == (int(RESUME_COUNT in annotations), 2)

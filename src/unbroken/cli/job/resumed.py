@@ -6,6 +6,7 @@ from typing import Any
 
 from unbroken.cli.connection import Cluster, Collection
 from unbroken.cli.show import print_table
+from unbroken.core.auto_resume import FAULT_LENGTH
 from unbroken.kube.errors import Forbidden
 from unbroken.operator.parts import PARTS
 from unbroken.spec.auto_resume import resume_of
@@ -55,7 +56,7 @@ def summary(kind: JobKind, job: Object, annotations: dict[str, str]) -> dict[str
         "state": state,
         "restarts": record.count,
         "restartsMax": resume_of(annotations).retries_max,
-        "lastFault": record.exhausted or record.fault,
+        "lastFault": " ".join((record.exhausted or record.fault).split())[:FAULT_LENGTH],
         "created": metadata["creationTimestamp"],
     }
 
