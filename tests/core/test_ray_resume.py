@@ -198,6 +198,7 @@ LOST_HEAD = [
     with_node("n0", readiness=Readiness.SILENT),
     replace(WELL, pods=(replace(PODS[0], phase="Failed", reason="Evicted"), *PODS[1:])),
     replace(WELL, pods=(replace(PODS[0], phase="Unknown"), *PODS[1:])),
+    replace(WELL, pods=(replace(PODS[0], ends_by=130.0), *PODS[1:])),
     without_head(),
 ]
 

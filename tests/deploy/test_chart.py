@@ -155,7 +155,7 @@ def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
     [
         {},
         {"operator": {"namespace": "team-a"}, "metrics": {"enabled": False}},
-        {"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}},
+        {"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}, "ray": {"enabled": False}},
         {
             "nodes": {"provider": "command", "command": "fix {node} {action}", "dryRun": True},
             "checks": {"image": "checks:1", "linkBandwidth": {"ml.p5.48xlarge": 30}},

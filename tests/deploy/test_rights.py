@@ -33,6 +33,8 @@ from deploy.hands import FAILS, MACHINES, hands
 from deploy.planes import Plane, ended
 from deploy.rights import Right, granted, refused, used
 from e2e.clusters import UNBROKEN, Cluster, kill
+from unbroken import local
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +43,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+RAY_DEFINITIONS = Path(local.__file__).parent / "ray/definitions.json"
 OPERATOR, CLUSTER_API = "unbroken-operator", "unbroken-cluster-api"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OURS = "/apis/unbroken.dev/v1"
@@ -52,6 +55,8 @@ JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+RAYCLUSTERS = "/apis/ray.io/v1/namespaces/default/rayclusters"
+RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 NODES = "/api/v1/nodes"
 ROLE = "arn:aws:iam::123456789012:role/worker"
@@ -130,8 +135,9 @@ def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
         "metrics": {"enabled": False},
     }
     plane.install(values)
+    lines = RAY_DEFINITIONS.read_text().splitlines()
     kinds = (yaml.safe_load(DEFINITION.read_text()), *job_set_definitions())
-    for one in (*kinds, *definitions("v1beta2")):
+    for one in (*kinds, *map(json.loads, lines), *definitions("v1beta2")):
         plane.api.post(DEFINITIONS, one).done()
     found = render(values)
     with ExitStack() as stack:
@@ -439,6 +445,43 @@ def test_jobs_are_suspended_for_their_restart(world: World, path: str, job: Obje
     plane.wait(f"{path}/{name}", lambda one: one["spec"].get("suspend"))
     plane.api.within("default").delete(f"pods/{name}", gracePeriodSeconds=0).done()
     plane.wait(f"{path}/{name}", lambda one: one["spec"].get("suspend") is False)
+
+
+def test_a_rayjob_is_resumed(world: World) -> None:
+    plane = world.plane
+    machine(world, "m3")
+    annotations = {AUTO_RESUME: "true", MAX_RETRIES: "1"}
+    container = {"name": "ray", "image": "any"}
+    group = {"rayStartParams": {}, "template": {"spec": {"containers": [container]}}}
+    spec = {"headGroupSpec": group}
+    about = {"apiVersion": "ray.io/v1", "kind": "RayJob"}
+    body = {
+        **about,
+        "metadata": {"name": "count", "annotations": annotations},
+        "spec": {"entrypoint": "python count.py", "rayClusterSpec": spec},
+    }
+    job = plane.api.post(RAYJOBS, body).made
+    owner = {**about, "controller": True, "name": "count", "uid": job["metadata"]["uid"]}
+    about = {"apiVersion": "ray.io/v1", "kind": "RayCluster"}
+    body = {**about, "metadata": {"name": "ray", "ownerReferences": [owner]}, "spec": spec}
+    cluster = plane.api.post(RAYCLUSTERS, body).made
+    status = {"jobDeploymentStatus": "Running", "rayClusterName": "ray"}
+    merged(world, f"{RAYJOBS}/count/status", {"status": status})
+    owner = {**about, "controller": True, "name": "ray", "uid": cluster["metadata"]["uid"]}
+    labels = {"ray.io/cluster": "ray", "ray.io/node-type": "head"}
+    pod = {
+        "metadata": {"name": "ray-head", "labels": labels, "ownerReferences": [owner]},
+        "spec": {"nodeName": "m3", "containers": [container]},
+    }
+    plane.api.within("default").post("pods", pod).done()
+    path = "/api/v1/namespaces/default/pods/ray-head"
+    merged(world, f"{path}/status", {"status": {"phase": "Running"}})
+    label(world, "m3", "UnschedulablePendingReboot")
+    plane.wait(path, lambda one: one["metadata"].get("deletionTimestamp"))
+    plane.wait(f"{RAYCLUSTERS}/ray", lambda one: one["spec"].get("suspend"))
+    plane.api.within("default").delete("pods/ray-head", gracePeriodSeconds=0).done()
+    merged(world, f"{RAYCLUSTERS}/ray/status", {"status": {"state": "suspended"}})
+    plane.wait(f"{RAYJOBS}/count", lambda one: one["status"]["jobDeploymentStatus"] == "Retrying")
 
 
 # --- queues

@@ -218,17 +218,17 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         return pod.uid in seen.heads and super()._is_failure(seen, pod)
 
     def _other_signs(self, seen: RayPicture) -> Iterable[Sign]:
-        """List the loss of a head that no longer exists, or whose container was restarted."""
+        """List the loss of a head with jobs that is gone, goes, or had its container restarted."""
         state = seen.state
         head, is_same = state.head, state.cluster_uid == seen.cluster_uid
-        if head is None or state.is_lost or not is_same or head in seen.heads.values():
+        if head is None or state.is_lost or not is_same or not (state.jobs or seen.is_rayjob):
             return
-        if not state.jobs and not seen.is_rayjob:
-            return
-        if head.uid in seen.heads:
-            yield Sign(head.name, "has lost the state of Ray: its container was restarted", False)
-        else:
-            yield Sign(head.name, "(the head) is gone", False)
+        if head not in seen.heads.values():
+            is_there = head.uid in seen.heads
+            lost = "has lost the state of Ray: its container was restarted"
+            yield Sign(head.name, lost if is_there else "(the head) is gone", False)
+        elif any(pod.uid == head.uid and pod.ends_by is not None for pod in seen.pods):
+            yield Sign(head.name, "(the head) is being deleted", False, head.uid)
 
     def _done(self, seen: RayPicture, pods: frozenset[str]) -> str:
         return f"deletes {len(pods)} of {counted(len(seen.pods), 'pod')}"
