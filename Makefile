@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env
+.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -89,13 +89,21 @@ $(VENV)/docs/.done: tools/docs-requirements.lock
 	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
 	@touch $@
 
-# Ray in an environment of its own (380 MB), for `unbroken up --image-env` and tests/e2e/test_ray.py.
-RAY_ENV ?= .ray-env
-ray-env: $(RAY_ENV)/.done
+# Ray Train on a RayCluster that loses a worker pod, a node and its head.
+demo-ray: setup ray-env
+	@RAY_ENV=$(RAY_ENV) $(BIN)/python examples/demo_ray.py
 
-$(RAY_ENV)/.done:
+# Ray with torch and Lightning in an environment of its own (1.6 GB), for `unbroken up --image-env`, `make demo-ray`
+# and tests/e2e/test_ray.py.  An environment of Ray alone runs all but examples/ray/fsdp_ray.py.
+RAY_ENV ?= .ray-env
+ray-env: $(RAY_ENV)/.with-torch
+
+$(RAY_ENV)/.with-torch:
+	@echo "installing Ray, torch and Lightning in $(RAY_ENV) (once, some minutes) ..."
 	@$(PYTHON) -m venv $(RAY_ENV)
-	@$(RAY_ENV)/bin/pip install --quiet "ray[default]==2.60.*"
+	@$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
+	@$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check "ray[default,train]==2.60.*" "lightning==2.6.*" \
+	    2> >(grep -v 'is ignored: it is neither' >&2)
 	@touch $@
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.

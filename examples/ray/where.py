@@ -8,7 +8,7 @@ import sys
 import ray
 
 
-@ray.remote(num_cpus=0.1)
+@ray.remote(num_cpus=0)  # also on a head that takes no CPUs
 def where() -> str:
     """Return the address of the node that this task runs on."""
     return str(ray.util.get_node_ip_address())

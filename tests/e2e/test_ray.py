@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -106,3 +110,85 @@ def test_a_rayjob_makes_its_cluster_runs_and_takes_the_cluster_away(
     assert (status["jobStatus"], status["failed"], status["succeeded"]) == ("SUCCEEDED", 1, 1)
     cluster.kubectl("wait", "raycluster", "--all", "--for=delete", "--timeout=60s", seconds=90)
     assert cluster.get("rayclusters")["items"] == []
+
+
+@contextmanager
+def dashboard(cluster: Cluster, service: str) -> Iterator[str]:
+    """`kubectl port-forward` to the head's service; the place on this machine."""
+    words = [cluster.kubectl_path, "port-forward", f"service/{service}", ":8265"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env=cluster.environment
+    ) as forwarding:
+        assert forwarding.stdout is not None
+        try:
+            found = re.match(r"Forwarding from (\S+) ->", forwarding.stdout.readline())
+            assert found
+            yield found[1]
+        finally:
+            forwarding.terminate()
+            forwarding.communicate()
+
+
+def submit(place: str, *words: str) -> str:
+    """Run a program of the examples as a job, through the forwarded port; its output."""
+    command = [str(ENVIRONMENT / "bin/ray"), "job", "submit", "--address", f"http://{place}"]
+    done = subprocess.run(
+        [*command, "--working-dir", str(EXAMPLES), "--", "python3", *words],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def manifests(name: str) -> list[Object]:
+    """The objects of a manifest of the guide, with empty variables."""
+    text = Template((EXAMPLES / name).read_text())
+    empty = {"REGISTRY": "", "SUBNET_ID": "", "SECURITYGROUP_ID": ""}
+    return list(yaml.safe_load_all(text.substitute(empty)))
+
+
+def raycluster_of_the_guide(make_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster in which the guide's manifests have been applied, and are ready."""
+    cluster = make_cluster(*SIZES, "--image-env", f"rayproject/ray={ENVIRONMENT}")
+    cluster.apply(*manifests("storage.yaml"), *manifests("raycluster.yaml"))
+    cluster.wait("raycluster/rayml", "jsonpath={.status.state}=ready", seconds=120)
+    return cluster
+
+
+@needs_ray
+def test_the_dashboard_is_used_through_a_forwarded_port(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = raycluster_of_the_guide(make_cluster)
+    with dashboard(cluster, "rayml-head-svc") as place:
+        page = http.client.HTTPConnection(place, timeout=60)
+        page.request("GET", "/")
+        answer = page.getresponse()
+        assert (answer.status, b"<title>Ray Dashboard" in answer.read()) == (200, True)
+        page.close()
+        assert f"ran on {json.dumps(addresses(cluster))}" in submit(place, "where.py")
+
+
+@needs_ray
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(
+    not list(ENVIRONMENT.glob("lib/python3*/site-packages/lightning")),
+    reason=f"Lightning is not installed in {ENVIRONMENT}: make ray-env",
+)
+def test_a_run_that_is_submitted_again_goes_on_from_its_newest_checkpoint(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = raycluster_of_the_guide(make_cluster)
+    words = ("fsdp_ray.py", "--storage", "/fsx/runs", "--checkpoint-every", "10")
+    with dashboard(cluster, "rayml-head-svc") as place:
+        first = submit(place, *words, "--steps", "25")
+        again = submit(place, *words, "--steps", "40")
+    assert "resumed at" not in first
+    assert "step 10 loss" in first
+    assert "resumed at step 25" in again
+    assert "step 40 loss" in again
+    assert "step 10 loss" not in again
