@@ -9,6 +9,7 @@ from unbroken.core.job.events import RecordEvent, StartWorkers, StopWorkers
 from unbroken.core.job.kueue import Admission, Placement
 from unbroken.core.job.moves import CHECKPOINT_SECONDS, LAST_SECONDS, STALE_SECONDS, WARM_SECONDS
 from unbroken.spec.job.incident import PLANNED_MOVE
+from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
 
 
 @pytest.fixture
@@ -17,9 +18,9 @@ def script() -> Script:
     return trained()
 
 
-def trained(replicas: int = 2, spares: int = 0) -> Script:
+def trained(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> Script:
     """A job that trains; every node is known, and one more than the job has pods."""
-    made = Script(spec(replicas, spares))
+    made = Script(spec(replicas, spares, policy))
     for index in range(replicas + spares + 1):
         made.run(f"0 node n{index} ready")
     made.up()
@@ -53,6 +54,23 @@ def test_the_place_is_made_first_and_the_old_pod_goes_last(script: Script) -> No
     script.run("15 gone w-0 ->")
     script.run("40 tick ->")
     assert script.job.deadline() is None, "nothing is left to be done for the notice"
+
+
+@pytest.mark.parametrize(
+    ("policy", "deleted"),
+    [
+        (CleanPodPolicy.NONE, "delete w-0"),
+        (CleanPodPolicy.ONLY_COMPLETE, "delete w-0, delete w-1, delete w-2"),
+    ],
+)
+def test_the_old_pod_goes_also_if_the_job_completes_at_once(
+    policy: CleanPodPolicy, deleted: str
+) -> None:
+    script = trained(policy=RunPolicy(clean_pod_policy=policy))
+    moved(script)
+    script.run("12 completed w-1 1")
+    script.run(f"12 completed w-2 1 -> {deleted}")
+    script.run("13 gone w-0 ->")
 
 
 def test_a_move_is_told_as_one_and_charges_nothing(script: Script) -> None:

@@ -13,7 +13,7 @@ from unbroken.core.wording import all_of, counted
 from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED
 from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
-from unbroken.spec.job.types import CleanPodPolicy, FenceBy, RunPolicy
+from unbroken.spec.job.types import CleanPodPolicy, FenceBy, RunPolicy, Switch
 from unbroken.spec.keys import ConditionType
 from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
@@ -429,6 +429,9 @@ class Life:
             return True
         is_spare = bool(state.ranks.rank_of) and member.uid not in state.ranks.rank_of
         is_complete = member.uid in state.gang.completed or member.state is AgentState.COMPLETED
+        is_moving = state.options.planned_moves is not Switch.OFF
+        if is_spare and is_moving and state.roster.notice_of(member) is not None:
+            return True  # A move has left it behind; a job that trains on deletes it, too.
         return policy is CleanPodPolicy.ONLY_COMPLETE and (is_spare or is_complete)
 
     def _policy(self) -> RunPolicy:
