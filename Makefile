@@ -128,12 +128,13 @@ bench-gpu: setup
 scoreboard: setup
 	@$(BIN)/python benchmarks/scoreboard.py --quick
 
-# Rewrites the locks from pyproject.toml: the one of development, and the one of the images, which holds the same
-# versions; and that of the documentation site.  torch is in neither: setup installs the CPU build, users bring their own.
+# Rewrites the locks from pyproject.toml: the one of development, and those of the images, which hold the same
+# versions (the second one with boto3); and that of the documentation site.  torch is in neither: setup installs the CPU build, users bring their own.
 PIP_COMPILE = $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 lock: setup
 	@$(PIP_COMPILE) --extra otel --extra dev -o requirements.lock pyproject.toml
 	@$(PIP_COMPILE) --extra otel --build-deps-for wheel --constraint requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --extra otel --extra aws --build-deps-for wheel --constraint deploy/requirements.lock -o deploy/aws-requirements.lock pyproject.toml
 	@$(PIP_COMPILE) -o tools/docs-requirements.lock tools/docs-requirements.in
 
 clean:

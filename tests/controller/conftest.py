@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -107,6 +111,16 @@ class Place:
         async with running(run_operator(self.client, None, options)):
             await self.until("leases/operator", lambda lease: lease["spec"]["holderIdentity"])
             yield
+
+
+@pytest.fixture(scope="session")
+def aws_python() -> Path:
+    """A Python that has boto3 and moto (tools/setup.sh makes it)."""
+    named = os.environ.get("UNBROKEN_AWS")
+    folder = Path(named) if named else Path(sys.prefix) / "aws/bin"
+    if shutil.which(folder / "python") is None:
+        pytest.skip(f"no Python in {folder} (tools/setup.sh makes it; or set UNBROKEN_AWS)")
+    return folder / "python"
 
 
 @pytest.fixture

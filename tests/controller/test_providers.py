@@ -11,28 +11,22 @@ from typing import Any
 import pytest
 
 from apiservers import Cluster
-from controller.plain import Object, PlainRequests
+from controller.plain import PlainRequests
+from controller.provider_grounds import BOOT, CAPI_MACHINES, ClusterApiGround
 from unbroken.core.nodes.repair.events import Answer, RepairOrder
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import (
     ClusterApiProvider,
-    KarpenterProvider,
     MachinesProvider,
     NoProvider,
-    Provider,
 )
-from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
 from unbroken.spec.keys import HEALTH, REPAIR_ORDER
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
 from unbroken.spec.nodes.values import Action
 
-CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NUMBERS = itertools.count(1)
-CLAIMS = "apis/karpenter.sh/v1/nodeclaims"
-MACHINES = "apis/cluster.x-k8s.io/v1beta1/namespaces/default/machines"
 FINALIZER = "example.com/instance"
 
 
@@ -46,7 +40,7 @@ class Api(PlainRequests):
     async def clean_up(self) -> None:
         """Leave nothing to the tests that share the server."""
         nodes = [f"api/v1/nodes/{self.node}"]
-        for collection in (CLAIMS, MACHINES, MACHINE.path):
+        for collection in (CAPI_MACHINES, MACHINE.path):
             for one in (await self.get(collection) or {}).get("items") or ():
                 path = f"{collection}/{one['metadata']['name']}"
                 await self.merge(path, {"metadata": {"finalizers": None}})
@@ -66,37 +60,6 @@ class Api(PlainRequests):
         more = ("kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture")
         info = {**dict.fromkeys((*keys, *more), ""), "bootID": boot_id}
         await self.merge(f"api/v1/nodes/{self.node}/status", {"status": {"nodeInfo": info}})
-
-    async def define(self, group: str, kind: str, version: str, scope: str) -> None:
-        """The part of somebody else's kind that we use."""
-        plural = f"{kind.lower()}s"
-        open_object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        body = {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {
-                "name": f"{plural}.{group}",
-                # The group is Kubernetes' own, which wants an approval named.
-                "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
-            },
-            "spec": {
-                "group": group,
-                "scope": scope,
-                "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
-                "versions": [
-                    {
-                        "name": version,
-                        "served": True,
-                        "storage": True,
-                        "schema": {"openAPIV3Schema": open_object},
-                    }
-                ],
-            },
-        }
-        if await self.get(f"{CRDS}/{plural}.{group}") is None:
-            await self.call("POST", CRDS, body=body)
-        while await self.get(f"apis/{group}/{version}/{plural}") is None:
-            await pause(0.05)
 
 
 @pytest.fixture
@@ -121,95 +84,18 @@ def order(api: Api, action: Action, identity: str = "o-1", boot_id: str = "boot-
     return RepairOrder(api.node, action, boot_id, f"{api.node}-{identity}")
 
 
-async def make(api: Api, path: str, kind: str, status: Object) -> str:
-    """The object behind the node, with a finalizer; its path."""
-    group_version = path.removeprefix("apis/").split("/namespaces")[0].rpartition("/")[0]
-    if "namespaces" in path:
-        group_version = path.removeprefix("apis/").split("/namespaces")[0]
-    body = {
-        "apiVersion": group_version,
-        "kind": kind,
-        "metadata": {"name": f"behind-{api.node}", "finalizers": [FINALIZER]},
-        "spec": {},
-        "status": status,
-    }
-    await api.call("POST", path, body=body)
-    return f"{path}/behind-{api.node}"
-
-
-async def opened_behind(api: Api, what: str) -> tuple[Provider, str]:
-    """A provider, and the path of the object behind the node."""
-    if what == "karpenter":
-        await api.define("karpenter.sh", "NodeClaim", "v1", "Cluster")
-        behind = await make(api, CLAIMS, "NodeClaim", {"nodeName": api.node})
-        return KarpenterProvider(api.client), behind
-    await api.define("cluster.x-k8s.io", "Machine", "v1beta1", "Namespaced")
-    behind = await make(api, MACHINES, "Machine", {"nodeRef": {"name": api.node}})
-    return ClusterApiProvider(api.client), behind
-
-
-@pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-async def test_node_counts_as_gone_when_its_finalizer_has_gone(opened: Any, what: str) -> None:
+async def test_machine_that_none_would_follow_is_not_deleted(opened: Any) -> None:
     async with opened() as api:
-        provider, behind = await opened_behind(api, what)
-        assert provider.name == what
-        wanted = order(api, Action.REPLACE)
-        assert (await provider.order(wanted)).answer is Answer.WORKING
-        found = await api.get(behind)
-        assert found is not None
-        assert found["metadata"]["deletionTimestamp"]
-        # Its Node goes first, as Cluster API and Karpenter delete it; that is no proof.
-        await api.call("DELETE", f"api/v1/nodes/{api.node}")
-        assert (await provider.standing(wanted)).answer is Answer.WORKING
-        await api.merge(behind, {"metadata": {"finalizers": None}})
-        assert (await provider.standing(wanted)).answer is Answer.GONE
-        # Another process knows no more, and comes to the same.
-        assert (await type(provider)(api.client).order(wanted)).answer is Answer.GONE  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-async def test_order_about_a_boot_that_is_over_deletes_nothing(opened: Any, what: str) -> None:
-    async with opened() as api:
-        provider, behind = await opened_behind(api, what)
-        await api.boot("boot-2")
-        answer = await provider.order(order(api, Action.REPLACE))
-        assert answer.answer is Answer.FAILED
-        assert "has booted since" in answer.text
-        found = await api.get(behind)
-        assert found is not None
-        assert "deletionTimestamp" not in found["metadata"]
-
-
-@pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-async def test_node_that_nothing_is_behind_is_left_to_a_person(opened: Any, what: str) -> None:
-    async with opened() as api:
-        provider, behind = await opened_behind(api, what)
-        stranger = Api(api.client)
-        await stranger.make_node()
-        answer = await provider.order(order(stranger, Action.REPLACE))
+        ground = ClusterApiGround(api.client)
+        node = await ground.add(is_owned=False)
+        wanted = RepairOrder(node, Action.REPLACE, BOOT, "o-1")
+        answer = await ground.provider().order(wanted)
         assert answer.answer is Answer.UNSUPPORTED
-        assert stranger.node in answer.text
-        found = await api.get(behind)
-        assert found is not None
-        assert "deletionTimestamp" not in found["metadata"]
-
-
-async def test_reboot_asks_cluster_api_for_remediation_once(opened: Any) -> None:
-    async with opened() as api:
-        provider, behind = await opened_behind(api, "cluster-api")
-        wanted = order(api, Action.REBOOT)
-        assert (await provider.order(wanted)).answer is Answer.WORKING
-        found = await api.get(behind)
-        assert found is not None
-        assert REMEDIATE in found["metadata"]["annotations"]
-        # It has been seen to, and the annotation taken; the same order does not ask again.
-        await api.merge(behind, {"metadata": {"annotations": {REMEDIATE: None}}})
-        assert (await provider.order(wanted)).answer is Answer.WORKING
-        found = await api.get(behind)
-        assert found is not None
-        assert REMEDIATE not in found["metadata"]["annotations"]
-        await api.boot("boot-2")
-        assert (await provider.standing(wanted)).answer is Answer.DONE
+        assert f"machine-{node} belongs to no MachineSet" in answer.text
+        assert await ground.asked(node, Action.REPLACE) == 0
+        # It can be rebooted all the same.
+        wanted = RepairOrder(node, Action.REBOOT, BOOT, "o-2")
+        assert (await ground.provider().order(wanted)).answer is Answer.WORKING
 
 
 async def test_cluster_without_the_kind_is_said_so(opened: Any, cluster: Cluster) -> None:

@@ -89,7 +89,7 @@ def test_parts_name_options_and_values_that_exist() -> None:
         ({"image": {"repository": "unbroken:1"}}, "at '/image/repository': 'unbroken:1' does not"),
         ({"image": {"digest": "sha256:12"}}, "at '/image/digest': 'sha256:12' does not match"),
         (
-            {"nodes": {"provider": "aws"}},
+            {"nodes": {"provider": "gce"}},
             "at '/nodes/provider': value must be one of 'none', 'machines', 'cluster-api', 'karp",
         ),
         ({"nodes": {"share": 20}}, "at '/nodes/share': maximum: got 20, want 1"),

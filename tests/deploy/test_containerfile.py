@@ -97,10 +97,13 @@ def packages(name: str) -> dict[str, str]:
     return found
 
 
-def test_both_locks_have_hashes_and_agree() -> None:
+def test_locks_have_hashes_and_agree() -> None:
     development, image = packages("requirements.lock"), packages("deploy/requirements.lock")
     assert image.items() <= development.items()
     assert "torch" not in development
+    with_aws = packages("deploy/aws-requirements.lock")
+    assert image.items() <= with_aws.items()
+    assert {"boto3", "botocore"} <= with_aws.keys() - image.keys()
     assert {"opentelemetry-sdk", "setuptools"} <= image.keys()
 
 

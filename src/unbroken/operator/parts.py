@@ -162,6 +162,7 @@ PARTS: Mapping[PartName, Part] = {
                 Role.CLUSTER, CLUSTER_API, "machines", PROVIDED, provider=NodeProvider.CLUSTER_API
             ),
             Right(Role.CLUSTER, KARPENTER, "nodeclaims", PROVIDED, provider=NodeProvider.KARPENTER),
+            Right(Role.CLUSTER, OURS, "noderecords", "get", provider=NodeProvider.AWS),
         ),
     ),
     PartName.PYTORCHJOBS: _resuming(PYTORCHJOB),

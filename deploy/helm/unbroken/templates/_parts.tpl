@@ -169,6 +169,11 @@
   resources: [nodeclaims]
   verbs: [list, patch, delete]
 {{- end }}
+{{- if eq .Values.nodes.provider "aws" }}
+- apiGroups: [unbroken.dev]
+  resources: [noderecords]
+  verbs: [get]
+{{- end }}
 {{- end }}
 {{- if include "unbroken.pytorchjobs" . }}
 # Resumes PyTorchJobs (auto-resume).

@@ -61,6 +61,7 @@ class NodeProvider(StrEnum):
     MACHINES = "machines"
     CLUSTER_API = "cluster-api"
     KARPENTER = "karpenter"
+    AWS = "aws"
     COMMAND = "command"
     NONE = "none"
 

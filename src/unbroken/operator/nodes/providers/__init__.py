@@ -7,11 +7,13 @@ of who asks: it knows orders again by their identity.  It alone says when a mach
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.values import NodeProvider
 
+from .aws import AwsProvider
 from .base import Provider
 from .cluster_api import ClusterApiProvider
 from .command import CommandProvider, parse_command
@@ -20,6 +22,7 @@ from .machines import MachinesProvider
 from .none import NoProvider
 
 __all__ = [
+    "AwsProvider",
     "ClusterApiProvider",
     "CommandProvider",
     "KarpenterProvider",
@@ -38,10 +41,17 @@ def _command(client: KubeClient, command: Sequence[str]) -> Provider:
     return CommandProvider(client, command)
 
 
+def _aws(client: KubeClient) -> Provider:
+    if find_spec("boto3") is None:
+        raise SpecError("the node provider `aws` needs boto3: pip install 'unbroken[aws]'")
+    return AwsProvider(client)
+
+
 PROVIDERS: Mapping[NodeProvider, Callable[[KubeClient, Sequence[str]], Provider]] = {
     NodeProvider.MACHINES: lambda client, _: MachinesProvider(client),
     NodeProvider.CLUSTER_API: lambda client, _: ClusterApiProvider(client),
     NodeProvider.KARPENTER: lambda client, _: KarpenterProvider(client),
+    NodeProvider.AWS: lambda client, _: _aws(client),
     NodeProvider.COMMAND: _command,
     NodeProvider.NONE: lambda client, _: NoProvider(),
 }

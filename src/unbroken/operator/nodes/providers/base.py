@@ -105,6 +105,8 @@ class ObjectProvider(ABC):
         over = stale(order, boot_id)
         if over is not None and not (is_ours and order.action is Action.REPLACE):
             return over
+        if not is_ours and (text := self.refusal(order, found)):
+            return OrderStatus(Answer.UNSUPPORTED, text)
         if not is_ours:
             await annotate(
                 self._client, path, found, {REPAIR_ORDER: order.id, **self.request(order)}
@@ -112,6 +114,10 @@ class ObjectProvider(ABC):
         if order.action is Action.REPLACE and not metadata.get("deletionTimestamp"):
             await self._client.delete_if_present(path, metadata["uid"])
         return OrderStatus(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")
+
+    def refusal(self, order: RepairOrder, found: Object) -> str:
+        """Why the object cannot be used for the order; empty: it can."""
+        return ""
 
     def request(self, order: RepairOrder) -> dict[str, str]:
         """Further annotations that ask for what is ordered."""

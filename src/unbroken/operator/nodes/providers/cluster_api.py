@@ -39,6 +39,16 @@ class ClusterApiProvider(ObjectProvider):
         reference = (found.get("status") or {}).get("nodeRef") or {}
         return bool(reference.get("name") == node)
 
+    def refusal(self, order: RepairOrder, found: Object) -> str:
+        """As `ObjectProvider.refusal`: a Machine is only deleted where another follows it."""
+        owners = found["metadata"].get("ownerReferences") or ()
+        if order.action is not Action.REPLACE or any(one.get("controller") for one in owners):
+            return ""
+        name = found["metadata"]["name"]
+        return (
+            f"Machine {name} belongs to no MachineSet or control plane; none would take its place"
+        )
+
     def request(self, order: RepairOrder) -> dict[str, str]:
         """As `ObjectProvider.request`."""
         return {REMEDIATE: ""} if order.action is Action.REBOOT else {}
