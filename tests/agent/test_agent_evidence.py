@@ -17,7 +17,9 @@ from running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent.evidence import procfs, spy
 from unbroken.agent.evidence.examine import Examination, Subject
 from unbroken.agent.evidence.flight_recorder import Request
+from unbroken.core.diagnosis.doings import Kind, all_doings
 from unbroken.core.diagnosis.stacks import blame
+from unbroken.core.job.watch.activity import is_active
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
@@ -31,6 +33,9 @@ def up(): os.write(1, b"up\\n")
 def sleeping():
     up()
     while True: signal.pause()
+def asking():
+    up()
+    while not os.path.exists("never"): time.sleep(0.05)
 def spinning():
     up()
     while True: pass
@@ -108,6 +113,25 @@ def test_a_sleeping_and_a_spinning_rank_are_told_apart(tmp_path: Path) -> None:
         assert procfs.stat(spinning.pid).state == "R"  # type: ignore[union-attr]
 
     tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "spinning")
+
+
+def test_a_rank_that_sleeps_again_and_again_is_active_between_looks(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        before = (await operator.examine()).ranks
+        while True:
+            after = (await operator.examine()).ranks
+            doings = all_doings({one.rank: one for one in after})
+            sleeping, asking = (
+                is_active(then.activity_after, now, doings[now.rank])
+                for then, now in zip(before, after, strict=True)
+            )
+            assert {one.kind for one in doings.values()} == {Kind.SLEEP}
+            assert not sleeping, (before[0].activity_after, after[0].activity_before)
+            if asking:
+                break
+            before = after
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "asking")
 
 
 def test_every_thread_is_told_the_main_one_first(tmp_path: Path) -> None:

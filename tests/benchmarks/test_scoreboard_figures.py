@@ -15,6 +15,8 @@ from scoreboard_trials import (
     FAULTS,
     HEALTHY,
     KNOWN,
+    MORE_PAUSES,
+    MORE_SEED,
     PAUSED,
     PAUSES,
     SOON,
@@ -183,6 +185,10 @@ def test_the_long_pauses_of_eight_seeds_are_of_each_kind_told_and_untold() -> No
     found = [long_pause(plan(BY_NAME[PAUSED], seed)) for seed in range(8)]
     assert {(kind, is_told) for kind, _, is_told in found} == {
         (kind, is_told) for kind in PAUSES for is_told in (True, False)
+    }
+    found = [long_pause(plan(BY_NAME[PAUSED], MORE_SEED + seed)) for seed in range(8)]
+    assert {(kind, is_told) for kind, _, is_told in found} == {
+        (kind, is_told) for kind in MORE_PAUSES for is_told in (True, False)
     }
 
 

@@ -181,11 +181,11 @@ def test_two_looks_that_are_alike_name_the_rank_before_all_are_silent() -> None:
     job = asked(late(1, 10))
     assert job.answer("w-1", 15, looked(1, IN_DATA)) == ""
     assert job.tick(job.job.deadline() or 0) == "look w-0, look w-1"
-    job.answer("w-0", 17, looked(0))
-    assert job.answer("w-1", 17, looked(1, IN_DATA)) == STOP
+    job.answer("w-0", 20, looked(0))
+    assert job.answer("w-1", 20, looked(1, IN_DATA)) == STOP
     found = job.incidents[1]
     assert (found.culprit.rank, found.confidence) == (1, "certain")
-    assert found.culprit.text.endswith("no rank got on for 7 s")
+    assert found.culprit.text.endswith("no rank got on for 10 s")
 
 
 def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_name() -> None:
@@ -206,9 +206,9 @@ def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_na
 def test_a_rank_that_tells_nothing_is_named_by_those_who_wait_for_it() -> None:
     job = asked(start())
     job.answer("w-1", 15, gil())
-    job.tick(16)
-    job.answer("w-0", 17, looked(0))
-    assert job.answer("w-1", 17, gil()) == STOP
+    job.tick(19)
+    job.answer("w-0", 20, looked(0))
+    assert job.answer("w-1", 20, gil()) == STOP
     assert "rank 1 holds the GIL (thread holder) in pausing" in job.incidents[1].blame
     assert job.incidents[1].culprit.evidence[1] == "pausing (train.py:7)"
 

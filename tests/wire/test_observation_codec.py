@@ -23,6 +23,7 @@ from unbroken.wire.observation import (
     FRAME_CHARACTERS,
     FRAMES_MAX,
     THREADS_MAX,
+    Activity,
     Alarm,
     CollectCommand,
     Collective,
@@ -60,6 +61,7 @@ WATCHES = st.builds(
 )
 THREADS = st.builds(ThreadStack, TEXTS, st.booleans(), st.lists(TEXTS, max_size=4).map(tuple))
 COLLECTIVES = st.builds(Collective, TEXTS, COUNTS, TEXTS, TEXTS)
+ACTIVITIES = st.none() | st.builds(Activity, TIMES, TIMES, COUNTS, TIMES, COUNTS)
 RANKS = st.builds(
     RankEvidence,
     rank=COUNTS,
@@ -79,6 +81,8 @@ RANKS = st.builds(
     threads=st.lists(THREADS, max_size=3).map(tuple),
     collectives=st.lists(COLLECTIVES, max_size=3).map(tuple),
     note=TEXTS,
+    activity_before=ACTIVITIES,
+    activity_after=ACTIVITIES,
 )
 EVIDENCE = st.builds(Evidence, COUNTS, COUNTS, TEXTS, TIMES, st.lists(RANKS, max_size=3).map(tuple))
 

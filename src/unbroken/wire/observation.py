@@ -127,6 +127,24 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """Counters of a process.  What they gain from the end of one look to the beginning of the next
+    is its own: looks interrupt it."""
+
+    at: float
+    """By a clock of the agent's machine: only differences mean something."""
+    main_seconds: float
+    """Processor time of its main thread."""
+    main_runs: int
+    """Times that the main thread was given a processor."""
+    cpu_seconds: float
+    """Processor time of all its threads and of the processes below it, in hundredths of a second;
+    it may shrink."""
+    faults: int = 0
+    """Page faults: it took or touched memory that it had not used so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """One rank, looked at twice with a pause between."""
 
@@ -161,6 +179,10 @@ class RankEvidence:
     """Stacks that were read for a command with `samples_per_second`."""
     waiting: int = 0
     """Samples in which the main thread waited for its peers."""
+    activity_before: Activity | None = None
+    """As the look began; None: the kernel does not tell it."""
+    activity_after: Activity | None = None
+    """Once the look no longer interrupted the process; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)

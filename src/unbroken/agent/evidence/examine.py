@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from unbroken.errors import WorldError
 from unbroken.wire.agent import WorkerReport
-from unbroken.wire.observation import RankEvidence, RankWatch, ThreadStack
+from unbroken.wire.observation import Activity, RankEvidence, RankWatch, ThreadStack
 
 from . import flight_recorder, procfs, spy
 
@@ -65,6 +65,8 @@ class Subject:
     is_spied: bool = False
     """py-spy is at it, or was ended while it was."""
     note: str = "there was no time to look at its stack"
+    active_before: Activity | None = None
+    active_after: Activity | None = None
 
     @property
     def is_halted(self) -> bool:
@@ -100,6 +102,15 @@ class Subject:
         waited = sum(map(procfs.waited_seconds, family))
         return _Counters(now, cpu, sum(known) if known else None, waited)
 
+    def activity(self, now: float) -> Activity | None:
+        """What it has done since it started; None: the kernel does not tell it."""
+        found, main = procfs.stat(self.pid), procfs.main_thread(self.pid)
+        if found is None or main is None:
+            return None
+        family = [one for one in map(procfs.stat, procfs.tree(self.pid)) if one is not None]
+        used = sum(one.cpu_seconds + one.children_seconds for one in family)
+        return Activity(now, *main, used, found.faults)
+
     def evidence(self) -> RankEvidence:
         """Evidence that has been collected so far."""
         before, after = self.first, self.second
@@ -125,6 +136,8 @@ class Subject:
             collectives=self.recorder.answer(),
             threads=self._threads(),
             note="it has ended" if self.stat is None else self.note,
+            activity_before=self.active_before,
+            activity_after=self.active_after,
         )
 
     def _threads(self) -> tuple[ThreadStack, ...]:
@@ -163,6 +176,7 @@ class Examination:
         self._looking: asyncio.Task[None] | None = None
         for subject in self._subjects:
             subject.first = subject.look(self._began)
+            subject.active_before = subject.activity(self._began)
 
     @property
     def is_over(self) -> bool:
@@ -247,6 +261,7 @@ class Examination:
         subject.second = subject.look(self._now())
         found = await self._spy(subject)
         subject.stacks = subject.stacks or found
+        subject.active_after = subject.activity(self._now())
 
     async def _spy(self, subject: Subject) -> spy.Stacks | None:
         if subject.stat is None or subject.stat.state in "ZX":

@@ -23,6 +23,10 @@ class Stat:
     program: int = 0
     """Address of the stack, by chance another one for each program that is started; a fork that
     starts no program keeps it.  0: the kernel does not tell it."""
+    faults: int = 0
+    """Page faults, minor and major."""
+    children_seconds: float = 0.0
+    """Processor time of children that have ended and that it has waited for, and of theirs."""
 
 
 def stat(pid: int) -> Stat | None:
@@ -34,7 +38,9 @@ def stat(pid: int) -> Stat | None:
         return None
     program = int(fields[25]) if len(fields) > 25 else 0
     seconds = (int(fields[11]) + int(fields[12])) / _TICKS
-    return Stat(fields[0], int(fields[1]), seconds, program)
+    faults = int(fields[7]) + int(fields[9])
+    ended = (int(fields[13]) + int(fields[14])) / _TICKS if len(fields) > 14 else 0.0
+    return Stat(fields[0], int(fields[1]), seconds, program, faults, ended)
 
 
 def waits_in(pid: int) -> str:
@@ -55,6 +61,16 @@ def waited_seconds(pid: int) -> float:
     """How long its main thread was ready to run and had no processor; 0: not told."""
     fields = _read(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def main_thread(pid: int) -> tuple[float, int] | None:
+    """Processor seconds of its main thread, and how often that was given a processor; None: not
+    told.  `/proc/PID/stat` has hundredths of a second only, and those of all threads."""
+    fields = _read(f"/proc/{pid}/schedstat").split()
+    # Kernels without CONFIG_SCHED_INFO write zeros.
+    if len(fields) < 3 or fields[2] == "0":
+        return None
+    return int(fields[0]) / 1e9, int(fields[2])
 
 
 def memory_bytes(pid: int) -> tuple[int, int] | None:

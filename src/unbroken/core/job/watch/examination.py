@@ -32,15 +32,17 @@ from unbroken.wire.observation import (
     RankWatch,
 )
 
+from .looks import QUIET_LOOKS, Looks, is_named
 from .origins import RankPlace
-from .progress import before
+from .progress import FIRST_SECONDS, before
 from .questions import Question, ask
-from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
-from .standing import LOOKS_MIN, StillRanks, is_unread, still_ranks
+from .stalls import Stall, Stalls
+from .standing import LOOKS_MIN, SLOW_SECONDS, StillRanks, is_unread, still_ranks
 from .unreached import NOT_REACHABLE, Unreached
 
-DOUBLINGS_MAX = 6
-"""Doublings of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
+REPEAT_FACTOR, REPEATS_MAX = 8.0, 2
+"""Multiple of the silence that is given after each restart that did not help, and how often: 64
+minutes at last, where nobody is named (judgement)."""
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
 SPIN_LOOKS = 3
@@ -54,8 +56,9 @@ SECONDS_MAX = 16.0
 """For the agents of a busy machine, after looks that did not end in time."""
 LATE_PAUSE_SECONDS = 3.0
 """Between looks at ranks that are late, at least; they double while all is well."""
-STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 0.5, 5.0
-"""Before the next look at ranks that stand still, and that may only be slow."""
+STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 4.0, 5.0
+"""Before the next look at ranks that stand still, and that may only be slow: what they do meanwhile
+is told by counters."""
 WORK_PAUSE_SECONDS = 60.0
 """Between looks at most, where only looks can tell."""
 UNREACHED_SECONDS = 5.0
@@ -102,6 +105,7 @@ class Examination:
         self._late_at = 0.0
         """When ranks that are late may be looked at."""
         self._standing: StillRanks | None = None
+        self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
 
@@ -147,6 +151,7 @@ class Examination:
             self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
             if stall is None:
                 self._standing = None
+                self._looks.clear()
         is_due = self._is_silence_due(now) or self._is_late_due(now)
         if self._case is None and (is_due or self._suspects()):
             self._begin(now)
@@ -167,7 +172,7 @@ class Examination:
         if case is None:
             return waiting, {}
         what = self._blame(case, now)
-        suspected = self._findings(case, what, now)
+        suspected = self._findings(case, what, now, is_over=True)
         if not what.ranks:
             # That nobody gets on is what others see of a fault, and no cause beside one.
             suspected = [s if s.rank is not None else replace(s, at=now) for s in suspected]
@@ -208,6 +213,7 @@ class Examination:
         """Say what the look has shown."""
         self._case = None
         what = self._blame(case, now)
+        self._looks.add(case.question.ranks(), what)
         self._count_spin(what, now)
         self._measure(case, now)
         lost = self._lose_unreached(now)
@@ -254,7 +260,7 @@ class Examination:
     def _measure(self, case: _Case, now: float) -> None:
         """Compare the look with the one before, and say when the next is due."""
         looks = list(case.question.ranks().values())
-        world = self._state.nnodes * self._nproc()
+        world = self._world()
         is_whole = not case.question.awaited and not any(map(is_unread, looks))
         before, asked = self._standing, self._seconds
         self._standing = standing = still_ranks(before, looks, world)
@@ -265,7 +271,7 @@ class Examination:
             pause = SLOW_PAUSE_SECONDS if standing.is_slow else STAND_PAUSE_SECONDS
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
-            self._standing, pause = before, LATE_PAUSE_SECONDS
+            self._standing, pause = before, max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4)
         else:
             pause = self._calm_pause(now)
         self._late_at = now + pause
@@ -290,54 +296,64 @@ class Examination:
             seconds >= (one.act_seconds or 0.0)
             for one, seconds in zip(late.values(), silences, strict=True)
         )
-        if not is_long or not standing.is_certain(min(silences)):
+        since = now - min(silences)
+        if not is_long or not standing.is_certain(min(silences), self._times(since)):
             return None
         away = [self._stalls.watch(rank) for rank in standing.places]
         return standing if all(_may_stand(one, now) for one in away) else None
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
         self._look_at = stall.since + 2.0 * (now - stall.since)
-        patience = self._patience(stall, what)
-        if not what.is_working and patience:
-            is_unsure = 0 < self._spins < SPIN_LOOKS
-            due = now + SPIN_PAUSE_SECONDS if is_unsure else max(patience, now + 1.0)
+        if not what.is_working:
+            due = max(self._patience(stall, what, quiet_looks=1), now + 1.0)
+            if is_named(what) and what.is_spinning and self._spins < SPIN_LOOKS:
+                due = now + SPIN_PAUSE_SECONDS
+            elif is_named(what) and not self._looks.is_enough:
+                due = now + SLOW_PAUSE_SECONDS
             self._look_at = min(self._look_at, due)
         if not self._is_told:
             self._is_told = True
-            state = "but at work" if what.is_working else "and is given more time"
+            is_at_work = what.is_working or self._looks.is_at_work
+            state = "but at work" if is_at_work else "and is given more time"
             self._state.tell(
                 DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
             )
 
-    def _patience(self, stall: Stall, what: Blame) -> float:
-        """Until when it may still come to an end by itself; 0: who is to blame is seen."""
-        if what.ranks and not what.is_spinning:
-            return 0.0
-        seconds = SPIN_SECONDS if what.is_spinning else NOBODY_SECONDS
-        return self._stalls.patience(stall, seconds * 2 ** self._restarts_in_vain(stall))
+    def _patience(self, stall: Stall, what: Blame, quiet_looks: int = QUIET_LOOKS) -> float:
+        """Until when it may still come to an end by itself."""
+        times = self._times(stall.since)
+        seconds = self._looks.seconds(what, self._world(), quiet_looks)
+        seconds = seconds if times == 1.0 else max(seconds, SLOW_SECONDS) * times
+        if is_named(what) and not what.is_spinning:
+            return stall.since + seconds
+        return self._stalls.patience(stall, seconds)
 
-    def _restarts_in_vain(self, stall: Stall) -> int:
-        """Restarts in a row, at most DOUBLINGS_MAX, for such a silence after the same step.
+    def _times(self, since: float) -> float:
+        """How much more time is given to a silence like those that restarts have not ended.
 
-        A pause of the script comes again after each restart, and longer silences must be allowed
-        until it fits: nobody was named, so that it may never have been a hang."""
-        state = self._state
-        step = before(state.watched, stall.since)["step"]
-        count = 0
+        A pause of the script comes again after each restart.  Whoever was named for it may have
+        been at work, so that it must not be stopped as soon again."""
+        state, count = self._state, 0
+        step = before(state.watched, since)["step"]
         for one in reversed(state.closed_incidents()):
             is_silence = one.culprit.fault in (signals.STALLED, signals.SPINNING)
-            if not is_silence or one.culprit.rank is not None or one.step != step:
+            ran_long = step is None and since - (one.progress_at or since) >= FIRST_SECONDS
+            if not is_silence or one.step != step or ran_long:
                 break
             count += 1
-        return min(count, DOUBLINGS_MAX)
+        return float(REPEAT_FACTOR ** min(count, REPEATS_MAX))
 
-    def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
-        """The faults that are left after the look."""
+    def _findings(
+        self, case: _Case, what: Blame, now: float, *, is_over: bool = False
+    ) -> list[Signal]:
+        """The faults that are left after the look; `is_over`: another fault has ended the attempt,
+        so that nothing is stopped for them."""
         looks = case.question.ranks()
         found = self._confirmed(case, looks, now)
         found += [self._of_rule(one, what, looks) for one in case.rules]
         stall = self._stalls.stall
-        if stall is not None and not found and self._is_hang(stall, what, now):
+        is_hang = stall is not None and self._is_hang(stall, what, now, is_over=is_over)
+        if stall is not None and not found and is_hang:
             found = self._of_silence(stall.since, what, looks, now)
         return found
 
@@ -355,11 +371,13 @@ class Examination:
             found.append(replace(signal, evidence=_seen(seen)))
         return found[: signals.FAULTS_MAX]
 
-    def _is_hang(self, stall: Stall, what: Blame, now: float) -> bool:
+    def _is_hang(self, stall: Stall, what: Blame, now: float, *, is_over: bool) -> bool:
         """True if a silence is one; it is only looked at where it may act."""
         if self._stalls.mode(self._stalls.silence()) is not Mode.ACT or what.is_working:
             return False
-        if now < self._patience(stall, what):
+        if is_over and is_named(what) and not what.is_spinning:
+            return True
+        if now < self._patience(stall, what) or not self._looks.is_enough:
             return False
         if not what.is_spinning:
             return True
@@ -413,7 +431,10 @@ class Examination:
 
     def _blame(self, case: _Case, now: float) -> Blame:
         ranks = list(case.question.ranks().values())
-        return blame(ranks, now, self._state.nnodes * self._nproc())
+        return blame(ranks, now, self._world())
+
+    def _world(self) -> int:
+        return self._state.nnodes * self._nproc()
 
     def _details(self, case: _Case, what: Blame, now: float) -> Details:
         if not case.question.answers:
@@ -429,6 +450,7 @@ class Examination:
     def _forget(self) -> None:
         self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
         self._standing, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
+        self._looks.clear()
         self._cleared.clear()
 
 

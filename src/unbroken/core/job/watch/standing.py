@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unbroken.core.diagnosis.doings import (
     BUSY_SHARE,
@@ -26,12 +26,17 @@ from unbroken.core.diagnosis.doings import (
     telling_frames,
 )
 from unbroken.core.diagnosis.stacks import IO_NOISE_BYTES, spins, works
-from unbroken.wire.observation import RankEvidence
+from unbroken.wire.observation import Activity, RankEvidence
+
+from .activity import WATCH_SECONDS, is_active, watched_seconds
 
 LOOKS_MIN = 2
 SLOW_LOOKS_MIN = 3
 """Looks, where the ranks wait for something outside or compute."""
 SLOW_SECONDS, STUCK_SECONDS, CHECKPOINT_SECONDS, COMPILE_SECONDS = 30.0, 60.0, 120.0, 600.0
+ACTIVE_SECONDS = 600.0
+"""Silence that is given to a rank that did something since the look before: it may wait for
+something that takes long, and asks for it now and then."""
 ALL_WAIT_SECONDS = 60.0
 """Silence that is given where every rank waits: a link that flaps comes back within 30 s as a
 rule.  Where they wait in different collectives, SLOW_SECONDS are given."""
@@ -74,6 +79,10 @@ class StillRanks:
     """One of them computes in one place."""
     is_mutual: bool = False
     """Every rank waits for the others."""
+    activities: Mapping[int, Activity | None] = field(default_factory=dict)
+    """Counters of these ranks at the end of the newest look."""
+    watched_seconds: float = 0.0
+    """Longest time between two looks in which counters show what they did."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -85,10 +94,13 @@ class StillRanks:
         """They may wait for something that is only slow."""
         return self.seconds > 0
 
-    def is_certain(self, silent_seconds: float) -> bool:
-        """True if it is a hang after a silence of so long."""
+    def is_certain(self, silent_seconds: float, times: float = 1.0) -> bool:
+        """True if it is a hang after a silence of so long; `times`: the time that is given, after
+        restarts that did not help."""
         looks = SLOW_LOOKS_MIN if self.is_slow else LOOKS_MIN
-        return self.looks >= looks and silent_seconds >= self.seconds
+        seconds = self.seconds if times == 1.0 else max(self.seconds, SLOW_SECONDS) * times
+        is_watched = self.is_mutual or self.watched_seconds >= WATCH_SECONDS
+        return self.looks >= looks and is_watched and silent_seconds >= seconds
 
 
 def still_ranks(
@@ -114,17 +126,26 @@ def still_ranks(
         {rank: _place(ranks[rank]) for rank in away or ranks},
         {rank: one.step for rank, one in ranks.items()},
         1,
-        max((_seconds(ranks[rank], doings[rank]) for rank in away), default=_mutual(doings)),
+        max((seconds_given(ranks[rank], doings[rank]) for rank in away), default=_mutual(doings)),
         any(spins(ranks[rank], doings[rank]) for rank in away),
         is_mutual=not away,
+        activities={rank: ranks[rank].activity_after for rank in away},
     )
     if before is None or (before.places, before.steps) != (found.places, found.steps):
         return found
+    then = before.activities
+    is_busy = any(is_active(then[rank], ranks[rank], doings[rank]) for rank in away)
+    seconds = [watched_seconds(then[rank], ranks[rank], doings[rank]) for rank in away]
     return replace(
         found,
         looks=before.looks + 1,
-        seconds=max(found.seconds, before.seconds),
+        seconds=max(
+            found.seconds,
+            before.seconds,
+            ACTIVE_SECONDS if is_busy else 0.0,
+        ),
         is_spinning=found.is_spinning or before.is_spinning,
+        watched_seconds=max(before.watched_seconds, min(seconds, default=0.0)),
     )
 
 
@@ -159,18 +180,23 @@ def _is_same(one: RankEvidence) -> bool:
 
 
 def _place(one: RankEvidence) -> _Place:
+    return _Place(one.pid, one.phase, one.step, one.last_output_at, functions_of(one))
+
+
+def functions_of(one: RankEvidence) -> tuple[str, ...]:
     """Python's functions only: native ones are read where there is time for it."""
-    names = tuple(
+    return tuple(
         function
         for function, file in map(parts, telling_frames(one))
         if ".py:" in file or file.startswith("<")
     )
-    return _Place(one.pid, one.phase, one.step, one.last_output_at, names)
 
 
-def _seconds(one: RankEvidence, what: Doing) -> float:
+def seconds_given(one: RankEvidence, what: Doing, *, is_active: bool = False) -> float:
+    """Silence that is given to a rank that keeps the others waiting."""
     frames = one.threads[0].frames if one.threads else ()
     if any(map(_COMPILER.search, frames)):
         return COMPILE_SECONDS
     is_busy = (one.cpu_share or 0.0) >= GIL_IDLE_SHARE
-    return max(_SECONDS.get(what.kind, 0.0), SLOW_SECONDS if is_busy else 0.0)
+    given = max(_SECONDS.get(what.kind, 0.0), SLOW_SECONDS if is_busy else 0.0)
+    return max(given, ACTIVE_SECONDS if is_active else 0.0)

@@ -1,0 +1,146 @@
+"""How long a silence must last before the looks at it end the attempt, by what they have shown.
+
+To stop a healthy job costs more than to find a hang late.  So only a rank that others wait for, and
+that is named in look after look, is stopped soon.  A job of which nobody is named is stopped soon
+only if no rank has done anything since the look before: an evaluation of all ranks works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unbroken.core.diagnosis.doings import (
+    GPU,
+    WAITING,
+    Doing,
+    Kind,
+    all_doings,
+)
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, works
+from unbroken.wire.observation import Activity, RankEvidence
+
+from .activity import WATCH_SECONDS, is_active, watched_seconds
+from .stalls import NOBODY_SECONDS, SPIN_SECONDS
+from .standing import LOOKS_MIN, SLOW_SECONDS, functions_of, seconds_given
+
+UNSEEN_SECONDS = 600.0
+"""Silence that is given while a rank cannot be looked at: it may be the one that works."""
+WORKING_SECONDS = 1800.0
+"""Silence that is given where nobody is named and a rank computes, moves, asks again and again, or
+waits for its GPU.  NCCL ends a collective that hangs after 600 s by itself."""
+QUIET_LOOKS = 3
+"""Looks in a row at which nobody did anything, before that counts: chance shows a rank that works
+in the same place twice."""
+_ENDED = (Kind.STOPPED, Kind.GONE)
+
+
+class Looks:
+    """The looks at one silence, in a row."""
+
+    def __init__(self) -> None:
+        self._ranks: Mapping[int, RankEvidence] = {}
+        self._doings: Mapping[int, Doing] = {}
+        self._active: frozenset[int] = frozenset()
+        """Ranks that may have done something since the look before."""
+        self._moved: frozenset[int] = frozenset()
+        """Ranks that surely have, by counters, while the same ranks are named."""
+        self._named: tuple[int, ...] = ()
+        self._count = self._quiet = 0
+        """Looks in a row that name these ranks, or nobody; and at which no rank did anything."""
+        self._watched_seconds = 0.0
+        """Longest time between these looks in which counters show what the named ranks did."""
+
+    def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
+        """Compare a look with the one before."""
+        before, self._ranks, self._doings = self._ranks, ranks, all_doings(ranks)
+        self._active = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if _does_something(before.get(rank), one, self._doings[rank])
+        )
+        moved = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if is_active(_counted(before.get(rank)), one, self._doings[rank])
+        )
+        self._quiet = 0 if self._active else self._quiet + 1
+        named = what.ranks if is_named(what) else ()
+        self._moved = moved | (self._moved if named == self._named else frozenset())
+        if named != self._named:
+            self._count, self._watched_seconds = 0, 0.0
+        elif before:
+            seconds = [_watched_seconds(before, ranks[rank], self._doings[rank]) for rank in named]
+            self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
+        self._named, self._count = named, self._count + 1
+
+    def clear(self) -> None:
+        """Forget a silence that is over."""
+        self._ranks, self._doings = {}, {}
+        self._active = self._moved = frozenset()
+        self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """True if so many looks as are needed have shown the same; one process that does not run
+        needs no second."""
+        if self._named and all(self._doings[rank].kind in _ENDED for rank in self._named):
+            return True
+        is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
+        return self._count >= LOOKS_MIN and is_watched
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a rank that counts did something since the look before."""
+        return bool(self._active if len(self._ranks) == 1 else self._active.difference(self._named))
+
+    def seconds(self, what: Blame, world: int, quiet_looks: int = QUIET_LOOKS) -> float:
+        """Silence that is given, if so many looks count as quiet."""
+        is_quiet = self._quiet >= quiet_looks
+        if is_named(what) and (world > 1 or is_quiet):
+            return self._named_seconds(what)
+        if not is_quiet:
+            return WORKING_SECONDS
+        is_seen = len(self._doings) >= world
+        is_seen = is_seen and all(one.kind is not Kind.UNKNOWN for one in self._doings.values())
+        return NOBODY_SECONDS if is_seen else UNSEEN_SECONDS
+
+    def _named_seconds(self, what: Blame) -> float:
+        given = SPIN_SECONDS if what.is_spinning else 0.0
+        for rank in what.ranks:
+            doing = self._doings[rank]
+            if doing.kind in WAITING:
+                given = max(given, SLOW_SECONDS)
+            elif doing.kind not in _ENDED:
+                is_busy = rank in self._moved
+                given = max(given, seconds_given(self._ranks[rank], doing, is_active=is_busy))
+        return given
+
+
+def is_named(what: Blame) -> bool:
+    """True if ranks are named with more than a guess."""
+    return bool(what.ranks) and what.confidence in (CERTAIN, LIKELY)
+
+
+def _watched_seconds(before: Mapping[int, RankEvidence], one: RankEvidence, what: Doing) -> float:
+    return watched_seconds(_counted(before.get(one.rank)), one, what)
+
+
+def _counted(before: RankEvidence | None) -> Activity | None:
+    """Counters at the end of a look."""
+    return before.activity_after if before is not None else None
+
+
+def _does_something(before: RankEvidence | None, one: RankEvidence, what: Doing) -> bool:
+    """True if the rank may get on with something, other than to wait for its peers."""
+    if what.kind in (*_ENDED, Kind.UNKNOWN):
+        return False
+    # It may wait for its GPU, and that for a peer, or compute.
+    if what.kind is Kind.COMPUTE or what.words == GPU or one.is_same is False:
+        return True
+    if before is not None and before.pid == one.pid:
+        then, now = functions_of(before), functions_of(one)
+        if then and now and then != now:
+            return True
+    if what.kind in WAITING:
+        return False
+    return works(one, what) or is_active(_counted(before), one, what)
