@@ -25,6 +25,8 @@ JITTER_SECONDS = 0.15
 HEALTHY, PAUSED = "healthy", "paused"
 WELL = (HEALTHY, PAUSED)
 PAUSES = ("evaluation", "checkpoint", "compile", "data set")
+MORE_PAUSES, MORE_SEED = ("poll", "upload", "index", "program"), 2000
+"""Pauses of seeds from this one on: those of lower seeds stay what they were."""
 PAUSE_SECONDS = (30.0, 150.0)
 """Length of the one long pause of a healthy run."""
 
@@ -123,7 +125,8 @@ def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
 def long_pause(plan: Plan) -> tuple[str, float, bool]:
     """The one long pause of a healthy run: its kind, its seconds, whether a phase is told."""
     rng = random.Random(f"long pause:{plan.seed}")
-    kind, is_told = PAUSES[plan.seed % len(PAUSES)], plan.seed // len(PAUSES) % 2 == 0
+    kinds = PAUSES if plan.seed < MORE_SEED else MORE_PAUSES
+    kind, is_told = kinds[plan.seed % len(kinds)], plan.seed // len(kinds) % 2 == 0
     return kind, rng.uniform(*PAUSE_SECONDS), is_told
 
 
