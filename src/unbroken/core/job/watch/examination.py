@@ -310,6 +310,9 @@ class Examination:
                 due = now + SPIN_PAUSE_SECONDS
             elif is_named(what) and not self._looks.is_enough:
                 due = now + SLOW_PAUSE_SECONDS
+            elif not self._looks.is_whole(self._world()):
+                # Who was not seen may be the one that the others wait for.
+                due = min(due, now + max(SPIN_PAUSE_SECONDS, (now - stall.since) / 4))
             self._look_at = min(self._look_at, due)
         if not self._is_told:
             self._is_told = True

@@ -23,8 +23,9 @@ from .activity import WATCH_SECONDS, is_active, watched_seconds
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS
 from .standing import LOOKS_MIN, SLOW_SECONDS, functions_of, seconds_given
 
-UNSEEN_SECONDS = 600.0
-"""Silence that is given while a rank cannot be looked at: it may be the one that works."""
+UNSEEN_SECONDS = 80.0
+"""Silence that is given while a rank cannot be looked at.  Its agent says that it is silent, and
+looks of a busy machine take up to 16 s."""
 WORKING_SECONDS = 1800.0
 """Silence that is given where nobody is named and a rank computes, moves, asks again and again, or
 waits for its GPU.  NCCL ends a collective that hangs after 600 s by itself."""
@@ -100,9 +101,12 @@ class Looks:
             return self._named_seconds(what)
         if not is_quiet:
             return WORKING_SECONDS
-        is_seen = len(self._doings) >= world
-        is_seen = is_seen and all(one.kind is not Kind.UNKNOWN for one in self._doings.values())
-        return NOBODY_SECONDS if is_seen else UNSEEN_SECONDS
+        return NOBODY_SECONDS if self.is_whole(world) else UNSEEN_SECONDS
+
+    def is_whole(self, world: int) -> bool:
+        """True if the newest look has shown what each rank does."""
+        is_known = all(one.kind is not Kind.UNKNOWN for one in self._doings.values())
+        return is_known and len(self._doings) >= world
 
     def _named_seconds(self, what: Blame) -> float:
         given = SPIN_SECONDS if what.is_spinning else 0.0
