@@ -27,7 +27,7 @@ from scoreboard_faults import BY_THE_JUDGE
 from scoreboard_fuse import SilentFileSystem
 from scoreboard_logs import Word, first_since
 from scoreboard_outcome import Outcome
-from scoreboard_trials import AGENTS, WORLD, Plan, right_result
+from scoreboard_trials import AGENTS, PAUSED, WORLD, Plan, long_pause, right_result
 
 START_SECONDS = 120.0
 TRIAL_SECONDS = 600.0
@@ -134,6 +134,7 @@ class Judge:
     def look_on(self, job: Job, bound: float) -> str:
         """Until the job has ended or stands still for too long: why it did not end well, or ''."""
         began = time.time()
+        longest = TRIAL_SECONDS + (long_pause(self.plan)[1] if self.plan.fault == PAUSED else 0.0)
         while not (self._not_run or interrupted.is_set()):
             now = time.time()
             if len(self.ends) == WORLD:
@@ -144,8 +145,8 @@ class Judge:
             idle = now - (self.steps[-1][0] if self.steps else began)
             if idle > (bound if self.steps else max(bound, START_SECONDS)):
                 return f"stood still for {idle:.0f} s"
-            if now - began > TRIAL_SECONDS:
-                return f"not at its end after {TRIAL_SECONDS:.0f} s"
+            if now - began > longest:
+                return f"not at its end after {longest:.0f} s"
             self._hear(LOOK_SECONDS)
         raise NotRun(self._not_run or "interrupted")
 

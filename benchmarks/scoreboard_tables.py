@@ -8,7 +8,15 @@ from typing import Any
 
 from scoreboard_outcome import Outcome, Row, rows, totals
 from scoreboard_peers import NO_PEERS, NOTHING, Peers
-from scoreboard_trials import BY_NAME, FAULTS, PAUSE_SECONDS, WELL
+from scoreboard_trials import (
+    BY_NAME,
+    FAULTS,
+    LONG_SECONDS,
+    LONG_SEED,
+    MORE_SEED,
+    PAUSE_SECONDS,
+    WELL,
+)
 
 
 def line(one: Outcome) -> str:
@@ -208,9 +216,13 @@ def _healthy(name: str, found: Sequence[Row], earlier: Peers) -> str:
 
 PAUSE_TEXT = """The pause comes after 45 to 55 s of steps and lasts {:g} to {:g} s: an evaluation
 of all ranks, a checkpoint that rank 0 writes to slow storage, a compiler that rank 0 waits for, a
-data set that rank 0 prepares. The ranks that have nothing to do wait at a barrier. Nothing is
-printed. Of each kind, half of the seeds tell a phase where the script calls `unbroken.worker`.
-Bounds are the real ones; pauses of ten minutes were not run.""".format(*PAUSE_SECONDS)
+data set that rank 0 prepares. Seeds from {} on have rank 0 ask each second for something that
+another program makes, send a checkpoint with a thread, compute in one function, or wait for a
+program that copies files. Seeds from {} on have pauses of all eight kinds of {:g} to {:g} s. The
+ranks that have nothing to do wait at a barrier. Nothing is printed. Of each kind, half of the seeds
+tell a phase where the script calls `unbroken.worker`. Bounds are the real ones.""".format(
+    *PAUSE_SECONDS, MORE_SEED, LONG_SEED, *LONG_SECONDS
+)
 
 
 def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:

@@ -27,6 +27,8 @@ WELL = (HEALTHY, PAUSED)
 PAUSES = ("evaluation", "checkpoint", "compile", "data set")
 MORE_PAUSES, MORE_SEED = ("poll", "upload", "index", "program"), 2000
 """Pauses of seeds from this one on: those of lower seeds stay what they were."""
+LONG_SEED, LONG_SECONDS = 3000, (300.0, 620.0)
+"""Seeds from this one on have pauses of all kinds that are so long."""
 PAUSE_SECONDS = (30.0, 150.0)
 """Length of the one long pause of a healthy run."""
 
@@ -126,8 +128,9 @@ def long_pause(plan: Plan) -> tuple[str, float, bool]:
     """The one long pause of a healthy run: its kind, its seconds, whether a phase is told."""
     rng = random.Random(f"long pause:{plan.seed}")
     kinds = PAUSES if plan.seed < MORE_SEED else MORE_PAUSES
+    kinds = kinds if plan.seed < LONG_SEED else PAUSES + MORE_PAUSES
     kind, is_told = kinds[plan.seed % len(kinds)], plan.seed // len(kinds) % 2 == 0
-    return kind, rng.uniform(*PAUSE_SECONDS), is_told
+    return kind, rng.uniform(*(PAUSE_SECONDS if plan.seed < LONG_SEED else LONG_SECONDS)), is_told
 
 
 def contribution(rank: int, step: int) -> int:

@@ -15,6 +15,8 @@ from scoreboard_trials import (
     FAULTS,
     HEALTHY,
     KNOWN,
+    LONG_SECONDS,
+    LONG_SEED,
     MORE_PAUSES,
     MORE_SEED,
     PAUSED,
@@ -190,6 +192,9 @@ def test_the_long_pauses_of_eight_seeds_are_of_each_kind_told_and_untold() -> No
     assert {(kind, is_told) for kind, _, is_told in found} == {
         (kind, is_told) for kind in MORE_PAUSES for is_told in (True, False)
     }
+    found = [long_pause(plan(BY_NAME[PAUSED], LONG_SEED + seed)) for seed in range(16)]
+    assert len({(kind, is_told) for kind, _, is_told in found}) == 16
+    assert min(seconds for _, seconds, _ in found) >= LONG_SECONDS[0]
 
 
 def test_nobody_is_right_for_a_link_and_the_pod_for_its_parent_process() -> None:
