@@ -1,8 +1,10 @@
 """What the watchdogs of all agents see of the workers, and what a look at a worker shows.
 
 The truth is simple here: a worker has stalled, was stopped, or the whole gathering is quiet for a
-while with one of its workers at work.  Alarms come late, as the real watchdog's do.  Each rank
-tells how many samples it has had, and with each attempt its data is shifted against the steps.
+while with one of its workers at work.  Half of those that work are in one place at each look, as
+one that waits for something and polls: only counters tell these from a stall.  Alarms come late, as
+the real watchdog's do.  Each rank tells how many samples it has had, and with each attempt its data
+is shifted against the steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from unbroken.core.job.record.timeline import lost_steps
 from unbroken.sim.schedule import Schedule
 from unbroken.spec.job.detectors import Detector
 from unbroken.spec.job.incident import Incident
-from unbroken.wire.observation import Alarm, Bound, RankEvidence, RankWatch, ThreadStack
+from unbroken.wire.observation import Activity, Alarm, Bound, RankEvidence, RankWatch, ThreadStack
 
 from .training import Gathering, Training, Worker
 
@@ -28,6 +30,8 @@ STANDS = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "step (train.
 WORKS = ("forward (train.py:12)", "step (train.py:25)")
 BATCH = 8
 """Samples of a step of one rank."""
+POLL_SHARE, POLLS_PER_SECOND = 0.0001, 2.0
+"""Cores, and times a second, that a worker uses which polls."""
 LATE_SECONDS = 1.0
 """How late an alarm may be."""
 
@@ -103,8 +107,20 @@ class Watches:
             state, frames, is_same = "S", STANDS, True
         elif place.is_broken or (place.is_quiet and place.at_work != worker.rank):
             state, frames, is_same = "S", WAITS, True
-        threads = (ThreadStack("MainThread", True, frames),)
-        return RankEvidence(worker.rank, worker.pid, state, is_same=is_same, threads=threads)
+        elif place.is_quiet and worker.pid % 2:
+            state, frames, is_same = "S", STANDS, True
+        now = self._schedule.now
+        runs = now if frames is STANDS and not (worker.is_stopped or worker.is_stalled) else 0.0
+        active = Activity(now, runs * POLL_SHARE, int(runs * POLLS_PER_SECOND), runs * POLL_SHARE)
+        return RankEvidence(
+            worker.rank,
+            worker.pid,
+            state,
+            is_same=is_same,
+            threads=(ThreadStack("MainThread", True, frames),),
+            activity_before=active,
+            activity_after=active,
+        )
 
     def _learned(self, place: Gathering) -> None:
         if place.is_broken or place.is_done:
