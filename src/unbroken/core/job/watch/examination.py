@@ -271,7 +271,8 @@ class Examination:
             pause = SLOW_PAUSE_SECONDS if standing.is_slow else STAND_PAUSE_SECONDS
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
-            self._standing, pause = before, max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4)
+            pause = min(max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW_PAUSE_SECONDS)
+            self._standing = before
         else:
             pause = self._calm_pause(now)
         self._late_at = now + pause
