@@ -146,6 +146,14 @@ def test_ranks_that_do_nothing_and_wait_for_nobody_are_given_a_minute() -> None:
     assert job.incidents[1].culprit.rank is None
 
 
+def test_a_look_that_did_not_end_in_time_is_not_quiet() -> None:
+    def cut_short(rank: int, at: float) -> RankEvidence:
+        return replace(evaluates(rank, at), activity_after=None)
+
+    _, stopped = silence_of(4, cut_short, WORKING_SECONDS)
+    assert stopped is None
+
+
 def held_up_by(one: RankEvidence, **per_second: float) -> Look:
     """Rank 0 does this, and the others wait for it at a barrier."""
 
@@ -190,3 +198,13 @@ def test_a_rank_that_others_wait_for_is_given_time_if_it_does_something(
     assert stopped is not None
     assert seconds <= stopped < 2 * seconds + 10
     assert job.incidents[1].culprit.rank == 0
+
+
+def test_a_rank_that_was_not_watched_between_looks_is_not_stopped() -> None:
+    look = held_up_by(looked(0, FORWARD), runs=1)
+
+    def cut_short(rank: int, at: float) -> RankEvidence:
+        return replace(look(rank, at), activity_after=None)
+
+    _, stopped = silence_of(4, cut_short, ACTIVE_SECONDS)
+    assert stopped is None

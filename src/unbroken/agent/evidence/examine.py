@@ -195,6 +195,8 @@ class Examination:
             for subject in self._subjects:
                 if subject.second is None and not subject.is_spied:
                     subject.second = subject.look(self._now())
+                if subject.active_after is None and not subject.is_spied:
+                    subject.active_after = subject.activity(self._now())
             self._over.set()
 
     def stop(self) -> None:

@@ -47,8 +47,8 @@ def is_active(before: Activity | None, one: RankEvidence, what: Doing) -> bool:
 
 def watched_seconds(before: Activity | None, one: RankEvidence, what: Doing) -> float:
     """Time for which the rank was watched between two looks; infinite if that would say nothing,
-    or cannot be done."""
+    or its kernel has no counters."""
     after = one.activity_before
-    if before is None or after is None or what.kind in _WAKES_ALONE:
+    if after is None or what.kind in _WAKES_ALONE:
         return float("inf")
-    return after.at - before.at
+    return after.at - before.at if before is not None else 0.0

@@ -64,12 +64,17 @@ class Looks:
             for rank, one in ranks.items()
             if is_active(_counted(before.get(rank)), one, self._doings[rank])
         )
-        self._quiet = 0 if self._active else self._quiet + 1
+        is_watched = all(
+            what.kind in WAITING or _watched_seconds(before, ranks[rank], what) > 0.0
+            for rank, what in self._doings.items()
+        )
+        # A look of a busy machine that did not end in time says nothing of the time after it.
+        self._quiet = 0 if self._active else self._quiet + is_watched
         named = what.ranks if is_named(what) else ()
         self._moved = moved | (self._moved if named == self._named else frozenset())
         if named != self._named:
             self._count, self._watched_seconds = 0, 0.0
-        elif before:
+        else:
             seconds = [_watched_seconds(before, ranks[rank], self._doings[rank]) for rank in named]
             self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
         self._named, self._count = named, self._count + 1
