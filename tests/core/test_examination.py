@@ -8,7 +8,7 @@ from core.drive_job import Script
 from core.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
 from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS, is_hang
-from unbroken.core.job.watch.looks import UNSEEN_SECONDS
+from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
@@ -93,7 +93,7 @@ def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
     while job.tick(due) != STOP:
         assert job.incidents == {}
         due = job.job.deadline() or 0.0
-    assert 10 + UNSEEN_SECONDS <= due < 10 + UNSEEN_SECONDS + 25
+    assert 10 + BLIND_SECONDS <= due < 10 + BLIND_SECONDS + 25
     found = job.incidents[1]
     assert (found.culprit.rank, found.culprit.pod, found.examined_at) == (None, "", None)
 

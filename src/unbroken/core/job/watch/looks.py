@@ -23,9 +23,9 @@ from .activity import WATCH_SECONDS, is_active, watched_seconds
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS
 from .standing import LOOKS_MIN, SLOW_SECONDS, functions_of, seconds_given
 
-UNSEEN_SECONDS = 80.0
-"""Silence that is given while a rank cannot be looked at.  Its agent says that it is silent, and
-looks of a busy machine take up to 16 s."""
+UNSEEN_SECONDS, BLIND_SECONDS = 80.0, 600.0
+"""Silence that is given while some ranks, or all, cannot be looked at.  Their agents say that they
+are silent, and looks of a busy machine take up to 16 s."""
 WORKING_SECONDS = 1800.0
 """Silence that is given where nobody is named and a rank computes, moves, asks again and again, or
 waits for its GPU.  NCCL ends a collective that hangs after 600 s by itself."""
@@ -104,6 +104,8 @@ class Looks:
         is_quiet = self._quiet >= quiet_looks
         if is_named(what) and (world > 1 or is_quiet):
             return self._named_seconds(what)
+        if not self._doings:
+            return BLIND_SECONDS
         if not is_quiet:
             return WORKING_SECONDS
         return NOBODY_SECONDS if self.is_whole(world) else UNSEEN_SECONDS
