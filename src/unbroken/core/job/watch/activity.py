@@ -18,8 +18,11 @@ PROCESS_SHARE, PROCESS_SECONDS = 0.01, 0.05
 below."""
 POLLS_PER_SECOND, POLLS_MIN = 0.1, 2
 """Runs of a main thread that sleeps again and again.  The end of a look may make one."""
-FAULTS_PER_SECOND = 10.0
-"""Page faults of a rank that computes and gets on: what it makes needs memory."""
+FAULTS_PER_SECOND, FAULTS_MIN = 50.0, 20
+"""Page faults, by its own processor time, of a rank that computes and gets on: what it makes needs
+memory."""
+COMPUTED_SECONDS = 0.02
+"""Processor time without which a rank that computes shows nothing: a busy machine left it none."""
 WATCH_SECONDS = 3.5
 """Time between two looks, at least, for counters to say that a rank did nothing."""
 _WAKES_ALONE = (Kind.GIL, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN)
@@ -37,7 +40,7 @@ def is_active(before: Activity | None, one: RankEvidence, what: Doing) -> bool:
     if seconds <= 0.0 or main < 0.0:
         return False
     if what.kind is Kind.COMPUTE:
-        return after.faults - before.faults >= FAULTS_PER_SECOND * seconds
+        return after.faults - before.faults >= max(FAULTS_PER_SECOND * main, FAULTS_MIN)
     does = main >= max(MAIN_SHARE * seconds, MAIN_SECONDS)
     used = after.cpu_seconds - before.cpu_seconds
     does = does or used >= max(PROCESS_SHARE * seconds, PROCESS_SECONDS)
@@ -51,4 +54,7 @@ def watched_seconds(before: Activity | None, one: RankEvidence, what: Doing) -> 
     after = one.activity_before
     if after is None or what.kind in _WAKES_ALONE:
         return float("inf")
-    return after.at - before.at if before is not None else 0.0
+    if before is None:
+        return 0.0
+    is_starved = after.main_seconds - before.main_seconds < COMPUTED_SECONDS
+    return 0.0 if what.kind is Kind.COMPUTE and is_starved else after.at - before.at
