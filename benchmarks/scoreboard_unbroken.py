@@ -32,6 +32,8 @@ JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 INCIDENTS = "/apis/unbroken.dev/v1/namespaces/default/incidents"
 CORE = "/api/v1/namespaces/default"
 SETTLE_SECONDS, LOOK_SECONDS = 15.0, 0.5
+TRIES = 5
+"""Attempts at a read: a server that stood still with its machine drops connections."""
 COLLECTIVE_SECONDS = 1800.0
 _RANK = re.compile(r"\brank (\d+)")
 _POD = re.compile(r"-(\d+)$")
@@ -53,6 +55,13 @@ class Server:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers, method=method)
+        for _ in range(TRIES - 1 if method == "GET" else 0):
+            with suppress(ConnectionError):
+                return self._answer(request)
+            time.sleep(LOOK_SECONDS)
+        return self._answer(request)
+
+    def _answer(self, request: urllib.request.Request) -> dict[str, Any]:
         with urllib.request.urlopen(request, context=self._context, timeout=30) as answer:
             found: dict[str, Any] = json.loads(answer.read())
             return found
