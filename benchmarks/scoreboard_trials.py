@@ -127,7 +127,7 @@ def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
 def long_pause(plan: Plan) -> tuple[str, float, bool]:
     """The one long pause of a healthy run: its kind, its seconds, whether a phase is told."""
     rng = random.Random(f"long pause:{plan.seed}")
-    kinds = PAUSES if plan.seed < MORE_SEED else MORE_PAUSES
+    kinds: tuple[str, ...] = PAUSES if plan.seed < MORE_SEED else MORE_PAUSES
     kinds = kinds if plan.seed < LONG_SEED else PAUSES + MORE_PAUSES
     kind, is_told = kinds[plan.seed % len(kinds)], plan.seed // len(kinds) % 2 == 0
     return kind, rng.uniform(*(PAUSE_SECONDS if plan.seed < LONG_SEED else LONG_SECONDS)), is_told
