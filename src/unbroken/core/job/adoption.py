@@ -1,6 +1,6 @@
-"""What a new operator makes of what it finds: go on, join a start that was under way, or restart.
+"""Adoption of a running job by a new operator: continue, join a start under way, or restart.
 
-The status and the agents' answers hold all that is needed.  A job that runs is left alone.
+The status and the agents' answers hold all that is needed. A job that runs is left alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .state import JobState
 from .transitions import Phase
 
 ADOPT_SECONDS = 10.0
-"""How long agents that may run something are waited for after a start of the operator."""
+"""Seconds that a new operator waits for answers from agents that may run something."""
 
 _BEGUN = (AgentState.RUNNING, AgentState.COMPLETED)
 _BROKEN = (AgentState.FAULTED, AgentState.STOPPING)
@@ -33,7 +33,7 @@ _BROKEN = (AgentState.FAULTED, AgentState.STOPPING)
 
 @dataclass(slots=True)
 class NewestAttempt:
-    """What the agents say of the newest attempt that any of them knows."""
+    """The newest attempt that any agent knows, and the agents' reports about it."""
 
     attempt: int
     running: list[Member] = field(default_factory=list)
@@ -46,12 +46,12 @@ class NewestAttempt:
 
     @property
     def is_untouched(self) -> bool:
-        """True if no agent has ever been told of the attempt."""
+        """True if no agent has ever received an order for the attempt."""
         return not (self.running or self.broken or self.stopped)
 
     @property
     def is_sound(self) -> bool:
-        """True if the attempt can go on where it runs."""
+        """True if the attempt can continue where it runs."""
         return bool(self.running) and not self.broken and not self.stopped and self._is_one
 
     @property
@@ -63,7 +63,10 @@ class NewestAttempt:
 def sort_members(
     members: Iterable[Member], status_attempt: int, stock_attempt: int
 ) -> NewestAttempt:
-    """Sort the members by what their agents say; one that names no attempt means the stock one."""
+    """Sort the members by their agents' reports.
+
+    A report that names no attempt comes from a stock agent, and means the stock attempt.
+    """
     heard = [(member, member.report) for member in members if member.report is not None]
     newest = (attempt for _, report in heard for attempt in (report.newest_attempt, report.attempt))
     finding = NewestAttempt(max((a for a in newest if a is not None), default=status_attempt))
@@ -114,7 +117,7 @@ class Adoption:
         return self._by if self._state.phase is Phase.ADOPTING else None
 
     def begin(self, now: float) -> None:
-        """Ask every agent that may run something; nobody is presumed lost at once."""
+        """Ask every agent that may run something. No agent is presumed lost at once."""
         state = self._state
         state.enter(Phase.ADOPTING)
         for uid, member in state.roster.members.items():
@@ -128,7 +131,8 @@ class Adoption:
         self._unheard.discard(uid)
 
     def go_on(self, now: float) -> bool:
-        """Adopt once everybody was heard, or the time for it is over; whether it is done now."""
+        """Adopt once every agent has answered, or the time for answers is over. Return True if the
+        job was adopted now."""
         if self._is_overtaken():
             return self._join(now)
         due = self._by is not None and now >= self._by
@@ -147,7 +151,8 @@ class Adoption:
         return is_preparing and state.newest_seen == state.attempt
 
     def _join(self, now: float) -> bool:
-        """Go on with the attempt that late orders have started; False: it cannot go on."""
+        """Continue the attempt that late orders have started. Return False if it cannot
+        continue."""
         state = self._state
         finding = sort_members(state.roster.members.values(), state.attempt, state.attempt)
         if not finding.is_sound or any(map(_is_away, finding.running)):
@@ -158,9 +163,10 @@ class Adoption:
         return self._continues(finding, now)
 
     def _restore_ranks(self, finding: NewestAttempt) -> None:
-        """Give every pod the rank that its agent told."""
+        """Give every pod the rank that its agent reports."""
         told = [m for m in self._state.roster.members.values() if m.report and not m.condemned]
-        # A rank that is told twice is with those that run, or stay: the others were let go.
+        # If two agents report one rank, the members that run, or stay, keep it: the others were let
+        # go.
         for member in (*finding.running, *sorted(told, key=_is_away)):
             if member.report is not None and member.report.rank is not None:
                 self._state.ranks.restore(member, member.report.rank)
@@ -192,7 +198,7 @@ class Adoption:
         self._recovery.judge(list(state.roster.members.values()), now)
 
     def _continues(self, finding: NewestAttempt, now: float) -> bool:
-        """True if the attempt goes on, or is prepared as it was."""
+        """True if the attempt continues, or is prepared as it was."""
         state = self._state
         was_running = state.standing is ConditionType.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
@@ -210,7 +216,7 @@ class Adoption:
             # Some run it, so every pod was proven clear of what came before.
             ready = [m for m in state.roster.members.values() if _is_idle(m)]
             if any(m.report and is_stock(m.report) for m in (*finding.running, *ready)):
-                return False  # One that is ready may have run the attempt and been stopped.
+                return False  # A ready agent may have run the attempt and been stopped.
             self._fill(finding, ready)
             able = ranked.keys() | {member.uid for member in ready}
             if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
@@ -219,8 +225,8 @@ class Adoption:
         return True
 
     def _has_begun(self, finding: NewestAttempt) -> bool:
-        """True if the open incident says that the attempt ran.  Where no agent runs it any more it
-        has failed, and the incident of that was lost."""
+        """True if the open incident says that the attempt ran. If no agent runs it any more, the
+        attempt has failed, and the incident of that failure was lost."""
         incident = self._state.incidents.open
         if incident is None or incident.attempt + 1 != finding.attempt:
             return False
@@ -235,7 +241,7 @@ class Adoption:
             return count
         broken = count if incident is None else incident.attempt
         if incident is None and state.standing is ConditionType.FAULTED:
-            # The status is written first: it tells of a fault whose incident was lost.
+            # The status is written first, so it may record a fault whose incident was lost.
             broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
         spec = state.spec
@@ -243,15 +249,15 @@ class Adoption:
         return count if is_whole else broken
 
     def _is_someone_unheard(self) -> bool:
-        """True if an agent that was not heard may run the very rank that seems to be free."""
+        """True if an agent that has not answered may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
         return any(
             m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members
         )
 
     def _fill(self, finding: NewestAttempt, ready: list[Member]) -> None:
-        """Give the free ranks to the pods that the earlier operator gave them to, if that can be
-        told: its orders may still be on their way."""
+        """Give the free ranks to the pods that the earlier operator gave them to, where that can be
+        derived: its orders may still be on their way."""
         state, ranks, running = self._state, self._state.ranks, finding.running
         addresses = {address for address, _ in finding.masters}
         for member in ready:
@@ -260,7 +266,8 @@ class Adoption:
         incident = state.incidents.open
         is_replaced = incident is not None and rung_of(incident.remedy).replaces is Pods.ALL
         is_first = state.attempt == 0 or is_replaced
-        # Where more are ready than there are ranks, some may not have been when these were given.
+        # If more pods are ready than there are ranks, some were perhaps not ready when ranks were
+        # given.
         if is_first and len(running) + len(ready) <= state.nnodes:
             first = Ranks()
             first.reset(state.shape)
@@ -268,7 +275,7 @@ class Adoption:
             if all(first.rank_of.get(m.uid) == ranks.rank_of[m.uid] for m in running):
                 for member in ready:
                     ranks.restore(member, first.rank_of.get(member.uid, -1))
-        # A pod that was not even up has been told nothing by anybody.
+        # A pod that was not even up has received no orders from any operator.
         told = [m for m in state.roster.members.values() if m.report or m.clear_through == UNHEARD]
         unranked = [m for m in told if m.uid not in ranks.rank_of]
         if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
@@ -289,7 +296,7 @@ class Adoption:
                 self._life.say_running(now)
 
     def _restart(self, finding: NewestAttempt, now: float) -> None:
-        """Stop what is left of the attempt, and name who broke it."""
+        """Stop what is left of the attempt, and name the culprit."""
         state = self._state
         found = []
         for member in finding.broken:

@@ -9,7 +9,7 @@ from unbroken.spec.job.types import RunPolicy
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """When what is limited began; None: it is not going on."""
+    """Start of each limited period; None: the period is not running."""
 
     active: float | None = None
     starting: float | None = None
@@ -43,11 +43,11 @@ def limit(policy: RunPolicy, since: Since) -> Limit | None:
 
 
 def expiry(policy: RunPolicy, ended_at: float | None) -> float | None:
-    """When a job that has ended is to be deleted; None: never."""
+    """Return when a job that has ended is to be deleted; None: never."""
     seconds = policy.ttl_seconds_after_finished
     return None if ended_at is None or seconds <= 0 else ended_at + seconds
 
 
 def earliest(*times: float | None) -> float | None:
-    """The first of the times; None stands for never."""
+    """Return the earliest of the times; None counts as never."""
     return min((time for time in times if time is not None), default=None)

@@ -1,4 +1,4 @@
-"""What the job machine is told and what it orders.
+"""Events and effects of the job machine.
 
 All times are seconds since the epoch by the operator's one clock, which never goes back.
 """
@@ -37,7 +37,7 @@ class PodPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the operator needs to know of a pod."""
+    """The fields of a pod that the operator needs."""
 
     name: PodName
     uid: PodUid
@@ -48,29 +48,30 @@ class PodView:
     address: str | None = None
     is_deleting: bool = False
     has_ended: bool = False
-    """It is being deleted, and the API says of each of its containers that it has ended."""
+    """The pod is being deleted, and the API reports that each of its containers has ended."""
     has_been_ready: bool = False
     """Its containers have started at least once (kubelet's ContainersReady or a restart count)."""
     reason: str = ""
     message: str = ""
     """Why it is pending, waiting or failed, for people."""
     last_lines: tuple[str, ...] = ()
-    """What the container that ended wrote last."""
+    """The last lines that the ended container wrote."""
     ends: int = 0
-    """How often a container without which no agent comes up has ended; 0 while it runs."""
+    """Number of times that a container which the agent depends on has ended; 0 while it runs."""
     agent_port: int = PORT
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What the operator needs to know of a node."""
+    """The fields of a node that the operator needs."""
 
     name: NodeName
     is_ready: bool
     is_fenced: bool = False
     """Proven to run nothing: tainted node.kubernetes.io/out-of-service."""
     is_healthy: bool = True
-    """False: its health label or a condition says that it must not be used or must be left."""
+    """False: its health label or a condition says that the node must not be used or must be
+    left."""
     topology: tuple[str, ...] = ()
     """Values of the topology labels, widest first; pods are ordered by it at first assignment."""
     topology_keys: tuple[str, ...] = ()
@@ -91,12 +92,14 @@ class JobSeen:
 
     spec: JobSpec
     options: JobOptions = field(default_factory=JobOptions)
-    """A later `restart` than the last asks anew; `log_rule_ranks` count from the next start."""
+    """A `restart` later than the last one is a new request; `log_rule_ranks` apply from the next
+    start."""
     is_deleting: bool = False
     ledger: Ledger = field(default_factory=Ledger)
-    """As found when the operator started; our own writes of it are not told again."""
+    """The ledger as found when the operator started. The operator's own writes are not reported
+    again."""
     gate: Gate = None
-    """What a queue says; a Hold suspends the job as its user can."""
+    """The queue's decision; a Hold suspends the job as its user can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class PodRefused:
 
 @dataclass(frozen=True, slots=True)
 class PodHeld:
-    """What a node says, in an event, of a pod that it has not started yet."""
+    """A node's event about a pod that it has not started yet: reason and message."""
 
     uid: PodUid
     reason: str
@@ -142,7 +145,7 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class FenceProven:
-    """The pod's node was read anew after `ProveFence`, and is fenced or gone: nothing of the pod
+    """The pod's node was read again after `ProveFence`, and is fenced or gone: nothing of the pod
     runs, nor will."""
 
     pod: PodUid
@@ -150,7 +153,7 @@ class FenceProven:
 
 @dataclass(frozen=True, slots=True)
 class AgentReported:
-    """The agent in the pod said what it does; also sent as a heartbeat."""
+    """A state report of the agent in the pod; also sent as a heartbeat."""
 
     pod: PodUid
     report: AgentReport
@@ -171,12 +174,12 @@ class AgentLost:
     pod: PodUid
     why: str
     silent_seconds: float = 0.0
-    """Since it was last heard, by the time of this event."""
+    """Seconds since the agent was last heard, by the time of this event."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsTooLarge:
-    """What the job's agents report takes more memory than the job may take of the operator."""
+    """The reports of the job's agents take more of the operator's memory than one job may."""
 
     bytes: int
     budget: int
@@ -201,7 +204,7 @@ class IncidentSeen:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All pods, nodes and incidents that existed when the operator started have been told."""
+    """All pods, nodes and incidents that existed when the operator started have been reported."""
 
 
 JobEvent = (
@@ -254,10 +257,10 @@ class FenceNode:
 
 @dataclass(frozen=True, slots=True)
 class ProveFence:
-    """Read the pod's node anew; `FenceProven` answers if the node is fenced or gone.
+    """Read the pod's node again; `FenceProven` answers if the node is fenced or gone.
 
-    Nodes and pods are watched apart: that the watch shows the node as fenced, or no longer, may be
-    from before the node came back and the pod was placed there.
+    Nodes and pods are watched by separate streams. The node's fence in the watch may date from
+    before the node came back and the pod was placed there.
     """
 
     node: NodeName
@@ -278,8 +281,11 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class AskAgent:
-    """Send an agent a request.  A CollectCommand is answered by `EvidenceReceived`, or not at all;
-    what comes of a WarmCommand is in the agent's reports."""
+    """Send an agent a request.
+
+    A CollectCommand is answered by `EvidenceReceived`, or not at all. The result of a WarmCommand
+    is in the agent's reports.
+    """
 
     pod: PodUid
     request: Request
@@ -301,10 +307,11 @@ class DeleteIncident:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """The job's status is now this; the newest replaces the older ones that are still unwritten.
+    """The job's status is now this; the newest replaces older ones that are not yet written.
 
-    A DeletePod or DeleteJob that follows it in a step waits until it is written: the pods of a job
-    that has ended are the only other record of how it ended."""
+    A DeletePod or DeleteJob that follows in the same step waits until the status is written. The
+    pods of an ended job are the only other record of how it ended.
+    """
 
     status: JobStatus
 
@@ -327,7 +334,7 @@ class WriteIncident:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Its time after the end is over."""
+    """Delete the job: its time after the end is over."""
 
     reason: str
 
@@ -356,4 +363,4 @@ class JobMachine(Protocol):
         """Take events that came together (reports, and the event after them); return orders."""
 
     def deadline(self) -> float | None:
-        """When a Tick is due if nothing happens before."""
+        """Return when a Tick is due if no event comes first."""

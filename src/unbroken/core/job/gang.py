@@ -1,14 +1,15 @@
 """Start and stop barrier of one job's agents.
 
-All agents of an attempt start together or not at all.  Workers of an attempt may start only after
-every pod is proven to hold no worker of an earlier one: its agent said so in READY, or the pod is
-gone, or its node is fenced.  An agent that cannot be asked counts as alive; a pod that was never
-told to start anything holds nothing.
+All agents of an attempt start together or not at all. Workers of an attempt may start only after
+every pod is proven to hold no worker of an earlier attempt. Proof is the agent's READY, a pod that
+is gone, or a fenced node. An agent that cannot be asked counts as alive. A pod that never received
+a start order holds no workers.
 
-Where processes may live on (`IN_PROCESS_RESTART`) a worker that waits at its agent's barrier, out
-of its training, counts as none.  Once that is taken back, who waits there must end as well.
+Under `IN_PROCESS_RESTART`, workers may keep their process. A worker that has left its training and
+waits at its agent's barrier then counts as ended. Once that mode is withdrawn, waiting workers must
+end as well.
 
-Commands say what should be and are repeated until a report shows it.
+Commands state what should be, and are repeated until a report shows it.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
 
 RESEND_SECONDS_EACH = 0.001
-"""Added for each pod of a large job: to send an order and hear what came of it takes the operator
-0.3 ms (benchmarks/control_plane.py), and orders repeated before their answers were read are what it
-then does instead of reading them."""
+"""Seconds of the resend interval per pod, for large jobs.
+
+Sending an order and reading its answer takes the operator 0.3 ms (benchmarks/control_plane.py).
+Orders repeated before their answers were read would take that time away from the reading.
+"""
 RESEND_SECONDS = 1.0
 WITNESSES = 2
-"""For a rank that has a lease, another one."""
+"""Ranks kept as witnesses; two, so that a leased rank has a witness other than itself."""
 
 
 class GangStage(Enum):
-    """What the gang is being brought to."""
+    """The state that the gang is being brought to."""
 
     HALTED = "Halted"
     """No worker of the fenced attempts lives; the next one is prepared, if there is to be one."""
@@ -54,7 +57,8 @@ class GangStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """What all agents of an attempt are told alike; rank and the like are filled in."""
+    """Fields of a start command that all agents share; rank and the like are added for each
+    agent."""
 
     attempt: int
     nnodes: int
@@ -63,7 +67,8 @@ class StartOrder:
     log_rules: tuple[Mapping[str, object], ...] = ()
     detectors: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[PodUid, Copies] = field(default_factory=dict)
-    """Not alike: whom each pod gives copies of its snapshots, and who may have some."""
+    """Different for each pod: the agent that gets copies of its snapshots, and agents that may hold
+    some."""
     lease_seconds: float = 0.0
 
 
@@ -84,13 +89,17 @@ class Gang:
         """Node ranks in the attempt that runs, or ran last."""
         self.order: StartOrder | None = None
         self.mode = PROCESS_RESTART
-        """In HALTED: whether those who can leave their training keep their process."""
+        """While HALTED: `in_process_restart` if workers that can leave their training may keep
+        their process, else `process_level_restart`."""
         self.last_clear: PodUid | None = None
         """In HALTED: the pod that became clear last; None: all were from the beginning."""
         self.witnesses: dict[PodUid, float] = {}
-        """In HALTED: the first two ranks of the last attempt that were proven to run it no longer,
-        and since when they have not vouched for it to their peers; those that never have before
-        all others."""
+        """While HALTED: the first two ranks of the last attempt that were proven to run it no
+        longer.
+
+        The value is the time since when the rank has not vouched for the attempt to its peers.
+        Ranks that never vouched come before all others.
+        """
         self.last_ready: PodUid | None = None
         self.last_started: PodUid | None = None
         self._is_graceful = False
@@ -242,7 +251,7 @@ class Gang:
             self.stage, self._resend_at = GangStage.RUNNING, None
 
     def _stop_stranger(self, member: Member, now: float) -> list[JobEffect]:
-        """Stop one that runs something without having been told to."""
+        """Stop a pod that runs something it was not ordered to run."""
         assert self.order is not None
         uid, report = member.uid, member.report
         if report is None or uid in self.ranks or self._roster.is_clear(member, self.fence + 1):
@@ -268,7 +277,7 @@ class Gang:
             return True
         if report.state is AgentState.READY and report.kept:
             return self.mode != PROCESS_RESTART
-        # It starts others in the place of the worker that has ended when it is told to stop.
+        # On a stop command the agent starts new workers in place of the worker that has ended.
         return not (member.broke_early and member.early_attempt <= self.fence)
 
     def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:

@@ -1,10 +1,11 @@
-"""What Kueue's Workload of a job means for the job, and what is to be done about the Workload.
+"""Kueue's Workload of a job: its effect on the job, and what to do about the Workload.
 
-Kueue gives a job its share of the cluster by admitting the Workload that stands for it, and takes
-the share back by evicting it; a job runs only while it is admitted.  Mirrored is what Kueue's own
-integrations do (kueue v0.16, pkg/controller/jobframework/reconciler.go), with two differences: a
-job that its user suspends leaves the queue, and a Workload that somebody has deleted stops the job
-only once there is a new one.
+Kueue gives a job its share of the cluster by admitting the job's Workload, and takes the share back
+by evicting it. A job runs only while it is admitted.
+
+The behaviour follows Kueue's own integrations (kueue v0.16,
+pkg/controller/jobframework/reconciler.go), with two differences. A job that its user suspends
+leaves the queue. A Workload that somebody has deleted stops the job only once there is a new one.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What Kueue wants of the pods of one replica spec."""
+    """Kueue's placement for the pods of one replica spec."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     domains: tuple[Domain, ...] = ()
-    """Where the pods go, in the order of their indexes; none: wherever the selector lets them."""
+    """Domains for the pods, in the order of their indexes; none: any node that the selector
+    allows."""
 
     def of_pod(self, index: int) -> Mapping[str, str]:
         """Labels that the node of the pod with this index must have."""
@@ -68,7 +70,7 @@ class Admission:
 
 
 Gate = Hold | Admission | None
-"""None: no queue has a say."""
+"""The queue's decision; None: no queue is involved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ QueueOrder = Ask | Withdraw | Move | GiveBack | Report
 
 @dataclass(frozen=True, slots=True)
 class QueueDecision:
-    """Whether the job may run, and what is to be done, which is one thing at a time."""
+    """Whether the job may run, and at most one order to carry out."""
 
     gate: Gate
     order: QueueOrder | None = None
@@ -124,7 +126,7 @@ class QueuedJob:
 
     queue: str
     shape: str
-    """Changes with whatever of the job a Workload says."""
+    """Fingerprint of the job; changes with every field of the job that a Workload contains."""
     standing: ConditionType | None = None
     message: str = ""
     """Message of the job's last condition."""
@@ -136,14 +138,14 @@ class QueuedJob:
     is_idle: bool = True
     """Nothing of it runs, or may be about to."""
     has_own_pods: bool = False
-    """Some of its pods were made when no queue had a say."""
+    """Some of its pods were made when no queue was involved."""
     are_pods_ready: bool = False
     """True if the pods that are needed to train are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A condition of a Workload."""
+    """A condition of a Workload, as Kueue wrote it."""
 
     is_true: bool
     reason: str = ""
@@ -162,9 +164,9 @@ class Workload:
     conditions: Mapping[str, Said] = field(default_factory=dict)
     has_admission: bool = False
     waits_until: bool = False
-    """Kueue has said when it is to be queued again."""
+    """Kueue has set a time for the Workload to be queued again."""
     admission: Admission | str = ""
-    """Or why what was admitted cannot be used."""
+    """The admission, or the reason why it cannot be used."""
 
     def says(self, condition: str) -> Said | None:
         """The condition, if it is true."""
@@ -173,7 +175,7 @@ class Workload:
 
 
 def decide_gate(job: QueuedJob, workload: Workload | None, before: Gate) -> QueueDecision:
-    """What is to be done; `before`: the gate as it was decided last, None at the start."""
+    """Decide whether the job may run. `before`: the last decision; None at the start."""
     if job.is_deleting:
         return QueueDecision(before)
     if job.standing in (ConditionType.COMPLETED, ConditionType.FAILED):
@@ -205,7 +207,7 @@ def _finished(job: QueuedJob, workload: Workload | None) -> QueueOrder | None:
 def _without(job: QueuedJob, workload: Workload | None, before: Gate) -> QueueDecision:
     """There is no Workload yet, or no longer."""
     if job.has_own_pods:
-        # It began before Kueue was there, or before it had a queue: it is let go on.
+        # The job began before Kueue was installed, or before it had a queue: it may continue.
         return QueueDecision(None)
     ask = Ask() if workload is None else None
     if isinstance(before, Admission) and not job.is_idle:
@@ -220,7 +222,7 @@ def _left(job: QueuedJob, workload: Workload, why: str) -> QueueDecision:
 
 
 def _waiting(job: QueuedJob, workload: Workload) -> QueueDecision | None:
-    """What holds the job; None: it is admitted."""
+    """Return the reason why the job waits; None: it is admitted."""
     evicted, reserved = workload.says("Evicted"), workload.says("QuotaReserved")
     if evicted is not None:
         hold = Hold(EVICTED, f"queue {job.queue}: {evicted.reason}: {evicted.message}")
@@ -268,7 +270,7 @@ def _give_back(workload: Workload, evicted: Said) -> GiveBack:
 def _admitted(job: QueuedJob, workload: Workload, before: Gate) -> QueueDecision:
     found = workload.admission
     if isinstance(found, str):
-        # One that runs is not stopped for a flavor that was deleted.
+        # A job that runs is not stopped for a flavor that was deleted.
         if isinstance(before, Admission) and not job.is_idle:
             return QueueDecision(before)
         return QueueDecision(Hold(QUEUED, f"queue {job.queue}: {found}"))
@@ -276,7 +278,8 @@ def _admitted(job: QueuedJob, workload: Workload, before: Gate) -> QueueDecision
 
 
 def _readiness(job: QueuedJob, workload: Workload) -> Report | None:
-    """What Kueue's waitForPodsReady goes by (kueue v0.16, WorkloadPodsReady and its reasons)."""
+    """Return the condition that Kueue's waitForPodsReady depends on (kueue v0.16, WorkloadPodsReady
+    and its reasons)."""
     said = workload.conditions.get("PodsReady")
     was_ready = said is not None and (said.is_true or said.reason == "WaitForRecovery")
     if job.are_pods_ready:

@@ -1,12 +1,14 @@
-"""When the workers of a silent agent have ended, because their lease has run out.
+"""Expiry of worker leases: when the workers of a silent agent are known to have ended.
 
 The agent's half, and how a lease is renewed, are in `core.agent.lease`. This operator renews the
-lease of an agent that it hears; the operators before it had lost their mandate before it began.
-Peers renew it only all together, so not after one of them was proven to run the attempt no longer,
-and never in an attempt for which one of them has never vouched. So the workers have ended one lease
-after both are over. Nothing is asked of the node for that.
+lease of an agent that it hears. Earlier operators had lost their mandate before this one began.
 
-A job of one node has no peers. Its agent cannot tell a cut network from an operator that is away,
+Peers renew a lease only all together. They stop once one peer is proven to run the attempt no
+longer, and they never renew in an attempt for which some peer has never vouched. So the workers
+have ended one lease after the renewals by operator and peers have both stopped. The node is not
+asked.
+
+A job of one node has no peers. Its agent cannot distinguish a cut network from an absent operator,
 and has no lease.
 """
 
@@ -22,23 +24,27 @@ from .roster import Member
 from .state import JobState
 
 DRIFT = 0.01
-"""By how much a clock may run fast or slow; NTP slews clocks by 0.05 % at most. Three count: the
-agent's, the operator's, and those on which peers say how long ago something was."""
+"""Fraction by which a clock may run fast or slow; NTP slews clocks by 0.05 % at most.
+
+Three clocks count: the agent's, the operator's, and those by which peers report ages.
+"""
 MARGIN_SECONDS = 1.5
-"""For the agent to kill its workers, and for its keeper to do it 0.5 s later if it has not."""
+"""Seconds for the agent to kill its workers, and for its keeper to do so 0.5 s later if the agent
+has not."""
 
 
 class Leases:
-    """The silent agents of a job whose workers are waited for."""
+    """The silent agents of a job whose workers have yet to end."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._heard_at: dict[PodUid, float] = {}
-        """When an agent that is lost now was last heard."""
+        """Time at which each agent that is lost now was last heard."""
         self._began_at = 0.0
-        """When this operator began with the job: no other one has renewed a lease since."""
+        """Time at which this operator took over the job; no other operator has renewed a lease
+        since."""
         self._alone: tuple[PodUid, float] | None = None
-        """The only pod that is not proven clear, and since when."""
+        """The only pod that is not proven clear, and the time since when it is the only one."""
 
     def begin(self, now: float) -> None:
         """Note that this operator knows the job from now on."""
@@ -53,11 +59,11 @@ class Leases:
         self._heard_at.pop(uid, None)
 
     def deadline(self) -> float | None:
-        """When the next lease has run out."""
+        """Return when the next lease runs out."""
         return min((due for _, due in self._due()), default=None)
 
     def over(self, now: float) -> list[Member]:
-        """Return the pods whose workers have ended since, each once."""
+        """Return the pods whose workers have ended since the last call, each pod once."""
         state = self._state
         self._find_alone(now)
         found = [member for member, due in self._due() if now >= due]
@@ -84,7 +90,7 @@ class Leases:
             if uid not in gang.unclear or member is None or member.is_lease_over:
                 continue
             if member.report is not None and uid not in self._heard_at:
-                continue  # It can be asked.
+                continue  # The agent can be asked.
             seconds, quiet_at = self._of_rank(member) or self._of_unknown(member) or (0.0, 0.0)
             if seconds:
                 heard_at = self._heard_at.get(uid, self._began_at)
@@ -92,8 +98,11 @@ class Leases:
                 yield member, max(heard_at, quiet_at) + length
 
     def _of_rank(self, member: Member) -> tuple[float, float] | None:
-        """The length of the lease of a rank of the last attempt, and since when its peers renew it
-        no more; None: it has no lease, or that is not known."""
+        """Return the lease length of a rank of the last attempt, and when its peers ceased to renew
+        it.
+
+        None: the rank has no lease, or that is not known.
+        """
         gang = self._state.gang
         if gang.order is None or member.uid not in gang.ranks or member.report is None:
             return None
@@ -103,8 +112,10 @@ class Leases:
         return (gang.order.lease_seconds, min(quiet))
 
     def _of_unknown(self, member: Member) -> tuple[float, float] | None:
-        """The same of a pod of which this operator does not know what it was told. It is the only
-        one that may run anything, so whichever peers it has renew nothing."""
+        """Return the same for a pod whose orders this operator does not know.
+
+        It is the only pod that may run anything, so its peers, whichever they are, renew nothing.
+        """
         is_leased = self._state.options.fence_by is FenceBy.LEASE
         if not is_leased or self._alone is None or self._alone[0] != member.uid:
             return None

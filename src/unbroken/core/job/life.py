@@ -28,24 +28,25 @@ from .state import JobState
 from .transitions import Phase
 
 GATHER_SECONDS = 2.0
-"""How long a first start, when enough agents are ready, waits for the others: with all of them
-known the ranks follow the topology best."""
+"""Seconds that a first start, with enough agents ready, waits for the remaining agents. Ranks
+follow the topology best when all agents are known."""
 STOP_SECONDS = 60.0
-"""Workers that do not end in this time have their pod replaced; a job that ends waits no longer."""
+"""Seconds after which the pod of workers that have not ended is replaced; a job that ends waits no
+longer."""
 START_SECONDS = 60.0
-"""From the start of an attempt to a report of it by every agent."""
+"""Seconds from the start of an attempt to a report of it by every agent."""
 PROGRESS_SECONDS = 60.0
-"""How long an incident stays open for the first output, once every agent runs."""
+"""Seconds that an incident stays open for the first output, once every agent runs."""
 COUNT_SECONDS = 2.0
-"""From when on, in a slow restart, each agent that is ready is worth a write of the status."""
+"""Seconds of a restart after which each further ready agent is worth a write of the status."""
 EXPIRY_RETRY_SECONDS = 30.0
 FIRST_PORT, PORTS = 15_000, 15_000
-"""For agents that offer no port; below the range that Linux gives to clients."""
+"""Port range for agents that offer no port; below the range that Linux gives to clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ends, or that it is suspended."""
+    """The end of a job, or its suspension: condition, reason, message."""
 
     standing: ConditionType
     reason: str
@@ -61,12 +62,12 @@ class Life:
         self._gather_at: float | None = None
         self._is_gathered = False
         self._since = 0.0
-        """When the present phase of stopping or starting began."""
+        """Start of the present phase of stopping or starting."""
         self._progress_by: float | None = None
         self._expire_at: float | None = None
         status = state.status
         self.masters = {(status.master_addr or "", as_port(status.master_port))}
-        """Addresses that attempts have had; no two share one."""
+        """Addresses that attempts have had; no two attempts share an address."""
 
     def create(self, now: float) -> None:
         """Begin a job of which nothing exists, or again after a suspension."""
@@ -90,7 +91,7 @@ class Life:
         state.tell(reason, text)
 
     def prepare(self, now: float) -> None:
-        """Bring the pods and agents of the next attempt together."""
+        """Bring together the pods and agents of the next attempt."""
         state = self._state
         state.enter(Phase.PREPARING)
         mode = state.restart_mode()
@@ -113,7 +114,7 @@ class Life:
         state.plan.reshape(state.shape)
 
     def go_on(self, now: float) -> None:
-        """Do what the job has been waiting for, if that is so now."""
+        """Continue with what the job has been waiting for, if it is possible now."""
         state = self._state
         if self._gather_at is not None and now >= self._gather_at:
             self._gather_at, self._is_gathered, state.has_changed = None, True, True
@@ -142,12 +143,14 @@ class Life:
         if gang.stage is not GangStage.HALTED:
             state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
         elif gang.mode != PROCESS_RESTART:
-            # Who waits for the next attempt must know that there will be none.
+            # Workers that wait for the next attempt must learn that there will be none.
             state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
 
     def _stop_newest(self, now: float) -> None:
-        """Stop attempts that this operator did not know when it began to end the job: it had heard
-        no agent yet, or a start of the operator before it arrived late."""
+        """Stop attempts that this operator did not know when it began to end the job.
+
+        It had heard from no agent yet, or a start order of an earlier operator arrived late.
+        """
         state = self._state
         assert self.verdict is not None
         state.attempt = max(state.attempt, state.newest_seen)
@@ -156,7 +159,7 @@ class Life:
         state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
 
     def hold(self, hold: Hold, now: float) -> None:
-        """Say why a suspended job waits, if that has changed."""
+        """Record why a suspended job waits, if the reason has changed."""
         state = self._state
         message = clean(hold.message)[:MESSAGE_CHARACTERS]
         last = state.status.conditions[-1]
@@ -202,7 +205,7 @@ class Life:
             return
         outputs = [w.first_output_at for w in report.workers if w.first_output_at is not None]
         step = first_step(report.watch)
-        # A script may write nothing and yet tell its steps.
+        # A script may write no output and still report its steps.
         first = min(outputs) if outputs else step and (step[1] or now)
         start = state.status.start_time
         if first is not None and state.ledger.progress_at is None and start is not None:
@@ -211,7 +214,8 @@ class Life:
         if incident is None or self._progress_by is None:
             return
         if incident.step is not None:
-            # Where steps are told nothing less is progress: the first lines come before the data.
+            # Where steps are reported, only a step is progress: the first output lines come before
+            # the data.
             first = (step[1] or now) if step else None
         if first is not None:
             at = min(max(first, incident.ready_at or incident.detected_at), now)
@@ -219,7 +223,7 @@ class Life:
             self._recovered(now)
 
     def deadline(self) -> float | None:
-        """When time alone will change something here."""
+        """Return when time alone will change something here."""
         state = self._state
         match state.phase:
             case Phase.PREPARING:
@@ -253,7 +257,7 @@ class Life:
         return self._state.gang.stage is GangStage.STARTING and now >= self._since + START_SECONDS
 
     def train(self, now: float, master: tuple[str, int], lease: float) -> StartOrder:
-        """Enter TRAINING; what every agent is told.  `lease`: of the workers, in seconds."""
+        """Enter TRAINING; return the order for all agents. `lease`: of the workers, in seconds."""
         state = self._state
         assert state.spec is not None
         rules = state.spec.run_policy.log_monitoring_configuration
@@ -276,8 +280,11 @@ class Life:
         return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies, lease)
 
     def _lease_seconds(self) -> float:
-        """Return the lease for workers that are to start; 0: none.  All agents of the attempt must
-        know leases, because only all of them together renew it while no operator is there."""
+        """Return the lease for workers that are to start, in seconds; 0: none.
+
+        All agents of the attempt must support leases: only all of them together renew it while the
+        operator is absent.
+        """
         state = self._state
         if state.options.fence_by is not FenceBy.LEASE or state.nnodes < 2:
             return 0.0
@@ -292,7 +299,7 @@ class Life:
             self._reached("stopped", gang.last_clear, now)
         if state.newest_seen >= state.attempt:
             self._skip_attempts(now)
-        # An agent that has yet to prove itself clear may also have yet to tell its rank.
+        # An agent that is not yet proven clear may also not have reported its rank yet.
         if gang.unclear or len(gang.ready) < state.nnodes or self._is_gathering(now):
             return
         if not ranks.is_full:
@@ -313,8 +320,10 @@ class Life:
         state.commands += gang.start(order, ranks.rank_of, now)
 
     def _skip_attempts(self, now: float) -> None:
-        """Agents have heard of this attempt from somebody else, and would refuse it.  It may have
-        begun, and made no progress: its processes end."""
+        """Skip attempt numbers that agents know from another operator, and would therefore refuse.
+
+        Such an attempt may have begun and made no progress: its processes end.
+        """
         state = self._state
         state.incidents.uncharged += state.newest_seen + 1 - state.attempt
         state.attempt = state.newest_seen + 1
@@ -346,7 +355,7 @@ class Life:
         return address, port
 
     def _watch(self, now: float) -> None:
-        """Say that the job runs once it does; see its end, and the end of its last recovery."""
+        """Report the job as running once it is; see its end, and the end of its last recovery."""
         state = self._state
         if len(state.gang.completed) == state.nnodes:
             text = f"{all_of(state.nnodes, 'agent')} completed attempt {state.attempt}"
@@ -371,8 +380,8 @@ class Life:
         state.tell("Running", text)
 
     def _is_told(self) -> bool:
-        """True if any agent of the attempt says what its workers do; stock ones do not, and that
-        they run is all that will ever be known."""
+        """True if any agent of the attempt reports what its workers do. Stock agents do not; of
+        them only the state RUNNING will ever be known."""
         members = [self._state.roster.members.get(uid) for uid in self._state.ranks.rank_of]
         reports = [member.report for member in members if member is not None]
         return any(report is not None and not is_stock(report) for report in reports)
@@ -383,14 +392,14 @@ class Life:
         if incident is None:
             return
         changes: dict[str, object] = {f"{stage}_at": now}
-        # With one pod, or where nobody had to be waited for, there is nobody to be named.
+        # With one pod, or if no pod was waited for, no pod is named.
         if last in state.ranks.rank_of and state.nnodes > 1:
             name = state.roster.members[last].view.name
             changes["slowest"] = {**incident.slowest, stage: name}
         state.incidents.change(**changes)
 
     def _count_kept(self) -> None:
-        """Note whose process lives on, before the start."""
+        """Note which ranks keep their process, before the start."""
         state, incident = self._state, self._state.incidents.open
         if incident is None or state.gang.mode == PROCESS_RESTART:
             return
@@ -469,7 +478,7 @@ class Life:
 
 
 def as_port(text: str | None) -> int:
-    """A status's master port; 0 where there is none that is a number."""
+    """Return the master port of a status; 0: it is not a number."""
     return int(text) if text and text.isdecimal() and len(text) < 6 else 0
 
 

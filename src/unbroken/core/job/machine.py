@@ -1,10 +1,9 @@
-"""The machine of one job: from its first sight to its end.
+"""The machine of one job, from the first JobSeen to its end.
 
-Feed `step`, carry out what it returns in order, and step `Tick` at `deadline()`.  Nothing is
-ordered before the job, its pods, nodes and incidents are known (`JobSeen`, `Synced`).
+Feed `step`, carry out the effects it returns in order, and step `Tick` at `deadline()`. No order is
+given before `JobSeen` and `Synced`.
 
-Here events become facts and signs; what is done about them is decided in `life`, `recovery` and
-`adoption`.
+This module turns events into facts and signs; `life`, `recovery` and `adoption` decide.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ from .transitions import Phase
 from .waiting import Waits
 
 AGENT_BACK_SECONDS = 20.0
-"""An agent that stays away so long, with its pod and node well, has its pod replaced."""
+"""Seconds that an agent may be away, with pod and node healthy, before its pod is replaced."""
 
 RESTARTED = "the agent was restarted in its pod"
 LEASE_RAN_OUT = "the lease on its workers ran out: it heard neither the operator nor all peers"
 RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
-"""A stock agent for in-process restart looks the same after both (its INIT is a new one)."""
+"""A stock in-process agent looks the same after both (its INIT is a new one)."""
 
 AGENTS_TOO_LARGE = "AgentReportsTooLarge"
-"""Reason of a job whose agents would fill the operator's memory."""
+"""Reason of a job that failed because its agents' reports need too much memory."""
 
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
 
@@ -97,7 +96,7 @@ class Job:
         self._last_asked: float | None = None
         self._is_asked = False
         self._too_large = ""
-        """Not empty: why the job ends for what its agents report."""
+        """Message of the failure when agents' reports are too large; empty: they are not."""
 
     @property
     def status(self) -> JobStatus:
@@ -114,7 +113,7 @@ class Job:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of the job is there, and nothing will be unless it is told something new."""
+        """True if nothing of the job exists, and only a new event can change that."""
         return self.phase in (Phase.SUSPENDED, Phase.ENDED) and not self.state.roster.members
 
     def step(self, event: JobEvent, now: float) -> list[JobEffect]:
@@ -122,9 +121,9 @@ class Job:
         return self.steps((event,), now)
 
     def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
-        """Take events that came together, of which all but the last are AgentReported.
+        """Take events that came together; all but the last are AgentReported.
 
-        What follows from them is looked for once: half of the work with thousands.
+        Their consequences are evaluated once: half of the work with thousands of agents.
         """
         state = self.state
         if state.phase is Phase.DELETED:
@@ -161,7 +160,7 @@ class Job:
         return self.state.phase not in (Phase.UNKNOWN, Phase.DELETED)
 
     def deadline(self) -> float | None:
-        """When `Tick` is due; None: time changes nothing."""
+        """Return when `Tick` is due; None: time changes nothing."""
         state = self.state
         if state.phase in (Phase.UNKNOWN, Phase.DELETED):
             return None
@@ -299,7 +298,7 @@ class Job:
             self._life.create(now)
 
     def _move_waiting(self, old: Gate, now: float) -> None:
-        """Make anew the pods that look for a node where Kueue has them no longer."""
+        """Recreate the pods that wait for a node which Kueue no longer assigns to them."""
         state = self.state
         for member in list(state.roster.members.values()):
             view = member.view
@@ -314,7 +313,7 @@ class Job:
         self._last_asked, self._is_asked = asked, True
 
     def _followed_until(self) -> float:
-        """Time up to which requests were followed, or came to nothing, before this operator."""
+        """Return the time up to which requests were followed, or failed, before this operator."""
         status = self.state.status
         # The status is written before the incident, which may have been lost.
         began = [
@@ -361,10 +360,10 @@ class Job:
             return
         self._life.clean_pod(member, now)
         if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
-            state.ranks.restore(member, report.rank)  # told only after the adoption
+            state.ranks.restore(member, report.rank)  # reported only after the adoption
         unclear = len(state.gang.unclear)
         state.commands += state.gang.observe(member, now)
-        # A stock agent's answer to a stop says what it said before, and yet proves something.
+        # A stock agent's answer to a stop repeats its earlier state, and yet is a proof.
         state.has_changed |= unclear != len(state.gang.unclear)
         self._waits.forget(member.view)
         is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
@@ -376,7 +375,7 @@ class Job:
         self._examination.suspect(self._hangs.signs(member, report, now), now)
 
     def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Take what an agent says whose workers should live."""
+        """Take the report of an agent whose workers should run."""
         found = self._signs(member, report, is_same, now)
         if is_hang(report) and all(one.fault == FaultKind.LOG_RULE.value for one in found):
             self._examination.suspect(found, now)
@@ -386,7 +385,7 @@ class Job:
             self._life.progressed(report, now)
 
     def _watched(self, member: Member, report: AgentReport, now: float) -> None:
-        """Note what the ranks of the attempt that runs tell of themselves."""
+        """Note what the ranks of the running attempt report about themselves."""
         state, uid = self.state, member.uid
         is_part = state.gang.stage is not GangStage.HALTED and uid in state.gang.ranks
         if is_part and member.attempt_of(report) == state.attempt:
@@ -396,16 +395,16 @@ class Job:
             self._examination.take(member, report, now)
 
     def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Take what an agent says while the next attempt is prepared."""
+        """Take an agent's report while the next attempt is prepared."""
         if member.broke_early:
             self._broke_early(member, report, now)
         elif self.state.incidents.open is not None:
             self._join(member, report, is_same, now)
 
     def _broke_early(self, member: Member, report: AgentReport, now: float) -> None:
-        """Charge the fault of workers that have ended before they were given a rank.
+        """Charge the fault of workers that ended before they had a rank.
 
-        It is part of the open incident, unless the agent has started others since that broke.
+        It joins the open incident, unless the agent has started other workers since.
         """
         state, incident = self.state, self.state.incidents.open
         if state.phase is not Phase.PREPARING or member.condemned:
@@ -417,7 +416,7 @@ class Job:
             self._recovery.open(found, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Add what a report says to the incident that is open."""
+        """Add the faults of a report to the open incident."""
         if is_same:
             found = self._recovery.parts(member, report, now)
         else:
@@ -427,7 +426,7 @@ class Job:
     def _signs(
         self, member: Member, report: AgentReport, is_same: bool, now: float
     ) -> list[Signal]:
-        """What is wrong with a report of a pod whose workers should live."""
+        """Return the signs of a fault in the report of a pod whose workers should run."""
         state, attempt = self.state, self.state.attempt
         of, newest = member.attempt_of(report), report.newest_attempt
         fault, text = "", ""
@@ -460,7 +459,7 @@ class Job:
         state = self.state
         member = state.roster.members.get(uid)
         if member is None or member.report is None or member.lost_why:
-            return  # one that was never reached is waited for: it may still be starting
+            return  # an agent that was never reached is waited for: it may still be starting
         member.lost_why = why or "the agent cannot be reached"
         state.lost[uid] = now
         self._adoption.heard(uid)
@@ -558,7 +557,7 @@ class Job:
         self._recovery.judge([member], now)
 
     def _end_leases(self, now: float) -> None:
-        """Let go of the pods whose workers have ended because nobody could reach their agents."""
+        """Release the pods whose workers have ended as their leases ran out."""
         state = self.state
         for member in self._leases.over(now):
             state.has_changed = True

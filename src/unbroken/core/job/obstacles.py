@@ -1,4 +1,4 @@
-"""What keeps a pod from running, in words for people.
+"""Obstacles that keep a pod from running, in words for people.
 
 Text that pods have written is bounded, and its control characters are escaped.
 """
@@ -16,13 +16,13 @@ from unbroken.spec.keys import ConditionType
 from .events import PodName
 
 MARK = "; it waits: "
-"""Begins what a condition's message says about the wait."""
+"""Marks, in a condition's message, the beginning of the part about the wait."""
 CAUSES_MAX = 3
-"""Causes in the condition."""
+"""Number of causes shown in the condition."""
 TEXT_CHARACTERS = 400
 LINES_MAX = 8
 LINE_CHARACTERS = 160
-"""Most characters of what a container wrote last."""
+"""Characters kept of a line that a container wrote last."""
 NO_AGENT = "NoAgent"
 REFUSED = "PodRefused"
 ENDED = "CrashLoopBackOff"
@@ -35,7 +35,7 @@ _FAMILIES = {
     "ContainerCannotRun": ENDED,
     "ErrImagePull": "ImagePullBackOff",
 }
-"""Reasons of one cause that follow each other."""
+"""Reasons that follow each other and share a cause."""
 _ADVICE = {
     ENDED: "the container's command ends before its agent is up; see its whole output with "
     "`kubectl logs {pod} --all-containers --previous`",
@@ -48,26 +48,26 @@ _ADVICE = {
     REFUSED: "the pod is created as soon as the API server accepts it",
     NO_AGENT: "its command must run hyperpodrun or unbrokenrun",
 }
-"""What to do, by reason."""
+"""Advice to the user, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why one pod does not come up."""
+    """The reason why one pod does not start."""
 
     pod: PodName
     reason: str
     text: str
     lines: tuple[str, ...] = ()
-    """What the container wrote last."""
+    """The last lines that the container wrote."""
 
     @property
     def cause(self) -> str:
-        """The reason that stands for all reasons of one cause."""
+        """Return the reason that represents all reasons of one cause."""
         return _FAMILIES.get(self.reason, self.reason)
 
     def sentence(self, others: int = 0) -> str:
-        """Which pod, which reason, what to do."""
+        """Return one sentence: the pod, the reason, the advice."""
         also = f" (and {others} more)" if others else ""
         parts = [f"pod {self.pod}{also}", self.reason, self.text]
         said = ": ".join(part for part in parts if part).rstrip(".")
@@ -75,7 +75,7 @@ class Obstacle:
         return f"{said}; {advice}" if advice else said
 
     def told(self, others: int = 0) -> str:
-        """The sentence, and below it what the container wrote last."""
+        """Return the sentence, followed by the last lines that the container wrote."""
         return "\n".join([self.sentence(others), *(f"| {line}" for line in self.lines)])
 
 
@@ -87,7 +87,7 @@ def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
 
 
 def container_lines(text: str) -> tuple[str, ...]:
-    """The last lines of what a container wrote, without colours and control characters."""
+    """Return the last lines of a container's output, without colours and control characters."""
     assembler = LineAssembler()
     found = [*assembler.feed(text.encode("utf-8", "replace")), *assembler.close()]
     lines = clean("\n".join(line.decode("utf-8", "replace") for line in found)).split("\n")
@@ -96,13 +96,15 @@ def container_lines(text: str) -> tuple[str, ...]:
 
 
 def _escaped(line: str) -> str:
-    """The line with its indentation, which tells a traceback's frames apart."""
+    """Return the line escaped, with its indentation: that distinguishes the frames of a
+    traceback."""
     line = line.expandtabs(4).rstrip()
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def with_wait(conditions: Sequence[Condition], text: str, reason: str) -> tuple[Condition, ...]:
-    """The conditions, of which the one that is true says why the job waits; empty: nothing does."""
+    """Return the conditions with the job's wait in the true one; an empty `text` removes the
+    wait."""
     newest = max((n for n, one in enumerate(conditions) if one.status == "True"), default=-1)
     found = []
     for number, one in enumerate(conditions):
@@ -118,7 +120,7 @@ def with_wait(conditions: Sequence[Condition], text: str, reason: str) -> tuple[
 
 
 def split_wait(message: str) -> tuple[str, list[str]]:
-    """A condition's message without what it says about the wait, and that line by line."""
+    """Return a condition's message without its part about the wait, and the lines of that part."""
     base, _, wait = message.partition(MARK)
     return base, wait.splitlines()
 
@@ -133,5 +135,6 @@ def summary(obstacles: Iterable[Obstacle]) -> str:
 
 
 def _clearest(found: Iterable[Obstacle]) -> Obstacle:
-    """The one to be shown of those with one cause: with lines if any has some, then by name."""
+    """Return the obstacle to show among those with one cause: with lines if any has some, then by
+    name."""
     return min(found, key=lambda one: (not one.lines, len(one.pod), one.pod))

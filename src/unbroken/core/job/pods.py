@@ -1,9 +1,11 @@
-"""Which pods should exist, and what must be ordered so that they do.
+"""The pods that should exist, and the orders that bring this about.
 
-A pod that is condemned is deleted, again and again until it is gone; on a node that cannot be
-asked the fence is asked for, and once it is proven the deletion is forced.  The watch of nodes does
-not prove it: its news may be older than the pod, which was placed when the node was back.  The node
-is read anew for each pod there.  A pod is created under its name when no pod has the name.
+A condemned pod is deleted, again and again until it is gone. If its node cannot be asked, the fence
+is requested; once the fence is proven, the deletion is forced. The watch of nodes does not prove a
+fence: it may be older than the pod, which was placed when the node was back. The node is read again
+for each pod there.
+
+A pod is created under its name when no other pod has the name.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from .events import (
 from .roster import Member, Roster
 
 AVOID_SECONDS = 30.0
-"""How long a pod may look for a place away from the nodes that it is to avoid."""
+"""Seconds that a pod may look for a place away from the nodes that it is to avoid."""
 UNKNOWN_NODES = frozenset({NodeName("")})
 RETRY_SECONDS = 5.0
-"""From an order to the API server that has shown no effect to its repetition."""
+"""Seconds after which an order to the API server without visible effect is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Slot:
 
 
 def slots(job: str, shape: Sequence[ReplicaSpec]) -> dict[PodName, Slot]:
-    """Every pod of the job by name: for each replica spec those that train and the spares."""
+    """Return every pod of the job by name: for each replica spec the training pods and the
+    spares."""
     found = {}
     for spec in shape:
         for index in range(spec.replicas + spec.spares):
@@ -62,17 +65,20 @@ class PodPlan:
         self.slots: dict[PodName, Slot] = {}
         self.condemned: dict[PodUid, Member] = {}
         self._empty: dict[PodName, float] = {}
-        """When a pod that is missing was last ordered; below zero: not yet."""
+        """Missing pods, with the time when each was last ordered; negative: not yet."""
         self._proofs: dict[PodUid, float] = {}
-        """Pods on nodes that are said to be fenced: when the proof was last asked for."""
+        """Pods on nodes that are reported as fenced, with the time when proof was last
+        requested."""
         self._retry_at: float | None = None
         self._kept_off: dict[PodName, tuple[float, frozenset[NodeName]]] = {}
-        """Pods not on a node yet: when they were made, and away from which nodes."""
+        """Pods not yet on a node: when they were made, and the nodes that they avoid."""
         self.avoid: frozenset[NodeName] = frozenset()
-        """Nodes to be avoided beside those that are unusable now."""
+        """Nodes to be avoided in addition to those that are unusable now."""
         self.given_up: dict[NodeName, bool] = {}
-        """Nodes whose workers have ended with their lease, and whether they were not ready since.
-        They are avoided, too, until they are ready again after that."""
+        """Nodes whose workers have ended with their lease; True: the node was not ready since.
+
+        They are avoided, too, until they have been not ready and are ready again.
+        """
 
     def deadline(self) -> float | None:
         first = next(iter(self._kept_off.values()), None)
@@ -84,8 +90,8 @@ class PodPlan:
         self._empty = dict.fromkeys((n for n in self.slots if not self._roster.named(n)), -1.0)
 
     def adopt_extra(self, ranked: Iterable[Member]) -> None:
-        """Want the pods that a planned move has put beside those of the shape, each in place of
-        another of its replica spec."""
+        """Adopt the pods that a planned move has added to the shape, each in place of another pod
+        of its replica spec."""
         ranked = list(ranked)
         keep = {member.view.name for member in ranked}
         for view in (member.view for member in ranked if member.view.name not in self.slots):
@@ -95,10 +101,11 @@ class PodPlan:
                 self.slots[view.name] = Slot(view.name, view.replica_spec, view.index)
 
     def resize(self, replica_spec: str, pods: int, ranked: Container[PodUid]) -> list[Member]:
-        """Want so many pods of a replica spec, and those that are `ranked` among them.
+        """Set the number of pods of a replica spec; `ranked` pods are kept first.
 
-        Return the pods that are wanted no more: first those on nodes with a notice, then those that
-        are not on a node, then those with the highest index."""
+        Return the pods that are no longer wanted. The order is: pods on nodes with a notice, then
+        pods without a node, then pods with the highest index.
+        """
         own = self._of(replica_spec)
         numbers = (n for n in count() if self._is_free(self._name(replica_spec, n)))
         for index in islice(numbers, max(pods - len(own), 0)):
@@ -113,7 +120,7 @@ class PodPlan:
         return [member for slot in dropped if (member := found[slot.name]) is not None]
 
     def unwant(self, member: Member) -> None:
-        """Make no other pod of this pod's name."""
+        """Do not recreate this pod's name."""
         slot = self.slots.get(member.view.name)
         if slot is not None:
             self._drop(slot)
@@ -138,14 +145,14 @@ class PodPlan:
         self._kept_off.pop(slot.name, None)
 
     def occupied(self, member: Member) -> None:
-        """A pod has the name."""
+        """Note that a pod has the name."""
         self._empty.pop(member.view.name, None)
         if member.view.node is not None:
             self._kept_off.pop(member.view.name, None)
         self._settle()
 
     def vacated(self, member: Member) -> None:
-        """The pod is gone."""
+        """Note that the pod is gone."""
         self.condemned.pop(member.uid, None)
         self._proofs.pop(member.uid, None)
         name = member.view.name
@@ -154,7 +161,7 @@ class PodPlan:
         self._settle()
 
     def create(self, now: float, names: Iterable[PodName] | None = None) -> list[JobEffect]:
-        """Order the pods that are missing, or those of them that are named."""
+        """Order the missing pods, or only those that are named."""
         chosen = [name for name in names or self._empty if self._is_missing(name, now)]
         if self._empty:
             self._retry_later(now)
@@ -170,7 +177,7 @@ class PodPlan:
         return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
 
     def condemn(self, member: Member, reason: str, now: float) -> list[JobEffect]:
-        """Let the pod go; it is deleted until it is gone."""
+        """Condemn the pod: it is deleted until it is gone."""
         if member.condemned:
             return []
         member.condemned = reason
@@ -178,8 +185,8 @@ class PodPlan:
         return self._end(member, now)
 
     def pardon(self, uids: Container[PodUid], orders: list[JobEffect]) -> None:
-        """Let those of these pods stay whose deletion is among `orders`, which have not left yet,
-        and take it out."""
+        """Keep those of these pods whose deletion is among `orders`, which have not left yet, and
+        remove that deletion."""
         taken = [order for order in orders if isinstance(order, DeletePod) and order.uid in uids]
         for order in taken:
             orders.remove(order)
@@ -188,7 +195,7 @@ class PodPlan:
                 member.condemned = ""
 
     def prove(self, members: Iterable[Member], now: float) -> list[JobEffect]:
-        """Ask for the proof that nothing runs on nodes that are said to be fenced or removed."""
+        """Request the proof that nothing runs on nodes that are reported as fenced or removed."""
         effects: list[JobEffect] = []
         for member in members:
             effects += self._prove(member, now)
@@ -205,7 +212,7 @@ class PodPlan:
         return effects
 
     def _take_back(self) -> None:
-        """Avoid the nodes no longer that were given up, were not ready since, and are."""
+        """Stop avoiding the given-up nodes that were not ready since, and are ready now."""
         for name, was_away in list(self.given_up.items()):
             node = self._roster.nodes.get(name)
             is_away = node is None or not node.is_ready
@@ -224,16 +231,18 @@ class PodPlan:
         return effects + self.create(now)
 
     def adopt(self, now: float) -> None:
-        """Doubt the pods without a place that were made by an earlier operator: nobody knows what
-        they are to avoid."""
+        """Treat pods without a node that an earlier operator made as suspect: the nodes they avoid
+        are unknown."""
         for name in self.slots:
             member = self._roster.named(name)
             if member is not None and member.view.node is None:
                 self._kept_off[name] = (now, UNKNOWN_NODES)
 
     def free(self, now: float) -> list[JobEffect]:
-        """Make anew the pods that found no place while they avoid nodes that could be used: those
-        that are well again, and repeat offenders, which are better than nothing."""
+        """Recreate the pods that found no place while they avoid usable nodes.
+
+        Usable are nodes that have recovered, and repeat offenders, which are better than no node.
+        """
         effects: list[JobEffect] = []
         while self._kept_off:
             name, (since, avoided) = next(iter(self._kept_off.items()))

@@ -1,7 +1,7 @@
-"""Which pod has which node rank.
+"""Assignment of node ranks to pods.
 
-At first assignment pods go by topology labels, then replica spec, then index.  A pod keeps its
-rank as long as it trains; a pod of the same replica spec takes a rank that is free.
+At first assignment, pods are ordered by topology labels, then replica spec, then index. A pod keeps
+its rank as long as it trains. A free rank goes to a pod of the same replica spec.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ranks:
         self.nnodes = sum(spec.replicas for spec in shape)
 
     def restore(self, member: Member, rank: int) -> bool:
-        """Give the rank that the pod says it has; False if it cannot have it."""
+        """Give the pod the rank that it reports; return False if it cannot have it."""
         spec = member.view.replica_spec
         is_taken = rank in self.pod_of or member.uid in self.rank_of
         if is_taken or not 0 <= rank < self.nnodes or self._room(spec) <= 0:
@@ -86,7 +86,7 @@ class Ranks:
             self._given[member.view.replica_spec] += 1
 
     def _room(self, name: str) -> int:
-        """Ranks of the replica spec that no pod has had yet."""
+        """Return the number of ranks of the replica spec that no pod has had yet."""
         spec = self._specs.get(name)
         return 0 if spec is None else spec.replicas - self._given[name]
 

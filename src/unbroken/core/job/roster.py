@@ -1,7 +1,7 @@
-"""What is known of a job's pods, their agents and their nodes.
+"""The pods of a job, their agents and their nodes, as they are known.
 
-Nothing is decided here.  What is stale is dropped: a pod seen again after it was gone, a report
-from an agent process that another one has followed, a report that an agent has since outdone.
+This module decides nothing. It drops stale input: a pod seen again after it was gone, a report from
+an agent process that another one has followed, and a report that a newer one has replaced.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from unbroken.wire.agent import AgentReport, AgentState
 from .events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 
 UNHEARD = -2
-"""`Member.clear_through` of a pod that may hold anything: it ran before it was first seen."""
+"""`Member.clear_through` of a pod that may run anything: it ran before it was first seen."""
 NEVER_ORDERED = 1 << 62
-"""`Member.clear_through` of a pod that was never told to start anything."""
+"""`Member.clear_through` of a pod that never received a start order."""
 RANKS_OF_NODE_MAX = 256
-"""More than any machine has processors of its own for."""
+"""Most ranks of one node; no machine has processors for more."""
 _GONE_KEPT = 50_000
 PAST_AGENTS_KEPT = 64
-"""Earlier agent processes of a pod that are remembered, so that a late report counts for none."""
+"""Earlier agent processes remembered per pod, so that their late reports are ignored."""
 _PHASE_ORDER = {
     PodPhase.PENDING: 0,
     PodPhase.UNKNOWN: 1,
@@ -30,7 +30,7 @@ _PHASE_ORDER = {
     PodPhase.SUCCEEDED: 2,
     PodPhase.FAILED: 2,
 }
-# Within an attempt an agent only goes this way; READY says that the attempt is over.
+# Within an attempt an agent's state only moves in this order; READY means that the attempt is over.
 _STATE_ORDER = {
     AgentState.INIT: 0,
     AgentState.RUNNING: 1,
@@ -42,7 +42,7 @@ _STATE_ORDER = {
 }
 _BETWEEN_ATTEMPTS = (AgentState.INIT, AgentState.READY, AgentState.SHUTDOWN)
 ReportPosition = tuple[int, int, bool, int]
-"""Attempt, state, whether a port is offered, and the workers at the barrier, below zero."""
+"""Attempt, state, whether a port is offered, and minus the number of workers at the barrier."""
 _UNKNOWN: ReportPosition = (-2, 0, False, 0)
 
 
@@ -52,17 +52,22 @@ def is_stock(report: AgentReport) -> bool:
 
 
 def of_ranks(report: AgentReport, nnodes: int, wanted: int) -> AgentReport:
-    """The report without a watch of ranks that no job of this size has: what is kept of each rank
-    would have no bound.  `nnodes`, `wanted`: of the job as it runs, and as its spec says; 0: not
-    known."""
+    """Return the report without its watch if that has ranks beyond any job of this size.
+
+    Otherwise the records kept for each rank would have no bound. `nnodes`, `wanted`: of the job as
+    it runs, and as its spec says; 0: not known.
+    """
     last = max(one.rank for one in report.watch)
     nodes = max(nnodes, wanted)
     return report if last < RANKS_OF_NODE_MAX * nodes or not nodes else replace(report, watch=())
 
 
 def _is_early_fault(report: AgentReport) -> bool:
-    """True if the agent reports a fault of workers that have no rank yet.  (A stock agent names no
-    attempt, so that this cannot be told from a fault of the attempt that it was told to start.)"""
+    """True if the agent reports a fault of workers that have no rank yet.
+
+    A stock agent names no attempt, so such a fault cannot be distinguished from one of the attempt
+    that it was ordered to start.
+    """
     return report.state is AgentState.FAULTED and report.attempt is None and not is_stock(report)
 
 
@@ -76,37 +81,37 @@ class Member:
 
     view: PodView
     clear_through: int
-    """Newest attempt of which it is proven that no worker lives here, nor will."""
+    """Newest attempt that is proven to have no worker here, now or later."""
     report: AgentReport | None = None
-    """Newest one from the newest agent process."""
+    """Newest report of the newest agent process."""
     position: ReportPosition = _UNKNOWN
     past_agents: dict[str, None] = field(default_factory=dict)
     """Earlier agent processes of the pod, oldest first."""
     ordered: int | None = None
-    """Newest attempt that its present agent process was told to start."""
+    """Newest attempt that the present agent process was ordered to start."""
     asked: int = -1
-    """Newest attempt that its present agent process was told to stop."""
+    """Newest attempt that the present agent process was ordered to stop."""
     lost_why: str = ""
-    """Not empty: the agent cannot be reached."""
+    """Why the agent cannot be reached; empty: it can."""
     condemned: str = ""
-    """Not empty: why the pod must go."""
+    """Why the pod must go; empty: it may stay."""
     is_fenced: bool = False
     """Its node was proven to run nothing while the pod was placed there."""
     has_no_node: bool = False
-    """Its node was said to be out of the cluster, and was not seen since."""
+    """Its node was reported as out of the cluster, and was not seen since."""
     has_ended: bool = False
     """Its containers were seen to end while it was being deleted."""
     is_lease_over: bool = False
     """Its agent is silent, and the lease on its workers has run out (`core.job.leases`)."""
     uid: PodUid = field(init=False)
-    """The pod's, which no view of it changes: it is read several times for each report."""
+    """The pod's uid, which no view changes: it is read several times for each report."""
 
     def __post_init__(self) -> None:
         self.uid = self.view.uid
 
     @property
     def is_dead(self) -> bool:
-        """True if it is proven that nothing lives here, nor will."""
+        """True if the pod is proven to run nothing, now or later."""
         return self.is_fenced or self.has_ended
 
     @property
@@ -125,23 +130,27 @@ class Member:
 
     @property
     def runs_unordered(self) -> bool:
-        """True if a stock agent runs an attempt that this operator did not tell this agent process
-        to start: an order for the process before it, or of an earlier operator, came late."""
+        """True if a stock agent runs an attempt that this operator did not order from this agent
+        process.
+
+        Such an order was meant for the process before it, or came late from an earlier operator.
+        """
         report = self.report
         if report is None or not is_stock(report) or self.ordered is not None:
             return False
         return report.state not in _BETWEEN_ATTEMPTS
 
     def was_stopped(self, report: AgentReport) -> bool:
-        """True if a stock agent that looks new may have done what it was told."""
+        """True if a stock agent that looks new may have carried out its stop order."""
         return is_stock(report) and self.ordered is not None and self.asked >= self.ordered
 
     def attempt_of(self, report: AgentReport) -> int | None:
-        """The attempt that a report speaks of; a stock agent's is the one it was told to start."""
+        """Return the attempt of a report; a stock agent's is the one that it was ordered to
+        start."""
         return report.attempt if report.attempt is not None else self.ordered
 
     def take(self, report: AgentReport) -> bool:
-        """True if the report is news; if so it is kept, and what it proves."""
+        """Keep the report if it is newer, together with what it proves; return True if it was."""
         old = self.report
         if report.agent_id in self.past_agents:
             return False
@@ -150,8 +159,8 @@ class Member:
             self.past_agents[old.agent_id] = None
             if len(self.past_agents) > PAST_AGENTS_KEPT:
                 del self.past_agents[next(iter(self.past_agents))]
-            # A stock agent that has restarted its processes, as it was told to, looks like another
-            # one; of what it was told to stop nothing lives in either.
+            # A stock agent that has restarted its processes on order looks like a new one. In both,
+            # nothing of the attempts that it was ordered to stop is alive.
             asked = self.asked if is_stock(report) else -1
             self.ordered, self.asked = None, asked
             position = self._position(report)
@@ -163,8 +172,11 @@ class Member:
         return True
 
     def _position(self, report: AgentReport) -> ReportPosition:
-        """How far the agent was; it never goes back.  In each state a port is offered once it is
-        found, and who waits at the barrier may be ended there."""
+        """Return the progress of the agent, which never goes back.
+
+        In each state a port is offered once it is found, and workers at the barrier may be ended
+        there.
+        """
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
         if _is_early_fault(report):
             of = _next_attempt(report)
@@ -186,7 +198,7 @@ class Member:
             if attempt is not None:
                 self.clear_through = attempt - 1
             elif self.runs_unordered:
-                # The stops that it was sent came before the start that it follows.
+                # The stop orders that it received came before the start order that it follows.
                 self.clear_through = UNHEARD
 
 
@@ -200,12 +212,12 @@ class Roster:
         self._placed: dict[NodeName, dict[PodUid, Member]] = {}
         self._gone: dict[PodUid, None] = {}
         self.noticed: dict[NodeName, Notice] = {}
-        """Nodes that will be lost."""
+        """Nodes that will be lost, with their notice."""
         self.closing: set[NodeName] = set()
-        """Those of them that go so soon that no rank may be given to a pod there."""
+        """Noticed nodes that go so soon that no pod there may get a rank."""
 
     def see_pod(self, view: PodView) -> Member | None:
-        """The pod's record, or None where the view is older than what is known."""
+        """Return the pod's record; None: the view is older than what is known."""
         if view.uid in self._gone:
             return None
         member = self.members.get(view.uid)
@@ -220,8 +232,8 @@ class Roster:
             is_back |= old.node is not None and old.node != view.node
             if is_back or _PHASE_ORDER[view.phase] < _PHASE_ORDER[old.phase]:
                 return None
-            # What was so when the deletion was first seen may be older than a container that was
-            # started since, on a node that reaches us and not the API server.
+            # `has_ended` may be stale when the deletion is first seen. The node may have started a
+            # container since, if it reaches the operator and not the API server.
             member.has_ended |= view.has_ended and old.is_deleting and not old.has_ended
             member.view = view
         if view.node is not None:
@@ -229,7 +241,7 @@ class Roster:
         return member
 
     def remove_pod(self, uid: PodUid) -> Member | None:
-        """Forget the pod for good; None: it was not known."""
+        """Forget the pod for good; return None if it was not known."""
         self._gone[uid] = None
         if len(self._gone) > _GONE_KEPT:
             del self._gone[next(iter(self._gone))]
@@ -243,7 +255,7 @@ class Roster:
         return member
 
     def named(self, name: PodName) -> Member | None:
-        """The pod that has the name now."""
+        """Return the pod that has the name now."""
         uid = self._names.get(name)
         return None if uid is None else self.members.get(uid)
 
@@ -258,25 +270,28 @@ class Roster:
             member.has_no_node = False
 
     def remove_node(self, name: NodeName) -> None:
-        """Take note that the watch of nodes shows the node no longer."""
+        """Note that the watch of nodes no longer shows the node."""
         self.nodes.pop(name, None)
         self.noticed.pop(name, None)
         for member in self.on_node(name):
             member.has_no_node = True
 
     def on_node(self, name: NodeName) -> list[Member]:
-        """The pods placed on a node."""
+        """Return the pods placed on a node."""
         return list(self._placed.get(name, {}).values())
 
     def is_cut_off(self, member: Member) -> bool:
-        """True if the pod's node is not ready, or proven to be fenced or removed; an unknown node
-        is not."""
+        """True if the pod's node is not ready, or proven to be fenced or removed; False for an
+        unknown node."""
         node = self._node_of(member)
         return member.is_fenced or (node is not None and not node.is_ready)
 
     def is_on_fenced(self, member: Member) -> bool:
-        """True if the pod's node is said to be fenced or removed.  That proves nothing: pods and
-        nodes are watched apart, and the news of the node may be older than the pod."""
+        """True if the pod's node is reported as fenced or removed.
+
+        That proves nothing: pods and nodes are watched by separate streams, and the news of the
+        node may be older than the pod.
+        """
         node = self._node_of(member)
         return member.has_no_node if node is None else node.is_fenced
 
@@ -290,7 +305,7 @@ class Roster:
         return None if member.view.node is None else self.noticed.get(member.view.node)
 
     def unusable_nodes(self) -> Iterable[NodeName]:
-        """Nodes that a new pod should not be put on."""
+        """Return the nodes that no new pod should be placed on."""
         return (node.name for node in self.nodes.values() if not node.is_usable)
 
     def is_clear(self, member: Member, attempt: int) -> bool:

@@ -1,7 +1,8 @@
-"""Decide which spares are told what to import beforehand, by agents of the gang.
+"""Decide which spares import modules beforehand, as agents of the gang report them.
 
-A spare has trained nothing: until it is told, what its workers import is unknown to it.  Nothing is
-told while the gang stops or starts; what one knows less than another says its report.
+A spare has trained nothing: it does not know its workers' imports until it is ordered to import
+them. No order is sent while the gang stops or starts. Each agent's report shows which modules it
+lacks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .state import JobState
 from .transitions import Phase
 
 GATHER_SECONDS = 1.0
-"""Agents of a gang learn at about the same time."""
+"""Seconds to wait for all agents of a gang, which learn their imports at about the same time."""
 REPEAT_SECONDS = 10.0
 
 
@@ -28,22 +29,22 @@ class Spares:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._at: float | None = None
-        """When to look who knows less; None: nobody did when it was last looked."""
+        """Time to look for spares that lack imports; None: none did when last looked."""
 
     def deadline(self) -> float | None:
-        """When time alone will change something here."""
+        """Return when time alone will change something here."""
         return self._at if self._is_quiet() else None
 
     def take(
         self, before: AgentReport | None, after: AgentReport, was_away: bool, now: float
     ) -> None:
-        """An agent has reported."""
+        """Note that an agent has reported."""
         old = None if before is None or was_away else (before.state, before.imports)
         if after.imports is not None and old != (after.state, after.imports) and self._at is None:
             self._at = now + GATHER_SECONDS
 
     def go_on(self, now: float) -> list[JobEffect]:
-        """Tell what is due, and again until a report shows it."""
+        """Send the orders that are due, and repeat them until a report shows them."""
         if self._at is None or now < self._at or not self._is_quiet():
             return []
         self._at = None
@@ -60,8 +61,11 @@ class Spares:
         return found
 
     def is_warm(self, member: Member) -> bool:
-        """True if a pod that waits has imported as much as any rank's. A pod whose agent starts no
-        workers warm always has; another one has not before the ranks know what they import."""
+        """True if a waiting pod has imported as much as any rank's.
+
+        True for a pod whose agent starts no workers warm. False for any other pod until the ranks
+        know their imports.
+        """
         report = member.report
         if report is None or report.imports is None:
             return True

@@ -1,7 +1,8 @@
-"""What the parts of a job's machine share: where the job is, and what is to be ordered.
+"""The state that the parts of a job's machine share: the job's phase, and the orders to give.
 
-Effects leave in one order: commands to agents, pods and nodes, the status, events, incidents.
-Pods of a job that has ended are deleted after the status: they are all that shows how it ended.
+Effects leave in one order: commands to agents, pods and nodes, the status, events, incidents. Pods
+of an ended job are deleted after the status is written: until then they are the only record of how
+it ended.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .roster import Roster
 from .transitions import Phase, check
 
 EVENT_CHARACTERS = 1000
-"""Most characters of an event's message; the API takes 1024."""
+"""Characters of an event's message; the API takes 1024."""
 
 
 class JobState:
@@ -61,12 +62,12 @@ class JobState:
         self.options = JobOptions()
         self.gate: Gate = None
         self.shape: tuple[ReplicaSpec, ...] = ()
-        """Replica specs in force; those of the spec since the last full start."""
+        """Replica specs in force: those of the spec at the last full start."""
         self._phase = Phase.UNKNOWN
         self.attempt = status.restart_count
-        """The attempt that runs, or in PREPARING the one that is to start."""
+        """The attempt that runs; in PREPARING, the one that is to start."""
         self.newest_seen = -1
-        """Newest attempt that any agent of a living pod has heard of."""
+        """Newest attempt that any agent of a living pod knows."""
         self.roster = Roster()
         self.gang = Gang(self.roster)
         self.ranks = Ranks()
@@ -74,19 +75,19 @@ class JobState:
         self.plan = PodPlan(name, self.roster)
         self.incidents = Incidents()
         self.watched: Watched = {}
-        """What the ranks of the attempt that runs, or ran last, told of themselves."""
+        """Reports of the ranks of the attempt that runs, or ran last, about themselves."""
         self.broken: tuple[int, str] = (-1, "")
         """The newest attempt that a fault has ended, and the fault's class."""
         self.lost: dict[PodUid, float] = {}
-        """Since when agents are away, the longest first."""
+        """Time since when agents are unreachable, the longest first."""
         self.trouble: dict[PodName, Obstacle] = {}
-        """Why pods do not come up, by name."""
+        """Obstacles of pods that do not start, by name."""
         self.standing = standing(status.conditions)
         self.has_run = any(c.type == ConditionType.RUNNING.value for c in status.conditions)
         self.questions = 0
         """Number of the newest question to the agents (`core.job.watch.questions`)."""
         self.has_changed = False
-        """Whether something happened that may let a waiting job go on."""
+        """True if an event may allow a waiting job to continue."""
         self.commands: list[JobEffect] = []
         self.objects: list[JobEffect] = []
         self.last: list[JobEffect] = []
@@ -110,7 +111,7 @@ class JobState:
 
     @property
     def hold(self) -> Hold | None:
-        """Why the job may not run; None: it may."""
+        """Return why the job may not run; None: it may."""
         if self.spec is not None and self.spec.run_policy.suspend:
             return Hold("JobSuspended", "the job is suspended")
         return self.gate if isinstance(self.gate, Hold) else None
@@ -120,13 +121,13 @@ class JobState:
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
     def stand(self, to: ConditionType, reason: str, message: str, now: float) -> None:
-        """Let the job's conditions say that it is at `to`."""
+        """Set the job's condition to `to`."""
         self.standing, message = to, clean(message)
         before = with_wait(self.status.conditions, "", "")
         self.set_status(conditions=advance(before, to, reason, message, now))
 
     def count_ready(self) -> None:
-        """Let PodsRunning say how many pods are ready or train, of those that are to train."""
+        """Set the number in PodsRunning: ready or training pods, of those that are to train."""
         match self.phase:
             case Phase.PREPARING:
                 ready = min(len(self.gang.ready), self.nnodes)
@@ -147,7 +148,7 @@ class JobState:
         self._events.append(RecordEvent(reason, message, is_warning))
 
     def find_ledger(self, ledger: Ledger) -> None:
-        """Take what an earlier operator has written."""
+        """Take over the ledger that an earlier operator has written."""
         self.ledger = self._written_ledger = ledger
 
     def set_ledger(self, ledger: Ledger) -> None:
@@ -155,11 +156,11 @@ class JobState:
         self.ledger = ledger
 
     def create_no_more(self) -> None:
-        """Take back the pods ordered in this step: the job has come to its end in the same one."""
+        """Withdraw the pods ordered in this step: the job has ended in the same step."""
         self.objects[:] = [order for order in self.objects if not isinstance(order, CreatePod)]
 
     def restart_mode(self) -> str:
-        """Whether processes may live on through the restart that is under way."""
+        """Return the mode of the restart under way: whether processes may be kept."""
         incident = self.incidents.open
         if incident is None or self.options.in_process is Switch.OFF:
             return PROCESS_RESTART
@@ -177,21 +178,21 @@ class JobState:
         self._incident_writes += self.incidents.close(outcome, now)
 
     def amend_incident(self, number: int, **changes: object) -> None:
-        """Change what the incident says, be it open or closed."""
+        """Change an incident, open or closed."""
         self._incident_writes += self.incidents.amend(number, **changes)
 
     def retire_incidents(self) -> None:
-        """Let the ledger have the cost of incidents that are too many, and delete them."""
+        """Move the cost of surplus incidents into the ledger, and delete them."""
         for incident in self.incidents.retire():
             self.set_ledger(settle(self.ledger, incident))
             self.last.append(DeleteIncident(incident.number))
 
     def set_budget(self, budget: RestartStatus, faulty: FaultyPods) -> None:
-        """Note what was charged, and for whom."""
+        """Note the charge, and its incident."""
         self.set_status(restart_status=budget, latest_faulty=faulty, restart_count=self.attempt)
 
     def flush(self) -> list[JobEffect]:
-        """Everything ordered in this step, in the agreed order."""
+        """Return everything ordered in this step, in the agreed order."""
         is_over = self.phase is Phase.ENDED
         effects = self.commands + ([] if is_over else self.objects)
         if self.status != self._written:

@@ -1,6 +1,7 @@
 """The phases of a job, and every legal change from one to the next.
 
-`JobState.enter` is the only place that changes a job's phase; it refuses what this table lacks.
+`JobState.enter` is the only place that changes a job's phase; it refuses changes missing from this
+table.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """Where a job is in its life."""
+    """The phase of a job's life."""
 
     UNKNOWN = "Unknown"
-    """The operator does not know yet what there is."""
+    """The operator does not know yet which pods and agents exist."""
     ADOPTING = "Adopting"
     """Agents that may run something are being asked."""
     PREPARING = "Preparing"
@@ -25,7 +26,8 @@ class Phase(Enum):
     SUSPENDED = "Suspended"
     ENDED = "Ended"
     DELETED = "Deleted"
-    """The object goes, and everything with it; nothing is ordered any more."""
+    """The object is being deleted, with everything that belongs to it; nothing is ordered any
+    more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ _LEGAL = frozenset((transition.before, transition.after) for transition in TRANS
 
 
 class IllegalTransitionError(AssertionError):
-    """The machine would make a change of phase that is not in the table: a defect of its own."""
+    """The machine attempted a change of phase that is not in the table: a defect of its own."""
 
 
 def check(before: Phase, after: Phase) -> None:

@@ -1,4 +1,4 @@
-"""Why a job that is to start has not started yet.
+"""Reasons why a job that is to start has not started yet.
 
 The cause is in the message of the job's newest condition, and in one event for each cause.
 """
@@ -19,37 +19,37 @@ from .state import JobState
 from .transitions import Phase
 
 EVENTS_MAX = 20
-"""Events about causes between two starts of the job."""
+"""Events about causes, between two starts of the job."""
 CHANGE_SECONDS = 2.0
-"""From one change of the text to the next: a thousand pods that get well one by one are no reason
-for a thousand writes."""
+"""Seconds between changes of the text: a thousand pods that recover one by one must not cause a
+thousand writes."""
 AGENT_SECONDS = 15.0
-"""After which a container that runs, and whose agent was never heard, is told of."""
+"""Seconds after which a running container whose agent was never heard is reported."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """What keeps the pods of one job from running."""
+    """The obstacles of one job's pods."""
 
     state: JobState
     _told: set[str] = field(default_factory=set)
-    """Causes of which an event was recorded since the last start."""
+    """Causes with an event recorded since the last start."""
     _changed_at: float | None = None
     _due: float | None = None
     _up: dict[PodUid, float] = field(default_factory=dict)
-    """Since when pods run whose agent was never heard."""
+    """Time since when each pod runs whose agent was never heard."""
     _without_wait: tuple[Condition, ...] | None = None
-    """Conditions that were seen to say nothing of a wait."""
+    """Conditions that are known to mention no wait."""
 
     def deadline(self) -> float | None:
-        """When the text is to change, or an agent is missed."""
+        """Return when the text is to change, or a missing agent is to be reported."""
         if self.state.phase is not Phase.PREPARING:
             return None
         first = next(iter(self._up.values()), None)
         return earliest(self._due, None if first is None else first + AGENT_SECONDS)
 
     def see(self, view: PodView, now: float) -> None:
-        """Take a pod whose agent was never heard."""
+        """Take the view of a pod whose agent was never heard."""
         trouble = self.state.trouble
         if view.reason:
             self._up.pop(view.uid, None)
@@ -62,7 +62,7 @@ class Waits:
             self._up.setdefault(view.uid, now)
 
     def held(self, member: Member | None, reason: str, message: str) -> None:
-        """Take what its node says of a pod, unless more is known by now."""
+        """Take a node's event about a pod, unless more is known by now."""
         if member is None or member.report is not None:
             return
         view = member.view
@@ -70,16 +70,16 @@ class Waits:
             self._note(Obstacle(view.name, as_reason(reason), printable(message)))
 
     def refused(self, name: PodName, reason: str) -> None:
-        """Take that a pod could not be created."""
+        """Note that a pod could not be created."""
         self._note(Obstacle(name, REFUSED, printable(f"it cannot be created: {reason}")))
 
     def forget(self, view: PodView) -> None:
-        """The pod's agent was heard, or the pod is gone."""
+        """Forget the pod: its agent was heard, or it is gone."""
         self._up.pop(view.uid, None)
         self.state.trouble.pop(view.name, None)
 
     def go_on(self, now: float) -> None:
-        """Let the condition say what the job waits for."""
+        """Write the reason of the wait into the condition."""
         state = self.state
         if state.phase is Phase.TRAINING:
             self._told.clear()
@@ -87,7 +87,7 @@ class Waits:
         if is_waiting:
             self._miss_agents(now)
         if not state.trouble and state.status.conditions is self._without_wait:
-            return  # Nothing to be told, as mostly: this is asked after each report.
+            return  # Nothing to report, the usual case: this runs after each report.
         text = summary(state.trouble.values()) if is_waiting else ""
         reason = next(iter(state.trouble.values())).cause if text else ""
         wanted = with_wait(state.status.conditions, clean(text), as_reason(reason))
@@ -104,7 +104,7 @@ class Waits:
         state.set_status(conditions=wanted)
 
     def _note(self, obstacle: Obstacle) -> None:
-        """Remember it, and record an event if its cause is new."""
+        """Keep the obstacle, and record an event if its cause is new."""
         state = self.state
         state.trouble[obstacle.pod] = obstacle
         if obstacle.cause not in self._told and len(self._told) < EVENTS_MAX:

@@ -1,9 +1,10 @@
 """The status conditions, as a function of the job's state.
 
-The last condition is true, and its type is the job's state: `kubectl get` prints the type of the
-last condition whatever its status, and HyperPod's client the last one that is true.  Created stays
-true, because that client takes the job's age from it; a job that is resumed has it last again.  Of
-the others at most one is true.
+The last condition is true, and its type is the job's state. `kubectl get` prints the type of the
+last condition whatever its status; HyperPod's client prints the last one that is true.
+
+Created stays true, because that client takes the job's age from it; a resumed job has it last
+again. Of the other conditions at most one is true.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ENDS = (ConditionType.COMPLETED, ConditionType.FAILED)
 
 
 def standing(conditions: Sequence[Condition]) -> ConditionType | None:
-    """Where the job stands by its conditions; None: nowhere yet."""
+    """Return the job's state by its conditions; None: it has none yet."""
     known = {value.value for value in ConditionType}
     true = [c for c in conditions if c.status == "True" and c.type in known]
     return ConditionType(true[-1].type) if true else None
@@ -31,7 +32,8 @@ def standing(conditions: Sequence[Condition]) -> ConditionType | None:
 def with_ready_count(
     conditions: Sequence[Condition], ready: int, wanted: int
 ) -> tuple[Condition, ...]:
-    """The conditions with the number of ready pods in PodsRunning, where kubectl's table has it."""
+    """Return the conditions with the number of ready pods in PodsRunning, where kubectl's table
+    shows it."""
     text = f"{ready}/{wanted}"
     return tuple(
         replace(one, message=text) if one.type == ConditionType.PODS_RUNNING.value else one
@@ -42,7 +44,7 @@ def with_ready_count(
 def advance(
     conditions: Sequence[Condition], to: ConditionType, reason: str, message: str, now: float
 ) -> tuple[Condition, ...]:
-    """The conditions of a job that now stands at `to`."""
+    """Return the conditions of a job whose state is now `to`."""
     message = message[:MESSAGE_CHARACTERS]
     previous = next((c for c in conditions if c.type == to.value), None)
     kept = []

@@ -1,8 +1,9 @@
-"""What every rank restored after a fault, as its incident keeps it.
+"""Receipts of what every rank restored after a fault, for the incident.
 
-Agents report the receipts of their ranks one after another, and the first step may come before the
-last of them: the incident may be closed by then.  It is written again when all are there, and
-`WAIT_SECONDS` after those that came so far; and when all ranks have told where their data is.
+Agents report the receipts of their ranks one after another. The first step may come before the last
+receipt, and the incident may be closed by then. The incident is written again when all receipts
+have arrived. If some are missing, it is written `WAIT_SECONDS` after the last arrival. It is also
+written when all ranks have reported their data position.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REPLICAS_DISAGREE = "ReplicasDisagree"
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What an incident says of it."""
+    """The part of an incident that sums up the receipts."""
 
     restored: tuple[Restored, ...]
     steps_lost: int | None
@@ -46,7 +47,7 @@ class Resumption:
 def resumption(
     receipts: Iterable[Receipt], step: int | None, samples: Accounted | None = None
 ) -> Resumption:
-    """The sum of some receipts; `step`: the newest before the fault, None: not known."""
+    """Return the sum of some receipts; `step`: the newest before the fault, None: not known."""
     found = sorted(receipts, key=lambda one: (one.name, one.rank))
     steps = [one.step for one in found]
     lost = None if step is None or not steps else max(step - min(steps), 0)
@@ -86,7 +87,8 @@ def _size(ranks: Iterable[int]) -> str:
 
 
 def _compared(found: Iterable[Receipt]) -> tuple[bool | None, str]:
-    """Whether ranks that call each other replicas have the same bytes; who differs, in words."""
+    """Return whether ranks that call each other replicas have the same bytes, and which ranks
+    differ, in words."""
     sets: dict[tuple[str, str], list[Receipt]] = {}
     for one in found:
         if one.replicas and one.checksum:
@@ -111,7 +113,8 @@ def _difference(ones: Sequence[Receipt]) -> str:
 
 
 def _groups(found: Sequence[Receipt]) -> tuple[Restored, ...]:
-    """Ranks with the same, in few groups: sums, then places, are left out where they differ."""
+    """Return ranks with equal receipts, in few groups: sums, then places, are left out where they
+    differ."""
     groups = list(_grouped(found))
     if len(groups) > RESTORED_MAX:
         found = [replace(one, checksum="") for one in found]
@@ -152,19 +155,19 @@ class Receipts:
         self._awaited: set[PodUid] = set()
         self._tracks: Tracks = {}
         self._silent: set[PodUid] = set()
-        """Pods of which a rank has told no step yet: it may count samples too."""
+        """Pods with a rank that has reported no step yet: it may count samples too."""
         self._before: tuple[int, Tracks] = -1, {}
-        """The attempt before, if it told any samples and all its ranks told steps, and what they
-        were."""
+        """The attempt before, with its tracks, if it reported samples and all its ranks reported
+        steps."""
         self._samples: Accounted | None = None
         self._lost: int | None = None
-        """The steps made again that these samples are counted with."""
+        """The number of repeated steps that the sample count was made with."""
         self._is_unsettled = False
-        """Whether there may be more to say of samples."""
+        """True if the sample count may still change."""
         self._due: float | None = None
 
     def adopt(self, now: float) -> None:
-        """Take what the agents of an attempt that was found running have told by now."""
+        """Take what the agents of a running attempt that was adopted have reported so far."""
         state = self._state
         for uid in state.gang.ranks if state.phase is Phase.TRAINING else ():
             report = state.roster.members[uid].report
@@ -172,7 +175,7 @@ class Receipts:
                 self.take(uid, report, now)
 
     def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
-        """What an agent of the attempt that runs says."""
+        """Take the report of an agent of the running attempt."""
         order = self._state.gang.order
         if order is None:
             return  # nothing was started
@@ -205,7 +208,8 @@ class Receipts:
         return self._due
 
     def go_on(self, now: float) -> None:
-        """Let the incident have what is due; what an attempt that is over has told is."""
+        """Write what is due to the incident; once the attempt is over, all that it has reported is
+        due."""
         is_over = self._state.phase is not Phase.TRAINING
         if self._is_unsettled or self._is_outdated():
             self._is_unsettled, known = False, self._samples
@@ -241,11 +245,12 @@ class Receipts:
         return None if incident is None else lost_steps(incident)
 
     def _is_outdated(self) -> bool:
-        """True if more, or fewer, steps are known to be made again since samples were counted."""
+        """True if the known number of repeated steps has changed since samples were counted."""
         return bool(self._tracks) and self._lost_steps() != self._lost
 
     def _incident(self, attempt: int) -> Incident | None:
-        """The one that led to the attempt: the last before it, in this life of the job."""
+        """Return the incident that led to the attempt: the last one before it, in this life of the
+        job."""
         incidents, start = self._state.incidents, self._state.status.start_time or 0.0
         known = [*incidents.closed.values(), *filter(None, [incidents.open])]
         past = [one for one in known if one.detected_at >= start and one.attempt < attempt]

@@ -1,8 +1,8 @@
-"""Secrets taken out of what is kept and shown: evidence, messages, reasons.
+"""Removal of secrets from evidence, messages and reasons that are kept and shown.
 
-Well-known forms of tokens, and values with a name that says what they are.  Patterns are in RE2's
-language and each is linear; text that has no hint of any is only looked at once.  What is ordinary
-in training (`tokens: 4096`, `pad_token=<pad>`, hashes of commits) stays.
+It recognises well-known forms of tokens, and values whose name calls them a secret. Patterns are in
+RE2's language, each of them linear; text without any hint of a secret is scanned only once. Text
+that is ordinary in training (`tokens: 4096`, `pad_token=<pad>`, hashes of commits) is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AUTHORIZATION = r"(?i)\b((?:bearer|basic)[ \t]+)[A-Za-z0-9._~+/=-]{8,}"
 _AUTHORIZATION = re.compile(AUTHORIZATION)
 URL = r"(://)[^/\s@'\"]+(@)"
 _URL = re.compile(URL)
-# The end of a name that says what it is, and its value: quoted, or up to the next space.
+# The end of a name that calls its value a secret, and the value: quoted, or up to the next space.
 NAMED = (
     r"(?i)(token|secret|password|passwd|passphrase|_pwd|api[_-]?key|access[_-]?key"
     r"|secret[_-]?key|private[_-]?key|auth[_-]?key|credentials?)"
@@ -70,7 +70,8 @@ def clean(text: str) -> str:
 
 
 def clean_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Lines without secrets; a private key may reach over several, and be cut at either end."""
+    """Return the lines without secrets; a private key may span several lines, and be cut at either
+    end."""
     found: list[str] = []
     is_key = False
     for line in lines:
@@ -145,7 +146,7 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def _without_tail(lines: Iterable[str]) -> list[str]:
-    """What was before the end of a key whose beginning is not there."""
+    """Replace the lines above the end marker of a key whose beginning is missing."""
     kept = list(lines)
     for index in range(len(kept) - 1, -1, -1):
         if not _BASE64.match(kept[index]):

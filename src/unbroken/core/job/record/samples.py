@@ -1,11 +1,11 @@
-"""Samples that training repeats or skips after a fault, by what the ranks tell of their data.
+"""Samples that training repeats or skips after a fault, computed from the ranks' reports.
 
-A rank tells, with each step, how many samples its data has given since training began.  As long as
-data and steps go together that number follows the step; how far it is off afterwards is what was
-left out (more than the step), or comes again (less).  The samples of the steps that are made again
-come again too, unless the data was not put back for them.
+With each step, a rank reports how many samples its data has given since training began. As long as
+data and steps stay together, that number follows the step. Afterwards its offset shows the samples
+that were skipped (more than the step) or repeated (fewer). Samples of repeated steps are repeated
+too, unless the data position was not restored for them.
 
-Numbers are exact where the batches of a rank have one size, and about right where they vary.
+Numbers are exact if the batches of a rank have one size, and approximate if they vary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unbroken.wire.observation import RankWatch
 from unbroken.wire.worker import SAMPLES
 
 SAMPLES_MAX = 2**53
-"""What a double counts exactly, and JSON takes."""
+"""Largest sample count: exact in a double, and valid in JSON."""
 
 
 class SamplePosition(NamedTuple):
@@ -32,14 +32,14 @@ class SamplePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One rank in one attempt: where it was seen first, and last."""
+    """One rank in one attempt: its first and its last reported position."""
 
     first: SamplePosition
     last: SamplePosition
 
     @property
     def batch(self) -> float | None:
-        """Samples of a step; None: only one was seen."""
+        """Return the samples per step; None: only one position was seen."""
         steps = self.last.step - self.first.step
         return (self.last.samples - self.first.samples) / steps if steps else None
 
@@ -69,7 +69,7 @@ class Accounted:
 
 
 def observe(tracks: Tracks, watch: Iterable[RankWatch]) -> None:
-    """Add what a report says."""
+    """Add the sample positions of a report to the tracks."""
     for one in watch:
         samples = one.metrics.get(SAMPLES)
         if one.step is None or samples is None or not 0 <= samples <= SAMPLES_MAX:
@@ -83,9 +83,11 @@ def observe(tracks: Tracks, watch: Iterable[RankWatch]) -> None:
 def account(
     before: Mapping[int, Track], after: Mapping[int, Track], steps: int | None
 ) -> Accounted | None:
-    """The sum over ranks; `steps`: made again, None: not known.
+    """Return the samples repeated and skipped, summed over ranks. `steps`: repeated steps, None:
+    not known.
 
-    None: nothing is known, as ranks have not told (yet), or are others than before."""
+    None: not known, as ranks have not reported (yet), or are different ranks than before.
+    """
     if steps is None or not before or before.keys() != after.keys():
         return None
     repeated, skipped, is_exact = 0.0, 0.0, True
@@ -97,7 +99,7 @@ def account(
         ahead = new.first.samples - old.last.samples - (new.first.step - old.last.step) * batch
         if not batch.is_integer():
             is_exact = False
-            # By so much the batches of some steps may be off without any doing of the data.
+            # Batch sizes of some steps may vary this much without any change of the data position.
             ahead = 0.0 if abs(ahead) < batch else ahead
         repeated += max(steps * batch - ahead, 0.0)
         skipped += max(ahead, 0.0)

@@ -1,7 +1,7 @@
-"""An incident as a trace: a span for all of it, and one for each stage that it went through.
+"""An incident as a trace: one span for the whole, and one for each stage.
 
-Names of attributes are those of OpenTelemetry's semantic conventions, where it has any.  The ids
-follow from the incident's uid: who tells of it twice tells the same.
+Attribute names follow OpenTelemetry's semantic conventions where these have one. The ids are
+derived from the incident's uid, so a trace that is sent twice is the same trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .timeline import lost_seconds, lost_steps, stages
 
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SLOWEST = {"stop": "stopped", "ready": "ready", "start": "started"}
-"""Under which name the incident has the pod that a stage waited for last."""
+"""Stage names under which the incident records the pod that was waited for last."""
 
 Value = str | int | float | bool
 
@@ -42,14 +42,14 @@ class Trace:
     """128 bits: the incident's uid."""
     whole: Span
     stages: tuple[Span, ...]
-    """In order, within the whole."""
+    """Stage spans in order, within the whole."""
     problem: str = ""
-    """How it ended, if not in a recovery."""
+    """The outcome of an incident without a recovery; empty: it recovered."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentName:
-    """Which incident of which job."""
+    """Name of an incident: its job and number."""
 
     uid: str
     name: str
@@ -58,7 +58,7 @@ class IncidentName:
 
 
 def trace_of(incident: Incident, named: IncidentName) -> Trace:
-    """The trace of an incident that has ended."""
+    """Return the trace of an incident that has ended."""
     parts = []
     for stage, start, end in stages(incident):
         last = incident.slowest.get(_SLOWEST.get(stage, ""))
@@ -103,7 +103,7 @@ def _attributes(incident: Incident, named: IncidentName) -> dict[str, Value | No
 
 
 def _told(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Without what is not known."""
+    """Return the attributes without those that are not known."""
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
 
 

@@ -1,6 +1,6 @@
-"""Where a job's time went: start-up, productive steps, and what each fault has cost.
+"""A job's time account: start-up, productive steps, and the cost of each fault.
 
-Every second of a job's active time is counted once; `Goodput` is a partition of it, whatever the
+Every second of a job's active time is counted once. `Goodput` is a partition of it, whatever the
 clocks and the records say.
 """
 
@@ -20,7 +20,7 @@ from unbroken.spec.keys import ConditionType
 from .conditions import standing
 
 TWICE = "StepsMadeTwice"
-"""Cause of what was lost by going back to a checkpoint."""
+"""Cause under which the time of repeated steps is counted."""
 
 lost_seconds = seconds_lost
 
@@ -30,34 +30,34 @@ class Goodput:
     """A job's time in seconds; `startup`, `productive` and `lost` add up to `total`."""
 
     total: float
-    """Active time: without suspensions."""
+    """Seconds of active time, without suspensions."""
     startup: float
-    """Before the first progress of each life."""
+    """Seconds before the first progress of each life."""
     productive: float
     lost: Mapping[str, float] = field(default_factory=dict)
-    """By class of the fault, and TWICE; the costliest first."""
+    """Seconds lost by class of fault, and under TWICE; the costliest first."""
     suspended: float = 0.0
-    """Not part of the total."""
+    """Seconds of suspension; not part of the total."""
     steps: int = 0
-    """Lost in all incidents of which it is known."""
+    """Steps lost in all incidents with a known number of lost steps."""
     share: float | None = None
-    """Productive of total; None: no progress is known, so nothing can be said."""
+    """Productive time divided by total; None: no progress is known, so the share is not either."""
 
 
 def lost_steps(incident: Incident) -> int | None:
-    """Steps that have to be made again; None: not known, or not yet."""
+    """Return the steps that have to be repeated; None: not known, or not yet."""
     if incident.step is None or incident.resumed_step is None:
         return incident.steps_lost
     return max(incident.step - incident.resumed_step + 1, 0)
 
 
 def redo_seconds(incident: Incident) -> float:
-    """What making them again takes, by the pace before the fault."""
+    """Return the seconds that repeating the lost steps takes, at the pace before the fault."""
     return _sane((lost_steps(incident) or 0) * _sane(incident.step_seconds or 0.0))
 
 
 def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
-    """(stage, from, to) of what an incident went through, in order; seconds since the epoch."""
+    """Return (stage, from, to) for the stages of an incident, in order; seconds since the epoch."""
     before = incident.culprit.at
     for stage, at in (
         ("detect", incident.detected_at),
@@ -68,7 +68,8 @@ def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
         ("progress", incident.progress_at),
     ):
         if at is not None:
-            # Clocks of several nodes tell the times, and a worker may write before the last runs.
+            # Times come from clocks of several nodes, and a worker may write output before the last
+            # one runs.
             yield stage, min(before, at), at
             before = at
         elif stage != "examine":
@@ -76,7 +77,7 @@ def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
 
 
 def settle(ledger: Ledger, incident: Incident) -> Ledger:
-    """The ledger with an incident that is no longer kept."""
+    """Return the ledger with the cost of an incident that is no longer kept."""
     lost = defaultdict(float, ledger.seconds)
     lost[incident.culprit.fault] += lost_seconds(incident) or 0.0
     lost[TWICE] += redo_seconds(incident)
@@ -89,7 +90,7 @@ def settle(ledger: Ledger, incident: Incident) -> Ledger:
 
 
 def end_life(ledger: Ledger, start: float | None, now: float) -> Ledger:
-    """The ledger of a job that is suspended: the life since `start` is over."""
+    """Return the ledger of a suspended job: the life since `start` is over."""
     if start is None:
         return replace(ledger, progress_at=None)
     active = _sane(now - start)
@@ -109,7 +110,7 @@ def goodput(
     now: float,
     created: float | None = None,
 ) -> Goodput:
-    """Where the time of a job went; `created` is when its object was, None: unknown."""
+    """Return the account of a job's time. `created`: when its object was made, None: unknown."""
     found, life = list(incidents), _life(status, now)
     past = _sane(ledger.active_seconds)
     progress_at = _first_progress(ledger, found, life)
@@ -136,25 +137,27 @@ def goodput(
 
 
 class _Budget:
-    """Seconds that are given out; never more than there are."""
+    """Seconds to be distributed; never more are given out than there are."""
 
     def __init__(self, total: float) -> None:
         self.total = self.rest = total
 
     def take(self, wanted: float) -> float:
-        """As much of it as is left."""
+        """Return up to this many seconds, as far as any are left."""
         given = min(_sane(wanted), self.rest)
         self.rest -= given
         return given
 
 
 def _sane(seconds: float) -> float:
-    """Clocks may go back and records may be garbled: no time is negative or infinite."""
+    """Return a plausible number of seconds. Clocks may go back and records may be garbled: no time
+    is negative or infinite."""
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _life(status: JobStatus, now: float) -> tuple[float, float]:
-    """From when to when the present life is active; that of a suspended job is in the ledger."""
+    """Return the start and end of the present life's active time; a suspended job's is in the
+    ledger."""
     start = status.start_time
     if start is None or standing(status.conditions) is ConditionType.SUSPENDED:
         return now, now
@@ -173,7 +176,8 @@ def _first_progress(
 def _disjoint(
     incidents: Sequence[Incident], within: tuple[float, float]
 ) -> list[tuple[str, float, float]]:
-    """(cause, from, to) of what was lost in a span; where faults overlap, the first counts."""
+    """Return (cause, from, to) of the time lost in a span; where faults overlap, the first
+    counts."""
     found, at = [], within[0]
     for one in sorted(incidents, key=lost_since):
         start = max(lost_since(one), at)
@@ -186,7 +190,8 @@ def _disjoint(
 
 
 def _startup(spans: Iterable[tuple[str, float, float]], start: float, until: float) -> float:
-    """Seconds from the start until the first progress, without those that faults have cost."""
+    """Return the seconds from the start to the first progress, without those that faults have
+    cost."""
     broken = sum(max(min(end, until) - begin, 0.0) for _, begin, end in spans)
     return _sane(until - start - broken)
 
@@ -199,7 +204,7 @@ def _suspended(
     now: float,
     created: float | None,
 ) -> float:
-    """Seconds that a job was suspended: the time since it was created that is not active."""
+    """Return the seconds that a job was suspended: its age less its active time."""
     is_suspended = standing(status.conditions) is ConditionType.SUSPENDED
     if created is None or not (is_suspended or ledger.active_seconds):
         return 0.0

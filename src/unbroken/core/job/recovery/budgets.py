@@ -1,12 +1,12 @@
-"""The restart budget of a job: how many restarts it may have, and what the next one is.
+"""The restart budget of a job: how many restarts it may have, and the cost of the next one.
 
 A job that sets no limit ends after `RESTARTS_WITHOUT_PROGRESS` restarts in a row without progress.
-Restarts with progress in between never end it.  `core.job.watch.progress` defines progress.
+Restarts with progress in between never end it. `core.job.watch.progress` defines progress.
 
-Limits of a manifest are kept to the letter, and progress changes nothing about them.
-`jobMaxRetryCount` bounds all restarts of the job's life, `restartPolicy` those of an evaluation
-period.  Periods are counted from the job's start; each begins with a full budget.  A policy that
-sets one of its two limits, without `jobMaxRetryCount`, takes the default of the other.
+Limits of a manifest are kept to the letter, and progress does not change them. `jobMaxRetryCount`
+bounds all restarts of the job's life, `restartPolicy` those of an evaluation period. Periods are
+counted from the job's start; each begins with a full budget. A policy that sets one of its two
+limits, without `jobMaxRetryCount`, takes the default of the other.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import RestartPolicy, RestartStatus, RunPolicy
 
 RESTARTS_WITHOUT_PROGRESS = 3
-"""Restarts in a row without progress, where the job sets no limit."""
+"""Restarts in a row without progress that a job without a limit may have."""
 DEFAULT_PERIOD_SECONDS = 3600
 DEFAULT_RESTARTS = 3
-"""Where `maxFullJobRestarts` is set and `numRestartBeforeFullJobRestart` is not."""
+"""Default of `numRestartBeforeFullJobRestart` if only `maxFullJobRestarts` is set."""
 DEFAULT_FULL_RESTARTS = 3
-"""Where `numRestartBeforeFullJobRestart` is set and `maxFullJobRestarts` is not."""
+"""Default of `maxFullJobRestarts` if only `numRestartBeforeFullJobRestart` is set."""
 MORE = "set jobMaxRetryCount or restartPolicy to allow more"
 
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """None: no limit."""
+    """The limits of one job's restarts; None: no limit."""
 
     period_seconds: int
     restarts: int | None
@@ -37,12 +37,13 @@ class RestartLimits:
     full_restarts: int | None
     total: int | None
     without_progress: int | None = None
-    """Restarts in a row without progress; set only where nothing else is."""
+    """Restarts in a row without progress; set only if no other limit is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a restart costs: the budget's state after it, the least rung, and why that rung."""
+    """The cost of a restart: the budget's state after it, the lowest rung, and the reason for that
+    rung."""
 
     status: RestartStatus
     remedy: Remedy
@@ -50,7 +51,7 @@ class Charge:
 
 
 def limits(policy: RunPolicy) -> RestartLimits:
-    """The limits of a job, with the defaults of those that are not set."""
+    """Return the limits of a job, with defaults for those that are not set."""
     total = policy.job_max_retry_count
     of = policy.restart_policy or RestartPolicy(DEFAULT_PERIOD_SECONDS)
     restarts, full = of.num_restart_before_full_job_restart, of.max_full_job_restarts
@@ -68,8 +69,8 @@ def charge(
 ) -> Charge:
     """Charge one restart.
 
-    `charged` restarts were charged over the job's life, which has lasted `age_seconds`.
-    `progress` says what progress the job made since the last restart; empty: none.
+    `charged` restarts were charged over the job's life, which has lasted `age_seconds`. `progress`
+    describes the job's progress since the last restart; empty: none.
     """
     if limits.without_progress is not None:
         return _charge_without_progress(limits.without_progress, status, progress)
@@ -96,11 +97,10 @@ def charge(
 def waive(
     limits: RestartLimits, status: RestartStatus, progress: str, *, is_asked: bool
 ) -> RestartStatus:
-    """The budget after a restart that is not charged.
+    """Return the budget after a restart that is not charged.
 
-    A person who asked for the restart (`is_asked`) may have changed something, and progress is
-    progress however the attempt ended: both make the count of restarts without progress start
-    again.
+    Two events reset the count of restarts without progress. A person who requests a restart
+    (`is_asked`) may have changed something. Progress counts however the attempt ended.
     """
     is_fresh = limits.without_progress is not None and (is_asked or progress)
     return RestartStatus() if is_fresh else status

@@ -1,7 +1,7 @@
-"""An incident as it may be written: without secrets, and smaller than the API takes.
+"""An incident as it may be written: without secrets, and smaller than the API's limit.
 
-etcd refuses objects above 1.5 MB, and a job has many incidents: one may take 256 KiB at most, in
-whatever letters it is told.
+etcd refuses objects above 1.5 MB, and a job has many incidents. One incident may take at most 256
+KiB, whatever characters it contains.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from unbroken.core.job.record.redaction import clean_incident
 from unbroken.spec.job.incident import Incident, Restored, Signal, StackGroup
 
 SIGNALS_MAX = 64
-"""Kept with an incident; an object of the API may not grow with the job's size."""
+"""Signals kept with an incident; an object of the API must not grow with the job's size."""
 OBJECT_BYTES = 256 * 1024
 TEXT_BYTES = 1024
 NAME_BYTES = 256
 CULPRIT_BYTES = 32 * 1024
 EVIDENCE_BYTES = 48 * 1024
-"""Size of all signals but the culprit."""
+"""Bytes of all signals but the culprit."""
 RESTORED_MAX = 32
 STACKS_BYTES = 24 * 1024
 UNKNOWN = "unknown"
-"""In the place of a required text that is empty.  Server-side apply of Kubernetes 1.20 makes null
-of an empty text, which the definition refuses: the incident would never be written."""
+"""Replacement for a required text that is empty.
+
+Server-side apply of Kubernetes 1.20 turns an empty text into null, which the definition refuses:
+the incident would never be written.
+"""
 _LETTER_BYTES = 12
-"""At most, of one letter in JSON: two escapes of six."""
+"""Most bytes that one character takes in JSON: two escapes of six."""
 
 
 def writable(incident: Incident) -> Incident:
-    """The incident as it is to be written."""
+    """Return the incident as it is to be written."""
     return bounded(clean_incident(incident))
 
 
 def bounded(incident: Incident) -> Incident:
-    """The incident with less evidence where it would be too large; the culprit keeps most."""
+    """Return the incident with less evidence if it would be too large; the culprit keeps most."""
     (culprit,) = _signals([incident.culprit], CULPRIT_BYTES)
     left, groups = STACKS_BYTES, []
     for group in incident.groups:
@@ -57,12 +60,12 @@ def bounded(incident: Incident) -> Incident:
 
 
 def _told(text: str, size: int) -> str:
-    """A required text, cut to its size."""
+    """Return a required text, cut to its size."""
     return cut(text, size) or UNKNOWN
 
 
 def cut(text: str, size: int) -> str:
-    """The beginning of a text that takes so many bytes in JSON."""
+    """Return the beginning of a text that takes at most this many bytes in JSON."""
     while len(text) * _LETTER_BYTES > size and _size(text) > size:
         text = text[: max(size // _LETTER_BYTES, len(text) * size // _size(text))]
     return text
@@ -101,7 +104,7 @@ def _restored(one: Restored) -> Restored:
 
 
 def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
-    # The innermost frames, which are the first, say more.
+    # The innermost frames, which come first, are the most useful.
     stack, left = _last(group.stack[::-1], left)
     words = _told(group.doing, TEXT_BYTES)
     ranks = _told(group.ranks, TEXT_BYTES)
@@ -109,7 +112,8 @@ def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
 
 
 def _last(lines: Sequence[str], left: int) -> tuple[tuple[str, ...], int]:
-    """The last lines that fit; an empty one is a space, as an empty text cannot be applied."""
+    """Return the last lines that fit; an empty line becomes a space, as an empty text cannot be
+    applied."""
     kept: list[str] = []
     for line in reversed(lines):
         if (size := _size(line)) > left:

@@ -1,9 +1,9 @@
-"""The incidents of one job: opened by the first sign, joined by what follows, closed by the end.
+"""The incidents of one job: opened by the first sign, joined by later signs, closed by the end.
 
-The culprit is the first cause by time.  That a peer was lost never is one, nor that a worker was
-told to stop while something else is known; a rank that ended early beats the errors of those who
-waited for it.  That an agent cannot be reached may only be how the deletion of its pod was heard
-first.
+The culprit is the first cause by time. The loss of a peer is never the culprit. A worker that was
+ordered to stop is none either while another cause is known. A rank that ended early takes
+precedence over the errors of ranks that waited for it. An unreachable agent may only be the first
+notice of its pod's deletion.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
 """An operator that took over could not tell what runs, and started a new attempt."""
 UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED, PLANNED_MOVE)
-"""Causes that are nobody's fault: the restart costs no budget."""
+"""Causes without a culprit: the restart costs no budget."""
 _TERMINATED = (128 + 15, -15)
-"""SIGTERM: somebody was told to stop, for some reason that another sign may tell."""
+"""Exit codes of SIGTERM: the worker was ordered to stop, for a reason that another sign may
+name."""
 INCIDENTS_MAX = 50
-"""Kept of a job."""
+"""Incidents that are kept for a job."""
 
 
 def _weight(signal: Signal) -> tuple[int, float]:
     if signal.fault == PLANNED_MOVE:
-        return (-1, signal.at)  # All that follows comes from the stop.
+        return (-1, signal.at)  # All later signs are consequences of the stop.
     if signal.fault in UNCHARGED:
         return (4, signal.at)
     if signal.fault == FaultKind.PEER_LOST.value:
@@ -44,7 +45,7 @@ def _weight(signal: Signal) -> tuple[int, float]:
 
 
 def culprit(signals: Sequence[Signal]) -> Signal:
-    """The first cause among signs of one fault."""
+    """Return the first cause among the signs of one fault."""
     first = min(signals, key=_weight)
     if first.fault != AGENT_LOST:
         return first
@@ -58,7 +59,7 @@ class Incidents:
     def __init__(self) -> None:
         self.open: Incident | None = None
         self.offences: Counter[NodeName] = Counter()
-        """How often a node held the culprit."""
+        """Number of culprits that each node held."""
         self.uncharged = 0
         self.last_request = 0.0
         """Time of the newest restart request that led to an incident."""
@@ -69,7 +70,7 @@ class Incidents:
         self._is_dirty = False
 
     def remember(self, incident: Incident) -> None:
-        """Take one that an earlier operator has written."""
+        """Take over an incident that an earlier operator has written."""
         if incident.number in self._numbers:
             return
         if not incident.outcome and (self.open is None or incident.number > self.open.number):
@@ -82,7 +83,7 @@ class Incidents:
     def begin(
         self, attempt: int, signals: Iterable[Signal], remedy: Remedy, reason: str, now: float
     ) -> Incident:
-        """Open one; the one that is open must have been closed."""
+        """Open an incident; the open one must have been closed before."""
         assert self.open is None
         found = tuple(signals)
         assert found, "an incident has a sign"
@@ -96,7 +97,7 @@ class Incidents:
         return self.open
 
     def join(self, signals: Iterable[Signal]) -> bool:
-        """Add signs to the open incident; whether there was a new one."""
+        """Add signs to the open incident; return True if any was new."""
         assert self.open is not None
         new = [s for s in signals if (s.pod, s.rank, s.fault) not in self._seen]
         if not new:
@@ -106,8 +107,8 @@ class Incidents:
         first = culprit((self.open.culprit, *new))
         if first not in kept:
             kept[-1] = first
-        # What only adds to the story is written with the next stage; a request must not be
-        # followed again by an operator that does not know it.
+        # A mere addition is written with the next stage. A request must be written at once, lest an
+        # operator that does not know it follows it again.
         is_asked = any(signal.fault == RESTART_REQUESTED for signal in new)
         self._is_dirty |= is_asked or first != self.open.culprit
         self.open = replace(self.open, culprit=first, signals=tuple(kept))
@@ -119,13 +120,14 @@ class Incidents:
         return self.open is not None and key in self._seen
 
     def change(self, **changes: object) -> None:
-        """Set stages or the remedy of the open incident; without one, nothing."""
+        """Set stages or the remedy of the open incident; without an open one, do nothing."""
         if self.open is not None:
             self.open = replace(self.open, **changes)  # type: ignore[arg-type]
             self._is_dirty = True
 
     def amend(self, number: int, **changes: object) -> list[JobEffect]:
-        """Change one that may have been closed by now; one that is not kept any more is left."""
+        """Change an incident that may be closed by now; one that is no longer kept stays as it
+        is."""
         if self.open is not None and self.open.number == number:
             self.change(**changes)
         elif number in self.closed:
@@ -136,7 +138,7 @@ class Incidents:
         return []
 
     def close(self, outcome: str, now: float) -> list[JobEffect]:
-        """End the open incident; without one, nothing."""
+        """End the open incident; without one, do nothing."""
         if self.open is None:
             return []
         ended = replace(self.open, outcome=outcome, ended_at=now)
@@ -145,15 +147,18 @@ class Incidents:
         return [WriteIncident(writable(ended))]
 
     def writes(self) -> list[JobEffect]:
-        """What has to be written of the open incident."""
+        """Return the orders to write the open incident, if it has changed."""
         if not self._is_dirty or self.open is None:
             return []
         self._is_dirty = False
         return [WriteIncident(writable(self.open))]
 
     def retire(self) -> list[Incident]:
-        """Let go of those that are too many: the oldest first, and last those that cost nothing,
-        for without them a later operator would charge the job for them."""
+        """Remove surplus incidents, the oldest first.
+
+        Those that cost nothing go last: without them a later operator would charge the job for
+        them.
+        """
         surplus = len(self.closed) + (self.open is not None) - INCIDENTS_MAX
         order = sorted(self.closed.values(), key=lambda o: (o.culprit.fault in UNCHARGED, o.number))
         return [self.closed.pop(one.number) for one in order[: max(surplus, 0)]]

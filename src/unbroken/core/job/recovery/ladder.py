@@ -1,4 +1,4 @@
-"""The ladder: what can be done about a fault, and which rung a fault enters at."""
+"""The ladder: the remedies for a fault, and the rung at which a fault enters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .incidents import RESTART_REQUESTED
 
 
 class Pods(Enum):
-    """Which pods a remedy replaces."""
+    """The pods that a remedy replaces."""
 
     NONE = "none"
     LOST = "lost"
@@ -33,15 +33,15 @@ class Rung:
     code: str
     """HyperPod's code in the job's status: process-level or job-level restart."""
     plan: str
-    """What is to be done, for people."""
+    """The plan of the remedy, in words for people."""
     done: str
-    """What was done, for people."""
+    """The remedy in the past tense, in words for people."""
     plan_kept: str = ""
-    """The plan where processes were kept; empty: the same."""
+    """The plan if processes were kept; empty: the same plan."""
     when_pod_lost: Remedy | None = None
-    """The rung once a pod is lost as well; None: this one."""
+    """The rung if a pod is lost as well; None: this one."""
     when_kept: Remedy | None = None
-    """The rung once processes were kept; None: this one."""
+    """The rung if processes were kept; None: this one."""
 
 
 RUNGS = (
@@ -94,7 +94,7 @@ RUNGS = (
         done="gave up",
     ),
 )
-"""Lowest first."""
+"""All rungs, the lowest first."""
 _BY_REMEDY = {rung.remedy: rung for rung in RUNGS}
 _NAMED = 3
 WELL = "every pod is well; "
@@ -105,7 +105,7 @@ def rung_of(remedy: Remedy) -> Rung:
 
 
 def choose(budget: Remedy, budget_reason: str, lost_pods: Sequence[str]) -> tuple[Remedy, str]:
-    """The remedy for a fault that cost these pods, where the budget demands `budget` at least."""
+    """Return the remedy for a fault that cost these pods; the budget demands at least `budget`."""
     if not rung_of(budget).keeps_processes:
         return budget, budget_reason
     if not lost_pods:
@@ -114,19 +114,21 @@ def choose(budget: Remedy, budget_reason: str, lost_pods: Sequence[str]) -> tupl
 
 
 def escalated(reason: str, lost_pods: Sequence[str]) -> str:
-    """The reason of a restart once these pods are lost too."""
+    """Return the reason of a restart once these pods are lost too."""
     named = ", ".join(lost_pods[:_NAMED])
     more = f" and {len(lost_pods) - _NAMED} more" if len(lost_pods) > _NAMED else ""
     return f"lost {named}{more}; {reason.removeprefix(WELL)}"
 
 
 def restart_mode(incident: Incident, before: Incident | None) -> str:
-    """Whether processes may live on through the restart; `before` is the incident that led to the
-    attempt that broke.  What fails again without progress, or at one step, gets new processes, and
-    so does who asks for a restart."""
+    """Return the restart mode: whether processes may be kept through the restart.
+
+    `before` is the incident that led to the attempt that broke. A second failure without progress,
+    a failure at the same step, or a requested restart always gets new processes.
+    """
     may_keep = rung_of(incident.remedy).keeps_processes
     is_asked = any(signal.fault == RESTART_REQUESTED for signal in incident.signals)
-    # The step of a fault is that of the attempt that broke: it may be told only with the fault.
+    # The step of a fault belongs to the attempt that broke: it may be reported only with the fault.
     is_repeated = before is not None and (
         before.progress_at is None if incident.step is None else incident.step == before.step
     )
@@ -134,5 +136,5 @@ def restart_mode(incident: Incident, before: Incident | None) -> str:
 
 
 def kept(reason: str, ranks: int, of: int) -> str:
-    """The reason of a restart through which so many ranks kept their process."""
+    """Return the reason of a restart in which this many ranks kept their process."""
     return f"{ranks} of {of} ranks kept their process; {reason}"

@@ -1,4 +1,4 @@
-"""What is done about a fault: stop the attempt, say who did it, choose the rung, replace."""
+"""Reaction to a fault: stop the attempt, name the culprit, choose the rung, replace pods."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ FAULTY_MAX = 32
 PEER_LOST = FaultKind.PEER_LOST.value
 _OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 CRASHES = 3
-"""A pod whose container ends so often before its agent was heard is replaced, at the cost of a
-restart: the kubelet would start it for ever."""
+"""Container ends before its agent was heard after which a pod is replaced, at the cost of a
+restart.
+
+Without this limit the kubelet would start the container for ever.
+"""
 REPEATED = 2
-"""A node that held so many culprits is a repeat offender."""
+"""Culprits that make a node a repeat offender."""
 
 TRACEBACK_LINES = 12
-"""Lines of the error that has ended a job, in its condition."""
+"""Lines of the error that ended a job, in its condition."""
 LAST_CHARACTERS = 200
 """Characters of a culprit's last line, in a condition."""
 
 
 class Details(TypedDict, total=False):
-    """What an incident keeps of a look at the ranks."""
+    """The part of an incident that an examination of the ranks has found."""
 
     detected_at: float
     examined_at: float
@@ -58,15 +61,16 @@ class Recovery:
         self._state = state
         self._life = life
         self.interrupted: Interrupted = lambda found, now: ([], {})
-        """What was suspected when another fault came, and what is known of it."""
+        """Returns the signs that were suspected when another fault came, and the details known of
+        them."""
         self._replaced: set[PodUid] = set()
-        """Pods that are well, and are deleted because the remedy of the open incident says so."""
+        """Healthy pods that are deleted because the remedy of the open incident replaces them."""
         self._gathered: list[Signal] | None = None
-        """Signs in reports that came together; None: they are not gathered."""
+        """Signs in reports that came together; None: signs are not being gathered."""
 
     def gather(self) -> None:
-        """Decide nothing by the first of several reports that came together: a later one may name
-        the cause."""
+        """Defer decisions while reports that came together are read: a later report may name the
+        cause."""
         self._gathered = []
 
     def decide(self, now: float) -> None:
@@ -92,8 +96,11 @@ class Recovery:
                 self._gathered += found
 
     def carry_on(self, attempt: int, now: float) -> bool:
-        """End a job whose end an earlier operator has decided, with everything up to the attempt;
-        False: there is no such decision."""
+        """End a job whose end an earlier operator has decided, including everything up to the
+        attempt.
+
+        Return False if there is no such decision.
+        """
         state, incident = self._state, self._state.incidents.open
         if incident is None or ladder.rung_of(incident.remedy).starts_again:
             return False
@@ -102,12 +109,13 @@ class Recovery:
         return True
 
     def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
-        """What an agent says of the attempt that broke, while that is being stopped."""
+        """Return the signs that an agent reports about the broken attempt while it is being
+        stopped."""
         incident = self._state.incidents.open
         if incident is None or member.attempt_of(report) != incident.attempt:
             return []
         if incident.culprit.fault == PLANNED_MOVE:
-            return []  # Workers that are stopped one after another miss each other.
+            return []  # Workers that are stopped one after another report each other as missing.
         is_missing = incident.culprit.fault == PEER_LOST
         found = signals.of_leavers(member, report, now) if is_missing else []
         if report.faults or report.state is AgentState.FAULTED:
@@ -115,7 +123,7 @@ class Recovery:
         return found
 
     def _leavers(self, found: Sequence[Signal], attempt: int, now: float) -> list[Signal]:
-        """Ranks that ended well and are missed by a peer, where a peer misses somebody."""
+        """Return signs of ranks that ended well, if a peer reports a missing rank."""
         if all(signal.fault != PEER_LOST for signal in found):
             return []
         left: list[Signal] = []
@@ -125,7 +133,7 @@ class Recovery:
         return left
 
     def open(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
-        """Open an incident for the attempt that runs, or was to start, and stop it."""
+        """Open an incident for the running or starting attempt, and stop that attempt."""
         state = self._state
         state.close_incident("failed again", now)
         self._replaced.clear()
@@ -150,7 +158,7 @@ class Recovery:
         if rung.starts_again:
             state.attempt += 1
         is_halted = state.phase is Phase.PREPARING
-        # Who was to end before this fault came has to end still.
+        # Workers that had to end before this fault still have to end.
         is_hard = is_halted and state.gang.mode == PROCESS_RESTART
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.enter(Phase.PREPARING)
@@ -168,12 +176,14 @@ class Recovery:
         state.tell(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
 
     def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
-        """The sign, if there is one, that the loss of a pod or of its agent is."""
+        """Return the sign of a fault that the loss of a pod or of its agent is; empty: it is
+        none."""
         state = self._state
         was_training = state.gang.stage is GangStage.HALTED and (
             member.uid in state.gang.ranks or self._is_missed(member, fault)
         )
-        # Our own deletions are no signs; that a node was lost is one also of a pod that must go.
+        # The operator's own deletions are no signs. The loss of a node is a sign even for a pod
+        # that is condemned.
         is_news = not member.condemned or fault in _OF_NODES
         is_part = was_training and state.incidents.open is not None and is_news
         if is_part or state.gang.is_training(member.uid):
@@ -181,14 +191,17 @@ class Recovery:
         return []
 
     def _is_missed(self, member: Member, fault: str) -> bool:
-        """True if the loss of this node is why a new operator did not find every rank: the one
-        before may have died with the node, and nobody told the new one who trained there."""
+        """True if the loss of this node explains why a new operator did not find every rank.
+
+        The earlier operator may have died with the node, and nobody can report which ranks trained
+        there.
+        """
         incident = self._state.incidents.open
         is_adopted = incident is not None and incident.culprit.fault == OPERATOR_RESTARTED
         return is_adopted and fault in _OF_NODES and member.report is None
 
     def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
-        """Let a pod go; the sign of a fault if its workers should live."""
+        """Release a pod; its loss is the sign of a fault if its workers should run."""
         state, uid = self._state, member.uid
         found = self.signs(member, fault, text, now)
         if member.condemned:
@@ -209,14 +222,14 @@ class Recovery:
             state.incidents.change(remedy=higher, reason=reason)
 
     def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
-        """Let pods go for one reason."""
+        """Release pods for one reason."""
         found: list[Signal] = []
         for member in members:
             found += self.lose(member, fault, text, now)
         self.fault(found, now)
 
     def judge(self, members: Sequence[Member], now: float) -> None:
-        """Let go of the pods that have ended, are being deleted, or whose node is lost."""
+        """Release the pods that have ended, are being deleted, or whose node is lost."""
         state, roster = self._state, self._state.roster
         if state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
             return
@@ -241,7 +254,8 @@ class Recovery:
             self.lose_all([member], signals.POD_DELETED, "the job wants no pod of this name", now)
 
     def _pod_ended(self, member: Member, now: float) -> None:
-        """A pod whose containers end before they trained is a fault too: it would end again."""
+        """Handle a pod whose containers end before they trained. It is a fault too: the pod would
+        end again."""
         state, view = self._state, member.view
         text = f"{view.reason}: {view.message}" if view.reason else "its containers have ended"
         sign = signals.of_pod(signals.POD_FAILED, text, member, now)
@@ -257,16 +271,22 @@ class Recovery:
             self.fault([sign], now)
 
     def _is_settled(self, member: Member) -> bool:
-        """True if this end was dealt with: somebody deletes the pod already, or it belongs to a
-        fault that an earlier operator has charged and whose incident it could not write."""
+        """True if this end is already handled.
+
+        Either somebody deletes the pod already, or an earlier operator has charged the fault and
+        could not write its incident.
+        """
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
         is_unwritten = state.standing is ConditionType.FAULTED and state.incidents.open is None
         return member.view.is_deleting or (is_older and is_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
-        """True if the pod is out of reach with its node.  An agent that answers from a node that is
-        not ready has not been lost: only the node's own daemon has."""
+        """True if the pod is out of reach together with its node.
+
+        An agent that answers from a node that is not ready is not lost: only the node's own daemon
+        is.
+        """
         is_silent = bool(member.lost_why) or member.report is None
         roster = self._state.roster
         return member.is_fenced or (is_silent and roster.is_cut_off(member))
@@ -286,9 +306,9 @@ class Recovery:
         return budgets.charge(limits, budget, charged, now - start, progress)
 
     def _progress(self, found: Sequence[Signal], was: Before, now: float) -> str:
-        """Describe the progress of the attempt that broke; empty: none.
+        """Return a description of the broken attempt's progress; empty: none.
 
-        Steps from before a restart that a person asked for do not count: the script may be another.
+        Steps from before a requested restart do not count: the script may be a different one.
         """
         state, earlier = self._state, self._state.closed_incidents()
         asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
@@ -301,7 +321,8 @@ class Recovery:
     def _repeat(
         self, found: Sequence[Signal], step: int | None, now: float
     ) -> RepeatedError | None:
-        """Whether the error has come before, in this life of the job."""
+        """Return the repetition of the error in this life of the job; None: it has not come
+        before."""
         state = self._state
         plan = state.plan
         unusable = {*state.roster.unusable_nodes(), *plan.avoid, *plan.given_up}
@@ -311,7 +332,8 @@ class Recovery:
     def _weigh(
         self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float
     ) -> budgets.Charge:
-        """The charge, where the error has come before: that of no restart, or away from a node."""
+        """Return the charge, adjusted for an error that has come before: fail the job, or leave a
+        suspected node."""
         state = self._state
         repeat = self._repeat(found, step, now)
         if repeat is None or charged.remedy is Remedy.FAIL:
@@ -324,7 +346,7 @@ class Recovery:
         return replace(charged, reason=f"{repeat.text}; {charged.reason}")
 
     def _leave(self, node: NodeName, why: str, now: float) -> None:
-        """Let the job's pods go from a node that is suspected."""
+        """Release the job's pods on a suspected node."""
         state = self._state
         state.plan.avoid |= {node}
         for member in state.roster.on_node(node):
@@ -335,7 +357,8 @@ class Recovery:
                 state.gang.forget(member.uid)
 
     def _reconsider(self, now: float) -> None:
-        """Another first cause may be known by now, and may have come before."""
+        """Choose the remedy again: another first cause may be known by now, and may have come
+        before."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
         if incident.remedy is Remedy.FAIL or state.options.same_error is not SameError.STOP:
@@ -350,13 +373,13 @@ class Recovery:
             state.set_status(restart_count=state.attempt)
 
     def _harden(self, now: float) -> None:
-        """Let nobody live on where that was allowed, and is no more."""
+        """Stop kept processes if the restart mode no longer allows them."""
         state = self._state
         if state.gang.mode != state.restart_mode() == PROCESS_RESTART:
             state.commands += state.gang.halt(state.gang.fence, now)
 
     def _say(self, now: float) -> None:
-        """Put the culprit, as it is known now, into the condition."""
+        """Write the culprit, as it is known now, into the condition."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
         reason, text = signals.reason_of(incident.culprit), story(incident)
@@ -384,7 +407,7 @@ class Recovery:
         self._life.reshape(now)
 
     def _offenders(self) -> list[NodeName]:
-        """Repeat offenders, the worst first; what is open now counts too."""
+        """Return repeat offenders, the worst first; the open incident counts too."""
         state = self._state
         counts = state.incidents.offences.copy()
         incident = state.incidents.open
@@ -395,13 +418,14 @@ class Recovery:
 
 
 def story(incident: Incident) -> str:
-    """What is told of an incident in a condition: the culprit, the remedy, its last words.
+    """Return an incident's summary for a condition: culprit, remedy, the culprit's last line.
 
-    The Incident has all of the evidence."""
+    The Incident has all of the evidence.
+    """
     first = f"{signals.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
     told = incident.culprit.evidence
     if incident.examined_at is not None:
-        # Most of it is a stack, which says nothing by its last line.
+        # Most of the evidence is a stack, whose last line explains nothing.
         mark = f"{signals.LAST_OUTPUT}: "
         told = tuple(line.removeprefix(mark) for line in told if line.startswith(mark))
     said = next((line.strip() for line in reversed(told) if line.strip()), "")[:LAST_CHARACTERS]

@@ -1,8 +1,8 @@
-"""Whether an error has come before: at the same step, and on which nodes.
+"""Recognition of an error that has come before: at the same step, and on which nodes.
 
-An error that comes again at the same step on another node is the script's, and no restart helps;
-one that keeps to a node may be the node's.  Errors of the outside world, and those that only name
-lost peers, prove neither.  Several ranks with the same error in one attempt are one occurrence.
+An error that returns at the same step on another node comes from the script, and no restart helps.
+An error that stays with one node may come from the node. External errors, and errors that only name
+lost peers, prove neither. Several ranks with the same error in one attempt are one occurrence.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .incidents import UNCHARGED, culprit
 from .signals import BAD_METRIC, LOSS_SPIKE
 
 SAME_ERROR = "SameErrorSameStep"
-"""Why a job has failed."""
+"""Reason of a job that failed because its error repeats at the same step."""
 OCCURRENCES = 3
-"""Occurrences that prove the script's own error, even where no other node and no step proves it."""
+"""Occurrences that prove an error of the script even without another node or a step."""
 NODES_NAMED = 4
 _OWN = "it is the script's own"
 _RAISED = (
@@ -33,7 +33,7 @@ _RAISED = (
 )
 _BAD_VALUE = (BAD_METRIC, LOSS_SPIKE)
 _LOG_FAULT = re.compile(r"^LogFault_[^:]*")
-# Storage, name service and network fail everywhere at once, and come back.
+# Faults of storage, name service and network appear everywhere at once, and pass.
 _PASSING = re.compile(
     r"(?i)time(?:d )?out|connection|temporar|unavailable|too many requests|throttl|name or service"
     r"|network|unreachable|\b50[0234]\b|input/output error|stale file handle|no space left"
@@ -45,11 +45,11 @@ class RepeatedError:
     """An error that has come before."""
 
     text: str
-    """For the reason of a remedy."""
+    """The reason of a remedy, in words."""
     is_users: bool = False
-    """No restart would help."""
+    """True if the error is the user's: no restart would help."""
     suspect: str = ""
-    """The only node on which it was seen, where another one can be tried."""
+    """The only node on which the error was seen, if another one can be tried; empty: none."""
 
 
 def find_repeat(
@@ -59,8 +59,10 @@ def find_repeat(
     now: float,
     elsewhere: Iterable[str] = (),
 ) -> RepeatedError | None:
-    """Look for the first cause of these signs in the incidents before, at the job's `step`;
-    `elsewhere` are nodes that could be used."""
+    """Search earlier incidents for the first cause of these signs, at the job's `step`.
+
+    `elsewhere`: nodes that could be used instead.
+    """
     first = culprit(found)
     key = _key(first)
     if not key:
@@ -79,7 +81,7 @@ def find_repeat(
         return RepeatedError(f"{first.fault} {at} for the {_ordinal(times)} time")
     places = ", ".join(sorted(nodes)[:NODES_NAMED]) or "an unknown node"
     said = f"the same error {at} for the {_ordinal(times)} time"
-    # Without a step, what looks alike may be two ranks that each missed somebody else.
+    # Without a step, similar errors may come from two ranks that each missed a different peer.
     is_proven = step is not None and len(nodes) > 1
     if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
@@ -99,7 +101,7 @@ def is_users(reason: str) -> bool:
 def _matching(
     key: str, step: int | None, before: Iterable[Incident], now: float
 ) -> Iterable[Incident]:
-    """Incidents of the same error, the newest first, as far as there was no progress between."""
+    """Return incidents of the same error, the newest first, back to the last progress."""
     later = now
     for incident in sorted(before, key=lambda one: -one.number):
         first = incident.culprit
@@ -116,7 +118,7 @@ def _matching(
 
 
 def _key(signal: Signal) -> str:
-    """What is the same for the same error; empty: it cannot be told."""
+    """Return a key that is equal for equal errors; empty: the error cannot be identified."""
     if signal.fault in _RAISED and signal.fingerprint:
         return signal.fingerprint
     if signal.fault in (FaultKind.OUT_OF_MEMORY.value, *_BAD_VALUE):
@@ -128,7 +130,8 @@ def _key(signal: Signal) -> str:
 
 
 def _is_value(signal: Signal) -> bool:
-    """True if all ranks share what is wrong, so that the node says nothing."""
+    """True if the error concerns a value that all ranks share, so that it says nothing about the
+    node."""
     return signal.fault in (*_BAD_VALUE, FaultKind.LOG_RULE.value)
 
 
