@@ -1,1 +1,1 @@
-"""The machine of one agent: starts, stops and judges the workers of its pod."""
+"""The machine of one agent: it starts, stops and evaluates the workers of its pod."""

@@ -1,4 +1,4 @@
-"""The vocabulary of the agent's machine (`machine`): what it is told, and what it orders."""
+"""Events, orders and settings of the agent's machine (`machine`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unbroken.wire.observation import RankWatch
 from .faults import SIGKILL, WorkerEnd
 
 if TYPE_CHECKING:
-    # Where a job has no rules, the agent does not load what evaluates them.
+    # If a job has no rules, the agent does not load their evaluator.
     from unbroken.core.logs.rule_events import RuleViolated
 
 
@@ -28,34 +28,34 @@ class ProgramStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the agent was started with."""
+    """Settings that the agent was started with."""
 
     agent_id: str
     nproc: int
     nnodes: int = 1
-    """As the agent was told at its start; each attempt has its own number."""
+    """Number of nodes at the agent's start; each attempt has its own number."""
     pid: int | None = None
     has_pre_train: bool = False
     has_post_train: bool = False
     stop_signal: int = SIGKILL
-    """For a stop that is not graceful: SIGKILL or SIGTERM."""
+    """Signal for a stop that is not graceful: SIGKILL or SIGTERM."""
     shutdown_timeout_seconds: float = 15.0
-    """From a signal that asks to SIGKILL, where the command names no time."""
+    """Seconds from the signal that requests the end to SIGKILL, if the command names no time."""
     agent_version: str = ""
     is_inprocess: bool = False
     """`--inprocess-restart`: workers wait for their ranks at the barrier before each attempt."""
     arrive_seconds: float = 5.0
-    """From the order to leave the training to SIGKILL for who is not at the barrier."""
+    """Seconds from the order to leave the training to SIGKILL of workers not at the barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The agent listens; it may be told to start."""
+    """The agent listens; a start command may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """An operator, or whoever has the job's key, has said what should be."""
+    """A command of an operator, or of any other holder of the job's key."""
 
     command: Command
 
@@ -70,7 +70,7 @@ class StageStarted:
     local_ranks: tuple[int, ...] | None = None
     """Local ranks that the `pids` belong to; None: from 0."""
     starts: tuple[str, ...] = ()
-    """`cold` or `warm`, of each; empty: not known."""
+    """`cold` or `warm`, for each worker; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A worker's own process ended; what it has started may still live."""
+    """A worker's own process ended; processes that it started may still be alive."""
 
     attempt: int
     stage: ProgramStage
     local_rank: int
     end: WorkerEnd
     step: int | None = None
-    """Newest that it had told."""
+    """Newest step that the worker had reported."""
     at: float | None = None
-    """When it was seen to have ended; its last words are read after that.  None: just now."""
+    """Time at which the end was seen; its last output is read after that. None: just now."""
     is_signalled: bool = True
-    """The agent had sent it a signal by then, of which it may have died."""
+    """The agent had sent the worker a signal before, which may have killed it."""
     pid: int | None = None
     """None: only one process can be meant."""
 
@@ -113,7 +113,7 @@ class TurnedCold:
 
 @dataclass(frozen=True, slots=True)
 class FirstOutput:
-    """A worker of the training stage wrote its first byte."""
+    """A worker of the training stage wrote its first byte of output."""
 
     attempt: int
     local_rank: int
@@ -121,17 +121,17 @@ class FirstOutput:
 
 @dataclass(frozen=True, slots=True)
 class RulesRead:
-    """What the log rules say of the output read so far."""
+    """Result of the log rules for the output read so far."""
 
     attempt: int
     views: tuple[RuleView, ...]
     violations: tuple[RuleViolated, ...] = ()
-    """New ones, in order."""
+    """New violations, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRead:
-    """What the watchdog says of the training workers."""
+    """Result of the watchdog for the training workers."""
 
     attempt: int
     views: tuple[RankWatch, ...]
@@ -139,44 +139,45 @@ class WatchRead:
 
 @dataclass(frozen=True, slots=True)
 class NothingLives:
-    """Answer to `KillAll`: no process that descends from any worker lives, but for the kept."""
+    """Answer to `KillAll`: no process that descends from any worker is alive, except those of kept
+    workers."""
 
     kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A worker says that it leaves its training when it is told."""
+    """A worker announces that it can leave its training on request."""
 
     local_rank: int
     pid: int
     attempt: int | None = None
-    """As of `Arrived`."""
+    """Attempt of the worker; see `Arrived`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """It has left its training, and waits at the barrier."""
+    """A worker has left its training, and waits at the barrier."""
 
     local_rank: int
     pid: int
     attempt: int | None = None
-    """Attempt that it has left; None: it does not say, as stock clients."""
+    """Attempt that the worker has left; None: not reported, as by stock clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """It has taken over what it was released with, and trains."""
+    """A worker has taken over the values that it was released with, and trains."""
 
     local_rank: int
     pid: int
     attempt: int | None = None
-    """As of `Arrived`."""
+    """Attempt of the worker; see `Arrived`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """It can be told nothing any more, or does not leave its training any more."""
+    """A worker can no longer receive orders, or can no longer leave its training."""
 
     local_rank: int
     pid: int
@@ -184,7 +185,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class FaultReported:
-    """A worker says that its training has failed."""
+    """A worker reports that its training has failed."""
 
     local_rank: int
     pid: int
@@ -195,28 +196,28 @@ class FaultReported:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsTold:
-    """Which checkpoints are complete on this node, as `/status` has it."""
+    """Checkpoints that are complete on this node, in the form of `/status`."""
 
     progress: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PortFound:
-    """Answer to `OfferPort`: a free one, never offered before by this agent, nor used."""
+    """Answer to `OfferPort`: a free port, never offered before by this agent, nor used."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The agent itself was sent SIGTERM, SIGINT or the like."""
+    """The agent itself received SIGTERM, SIGINT or a similar signal."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The operator has answered what the agent sent it at this time."""
+    """The operator has answered a message that the agent sent at this time."""
 
     at: float
 
@@ -233,7 +234,7 @@ ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutp
 RunEvent = ProcessEvent | RulesRead | WatchRead
 """Events of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported
-"""Events of a process that may live on over attempts."""
+"""Events of a process that may be kept over attempts."""
 OtherEvent = Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsTold | Tick
 LeaseEvent = Renewed | Vouched
 AgentEvent = RunEvent | MemberEvent | LeaseEvent | OtherEvent
@@ -247,29 +248,32 @@ class Spawn:
     stage: ProgramStage
     command: StartCommand
     kept: tuple[int, ...] = ()
-    """Local ranks whose processes live on and are this attempt's from now on; in increasing order,
-    as everywhere here."""
+    """Local ranks whose processes are kept and belong to this attempt from now on; in increasing
+    order, as everywhere here."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
-    """Send to the process group of every worker that lives."""
+    """Send a signal to the process group of every living worker."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillAll:
-    """Kill every process that descends from a worker, until none is left.  Answer: `WorkerEnded`
-    for each worker that lived, then `NothingLives`; at once where nothing lives."""
+    """Kill every process that descends from a worker, until none is left.
+
+    Answer: `WorkerEnded` for each worker that was alive, then `NothingLives`; at once if nothing
+    was alive.
+    """
 
     kept: tuple[int, ...] = ()
-    """Local ranks of training workers that are spared, with what descends from them."""
+    """Local ranks of training workers that are spared, with their descendants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Tell workers to leave their training and come to the barrier."""
+    """Request workers to leave their training and come to the barrier."""
 
     local_ranks: tuple[int, ...]
     attempt: int
@@ -277,7 +281,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWorkers:
-    """Let workers at the barrier go on, as ranks of this attempt."""
+    """Release workers at the barrier, as ranks of this attempt."""
 
     local_ranks: tuple[int, ...]
     command: StartCommand
@@ -288,28 +292,30 @@ class OfferPort:
     """Find a free port for the store of the next attempt.  Answer: `PortFound`."""
 
     used: int | None = None
-    """Port of the store of the attempt that starts, which the operator may have chosen itself. Its
-    store does not listen yet, so that the port looks free. None: no attempt starts."""
+    """Port of the store of the attempt that starts; the operator may have chosen it itself.
+
+    Its store does not listen yet, so the port looks free. None: no attempt starts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Tell everyone who listens; the newest replaces the older ones that are still unsent."""
+    """Send the report to every listener; the newest replaces older ones that are still unsent."""
 
     report: AgentReport
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """End the agent's process; nothing of it lives any more."""
+    """End the agent's process; none of its workers is alive any more."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
 class HoldLease:
-    """Let the keeper end everything soon after this time, on the agent's clock, unless another time
-    is told before; None: no worker lives."""
+    """Set the time, on the agent's clock, soon after which the keeper ends everything, unless a new
+    time follows before; None: no worker is alive."""
 
     until: float | None
 

@@ -1,6 +1,6 @@
-"""What libraries write when something breaks, and what that means.
+"""Error texts of libraries, and the kind of fault that each one means.
 
-A text means something only where it names the library that writes it; sources are given with each.
+A text counts only if it names the library that writes it; the source is given with each text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PEER_GONE = re.compile(
     r"|transport retry counter exceeded",
     re.IGNORECASE,
 )
-# CUDA runtime's error strings (cudaGetErrorString) that a broken GPU, or a kernel that broke it,
-# ends with; a failed assertion of a kernel is about data, an invalid argument about code.
+# CUDA runtime's error strings (cudaGetErrorString) for errors of a broken GPU, or of a kernel that
+# broke it. A failed assertion of a kernel is about data, an invalid argument about code.
 _CUDA = re.compile(
     r"uncorrectable (?:ecc|nvlink) error|hardware stack error|unspecified launch failure"
     r"|illegal memory access|illegal instruction was encountered|misaligned address"
@@ -55,12 +55,14 @@ _SHARED_MEMORY = re.compile(
 
 
 def is_peer_lost(whole: str, said: str) -> bool:
-    """True if it says that somebody has gone, and is, or was raised by, a communication library."""
+    """True if the text reports a lost peer, and comes from a communication library or was raised by
+    one."""
     return bool(_PEER_GONE.search(said) and _COMMUNICATION.search(whole))
 
 
 def kind_of_text(said: str) -> FaultKind | None:
-    """What of the machine broke, where the text says so; None: it says nothing of it."""
+    """Return which part of the machine broke, according to the text; None: the text does not show
+    it."""
     for pattern, kind in (
         (_SHARED_MEMORY, FaultKind.SHARED_MEMORY_FULL),
         (_DISK, FaultKind.DISK_FULL),

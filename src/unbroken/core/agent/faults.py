@@ -1,7 +1,7 @@
-"""What a worker died of: from its exit status, its last words and what the kernel says.
+"""Cause of a worker's death, from its exit status, its last output and the kernel's counters.
 
-Nothing here is certain, so the rules are ordered: what the kernel says beats what the worker wrote,
-and a text is believed only where it names the library that would write it.
+Nothing here is certain, so the rules are ordered. The kernel's information takes precedence over
+the worker's output. A text is believed only if it names the library that would write it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
-# Addresses, sizes and counters differ from one time to the next; the error is the same.
+# Addresses, sizes and counters vary from one occurrence to the next; the error is the same.
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ADDRESS_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT = re.compile(r"port: (\d+)")
@@ -38,15 +38,15 @@ _PORT = re.compile(r"port: (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """How a process ended, and what was found beside it."""
+    """The end of a process, with what was found beside it."""
 
     exit_code: int | None = None
-    """None: ended by `signal`, or nobody saw how."""
+    """Exit code; None: ended by `signal`, or nobody saw the end."""
     signal: int | None = None
     lines: tuple[str, ...] = ()
-    """Last lines of its standard error, or of its output where it wrote none."""
+    """Last lines of its standard error, or of its standard output if that is empty."""
     error_file: str = ""
-    """What torch's `@record` wrote (TORCHELASTIC_ERROR_FILE); empty: nothing."""
+    """Contents of the file of torch's `@record` (TORCHELASTIC_ERROR_FILE); empty: none."""
     is_out_of_memory: bool = False
     """The kernel counted an OOM kill in the container's memory group while it ran."""
     is_shared_memory_full: bool = False
@@ -55,7 +55,7 @@ class WorkerEnd:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Which worker it was, and when it ended."""
+    """The worker's ranks, and the time of its end."""
 
     local_rank: int
     rank: int
@@ -72,9 +72,9 @@ class RaisedError:
     message: str
     fingerprint: str
     lines: tuple[str, ...]
-    """The last frames of its traceback and what it says."""
+    """The last frames of its traceback, and its message."""
     text: str = ""
-    """What it says, all lines of it."""
+    """All lines of its message."""
 
 
 def has_failed(end: WorkerEnd) -> bool:
@@ -83,9 +83,10 @@ def has_failed(end: WorkerEnd) -> bool:
 
 
 def judge_stopped(end: WorkerEnd, place: WorkerPlace) -> WorkerFault | None:
-    """The fault that a worker had come to when it was stopped; None: it trained, or missed a peer.
+    """Return the fault that a worker had when it was stopped.
 
-    Python prints its traceback first and takes long to end, so that peers may complain earlier.
+    None: it trained, or missed a peer. Python prints its traceback first and takes long to end, so
+    peers may complain earlier.
     """
     said = [line for line in end.lines if line.strip()]
     error = recorded_error(end.error_file) or printed_error(said)
@@ -100,7 +101,7 @@ def name_fault(end: WorkerEnd, place: WorkerPlace) -> WorkerFault:
     """Name the fault of a worker that has failed."""
     error = None
     if end.signal is None:
-        # What a killed process had printed before is about something else.
+        # The output of a killed process from before the kill is about something else.
         error = recorded_error(end.error_file) or printed_error(end.lines)
     kind = _kind(end, error, place)
     text = f"{error.type}: {error.message}".rstrip(": ") if error else ""
@@ -161,7 +162,7 @@ def _signal_kind(end: WorkerEnd, text: str) -> FaultKind:
         return FaultKind.SEGMENTATION_FAULT
     if end.signal == SIGBUS and end.is_shared_memory_full:
         return FaultKind.SHARED_MEMORY_FULL
-    # SIGABRT: the watchdog of NCCL and uncaught C++ errors of gloo end so.
+    # SIGABRT: the end of a process by NCCL's watchdog, and by uncaught C++ errors of gloo.
     if end.signal != SIGABRT:
         return FaultKind.SIGNAL
     if kind_of_text(text) is FaultKind.CUDA_ERROR:
@@ -190,28 +191,28 @@ def _code_text(end: WorkerEnd) -> str:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, or `signal 35`."""
+    """Return the name of a signal, or `signal 35`."""
     return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
 def bounded_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The end of a text, bounded."""
+    """Return the end of a text, bounded in lines."""
     return tuple(line[:LINE_CHARACTERS] for line in lines[-LINES_MAX:])
 
 
 def printed_error(lines: Sequence[str]) -> RaisedError | None:
-    """The last traceback in a text; None: there is none."""
+    """Return the last traceback in a text; None: it holds none."""
     plain = [_RANK_PREFIX.sub("", line) for line in lines]
     starts = [i for i, line in enumerate(plain) if line.strip() == _TRACEBACK]
     if not starts:
-        # Syntax errors of the script itself are told without the heading.
+        # Syntax errors of the script itself are printed without the heading.
         found = [(i, _FRAME.match(line)) for i, line in enumerate(plain)]
         starts = [i for i, frame in found if frame and not frame["function"]]
     return _parse(plain[starts[-1] :]) if starts else None
 
 
 def recorded_error(text: str) -> RaisedError | None:
-    """The exception in a file of torch's `@record`; None: it holds none."""
+    """Return the exception in a file of torch's `@record`; None: it holds none."""
     try:
         message = json.loads(text)["message"]
         stack = message["extraInfo"]["py_callstack"].splitlines()
@@ -244,7 +245,7 @@ def _raised(
     if found is None:
         return None
     message = (found["message"] or "").strip()
-    # An exception's text may have more lines; what else follows it in the output does no harm.
+    # An exception's text may have more lines; further output after it does no harm.
     kept = [*stack[-LINES_MAX // 2 :], *rest[: LINES_MAX // 2]]
     place = [":".join(frame) for frame in frames[-3:]]
     fingerprint = _fingerprint(found["type"], message, place)

@@ -1,14 +1,14 @@
-"""The lease on an agent's workers: how long they may run while nobody can tell them to stop.
+"""The lease on an agent's workers: the time that they may run while no operator can stop them.
 
-A node that is cut off cannot be asked whether its workers still run. So they end by themselves when
-their lease has run out, and the operator can take them for ended after that time
+A node that is cut off cannot be asked whether its workers still run. So the workers end by
+themselves when their lease has run out, and the operator takes them as ended after that time
 (`core.job.leases`). The lease is renewed by the operator, or by all peers of the attempt together:
 
-- The agent tells the operator the time on its own clock. The operator sends that time back, and the
-  lease counts from it. A renewal that is late on its way is worth less, and never too much.
-- Without an operator the agents of the attempt vouch for each other. An agent that was stopped
-  vouches no more, so one peer that the operator can stop is enough to let the lease run out. As
-  long as nobody is stopped, an operator that is away stops nothing.
+- The agent sends the operator the time on its own clock. The operator sends that time back, and the
+  lease counts from it. A delayed renewal is worth less, and never too much.
+- Without an operator the agents of the attempt vouch for each other. A stopped agent vouches no
+  more, so the operator needs to stop only one peer to let the lease run out. As long as no agent is
+  stopped, an absent operator stops nothing.
 
 Times are seconds on the agent's clock, which must count the time for which the machine was
 suspended.
@@ -29,16 +29,16 @@ class Lease:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Length; 0: the workers need no lease."""
+        """Length in seconds; 0: the workers need no lease."""
         self.is_over = False
-        """The workers were ended because it ran out."""
+        """The workers were ended because the lease ran out."""
         self.unvouched: int | None = None
-        """The newest attempt, while this agent has not vouched for it to a peer."""
+        """The newest attempt, as long as this agent has not vouched for it to a peer."""
         self._attempt = -1
         self._operator_at = self._peers_at = -math.inf
-        """The newest time at which the agent was certainly still wanted."""
+        """The newest time at which the operator certainly still wanted the agent to run."""
         self._held_until: float | None = None
-        """What the keeper was told: None where no worker may live."""
+        """Deadline that the keeper has received; None: no worker may be alive."""
 
     def begin(self, attempt: int, seconds: float) -> None:
         """Start the workers of an attempt under a lease of this length."""
@@ -47,33 +47,33 @@ class Lease:
         self._peers_at = -math.inf
 
     def take(self, event: LeaseEvent) -> None:
-        """Renew it."""
+        """Renew the lease."""
         match event:
             case Renewed(at):
                 self._operator_at = max(self._operator_at, at)
             case Vouched(attempt, at) if attempt == self._attempt:
                 self._peers_at = max(self._peers_at, at)
             case Vouched():
-                pass  # Of an attempt that this agent has left.
+                pass  # The renewal is for an attempt that this agent has left.
 
     def vouch(self, *, vouches: bool) -> bool:
-        """Note whether a peer is told that it may go on, and return it."""
+        """Record whether the agent vouches for the attempt to a peer, and return it."""
         if vouches:
             self.unvouched = None
         return vouches
 
     def may_start(self, command: StartCommand, now: float) -> bool:
-        """Tell whether workers may start: a start that was long on its way must not begin what the
-        operator takes for ended."""
+        """Return whether workers may start. A start order that was long under way must not start
+        workers that the operator takes as ended."""
         return not command.lease_seconds or now < self._operator_at + command.lease_seconds
 
     def due(self) -> float | None:
-        """Return when the workers are to be ended; None: never, or it is done."""
+        """Return when the workers are to be ended; None: never, or they have been."""
         return None if self.is_over else self._held_until
 
     def hold(self, run: Run | None, *, has_leftovers: bool) -> list[HoldLease]:
-        """Tell the keeper how long workers may live, if that has changed. `has_leftovers`: what
-        workers have left behind was not seen to end."""
+        """Send the keeper the new deadline for workers, if it has changed. `has_leftovers`:
+        processes left by workers were not seen to end."""
         until = self._until(run, has_leftovers=has_leftovers)
         if until == self._held_until:
             return []
@@ -81,7 +81,8 @@ class Lease:
         return [HoldLease(until)]
 
     def _until(self, run: Run | None, *, has_leftovers: bool) -> float | None:
-        """When the workers must have ended; None: none may live, or they need no lease."""
+        """Return when the workers must have ended; None: none may be alive, or they need no
+        lease."""
         if run is None or run.is_rankless or not self.seconds:
             return None
         if run.workers and not has_leftovers and not run.is_alive():

@@ -1,12 +1,11 @@
-"""What the agent does with its workers: start, watch, stop, and say how it stands.
+"""The agent's machine for its workers: start, watch and stop them, and report their state.
 
-The machine is told commands, ends of processes and the passing of time, and orders processes to be
-started and signalled.  An attempt is fenced here: nothing is started for one older than the newest
-that was seen, nor twice for one that has ended, nor while any process of an earlier one lives
-that is not at the barrier.
+Input: commands, ends of processes, time. Output: orders to start and signal processes. Attempts are
+fenced here: none older than the newest known one is started, and no ended one a second time.
+Nothing is started while a process of an earlier attempt is alive, unless it is at the barrier.
 
-States are those of the HyperPod agent 1.1.3.  FAULTED and COMPLETED wait for a command.  READY is
-entered only after `NothingLives`, with every worker that is kept at the barrier.
+States are those of the HyperPod agent 1.1.3. FAULTED and COMPLETED wait for a command. READY is
+entered only after `NothingLives`, with every kept worker at the barrier.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ _ON = (AgentState.INIT, AgentState.RUNNING)
 
 
 class Workers:
-    """The machine.  Feed `step`, carry out what it returns in order, `Tick` at `deadline()`."""
+    """The machine. Feed `step`, carry out its effects, and step `Tick` at `deadline()`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -104,13 +103,13 @@ class Workers:
         self._port: int | None = None
         self._members = Members()
         self._spare: tuple[int, ...] = ()
-        """Local ranks that the newest `KillAll` does not kill."""
+        """Local ranks spared by the newest `KillAll`."""
         self._is_clean = True
-        """It was answered: nothing lives that should not."""
+        """The newest `KillAll` was answered: nothing is alive that should not be."""
         self._dying: tuple[int, ...] = ()
         """Members that were to wait for the next attempt, and are being killed instead."""
         self._arrive_at: float | None = None
-        """When members have to be at the barrier."""
+        """Time by which members have to be at the barrier."""
         self._kill_at: float | None = None
         self.lease = Lease()
         self._exit_code: int | None = None
@@ -118,12 +117,12 @@ class Workers:
         self._published: AgentReport | None = None
 
     def deadline(self) -> float | None:
-        """When `Tick` is due; None: time changes nothing."""
+        """Return when `Tick` is due; None: time changes nothing."""
         times = (self._kill_at, self._arrive_at, self.lease.due())
         return min((at for at in times if at is not None), default=None)
 
     def refusal(self, command: Command) -> str:
-        """Why the command cannot be followed now; empty: it can, or asks for what already is."""
+        """Return why the command cannot be followed now; empty: it can, or is fulfilled already."""
         if self.state is AgentState.SHUTDOWN and not isinstance(command, ShutdownCommand):
             return "the agent is shutting down"
         if not isinstance(command, StartCommand):
@@ -137,7 +136,7 @@ class Workers:
         return ""
 
     def step(self, event: AgentEvent, now: float) -> list[AgentEffect]:
-        """Take one event; return what must be done, in order."""
+        """Take one event; return the effects to carry out, in order."""
         effects = self._take(event, now)
         self._check()
         effects[:0] = self.lease.hold(self._run, has_leftovers=not self._is_clean)
@@ -148,7 +147,7 @@ class Workers:
         return effects
 
     def report(self) -> AgentReport:
-        """How the agent stands."""
+        """Return the agent's state as a report."""
         run, settings = self._run, self.settings
         told = None if run is None or run.is_rankless else run
         return AgentReport(
@@ -209,7 +208,7 @@ class Workers:
                 return self._attempt_event(event, now)
 
     def vouch(self, attempt: int) -> bool:
-        """True if a peer is told that it may go on with this attempt as far as this agent knows."""
+        """True if the agent vouches to a peer that this attempt may continue."""
         run, states = self._run, (AgentState.RUNNING, AgentState.COMPLETED, AgentState.FAULTED)
         is_of = run is not None and run.is_of(attempt)
         return self.lease.vouch(vouches=is_of and attempt > self._ended and self.state in states)
@@ -246,7 +245,7 @@ class Workers:
         return self._run_event(run, event, now)
 
     def _member(self, event: MemberEvent | WorkerEnded) -> WorkerProcess | None:
-        """Where a member is meant, and this very process of it."""
+        """Return the member of an event, if the event is about this very process."""
         if isinstance(event, WorkerEnded) and (
             event.pid is None or event.stage is not ProgramStage.TRAIN
         ):
@@ -261,7 +260,7 @@ class Workers:
         if member is None:
             return []
         if isinstance(event, Arrived | Passed) and event.attempt not in (None, member.attempt):
-            return []  # It is late: of an attempt that this member has left.
+            return []  # It is late: from an attempt that this member has left.
         match event:
             case Passed(local_rank=local_rank):
                 member.has_passed = True
@@ -276,7 +275,7 @@ class Workers:
         return []
 
     def _register(self, event: Registered) -> None:
-        """Only while it may be kept: who is being ended is not."""
+        """Register a worker, unless it is being ended: then it cannot be kept."""
         run = self._run
         if run is None or run.stage is not ProgramStage.TRAIN:
             return
@@ -297,7 +296,7 @@ class Workers:
         return []
 
     def _fault_reported(self, run: Run, event: FaultReported, now: float) -> None:
-        """The others are left alone until a stop says what becomes of them."""
+        """Note a fault that a worker reports. The other workers run until a stop command."""
         if event.local_rank not in run.workers or run.stage is not ProgramStage.TRAIN:
             return
         if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
@@ -309,7 +308,7 @@ class Workers:
             self._enter(AgentState.FAULTED, now)
 
     def _lost(self, local_rank: int, now: float) -> list[AgentEffect]:
-        """A member cannot be kept any more: it has ended, or hears nothing."""
+        """Handle a member that cannot be kept any more: it has ended, or receives no orders."""
         self._members.drop(local_rank)
         run = self._run
         if run is None or self.state is AgentState.STOPPING:
@@ -319,7 +318,7 @@ class Workers:
             kind = FaultKind.EARLY_EXIT
             run.faults.append(WorkerFault(kind, local_rank, local_rank, 0, now, message=text))
             return self._fail(now)
-        # What it has left is killed before others are started in its place.
+        # Processes that it left behind are killed before others are started in its place.
         self._is_clean &= run.stage is ProgramStage.TRAIN
         return []
 
@@ -407,7 +406,7 @@ class Workers:
         return []
 
     def _await_ranks(self, now: float) -> list[AgentEffect]:
-        """Let those that are missing come to the barrier, as the HyperPod agent does."""
+        """Request missing members to come to the barrier, as the HyperPod agent does."""
         attempt = 0 if self._newest is None else self._newest + 1
         command = StartCommand(attempt, -1, self.settings.nnodes, "", -1)
         self._run = Run(command, ProgramStage.TRAIN, is_rankless=True)
@@ -417,7 +416,7 @@ class Workers:
     def _stop(self, command: StopCommand, now: float) -> list[AgentEffect]:
         known = self._newest
         effects = self._stop_workers(command, now)
-        # The start of this attempt may have been lost on the way, and the others may have begun.
+        # The start of this attempt may have been lost, while the other agents have begun.
         return effects if self._newest == known else [*effects, self._renew_port()]
 
     def _stop_workers(self, command: StopCommand, now: float) -> list[AgentEffect]:
@@ -426,7 +425,7 @@ class Workers:
             self._newest = max(attempt, self._newest or 0)
             self._ended = max(attempt, self._ended)
             if run is not None and not run.is_rankless and run.command.attempt > attempt:
-                return []  # It asks for the end of an attempt that ended long ago.
+                return []  # It requests the end of an attempt that ended long ago.
         if run is None or self.state is AgentState.INIT:
             return self._end_waiting(command, now)
         if self.state is not AgentState.STOPPING:
@@ -434,12 +433,12 @@ class Workers:
         return self._end_workers(run, command, now)
 
     def _is_hard(self, command: StopCommand) -> bool:
-        """True if nobody may live on; strangers, who do not say, mean what the agent is for."""
+        """True if no worker may be kept; without a mode in the command, the agent's own decides."""
         mode = command.restart_mode.lower()
         return mode == PROCESS_RESTART if self.settings.is_inprocess else mode != IN_PROCESS_RESTART
 
     def _end_waiting(self, command: StopCommand, now: float) -> list[AgentEffect]:
-        """Of two stops of one attempt the harder one counts, also if it comes later."""
+        """End waiting members if needed. The harder of two stops of one attempt counts."""
         oldest = self._members.oldest()
         is_meant = command.attempt is None or (oldest is not None and oldest <= command.attempt)
         if oldest is None or not is_meant or not self._is_hard(command):
@@ -468,7 +467,7 @@ class Workers:
         return [SignalWorkers(gentle)]
 
     def _recall(self, run: Run, now: float) -> list[AgentEffect]:
-        """Members come to the barrier; whoever is none ends."""
+        """Recall the members to the barrier; all other workers end."""
         called = self._members.recall()
         if called:
             run.is_asked = True
@@ -507,7 +506,7 @@ class Workers:
             run.add_end_before_start(run.workers[local_rank])
             return self._fail(now)
         if run.is_alive():
-            # It may have left something behind, and nobody else would end that.
+            # It may have left processes behind, and nothing else would end those.
             return self._cull() if member and self.state is AgentState.STOPPING else []
         if self.state is AgentState.RUNNING:
             return self._next_stage(run, now)
@@ -529,7 +528,7 @@ class Workers:
         return self._begin(run, now)
 
     def _kill_by(self, due: float) -> None:
-        """Who has been asked to end already gets no more time by being asked again."""
+        """Set the kill deadline; a second request gives a worker no more time."""
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def _kill(self) -> list[AgentEffect]:
@@ -538,7 +537,7 @@ class Workers:
         return self._order_kill(())
 
     def _cull(self) -> list[AgentEffect]:
-        """Kill all but the members."""
+        """Kill all workers but the members."""
         kept = self._members.ranks()
         return self._order_kill(kept) if kept else self._kill()
 
@@ -550,7 +549,7 @@ class Workers:
 
     def _nothing_lives(self, event: NothingLives, now: float) -> list[AgentEffect]:
         if event.kept != self._spare:
-            return []  # Meanwhile others are to be killed as well.
+            return []  # Meanwhile other workers are to be killed as well.
         self._is_clean, self._dying = True, ()
         if self.state is AgentState.SHUTDOWN:
             assert self._exit_code is not None
@@ -560,7 +559,7 @@ class Workers:
         return self._settle(now)
 
     def _settle(self, now: float) -> list[AgentEffect]:
-        """READY, once everyone who lives is at the barrier."""
+        """Enter READY, once every living worker is at the barrier."""
         run, members = self._run, self._members
         if run is None or not self._is_clean or members.absent():
             return []

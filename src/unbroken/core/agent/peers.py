@@ -1,11 +1,12 @@
-"""How the agents of an attempt vouch for each other while no operator is heard (`lease`).
+"""Mutual vouching of an attempt's agents while no operator is heard (`lease`).
 
-They form a tree by their node ranks. Each asks its parent every moment, and says how long ago all
-below it were running the attempt. The root knows it of all, and its answers go down the tree. A
-group that is cut off together does not hear the others, so nobody in it is vouched for.
+The agents form a tree by their node ranks. Each agent asks its parent at short intervals, and
+reports how long ago all agents below it were running the attempt. The root knows this of all
+agents, and its answers go down the tree. A group that is cut off together does not hear the other
+agents, so none of it is vouched for.
 
-Ages are only ever too large: a parent counts from the answer that the child repeats to it, which
-the child had before it asked, and a child counts from its own question.
+Ages are only ever too large. A parent counts from the answer that the child repeats to it, which
+the child had before it asked. A child counts from its own question.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ AGE_SECONDS_MAX = 3600.0
 
 
 class Vouching:
-    """What one agent knows of the others of its attempt. Times are on its own clock."""
+    """One agent's knowledge of the other agents of its attempt. Times are on its own clock."""
 
     def __init__(self, agent_id: str, attempt: int, rank: int, nnodes: int) -> None:
         self.attempt, self.rank = attempt, rank
         self._agent_id = agent_id
         self._below = dict.fromkeys(children_of(rank, nnodes), -math.inf)
-        """When each child and all below it were certainly running."""
+        """Times at which each child and all agents below it were certainly running."""
         self._all_at = -math.inf
         self._answer: PeerAnswer | None = None
 
     def hear(self, question: PeerQuestion, *, vouches: bool, now: float) -> PeerAnswer | None:
-        """Answer a child; None: it is of another attempt, or no child. `vouches`: whether this
-        agent itself runs the attempt."""
+        """Return the answer to a child; None: it is of another attempt, or no child. `vouches`:
+        whether this agent itself runs the attempt."""
         if question.attempt != self.attempt or question.rank not in self._below:
             return None
         if question.agent_id == self._agent_id and question.age is not None:
@@ -39,14 +40,14 @@ class Vouching:
         return PeerAnswer(self._agent_id, now, _age(self.all_at(vouches=vouches, now=now), now))
 
     def question(self, *, vouches: bool, now: float) -> PeerQuestion:
-        """Return what to ask the parent."""
+        """Return the question to the parent."""
         age, answer = _age(self._below_at(vouches=vouches, now=now), now), self._answer
         if answer is None:
             return PeerQuestion(self.attempt, self.rank, age=age)
         return PeerQuestion(self.attempt, self.rank, answer.agent_id, answer.token, age)
 
     def answered(self, answer: PeerAnswer, asked_at: float) -> None:
-        """Take the parent's answer to a question asked at this time."""
+        """Take the parent's answer to a question of this time."""
         self._answer = answer
         if answer.age is not None:
             self._all_at = max(self._all_at, asked_at - answer.age)
@@ -60,6 +61,6 @@ class Vouching:
 
 
 def _age(at: float, now: float) -> float | None:
-    """Seconds since then, rounded up; None: longer ago than matters."""
+    """Return the seconds since then, rounded up; None: longer ago than matters."""
     age = now - at
     return age if age <= AGE_SECONDS_MAX else None

@@ -1,4 +1,4 @@
-"""One attempt in an agent, and what its workers died of."""
+"""One attempt in an agent, and the faults of its workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .events import (
 from .faults import SIGKILL, WorkerPlace, has_failed, judge_reported, judge_stopped, name_fault
 
 if TYPE_CHECKING:
-    # Where a job has no rules, the agent does not load what evaluates them.
+    # If a job has no rules, the agent does not load their evaluator.
     from unbroken.core.logs.rule_events import RuleViolated
 
 HEADING = "Worker processes failed:"
@@ -51,21 +51,21 @@ class Run:
     reason: str = "WorkerCrash"
     """Reason of the state FAULTED."""
     spared: tuple[int, ...] | None = None
-    """Local ranks that were not killed when the others were; None: none was killed."""
+    """Local ranks that were not killed with the others; None: no worker was killed."""
     is_asked: bool = False
-    """Its workers were sent a signal that asks them to end, or were recalled."""
+    """Its workers received a signal that requests their end, or were recalled."""
     is_hard: bool = False
-    """Nobody may live on."""
+    """No worker may be kept."""
     is_rankless: bool = False
-    """Its workers wait for an attempt, whose ranks nobody knows yet."""
+    """Its workers wait for an attempt whose ranks are not known yet."""
     released: set[int] = field(default_factory=set)
-    """Local ranks that were let go from the barrier into it."""
+    """Local ranks that were released from the barrier into it."""
     is_held: bool = False
-    """Nothing is started yet: what a worker at the barrier has left behind is being killed."""
+    """Nothing is started yet: processes left by a worker at the barrier are being killed."""
 
     @property
     def is_killed(self) -> bool:
-        """Everyone was."""
+        """True if all workers were killed."""
         return self.spared == ()
 
     def is_to_die(self, local_rank: int) -> bool:
@@ -74,7 +74,7 @@ class Run:
         return self.spared is not None and not is_spared
 
     def has_ended(self, event: WorkerEnded) -> bool:
-        """True if a worker died of what the agent had sent."""
+        """True if a worker died of a signal from the agent."""
         is_killed = self.is_to_die(event.local_rank) and event.end.signal == SIGKILL
         return event.is_signalled and (self.is_asked or is_killed)
 
@@ -83,7 +83,7 @@ class Run:
         return not self.is_rankless and self.command.attempt == attempt
 
     def is_alive(self, but: Container[int] = ()) -> bool:
-        """True if any worker runs, beside these training workers."""
+        """True if any worker runs, other than these training workers."""
         kept = but if self.stage is ProgramStage.TRAIN else ()
         return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
 
@@ -97,19 +97,19 @@ class Run:
             self.workers[local_rank] = worker
 
     def turn_cold(self, local_rank: int, pid: int) -> None:
-        """Note that a worker starts cold that was to start warm."""
+        """Note that a worker planned to start warm starts cold."""
         known = self.workers.get(local_rank)
         if known is not None and known.pid == pid:
             self.workers[local_rank] = replace(known, start="cold")
 
     def note_life(self, local_rank: int, now: float) -> None:
-        """Note that a worker shows for the first time that its program runs."""
+        """Note the first sign that a worker's program runs."""
         worker = self.workers.get(local_rank)
         if worker is not None and worker.first_output_at is None:
             self.workers[local_rank] = replace(worker, first_output_at=now)
 
     def end_worker(self, event: WorkerEnded, now: float, *, is_ours: bool) -> str:
-        """Note the end of a process; returns its state. `is_ours`: the agent has ended it."""
+        """Note the end of a process; return its state. `is_ours`: the agent has ended it."""
         worker, end = self.workers[event.local_rank], event.end
         is_ours |= self.has_ended(event)
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
@@ -120,8 +120,8 @@ class Run:
         return state
 
     def take_rules(self, event: RulesRead, first: int, *, adds: bool) -> bool:
-        """Take what the log rules say; returns whether one is broken. `first`: the rank of local
-        rank 0; `adds`: what is broken is a fault."""
+        """Take the result of the log rules; return whether a rule is broken. `first`: the rank of
+        local rank 0; `adds`: a broken rule is a fault."""
         self.rules = event.views
         found = [violation for violation in event.violations if violation.is_decisive]
         if found and adds:
@@ -136,14 +136,15 @@ class Run:
         self.faults.append(fault)
 
     def lists(self, event: RunEvent) -> bool:
-        """True if one of its processes has ended, told of as the attempt's that it came from."""
+        """True if the event is the end of one of its processes, even if it names the earlier
+        attempt that the process came from."""
         if not isinstance(event, WorkerEnded) or event.stage is not self.stage:
             return False
         worker = self.workers.get(event.local_rank)
         return worker is not None and worker.pid == event.pid
 
     def add_end(self, worker: WorkerReport, event: WorkerEnded) -> None:
-        """Add the fault of a worker that has failed or was stopped, if there is one."""
+        """Add the fault of a worker that has failed or was stopped, if it has one."""
         end, at = event.end, worker.ended_at or 0.0
         place = WorkerPlace(
             worker.local_rank, worker.rank, worker.pid, at, self.command.master_port
@@ -180,8 +181,10 @@ class Run:
 
 
 def refusal_of(command: StartCommand, run: Run | None, state: AgentState) -> str | None:
-    """Why the start cannot be followed beside what runs; empty: it is what runs, None: what runs
-    is of no account."""
+    """Return why the start cannot be followed beside the present run.
+
+    Empty: it is the present run. None: the present run does not matter.
+    """
     if run is None or run.is_rankless or state is AgentState.STOPPING:
         return None
     if same(run.command, command):
@@ -192,13 +195,13 @@ def refusal_of(command: StartCommand, run: Run | None, state: AgentState) -> str
 
 
 def same(a: StartCommand, b: StartCommand) -> bool:
-    """True if both say the same of how to run."""
+    """True if both commands agree on how to run."""
     keys = ("attempt", "rank", "nnodes", "master_addr", "master_port")
     return all(getattr(a, key) == getattr(b, key) for key in keys)
 
 
 def _early_exits(run: Run, now: float) -> list[WorkerFault]:
-    """Workers that left before a peer complained that someone was gone."""
+    """Return the workers that left before a peer reported a lost rank."""
     known = {fault.local_rank for fault in run.faults}
     return [
         WorkerFault(
@@ -216,7 +219,7 @@ def _early_exits(run: Run, now: float) -> list[WorkerFault]:
 
 
 def rule_fault(run: Run, found: RuleViolated, first_rank: int) -> WorkerFault:
-    """Without a pid where no worker can be named."""
+    """Return the fault of a broken rule, without a pid if no worker can be named."""
     named = (w for w in run.workers.values() if w.rank == found.rank)
     worker = next(named, WorkerReport(0, first_rank, 0, "", 0.0))
     return WorkerFault(
@@ -232,7 +235,7 @@ def rule_fault(run: Run, found: RuleViolated, first_rank: int) -> WorkerFault:
 
 
 def message(faults: list[WorkerFault]) -> str:
-    """For people, of all faults."""
+    """Return the message for people about all faults."""
     rules = [f for f in faults if f.kind is FaultKind.LOG_RULE]
     lines = ["; newest match: ".join((f.message, *f.lines)) for f in rules]
     ends = [f for f in faults if f.kind is not FaultKind.LOG_RULE]

@@ -1,11 +1,14 @@
-"""When the template of warm workers is started, workers are parked, and a start may be warm.
+"""Schedule of warm starts: when the template is started, workers are parked, and a start may be
+warm.
 
-Nothing competes with a start: the template imports once an attempt has told a step or its imports
-have been quiet.  Where it need not learn what to import it begins before the first start, which
-interrupts it if there are no processors to spare; so it does in a spare, once others have told
-what they import.  Forks cost little: those used are replaced soon
-after a start, and one that finds too few has them made.  A template that failed, or whose files
-have changed, is started anew.  What workers import later is taught to it, now and then.
+Nothing competes with a start. The template imports once an attempt has reported a step, or its
+imports have been quiet. If the imports are known in advance, it begins before the first start. That
+start interrupts it if no processors are to spare. A spare does the same, once others have reported
+what they import.
+
+Forks cost little: used ones are replaced soon after a start, and a start that finds too few has
+them made. A template that failed, or whose files have changed, is started again. Modules that
+workers import later are added to it from time to time.
 """
 
 from __future__ import annotations
@@ -17,39 +20,40 @@ from unbroken.core.tick import Tick
 
 QUIET_SECONDS = 10.0
 FRESH_SECONDS = 1.0
-"""How long the answer holds that no file has changed."""
+"""Seconds for which the answer holds that no file has changed."""
 FIRST = "the first start"
 FAILURES_MAX = 3
-"""Templates that may fail in a row; then every start is cold."""
+"""Templates that may fail in a row; after that every start is cold."""
 RETRY_SECONDS = 10.0
 IMPORT_SECONDS_MAX = 600.0
-"""Longest time that a template may import: an import may hang."""
+"""Seconds that a template may import at most: an import may hang."""
 PARK_SECONDS = 0.3
-"""After a start, which has the processors until then."""
+"""Seconds after a start, which has the processors until then."""
 LESSON_QUIET_SECONDS = 3.0
-"""Time without a new import after which a lesson is complete, while training goes on."""
+"""Seconds without a new import after which a lesson is complete, while training continues."""
 LOOK_SECONDS = 30.0
-"""Until the first look for what has been imported since; twice as long after each lesson."""
+"""Seconds until the first search for new imports; doubled after each lesson."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is to be imported is known before a start: from the job, or from other agents."""
+    """Modules to import are known before a start: from the job, or from other agents."""
 
     is_news: bool = True
-    """There are names that the template has not been told."""
+    """True if some names have not been sent to the template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The training workers of an attempt have been started, so many of them from parked ones."""
+    """The training workers of an attempt have been started; this number of them from parked
+    ones."""
 
     warm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTold:
-    """A worker of the attempt has told a step."""
+    """A worker of the attempt has reported a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Imported:
 
     at: float | None
     is_news: bool = False
-    """There are names that the template has not been told."""
+    """True if some names have not been sent to the template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +72,19 @@ class StopBegan:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReady:
-    """It has imported, and found itself safe."""
+    """The template has imported, and found itself safe to fork."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFailed:
-    """It is unsafe, or has ended; whom it has parked are gone with it."""
+    """The template is unsafe, or has ended; its parked workers are gone with it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """One more worker waits for its order."""
+    """One more worker is parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class ParkedEnded:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Answer to `AskFresh`; `changed` is a file that is another by now, empty: none is."""
+    """Answer to `AskFresh`; `changed` is a file that has changed by now, empty: none has."""
 
     changed: str = ""
 
@@ -103,44 +107,45 @@ WarmEvent = (
 
 @dataclass(frozen=True, slots=True)
 class LookAtImports:
-    """Answer: `Imported`."""
+    """Search for new imports of the workers. Answer: `Imported`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartTemplate:
-    """Answer: `TemplateReady` or `TemplateFailed`."""
+    """Start the template. Answer: `TemplateReady` or `TemplateFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseTemplate:
-    """It imports, and workers need the processors."""
+    """Pause the template: it imports, and workers need the processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeTemplate:
-    """It may go on."""
+    """Resume the paused template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teach:
-    """Let it import what is new, and everyone end who is parked; answers as for `StartTemplate`."""
+    """Have the template import new modules, and end all parked workers; answers as for
+    `StartTemplate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTemplate:
-    """With everyone who is parked."""
+    """End the template and all parked workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Let the template park so many more; answer: as many `Parked`."""
+    """Have the template park this number of further workers; answer: as many `Parked`."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskFresh:
-    """Let the template look at its files; answer: `Checked`."""
+    """Have the template check its files; answer: `Checked`."""
 
 
 WarmEffect = (
@@ -150,7 +155,7 @@ WarmEffect = (
 
 
 class Template(Enum):
-    """How the template stands."""
+    """The state of the template."""
 
     MISSING = "missing"
     IMPORTING = "importing"
@@ -158,12 +163,12 @@ class Template(Enum):
 
 
 class Warm:
-    """Feed it what happens; `refusal` says why a start has to be cold."""
+    """The machine of warm starts. Feed it events; `refusal` gives the reason for a cold start."""
 
     def __init__(self, nproc: int, has_spare: bool = True) -> None:
         self._nproc = nproc
         self._has_spare = has_spare
-        """There are more processors than workers."""
+        """True if there are more processors than workers."""
         self.template = Template.MISSING
         self._why_missing = FIRST
         self._failures = 0
@@ -171,16 +176,17 @@ class Warm:
         self._is_first, self._is_training, self._is_paused = True, False, False
         self._is_settled = True
         self._quiet_at: float | None = None
-        """When imports are quiet, if nothing more is imported; None: nobody waits for that."""
+        """Time at which imports count as quiet, unless one follows; None: nothing waits for
+        that."""
         self._park_at: float | None = None
         self._retry_at: float | None = None
         self._late_at: float | None = None
-        """When a template has imported for too long."""
+        """Time at which a template has imported for too long."""
         self._look_at: float | None = None
         self._look_seconds = LOOK_SECONDS
         self._asked_at: float | None = None
         self._fresh_at: float | None = None
-        """When it was asked for what was then answered."""
+        """Time of the question that the last answer about files belongs to."""
 
     @property
     def has_given_up(self) -> bool:
@@ -188,16 +194,17 @@ class Warm:
         return self._failures >= FAILURES_MAX
 
     def deadline(self) -> float | None:
-        """When `Tick` is due; None: time changes nothing."""
+        """Return when `Tick` is due; None: time changes nothing."""
         times = (self._quiet_at, self._park_at, self._retry_at, self._look_at, self._late_at)
         return min((at for at in times if at is not None), default=None)
 
     def is_unsure(self, count: int, now: float) -> bool:
-        """True if an answer of the template is all that a warm start of so many lacks."""
+        """True if a warm start of this number of workers lacks nothing but the template's
+        answer."""
         return self.template is Template.READY and (self._parked < count or not self._is_fresh(now))
 
     def refusal(self, now: float) -> str:
-        """Why a start has to be cold now; empty: it may be warm."""
+        """Return why a start has to be cold now; empty: it may be warm."""
         if self.template is Template.MISSING:
             return self._why_missing
         if self.template is Template.IMPORTING:
@@ -207,8 +214,8 @@ class Warm:
         return "" if self._is_fresh(now) else "the template does not answer"
 
     def ask(self, count: int, now: float) -> list[WarmEffect]:
-        """Have files looked at and workers parked for a start of so many, as far as that has not
-        been asked."""
+        """Return the orders to check files and park workers for a start of this size, unless
+        already given."""
         if self.template is not Template.READY:
             return []
         effects: list[WarmEffect] = []
@@ -218,7 +225,7 @@ class Warm:
         return effects + self._park(count)
 
     def step(self, event: WarmEvent, now: float) -> list[WarmEffect]:
-        """Take one event; what must be done, in order."""
+        """Take one event; return the orders, in order."""
         match event:
             case Named(is_news):
                 return self._named(is_news, now)
@@ -247,11 +254,11 @@ class Warm:
 
     def _named(self, is_news: bool, now: float) -> list[WarmEffect]:
         if self._is_training:
-            return []  # A lesson will have it.
+            return []  # A lesson will include it.
         if self.template is not Template.READY:
             return self._start(now)
         if not is_news or self._asked_for:
-            return []  # It is said again.
+            return []  # It will be reported again.
         self._parked = 0
         return [self._importing(Teach(), now)]
 
@@ -277,7 +284,7 @@ class Warm:
             self._park_at = None
             effects += self._park(self._nproc)
             if self._has_spare and self._why_missing != FIRST:
-                # What it is to import is known.
+                # The modules to import are known.
                 effects += self._start(now)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
@@ -316,7 +323,7 @@ class Warm:
         self._is_settled, self._quiet_at = True, None
         self._look_at = now + self._look_seconds
         effects = [*self._resume(), *self._start(now)]
-        # What earlier attempts have imported.
+        # Modules that earlier attempts have imported.
         return [LookAtImports()] if self.template is Template.READY else effects
 
     def _start(self, now: float) -> list[WarmEffect]:

@@ -1,10 +1,12 @@
-"""Bytes of a worker's output into lines fit for matching.
+"""Lines fit for matching, made of the bytes of a worker's output.
 
-A line ends at a newline or a carriage return, so each state of a progress bar is a line.  Lines are
-valid UTF-8 without terminal control sequences, never empty, and cut at a bound: the head is handed
-out once the bound is reached, the rest of that line is dropped.  Half a line is held back until
-its end comes, for a block-buffered writer stops anywhere, even inside a number.  The one exception
-is a progress bar: it *begins* with its carriage return, so its newest state has no end yet.
+A line ends at a newline or a carriage return, so each state of a progress bar is a line. Lines are
+valid UTF-8 without terminal control sequences, never empty, and cut at a bound. The head is
+returned once the bound is reached, the rest of that line is dropped.
+
+A partial line is held back until its end comes: a block-buffered writer stops anywhere, even inside
+a number. The one exception is a progress bar: it *begins* with its carriage return, so its newest
+state has no end yet.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ class LineAssembler:
         self._pending = b""
         """Start of the line whose end has not come."""
         self._is_cut = False
-        """The head of this line was handed out; the rest is dropped."""
+        """The head of this line was returned; the rest is dropped."""
         self._is_bar = False
         """The pending line began with a carriage return."""
         self._shown = b""
-        """The pending bar as last handed out."""
+        """The pending bar as last returned."""
 
     def feed(self, data: bytes, is_drained: bool = True) -> list[bytes]:
-        """The lines that end in `data`.  `is_drained`: nothing more could be read at the time, so a
-        bar that stands at the end was written whole and counts."""
+        """Return the lines that end in `data`.
+
+        `is_drained`: nothing more could be read at the time, so a bar at the end was written whole
+        and counts.
+        """
         text = data.translate(None, _DELETED)
         newline, carriage_return = text.rfind(b"\n"), text.rfind(b"\r")
         if carriage_return >= 0:
@@ -60,13 +65,13 @@ class LineAssembler:
         return self._clean(lines, is_plain)
 
     def close(self) -> list[bytes]:
-        """The line that stands without an end when the stream has ended."""
+        """Return the unfinished line at the end of the stream."""
         tail = b"" if self._pending == self._shown else self._pending
         self._pending = self._shown = b""
         return self._clean([tail])
 
     def _keep(self, tail: bytes, is_drained: bool) -> list[bytes]:
-        """Hold the unfinished line back; hand out what need not wait."""
+        """Hold the unfinished line back; return what need not wait."""
         self._pending = tail
         if len(tail) >= self._max:
             self._pending, self._is_cut, self._shown = b"", True, b""
@@ -77,7 +82,8 @@ class LineAssembler:
         return []
 
     def _clean(self, lines: list[bytes], is_plain: bool = False) -> list[bytes]:
-        """`is_plain`: after the first, lines are ASCII without terminal sequences."""
+        """Return the lines cleaned. `is_plain`: after the first, lines are ASCII without terminal
+        sequences."""
         if is_plain and len(lines) > 1 and max(map(len, lines)) <= self._max:
             lines[0] = self._line(lines[0])
             return [line for line in lines if line]

@@ -1,8 +1,8 @@
-"""Which rank wrote a recorded line: by the name of its file, and by what tools put before lines.
+"""The rank that wrote a recorded line, by the name of the file and by prefixes of tools.
 
-What a tool has put there is taken off, for the agent's rules see what the worker wrote:
+Prefixes of tools are removed, because the agent's rules see the line as the worker wrote it:
 `[default0]:` of torchrun, `[3]: ` of `unbroken logs`, the time of `kubectl logs --timestamps`, and
-`[pod/NAME/CONTAINER] ` of `--prefix`.  `[rank3]:`, which torch itself writes, stays.
+`[pod/NAME/CONTAINER] ` of `--prefix`. `[rank3]:`, which torch itself writes, stays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KUBECTL_TIME = re.compile(
 KUBECTL_POD = re.compile(rb"\[pod/[^\]/\s]{0,253}?(\d{1,9})/[^\]\s]+\] ")
 WORKER = re.compile(rb"\[(?:(\d+)\]: ?|(rank)(\d+)\]:|([A-Za-z_][\w.]{0,200}?)(\d{1,9})\]:)")
 AGENT = re.compile(rb"\[[a-z0-9][-a-z0-9]*-\d+\]: ")
-"""`unbroken logs` of a line that no worker wrote."""
+"""Prefix of `unbroken logs` before a line that no worker wrote."""
 
 _TORCHRUN = re.compile(r"(?:attempt_(\d+)/)?(\d+)/(stdout|stderr)(?:\.log)?(?:\.gz)?$")
 _ATTEMPT = re.compile(r"attempt[-_](\d+)")
@@ -30,18 +30,18 @@ _POD = re.compile(r"[a-z0-9]-(\d+)(?:_[^/]*/[^/]+/\d+)?(?:\.(?:log|txt|out|err))
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """Where the lines of a file come from."""
+    """The origin of a file's lines."""
 
     attempt: int = 0
     rank: int | None = None
-    """Over the whole job; None: see `local_rank`."""
+    """Rank over the whole job; None: see `local_rank`."""
     node: int = 0
     local_rank: int = 0
     stream: str = "stdout"
 
 
 def origin_of(path: str) -> FileOrigin:
-    """By the file's name."""
+    """Return the origin according to the file's name."""
     stream = "stderr" if re.search(r"(stderr|\.err)[^/]*$", path) else "stdout"
     attempt, node, rank = (_last(one, path) for one in (_ATTEMPT, _NODE, _RANK))
     torchrun, pod = _TORCHRUN.search(path), _POD.search(path)
@@ -57,7 +57,7 @@ def _last(expression: re.Pattern[str], path: str) -> int | None:
 
 
 class Prefix(Enum):
-    """What a number before a line is."""
+    """The meaning of a number before a line."""
 
     RANK = "rank"
     LOCAL_RANK = "local rank"
@@ -68,7 +68,7 @@ class Prefix(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BareLine:
-    """A line without what tools put before it."""
+    """A line without prefixes of tools."""
 
     text: bytes
     stamp: bytes = b""
@@ -78,7 +78,7 @@ class BareLine:
 
 
 def take_off(line: bytes) -> BareLine:
-    """What tools have put before a line, and the line."""
+    """Split a line into the prefixes of tools and the rest."""
     if line[:1] not in b"[0123456789":
         return BareLine(line)
     stamp, stream, prefixes = b"", None, []
@@ -100,8 +100,10 @@ def take_off(line: bytes) -> BareLine:
 
 
 def rank_of(origin: FileOrigin, told: BareLine, nproc: int | None) -> int | None:
-    """Rank that wrote a line; None: no worker did.  Raises SpecError where `nproc` has to be
-    known."""
+    """Return the rank that wrote a line; None: no worker did.
+
+    Raises SpecError if `nproc` has to be known.
+    """
     rank, node, local_rank = origin.rank, origin.node, origin.local_rank
     for kind, number in told.prefixes:
         match kind:

@@ -1,6 +1,6 @@
-"""What can be said of a pattern without a line: sound, and by no means all.
+"""Facts about a pattern that hold for every line: sound, but not complete.
 
-Reads what Python's `re` and RE2 have in common.
+It reads what Python's `re` and RE2 have in common.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 NEVER = math.inf
-"""As a length: there is no such text."""
+"""A length that means: no such text exists."""
 _CLASSES = "dDwWsS"
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _COUNT = re.compile(r"\{(\d*+)(,?)(\d*+)\}")
@@ -22,12 +22,12 @@ _SKIPPED = re.compile(r"\(\?(?:#[^)]*|[imsuaU]+)\)")
 
 
 class Unreadable(Exception):
-    """The pattern has something that is not known here."""
+    """The pattern has a construct that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Char:
-    """One character that is in `text`, or, empty, of a class."""
+    """One character out of `text`; empty: of a class."""
 
     text: str = ""
 
@@ -41,7 +41,7 @@ class LineEdge:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Perhaps empty, perhaps not: nothing is known."""
+    """A part of which nothing is known; perhaps empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Capture:
     number: int
     item: Node
     source: str
-    """What stands between the parentheses."""
+    """The text between the parentheses."""
 
 
 Node = Char | LineEdge | Anything | Series | Choice | Repetition | Capture
@@ -75,9 +75,10 @@ Node = Char | LineEdge | Anything | Series | Choice | Repetition | Capture
 
 @lru_cache(maxsize=1 << 16)
 def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float:
-    """Characters of a line that the pattern takes at least; NEVER: no line has them.
+    """Return the fewest characters of a line that the pattern takes; NEVER: no line has them.
 
-    `is_begun`: characters come before it for certain; `goes_on`: after it."""
+    `is_begun`: characters come before it for certain; `goes_on`: after it.
+    """
     match node:
         case Char(text):
             return NEVER if text and not any(map(_is_of_a_line, text)) else 1
@@ -108,12 +109,13 @@ def _shortest_series(items: tuple[Node, ...], is_begun: bool, goes_on: bool) -> 
 
 
 def _is_of_a_line(char: str) -> bool:
-    """Control characters are taken out of lines before they are matched."""
+    """True for characters that lines can have. Control characters are removed from lines before
+    they are matched."""
     return char == "\t" or (ord(char) >= 32 and char != "\x7f")
 
 
 def is_anchored(node: Node) -> bool:
-    """Tell whether the pattern matches at the start of a line only."""
+    """Return True if the pattern matches at the start of a line only."""
     match node:
         case LineEdge(is_start):
             return is_start
@@ -130,7 +132,8 @@ def is_anchored(node: Node) -> bool:
 
 
 def captures(node: Node) -> list[tuple[Capture, bool, bool]]:
-    """All groups: whether it may take no part, and whether a greedy `.*` stands right before it."""
+    """Return all groups: whether each may take no part, and whether a greedy `.*` stands right
+    before it."""
     return list(_captures(node, False, False))
 
 
@@ -156,7 +159,7 @@ def _captures(node: Node, is_optional: bool, is_eaten: bool) -> list[tuple[Captu
 
 
 def read_pattern(source: str) -> Node:
-    """The pattern's tree.  Raises Unreadable."""
+    """Return the pattern's tree. Raises Unreadable."""
     reader = _Reader(source)
     node = reader.choice()
     if reader.at < len(source):
@@ -266,4 +269,4 @@ class _Reader:
 
 
 CLASS = Char("0")
-"""Some character of a class; that it is a digit says nothing."""
+"""Some character of a class; the digit has no meaning."""

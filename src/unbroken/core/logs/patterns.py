@@ -9,18 +9,18 @@ import re2  # type: ignore[import-untyped]
 from unbroken.spec.patterns import Pattern, re2_options
 
 SET_MEMORY_BYTES = 32 << 20
-"""Room for the automaton of all patterns; it fills as lines need it."""
+"""Bytes for the automaton of all patterns; it fills as lines need it."""
 
 
 class PatternSet:
-    """Tells which of several patterns match a line."""
+    """Matcher of several patterns against one line."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._patterns = patterns
         self._set = _compile_set([pattern.source for pattern in patterns])
 
     def match(self, line: bytes) -> list[int]:
-        """Indexes of the patterns that match, ascending."""
+        """Return the indexes of the patterns that match, ascending."""
         if self._set is None:
             return [i for i, pattern in enumerate(self._patterns) if pattern.is_match(line)]
         found: list[int] = self._set.Match(line) or []
@@ -30,10 +30,11 @@ class PatternSet:
 
 
 def _compile_set(sources: Sequence[str]) -> re2.Set | None:
-    """None where there are none, or where together they are too large for one automaton.
+    """Return the patterns compiled as a set; None: there are none, or they are too large for one
+    automaton.
 
-    A set that lacks memory says "no match" instead of failing, so a twin with one more pattern that
-    matches everything is asked first.
+    A set that lacks memory returns "no match" instead of an error. So a twin with one more pattern,
+    which matches everything, is asked first.
     """
     if not sources:
         return None

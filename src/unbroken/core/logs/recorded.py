@@ -12,9 +12,9 @@ from .origins import FileOrigin, rank_of, take_off
 from .times import Times
 
 HEAD_LINES = 200
-"""Lines of a file that are read to see whose lines are in it."""
+"""Lines of a file that are read to find out whose lines it has."""
 LINES_WITHOUT_TIME_MAX = 10_000
-"""At the start of a file; after so many it counts as one without times."""
+"""Lines without a time at the start of a file after which it counts as one without times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LinePlace:
 
     file: str
     number: int
-    """From 1, as an editor counts."""
+    """Number of the line from 1, as an editor counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(slots=True)
 class Reading:
-    """How a file's lines are to be read."""
+    """Options for reading a file's lines."""
 
     name: str
     origin: FileOrigin
@@ -47,7 +47,7 @@ class Reading:
     """Workers of a node."""
     time_format: str = "auto"
     seconds_per_line: float | None = None
-    """None: times are in the lines."""
+    """Seconds from one line to the next; None: times are in the lines."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Recorded:
     has_times: bool = True
     """False: all lines have the time 0."""
     was_backward: int = 0
-    """Lines with an earlier time than one before them; they count at the later."""
+    """Lines with an earlier time than a line before them; they count at the later time."""
     has_prefixes: bool = False
     """Lines carry their rank."""
     head: list[Line] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Recorded:
         yield from self._rest
 
     def _lines(self) -> Iterator[Line]:
-        """Where no time was met yet, the time is 0."""
+        """Yield the lines; before the first time stamp the time is 0."""
         reading, rank, stream = self.reading, 0, self.reading.origin.stream
         count = 0
         for number, is_first, text in numbered(self.chunks):
@@ -119,8 +119,11 @@ class Recorded:
 
 
 def numbered(chunks: Iterable[bytes]) -> Iterator[tuple[int, bool, bytes]]:
-    """Lines as the agent would see them, with the number of the line of the file that each is of,
-    and whether it begins that line (a progress bar has many in one)."""
+    """Yield lines as the agent would see them, each with its place in the file.
+
+    The place is the number of the file's line, and whether the yielded line begins it: a progress
+    bar has many lines in one.
+    """
     assembler, number, is_first = LineAssembler(), 1, True
     for chunk in chunks:
         *whole, tail = chunk.split(b"\n")
@@ -137,12 +140,12 @@ def numbered(chunks: Iterable[bytes]) -> Iterator[tuple[int, bool, bytes]]:
 
 
 def world_of(nnodes: int, nproc: int | None) -> range:
-    """All ranks of a job; none where nobody knows how many a node has."""
+    """Return all ranks of a job; empty if the number of ranks per node is not known."""
     return range(nnodes * nproc) if nproc else range(0)
 
 
 def require_times(files: Sequence[Recorded]) -> None:
-    """SpecError where no file has a time in it."""
+    """Raise SpecError if no file has a time in it."""
     if files and not any(one.has_times for one in files):
         raise SpecError(
             "no line has a time in it: name the format with --time-format, or give --pace"

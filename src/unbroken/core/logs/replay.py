@@ -1,8 +1,8 @@
-"""Recorded logs through a job's rules: what they would have found, when, on whom.
+"""Replay of recorded logs through a job's rules: the violations, their times and ranks.
 
-The evaluator is the agent's own.  Rules that the job keeps as a whole see all ranks in one
-machine, which comes to the same as `hanging_rules` over all nodes; rules that each node keeps for
-itself have a machine a node.  What only an agent knows - that a rank has ended well - no log tells.
+The evaluator is the agent's own. Rules that the job keeps as a whole see all ranks in one machine,
+which is equivalent to `hanging_rules` over all nodes. Rules that each node keeps for itself have
+one machine per node. Logs lack what only an agent knows: that a rank has ended well.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from .rules import LogRules
 
 @dataclass(slots=True)
 class Found:
-    """A rule would have fired."""
+    """A violation that a rule would have reported."""
 
     violation: RuleViolated
     newest: Line | None
-    """The newest match of the rank that is blamed; None: there was none."""
+    """The newest match of the blamed rank; None: it has none."""
     over_at: float | None = None
-    """When the log went on as if nothing was."""
+    """Time at which the log continued normally."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """What the log has of a rule."""
+    """Matches of one rule in the log."""
 
     name: str
     node: int | None
-    """None: of the job as a whole."""
+    """Node rank; None: the rule is for the job as a whole."""
     matches: int = 0
     first_at: float | None = None
     last_at: float | None = None
     place: LinePlace | None = None
     by_rank: dict[int, Line] = field(default_factory=dict)
-    """The newest match of each."""
+    """The newest match of each rank."""
     gap_seconds: float = 0.0
-    """Longest time between two matches, by whomever."""
+    """Longest time between two matches of any rank, in seconds."""
     gap_place: LinePlace | None = None
-    """The match after it."""
+    """Place of the match after the longest gap."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class _Machine:
 
 
 class Replay:
-    """One attempt of a job."""
+    """Replay of one attempt of a job."""
 
     def __init__(self, rules: Sequence[CompiledRule], ranks: Iterable[int], nproc: int) -> None:
         self.found: list[Found] = []
         self.lines = 0
         self.strange: set[int] = set()
-        """Ranks that wrote and are not of the job; nothing was heard of them."""
+        """Ranks that wrote and are not part of the job; their lines do not count."""
         whole = [rule for rule in rules if rule.watch.scope is not Scope.NODE]
         ranks = sorted(ranks)
         self._nproc, self._ranks = nproc, frozenset(ranks)
@@ -84,12 +84,12 @@ class Replay:
         return _Machine(node, built, [Heard(view.name, node) for view in built.views()])
 
     def start(self, at: float) -> None:
-        """Workers run from then on."""
+        """Start the workers at this time."""
         for one in self._machines:
             one.rules.step(LogStarted(), at)
 
     def read(self, line: Line) -> None:
-        """Take in the next line; times never go back."""
+        """Take the next line; times never go back."""
         self.lines += 1
         if line.rank not in self._ranks:
             self.strange.add(line.rank)
@@ -107,12 +107,12 @@ class Replay:
                 self._tell(one, effects)
 
     def end(self, at: float) -> None:
-        """The job went on until then."""
+        """Let the job continue until this time."""
         for one in self._machines:
             self._tick(one, at)
 
     def views(self) -> list[tuple[Heard, RuleView]]:
-        """Every rule as it stands."""
+        """Return the state of every rule."""
         return [
             pair
             for one in self._machines
@@ -120,7 +120,7 @@ class Replay:
         ]
 
     def would_follow(self) -> list[RuleViolated]:
-        """What comes if nobody ever logs again; nothing can be read after this."""
+        """Return the violations if no rank ever logs again; nothing can be read after this."""
         later: list[RuleViolated] = []
         for one in self._machines:
             while (deadline := one.rules.deadline()) is not None:

@@ -1,8 +1,8 @@
-"""Log rules from what users write to what the evaluator runs: patterns, watched ranks.
+"""Conversion of users' log rules to what the evaluator runs: patterns, watched ranks.
 
-A rule that cannot be used is a problem of its own and leaves the others alone.  In a start command
-the rule's key `ranks` says who must log; without it, as with the HyperPod agent, some rank of each
-node.
+A rule that cannot be used is a problem of its own and does not affect the others. In a start
+command the rule's key `ranks` names the ranks that must log. Without it any rank of each node
+suffices, as with the HyperPod agent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CompiledRule:
     watch: Watch = OF_NODE
 
     def meter(self) -> Meter | None:
-        """For the values that it captures; None where they are not compared."""
+        """Return a meter for the values that it captures; None: they are not compared."""
         spec = self.spec
         if spec.metric_threshold is None or spec.operator is None or not self.pattern.groups:
             return None
@@ -41,7 +41,7 @@ class CompiledRule:
 
 
 def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule, ...]:
-    """The usable rules of a start command, with the CRD's keys and perhaps `ranks`."""
+    """Return the usable rules of a start command, with the CRD's keys and perhaps `ranks`."""
     rules = []
     for index, entry in enumerate(entries):
         path = f"logMonitoringConfiguration[{index}]"
@@ -61,7 +61,7 @@ def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule,
 
 
 def rule_warnings(spec: JobSpec) -> list[str]:
-    """What to say of a job's patterns, for whoever admits it; what is wrong was said by `spec`."""
+    """Return warnings about a job's patterns for its admission; `spec` reports errors."""
     report, rules = Report(), spec.run_policy.log_monitoring_configuration
     if not are_short(rules):
         return []
@@ -74,7 +74,7 @@ def rule_warnings(spec: JobSpec) -> list[str]:
 
 
 def compile_rule(spec: LogRule, path: str, report: Report) -> CompiledRule | None:
-    """A rule made runnable; None where it cannot be, with the problem in `report`."""
+    """Return the rule compiled; None: it cannot be, and `report` has the problem."""
     pattern = _compile(spec.log_pattern, below(path, "logPattern"), report)
     stop = spec.stop_pattern and _compile(spec.stop_pattern, below(path, "stopPattern"), report)
     if pattern is None or (spec.stop_pattern and not stop):
@@ -93,7 +93,7 @@ def _compile(source: str, path: str, report: Report) -> Pattern | None:
 
 
 def _warn(rule: CompiledRule, path: str, report: Report) -> None:
-    """Tell what is accepted and yet does nothing, or not what it seems."""
+    """Warn about settings that are accepted and have no effect, or an unexpected one."""
     spec = rule.spec
     times = (spec.expected_start_cut_off_in_seconds, spec.expected_recurring_frequency_in_seconds)
     wants_value = spec.metric_threshold is not None or spec.operator is not None

@@ -1,4 +1,4 @@
-"""What the log rules are told and what they say.
+"""Events and effects of the log rules.
 
 Times are of the driver's one clock, in seconds.
 """
@@ -16,7 +16,7 @@ from unbroken.wire.agent import RuleState, RuleView
 
 
 class Violation(Enum):
-    """What a rule found; part of the agent's reason `Log<kind>_<rule>`."""
+    """The kind of a violation; part of the agent's reason `Log<kind>_<rule>`."""
 
     HANG = "Hang"
     SLOW = "Slow"
@@ -35,7 +35,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a worker, as a `LineAssembler` gives them; of unknown ranks nothing is heard."""
+    """Lines of a worker, as a `LineAssembler` returns them; lines of unknown ranks are ignored."""
 
     rank: int
     stream: str
@@ -56,31 +56,32 @@ LogRuleEvent = LogStarted | Paused | Lines | RankEnded | Tick
 class RuleViolated:
     """The rule found a fault.
 
-    `is_decisive` False: only this node's part of a rule that the job keeps as a whole; a fault if
-    `hanging_rules` says so of all nodes."""
+    `is_decisive` False: only this node's part of a rule that the job keeps as a whole. It is a
+    fault if `hanging_rules` names the rule over all nodes.
+    """
 
     rule: str
     kind: Violation
     at: float
-    """When it came to be, which for a hang is the deadline."""
+    """Time of the violation; for a hang, the deadline."""
     why: str
     rank: int | None = None
-    """The silent rank of a hang, or the rank that was heard last; None: none ever was."""
+    """The silent rank of a hang, or the rank that logged last; None: none ever did."""
     stream: str | None = None
     line: str = ""
-    """The newest matching one."""
+    """The newest matching line."""
     value: float | None = None
     is_decisive: bool = True
 
     @property
     def reason(self) -> str:
-        """In the words of the HyperPod agent."""
+        """Return the reason in the words of the HyperPod agent."""
         return f"Log{self.kind.value}_{self.rule}"
 
 
 @dataclass(frozen=True, slots=True)
 class RuleRecovered:
-    """What was found is over: a line came, or a good value."""
+    """A violation is over: a line came, or a good value."""
 
     rule: str
     kind: Violation
@@ -92,10 +93,12 @@ LogRuleEffect = RuleViolated | RuleRecovered
 
 
 def hanging_rules(nodes: Sequence[Sequence[RuleView]]) -> tuple[str, ...]:
-    """Rules kept by the job as a whole (`some`) that hang on all of it, from every node's views.
+    """Return rules kept by the job as a whole (`some`) that hang on all nodes, from every node's
+    views.
 
-    Nodes that heard the rule must all have lost it; where none ever did, all must be past the start
-    cut-off.  A node that never heard it says nothing against one that did."""
+    All nodes that had a match must have lost it. If no node ever had one, all must be past the
+    start cut-off. A node without any match does not outweigh a node with one.
+    """
     by_rule: dict[tuple[str, int], list[RuleView]] = {}
     for views in nodes:
         seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What logs of a healthy job tell of its rules: limits too tight, patterns that miss."""
+"""Evidence from logs of a healthy job about its rules: limits too tight, patterns that miss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .rule_lint import LintFinding, Severity
 from .rules import shown
 
 ROOM = 2
-"""A limit should be this many times what was seen."""
+"""Recommended limit, as a multiple of the longest time seen."""
 
 
 def check_heard(
     rule: CompiledRule, path: str, heard: Heard, view: RuleView, start_at: float
 ) -> Iterator[LintFinding]:
-    """What the replay of a rule says of its limits."""
+    """Yield findings about a rule's limits, from its replay."""
     spec = rule.spec
 
     def say(severity: Severity, key: str, what: str, why: str, instead: str) -> LintFinding:
@@ -43,7 +43,7 @@ def check_heard(
 
 
 def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Iterator[LintFinding]:
-    """What lines of the logs say of a rule's patterns."""
+    """Yield findings about a rule's patterns, from lines of the logs."""
     name, matching = rule.spec.name, [line for line in lines if rule.pattern.is_match(line)]
     if not matching:
         inside = [line for line in lines if rule.pattern.is_found(line)]

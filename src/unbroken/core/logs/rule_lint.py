@@ -1,8 +1,7 @@
-"""What is wrong with log rules, or not as it seems, before a job has them.
+"""Errors and surprises in log rules, found before a job runs with them.
 
-Nothing here guesses: what cannot be decided from the pattern alone (whether one pattern takes all
-that another takes; whether a look-around can hold) is not told.  Logs tell more:
-`rule_evidence`.
+Nothing here guesses. What cannot be decided from the pattern alone is not reported: whether one
+pattern covers another, or whether a look-around can hold. `rule_evidence` finds more from logs.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from .rule_sets import RuleSet
 
 
 class Severity(Enum):
-    """How sure it is that the rule does not do what is wanted."""
+    """The certainty that the rule does not do what is wanted."""
 
     ERROR = "error"
-    """It cannot work, or the job is refused."""
+    """The rule cannot work, or the job is refused."""
     WARNING = "warning"
-    """It works otherwise than most would expect, here or under the stock agent."""
+    """The rule works differently from what most would expect, here or under the stock agent."""
     NOTE = "note"
 
 
@@ -65,16 +64,17 @@ PROBES = (
     b"ab cd",
     b"2025-06-17 05:51:29,300 [INFO] main: step 3 loss=0.5",
 )
-"""Lines that have little in common; what matches all of them matches about every line."""
+"""Lines that have little in common; a pattern that matches all of them matches nearly every
+line."""
 
 
 def check_rules(rules: RuleSet) -> list[LintFinding]:
-    """Everything that the rules alone tell, in their order."""
+    """Return every finding that needs only the rules, in their order."""
     found, names = [], set[str]()
     earlier: dict[str, str] = {}
     for index, entry in enumerate(rules.entries):
         path, report = f"{rules.path}[{index}]", Report()
-        # Alone, the entry's place is number 0.
+        # Compiled alone, the entry has place number 0.
         compiled = read_rules([entry], report)
         given = entry if isinstance(entry, Mapping) else {}
         name = str(given.get("name", index))
@@ -144,7 +144,7 @@ def _check_limits(rule: CompiledRule) -> Iterator[_Said]:
 
 
 def _check_stock(given: Mapping[str, Any]) -> Iterator[_Said]:
-    """What HyperPod agent 1.1.3 would read otherwise: it takes int() of each number."""
+    """Yield what HyperPod agent 1.1.3 would read differently: it takes int() of each number."""
     keys = "metricThreshold", "expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"
     for key in keys:
         value = given.get(key)

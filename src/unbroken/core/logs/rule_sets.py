@@ -1,6 +1,6 @@
 """The log rules in a document: a job, a fragment of one (`runPolicy`), or the bare list.
 
-Read for themselves, so that rules can be tried before the rest of the job can be run.
+They are read on their own, so that rules can be tried before the rest of the job can be run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RuleSet:
     entries: tuple[Any, ...]
     nnodes: int | None = None
     nproc: int | None = None
-    """None: the document does not say it in numbers."""
+    """Ranks of a node; None: the document has no number for it."""
     watches: Mapping[str, Watch] | None = None
 
     def compiled(self) -> tuple[CompiledRule, ...]:
-        """The rules, to be run.  Raises ManifestError with all that is wrong."""
+        """Return the rules compiled. Raises ManifestError with all errors."""
         report = Report()
         rules = read_rules(self.entries, report)
         if report.problems:
@@ -45,7 +45,7 @@ class RuleSet:
 
 
 def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
-    """Rules of all documents that have rules.  Raises SpecError for a bad annotation."""
+    """Return the rules of all documents that have rules. Raises SpecError for a bad annotation."""
     found = []
     for document in documents:
         for path in ((), ("spec", "runPolicy"), ("runPolicy",)):
@@ -85,7 +85,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 
 
 def the_one(sets: Sequence[RuleSet], file: str) -> RuleSet:
-    """SpecError where there is none, or more."""
+    """Return the only rule set. Raises SpecError if there is none, or more than one."""
     if len(sets) == 1:
         return sets[0]
     what = f"has {len(sets)} documents with log rules; give one" if sets else f"has no {KEY}"

@@ -1,15 +1,15 @@
-"""Judges a worker's output by the job's log rules, line by line and by deadline.
+"""Evaluation of a worker's output by the job's log rules, line by line and by deadline.
 
-One `LogRules` serves one node for one attempt.  The fields mean what HyperPod's documentation and
-its agent 1.1.3 say, with these differences:
+One `LogRules` serves one node for one attempt. The fields mean what HyperPod's documentation and
+its agent 1.1.3 define, with these differences:
 
-- Lines of every rank count, of stdout and stderr; `rule_config` says who *must* log.
-- Violations come at their deadline.  A line that was written in time but read late still counts:
-  only a tick finds a hang, and a driver must hand over everything that can be read before it.
+- Lines of every rank count, of stdout and stderr; `rule_config` decides which ranks *must* log.
+- Violations come at their deadline. A line that was written in time but read late still counts:
+  only a tick finds a hang, and a driver must pass on everything that can be read before it.
 - Values: see `values`.
 - When the rank that matched last ends well, the rule rests until another matches.
 
-A line's matches count before it stops rules.  FAULTED stays for the attempt; HANGING and SLOW end
+A line's matches count before it stops rules. FAULTED stays for the attempt; HANGING and SLOW end
 with the next good line, and can come again.
 """
 
@@ -44,12 +44,12 @@ SHOWN_CHARACTERS = 500
 
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """What is expected of a rank, or of the node's ranks together."""
+    """The deadline of a rank, or of the node's ranks together."""
 
     limit: float | None
     """Seconds from `since` within which a match must come: start cut-off, then frequency."""
     rank: int | None = None
-    """Rank that matched last, or whose clock it is."""
+    """Rank that matched last, or rank of this clock."""
     since: float | None = None
     has_matched: bool = False
     is_overdue: bool = False
@@ -66,7 +66,7 @@ class _Clock:
 
 
 class _Rule:
-    """One rule on this node and what it has seen."""
+    """One rule on this node, and its matches so far."""
 
     def __init__(self, compiled: CompiledRule, ranks: Collection[int], nnodes: int) -> None:
         spec, watch = compiled.spec, compiled.watch
@@ -76,7 +76,7 @@ class _Rule:
         self.is_decisive = watch.scope is not Scope.JOB or nnodes == 1
         self.meter = compiled.meter()
         self.clocks: dict[int, _Clock]
-        """By rank; one and the same for all where they are expected together."""
+        """Clocks by rank; the same clock for all ranks that are watched together."""
         limit = spec.expected_start_cut_off_in_seconds
         if self.is_per_rank:
             watched = [rank for rank in ranks if watch.ranks is None or rank in watch.ranks]
@@ -119,13 +119,13 @@ class _Rule:
         )
 
     def stop(self, clock: _Clock, rank: int) -> None:
-        """Its stopPattern came: nothing more is expected."""
+        """Stop the rule: its stopPattern matched, and no further match is required."""
         clock.is_stopped, clock.is_overdue = True, False
         if self.meter:
             self.meter.forget(rank if self.is_per_rank else None)
 
     def violated(self, kind: Violation, at: float, why: str) -> RuleViolated:
-        """By the newest matching line."""
+        """Note a violation by the newest matching line."""
         is_slow = kind is Violation.SLOW and self.meter
         value = self.meter.last_value if is_slow and self.meter else None
         return RuleViolated(
@@ -133,7 +133,7 @@ class _Rule:
         )
 
     def hangs(self, clock: _Clock) -> RuleViolated:
-        """By a clock whose time is over."""
+        """Note a hang by a clock that has run out."""
         why = f"no match for {clock.limit:g} s" + ("" if clock.has_matched else " since the start")
         if clock.rank is not None:
             why += f" on rank {clock.rank}" if self.is_per_rank else f"; last on rank {clock.rank}"
@@ -160,20 +160,20 @@ class LogRules:
         patterns = [rule.compiled.pattern for rule in self._rules]
         self._patterns = PatternSet([*patterns, *(stop for _, stop in stops)])
         self._targets = [*self._rules, *(rule for rule, _ in stops)]
-        """By index of the pattern."""
+        """Rules by index of the pattern."""
         self._clocks = [clock for rule in self._rules for clock in rule.each_clock]
         self._has_started = False
         self._paused_at: float | None = None
         self._next = math.inf
-        """No deadline is before this."""
+        """Lower bound of all deadlines."""
         self._effects: list[LogRuleEffect] = []
         self.hits = 0
         """Matches of any pattern so far."""
         self.turns = 0
-        """How often a rule was first heard, heard again after it was given up, or stopped."""
+        """Number of times that a rule matched first, matched again after a hang, or stopped."""
 
     def step(self, event: LogRuleEvent, now: float) -> list[LogRuleEffect]:
-        """Take in an event; what came of it, in order."""
+        """Take an event; return its effects, in order."""
         self._effects = []
         match event:
             case Lines():
@@ -191,15 +191,16 @@ class LogRules:
         return self._effects
 
     def deadline(self) -> float | None:
-        """When to tick at the latest.  May be early: a tick then finds nothing and moves it on."""
+        """Return when to tick at the latest. It may be early: a tick then finds nothing and moves
+        it on."""
         return self._next if self._paused_at is None and self._next < math.inf else None
 
     def views(self) -> tuple[RuleView, ...]:
-        """Every rule as it stands, for display and for `hanging_rules`."""
+        """Return the state of every rule, for display and for `hanging_rules`."""
         return tuple(rule.view() for rule in self._rules)
 
     def matches(self) -> list[int]:
-        """Matches of each rule so far, in the order of `views`."""
+        """Return the matches of each rule so far, in the order of `views`."""
         return [rule.matches for rule in self._rules]
 
     def _start(self, now: float) -> None:
@@ -243,7 +244,7 @@ class LogRules:
                     self._effects.append(rule.violated(Violation.FAULT, now, why))
 
     def _revive(self, rule: _Rule, clock: _Clock, now: float) -> None:
-        """A clock is fed for the first time, or after it was given up."""
+        """Restart a clock at its first match, or after its hang."""
         if clock.is_overdue:
             self._effects.append(RuleRecovered(rule.name, Violation.HANG, now, clock.rank))
         clock.has_matched, clock.is_overdue, clock.is_resting = True, False, False
@@ -272,7 +273,7 @@ class LogRules:
                 clock.is_resting = True
 
     def _expire(self, now: float) -> None:
-        """Find the clocks whose time is over, earliest first."""
+        """Return the clocks that have run out, earliest first."""
         late = [(rule, clock) for rule, clock in self._each() if clock.deadline <= now]
         for rule, clock in sorted(late, key=lambda found: found[1].deadline):
             self._effects.append(rule.hangs(clock))
@@ -284,6 +285,6 @@ class LogRules:
 
 
 def shown(line: bytes) -> str:
-    """A user's line as text, cut."""
+    """Return a user's line as text, cut."""
     text = line[: SHOWN_CHARACTERS * 4].decode(errors="replace")
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

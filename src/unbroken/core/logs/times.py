@@ -1,4 +1,4 @@
-"""When a recorded line was written, by the time that stands in it.
+"""The time at which a recorded line was written, from the line itself.
 
 Times without a zone are taken as UTC; those without a year or a day follow the time before.
 """
@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from unbroken.errors import SpecError
 
 SEARCHED_BYTES = 300
-"""Bytes of a line that are searched: what comes later is no stamp."""
+"""Bytes of a line that are searched: later text is no time stamp."""
 DAY_SECONDS, YEAR_SECONDS = 86_400.0, 366 * 86_400.0
 NO_YEAR = 2000
-"""A leap year, so that every day of a time without a year exists."""
+"""Year for times without one; a leap year, so that every day exists."""
 
 Finder = Callable[[bytes], float | None]
 MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -49,18 +49,18 @@ DIRECTIVES = {
     "z": r"(?:Z|[+-]\d\d:?\d\d)",
     "%": "%",
 }
-"""Codes of strptime, as they look in a line."""
+"""Patterns of strptime's codes, as they look in a line."""
 
 
 class Times:
-    """The times of one file's lines; remembers which format it has."""
+    """The times of one file's lines; it remembers the format that the file has."""
 
     def __init__(self, form: str = "auto") -> None:
         self._finders = finders(form)
         self._last = 0.0
 
     def read(self, line: bytes) -> float | None:
-        """Seconds since the epoch; None where no time stands in the line."""
+        """Return seconds since the epoch; None: the line has no time."""
         head = line[:SEARCHED_BYTES]
         for index, (find, period) in enumerate(self._finders):
             try:
@@ -79,8 +79,11 @@ class Times:
 
 
 def finders(form: str) -> list[tuple[Finder, float]]:
-    """What finds the times of a format, each with the seconds after which its times begin anew (0:
-    never).  Raises SpecError for a format that there is not."""
+    """Return the finders of a format's times, each with the period of its times in seconds (0:
+    none).
+
+    Raises SpecError for an unknown format.
+    """
     named = {"iso": (_iso, 0.0), "syslog": (_syslog, YEAR_SECONDS)}
     named |= {"glog": (_glog, YEAR_SECONDS), "epoch": (_epoch, 0.0)}
     if form == "auto":
@@ -118,7 +121,7 @@ def _custom(form: str) -> tuple[Finder, float]:
 
 
 def _at(year: int, month: int, day: int, clock: tuple[bytes, ...]) -> float:
-    """`clock` is hours, minutes, seconds, fraction."""
+    """Return seconds since the epoch. `clock` is hours, minutes, seconds, fraction."""
     hours, minutes, seconds = (int(part) for part in clock[:3])
     if not (0 < month <= 12 and 0 < day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
         raise ValueError("no time")

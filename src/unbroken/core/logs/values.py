@@ -1,13 +1,15 @@
-"""Values captured from log lines: what is a number, what is bad, and how often in a row.
+"""Values captured from log lines: the numbers, the bad values, and their counts in a row.
 
-- NaN is bad whatever the operator: it counts as a value beyond the threshold does.  (HyperPod agent
-  1.1.3 takes it for healthy and starts the count anew; its documentation promises otherwise.)
-- So is a text that is no number, once the rule has captured a number: before that, the pattern is
-  more likely wrong than the job.
+Rules:
+
+- NaN is bad whatever the operator: it counts like a value beyond the threshold. (HyperPod agent
+  1.1.3 takes it as healthy and restarts the count; its documentation promises otherwise.)
+- A text that is no number is bad too, once the rule has captured a number: before that, the pattern
+  is more likely wrong than the job.
 - A text without letters and digits (`?`, `--`), or an optional group that took no part, is no data
   point: it changes nothing.
 - `1,234.5`, `42.1%` and `inf` are numbers.
-- Data points are counted for each source (rank and stream) by itself, so that ranks that print the
+- Data points are counted separately for each source (rank and stream), so that ranks that print the
   same metric in turn neither add up nor reset each other.
 """
 
@@ -32,7 +34,7 @@ _NAN = re.compile(r"[+-]?(nan\b.*|1\.#(ind|qnan|snan)\d*)", re.IGNORECASE)
 
 
 def read_value(text: str) -> float | None:
-    """A captured text as a number; None where it says nothing.  Raises ValueError."""
+    """Return a captured text as a number; None: it is no data point. Raises ValueError."""
     try:
         return float(text)
     except ValueError:
@@ -61,16 +63,16 @@ class Meter:
 
     @property
     def is_slow(self) -> bool:
-        """Some source has had enough bad data points in a row."""
+        """True if some source has enough bad data points in a row."""
         return self.bad_points >= self._points
 
     @property
     def bad_points(self) -> int:
-        """In a row, of the worst source."""
+        """Return the bad data points in a row, of the worst source."""
         return max(self._bad.values(), default=0)
 
     def add(self, source: RankStream, text: str) -> bool:
-        """Take in a captured text; True where it is the last bad one that was needed."""
+        """Add a captured text; return True if it completes the required number of bad ones."""
         try:
             value = read_value(text)
         except ValueError:
@@ -90,5 +92,5 @@ class Meter:
         return count == self._points
 
     def forget(self, rank: int | None) -> None:
-        """Start the count anew for a rank; None: for all."""
+        """Restart the count for a rank; None: for all."""
         self._bad = {s: n for s, n in self._bad.items() if rank is not None and s[0] != rank}

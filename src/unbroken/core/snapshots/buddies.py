@@ -1,9 +1,10 @@
-"""Which node keeps copies of whose snapshots, and who may have some of earlier attempts.
+"""Choice of the agents that keep copies of snapshots, and of those that may hold older copies.
 
-Each node rank has one other as its buddy: on another node of the cluster if there is any, each the
-buddy of as few as can be, in another rack if that costs no balance.  In order of topology the one
-that is half of the ranks away is furthest at every level: no other balanced choice shares fewer
-racks.  What was chosen stays as long as it is as good as a new choice: copies would be made anew.
+Each node rank has one other node rank as its buddy. The buddy is on another node of the cluster if
+there is any, and each node is the buddy of as few ranks as possible. It is in another rack if that
+costs no balance. In order of topology, the node rank half of all ranks away is furthest at every
+level: no other balanced choice shares fewer racks. A choice is kept as long as it is as good as a
+new one: a new choice needs new copies.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from unbroken.core.job.roster import Member, Roster, is_stock
 from unbroken.wire.agent_bodies import HOLDERS_MAX
 
 REPAIRED_MAX = 32
-"""Ranks that are looked at one by one, where a choice has become worse."""
+"""Ranks that are examined one by one if a choice has become worse."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node rank is."""
+    """The location of a node rank."""
 
     host: str
-    """Node of the cluster."""
+    """Name of the node of the cluster."""
     rack: tuple[str, ...] = ()
     """Values of its topology labels, widest first."""
 
 
 class Copies(NamedTuple):
-    """What one agent is told at a start."""
+    """Copy orders for one agent at a start."""
 
     buddy: str = ""
-    """`host:port` of the agent that is given copies; empty: nobody is."""
+    """`host:port` of the agent that receives the copies; empty: none does."""
     holders: tuple[str, ...] = ()
-    """Agents that may have some, likeliest first."""
+    """Agents that may hold copies, likeliest first."""
 
 
 class Cost(NamedTuple):
-    """What is wrong with a choice, worst first."""
+    """Cost of a choice, worst defect first."""
 
     hosts: int
     """Ranks whose buddy is on their own node."""
@@ -51,9 +52,9 @@ class Cost(NamedTuple):
 
 
 def assign(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[int, int]:
-    """The buddy of each node rank; none where there is one rank only.
+    """Return the buddy of each node rank; empty if there is only one rank.
 
-    `before`: what was chosen last; kept, or changed as little as can be, unless a new choice is
+    `before`: the last choice. It is kept, or changed as little as possible, unless a new choice is
     better.
     """
     if len(places) < 2:
@@ -67,7 +68,7 @@ def assign(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[i
 
 
 def cost(places: Mapping[int, NodePlace], buddies: Mapping[int, int]) -> Cost:
-    """How bad a choice is."""
+    """Return the cost of a choice."""
     loads = Counter(buddies.values())
     return Cost(
         sum(places[one].host == places[other].host for one, other in buddies.items()),
@@ -80,18 +81,18 @@ def _fresh(places: Mapping[int, NodePlace]) -> dict[int, int]:
     order = sorted(places, key=lambda rank: (places[rank].rack, places[rank].host, rank))
     half = len(order) // 2
     found = dict(zip(order, order[half:] + order[:half], strict=True))
-    # Only where one node has more than half of all ranks: the others share it.
+    # Only if one node has more than half of all ranks: the other nodes share it.
     crowded = [rank for rank in order if places[rank].host == places[found[rank]].host]
     host = places[crowded[0]].host if crowded else ""
     others = [rank for rank in order if places[rank].host != host]
     if crowded and others:
-        # All others are taken once by now.
+        # Every other node is taken once by now.
         found |= {rank: others[i % len(others)] for i, rank in enumerate(crowded)}
     return found
 
 
 def _repaired(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[int, int]:
-    """The choice with some buddies exchanged, so that fewer are near."""
+    """Return the choice with some buddies exchanged, so that fewer are near."""
     found = dict(before)
     near = [rank for rank in found if _nearness(places, rank, found[rank])]
     for one in near[:REPAIRED_MAX]:
@@ -109,7 +110,7 @@ def _repaired(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dic
 
 def _nearness(places: Mapping[int, NodePlace], one: int, other: int) -> int:
     mine, its = places[one], places[other]
-    # Together on a node weighs more than any two racks.
+    # Being together on a node weighs more than any two racks.
     return 3 * (mine.host == its.host) + (mine.rack == its.rack)
 
 
@@ -123,15 +124,15 @@ class Buddies:
 
     def __init__(self) -> None:
         self.is_on = True
-        """As the job wishes; off: nobody is given copies, and those of before are still used."""
+        """Whether the job wants copies; False: none are made, and earlier ones are still used."""
         self.is_whole = True
-        """Every attempt of which somebody may have copies was started by this operator."""
+        """Every attempt with copies anywhere was started by this operator."""
         self._chosen: dict[int, int] = {}
         self._keepers: dict[int, list[_Keeper]] = {}
         """Keepers of each rank's copies, newest first."""
 
     def start(self, ranks: Mapping[PodUid, int], roster: Roster) -> dict[PodUid, Copies]:
-        """What each agent of an attempt that is to start is told; the attempt counts as begun."""
+        """Return the copy orders of an attempt that is to start; the attempt counts as begun."""
         members = {rank: roster.members[uid] for uid, rank in ranks.items()}
         ours = {r: m for r, m in members.items() if m.report and not is_stock(m.report)}
         places = {rank: _place(member, roster) for rank, member in ours.items()}
@@ -153,13 +154,16 @@ class Buddies:
     def _holders(
         self, ours: Mapping[int, Member], guessed: Mapping[int, int], beside: Iterable[Member]
     ) -> dict[int, tuple[str, ...]]:
-        """`guessed`: whom an operator of whom nothing is known would have chosen; `beside`: agents
-        that have no rank any more."""
+        """Return the agents that may hold copies of each rank.
+
+        `guessed`: the choice of an unknown earlier operator; `beside`: agents that no longer have a
+        rank.
+        """
         alive = {member.uid: member for member in ours.values()}
         found: dict[int, dict[PodUid, Member]] = {}
         for rank in ours:
             kept = [one for one in self._keepers.get(rank, ()) if one.uid in alive]
-            # Another process in the pod has only what was sent since it began: it comes last.
+            # Another process in the pod has only copies sent since it began: it comes last.
             kept.sort(key=lambda one: one != _keeper(alive[one.uid]))
             self._keepers[rank] = kept
             found[rank] = {one.uid: alive[one.uid] for one in kept}
@@ -197,7 +201,7 @@ def _addresses(members: Iterable[Member]) -> tuple[str, ...]:
 
 
 def address_of(member: Member | None) -> str:
-    """`host:port` of its agent; empty: there is none yet."""
+    """Return `host:port` of the member's agent; empty: it has none yet."""
     if member is None or member.view.address is None:
         return ""
     address = member.view.address

@@ -1,8 +1,8 @@
-"""Which checkpoint of each prefix all local ranks have written: checkpoint discovery of a node.
+"""Checkpoint discovery of a node: the checkpoint of each prefix that all local ranks have written.
 
-As the HyperPod agent 1.1.3 does it, but for one thing: what the operator chooses at a start wins
-from then on, also where no worker introduces itself anew.  There a node could resume from a later
-step than the others.
+It follows the HyperPod agent 1.1.3, with one difference. The operator's choice at a start wins from
+then on, even if no worker registers again. With the HyperPod agent, a node could then resume from a
+later step than the others.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from typing import Any
 
 PREFIXES_MAX = 64
 STEPS_MAX = 64
-"""Incomplete ones of a prefix; the oldest are forgotten."""
+"""Incomplete steps kept per prefix; the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class _Prefix:
     expected: Mapping[str, int | None]
-    """How many local ranks tell of each type; None: nobody will, and no step is ever complete."""
+    """Number of local ranks that report each type; None: none will, and no step is ever
+    complete."""
     best: tuple[int, str] | None = None
     """Newest complete step and its path."""
     told: dict[int, dict[str, set[int]]] = field(default_factory=dict)
-    """Local ranks, by step and type."""
+    """Local ranks that have reported, by step and type."""
     is_over: bool = False
-    """Another start has come since its clients introduced themselves."""
+    """Another start has come since its clients registered."""
 
 
 class CheckpointSteps:
-    """What is complete, by prefix."""
+    """The complete checkpoints, by prefix."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, _Prefix] = {}
         self._chosen: Mapping[str, Any] = {}
 
     def choose(self, progress: Mapping[str, Any]) -> None:
-        """The operator says where to resume from; it may go back."""
+        """Set the checkpoint to resume from, as the operator has chosen; it may be an older one."""
         self._chosen = dict(progress)
         for name, known in self._prefixes.items():
             known.is_over = True
@@ -44,7 +45,7 @@ class CheckpointSteps:
             known.best = _choice(progress.get(name)) or known.best
 
     def begin(self, prefix: str, expected: Mapping[str, int | None]) -> None:
-        """A client says what will be told of a prefix; the operator's choice stands."""
+        """Register what a client will report of a prefix; the operator's choice stays."""
         known = self._prefixes.get(prefix)
         if known is None and len(self._prefixes) >= PREFIXES_MAX:
             return
@@ -52,7 +53,7 @@ class CheckpointSteps:
             self._prefixes[prefix] = _Prefix(expected, _choice(self._chosen.get(prefix)))
 
     def tell(self, prefix: str, kind: str, step: int, path: str, local_rank: int) -> None:
-        """A local rank has written its part of a step."""
+        """Note that a local rank has written its part of a step."""
         known = self._prefixes.get(prefix)
         if known is None or kind not in known.expected:
             return
@@ -70,12 +71,12 @@ class CheckpointSteps:
             del known.told[min(known.told)]
 
     def path(self, prefix: str) -> str | None:
-        """Path of the newest complete one."""
+        """Return the path of the newest complete checkpoint."""
         known = self._prefixes.get(prefix)
         return known.best[1] if known is not None and known.best is not None else None
 
     def progress(self) -> dict[str, Any]:
-        """As `/status` has it."""
+        """Return the progress in the form of `/status`."""
         return {
             name: {"progressData": known.best[1], "progressCount": known.best[0]}
             for name, known in self._prefixes.items()

@@ -1,17 +1,19 @@
-"""Which snapshots go to the buddies, and which are kept, so that all nodes have a step in common.
+"""Choice of the snapshots to copy to buddies and to keep, so that all nodes have a step in common.
 
-Sharded state can be restored only from one step of all nodes.  Nodes therefore send the same steps:
-a round at a time, each of one step.  Between two rounds every node says to the agent of node rank 0
-what it holds, that is, has in its own memory and at its buddy (`Arrival`).  When all have, that
-agent knows the newest step that all hold, and which saves the next round is of (`NextRound`).  A
-node lets go of what it holds only when it has heard a decision, and then keeps that step.  So there
-is a step that all hold from the first round on, whatever is slow, fails or is lost on its way: what
-was common before a decision is let go of only after it, and what is common by it was held by all
-before.  A node holds two states at most, and while it waits begins no other.
+Sharded state can be restored only from one step of all nodes. Nodes therefore send the same steps,
+in rounds of one step each. Between two rounds every node reports to the agent of node rank 0 what
+it holds: in its own memory and at its buddy (`Arrival`). Once all have reported, that agent knows
+the newest step that all hold, and decides on the saves of the next round (`NextRound`).
 
-A round is of the newest save, which still lies in its slot: the last save before a pause goes too.
-Where saves follow one another faster than nodes hear of rounds, it is of one to come (`margin`),
-and of the last again where that does not come.
+A node releases what it holds only after it has received a decision, and then keeps the common step.
+So from the first round on there is always a step that all nodes hold, whatever is slow, fails or is
+lost. The common step before a decision is released only after it, and the common step of the
+decision was held by all before. A node holds at most two states, and begins no other while it
+waits.
+
+A round is for the newest save, which still lies in its slot: the last save before a pause is copied
+too. If saves are faster than the news of rounds, the round is for a future save (`margin`). It is
+for the last save again if that future save does not come.
 """
 
 from __future__ import annotations
@@ -23,17 +25,19 @@ from typing import Annotated, NamedTuple
 from unbroken.wire.codec import Limits
 
 MARGIN_MAX = 64
-"""In saves."""
+"""Largest margin, in saves."""
 CALM_ROUNDS = 16
-"""Rounds in a row that nobody was late for, after which the margin is halved."""
+"""Rounds in a row without a late node after which the margin is halved."""
 FAILURES_MAX = 3
-"""A buddy that fails so often in a row is no reason to hold up all others: what this node has in
-its own memory counts then, and the buddy is tried again each 2, 4, 8... 64 rounds."""
+"""Failures in a row after which a buddy no longer holds up the other nodes.
+
+Then this node's own memory counts alone. The buddy is tried again every 2, 4, 8... 64 rounds.
+"""
 PAUSE_MAX = 6
 HELD_MAX = 16
-"""Steps that a node says it holds."""
+"""Held steps that a node reports at most."""
 KEPT = 2
-"""Complete snapshots of a rank at its buddy, if the sender does not say which it needs."""
+"""Complete snapshots of a rank kept at its buddy, if the sender does not name those it needs."""
 
 
 class Item(NamedTuple):
@@ -46,34 +50,34 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a node says between two rounds of a name."""
+    """A node's report between two rounds of a name."""
 
     known: int
-    """Number of the decision that it has heard last; 0: none."""
+    """Number of the newest decision that the node has received; 0: none."""
     newest: int
     """Step of its newest save."""
     stride: int
-    """Between two saves; 0: not known."""
+    """Steps between two saves; 0: not known."""
     held: Annotated[tuple[int, ...], Limits(HELD_MAX)]
     is_late: bool = False
-    """It has heard of the last round too late to take part."""
+    """It received the last round too late to take part."""
     is_idle: bool = False
-    """Nothing was saved any more, and so the last round has not begun."""
+    """Saving has paused, and so the last round has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextRound:
-    """What all nodes do next."""
+    """The next round, for all nodes."""
 
     number: int
     common: int | None
-    """The newest step that all hold; None: there is none."""
+    """The newest step that all nodes hold; None: there is none."""
     begin: int
-    """The next round is of the first save from this step on."""
+    """The next round is for the first save from this step on."""
 
 
 NOTHING = NextRound(0, None, -1)
-"""Before the first."""
+"""The decision before the first round."""
 
 
 class Agreement:
@@ -87,7 +91,8 @@ class Agreement:
         self._decision = NOTHING
 
     def arrive(self, node: int, arrival: Arrival) -> NextRound | None:
-        """What it has not heard yet, or what comes next; None: not known yet."""
+        """Return the decision that the node has not received yet, or the next one; None: not known
+        yet."""
         self._members.add(node)
         if arrival.known < self._decision.number:
             return self._decision
@@ -95,7 +100,7 @@ class Agreement:
         return self._decide()
 
     def gathered(self) -> NextRound | None:
-        """Nodes that have said nothing so far do not save this name: do not wait for them."""
+        """Stop waiting for nodes that have not reported so far: they do not save this name."""
         self._is_gathered = True
         return self._decide()
 
@@ -127,16 +132,16 @@ class Agreement:
 
 @dataclass(slots=True)
 class _Row:
-    """All of a name, on one node."""
+    """The state of one name, on one node."""
 
     newest: dict[int, int] = field(default_factory=dict)
-    """Step by rank."""
+    """Newest step by rank."""
     before: dict[int, int] = field(default_factory=dict)
-    """The save before that."""
+    """Step of the save before the newest, by rank."""
     stride: int = 0
     decision: NextRound = NOTHING
     is_round: bool = False
-    """True if one is under way, or about to begin."""
+    """True if a round is under way, or about to begin."""
     step: int | None = None
     """Step of the round."""
     taken: set[int] = field(default_factory=set)
@@ -144,19 +149,19 @@ class _Row:
     open: set[int] = field(default_factory=set)
     """Node ranks whose snapshot is not at the buddy yet."""
     has_failed: bool = False
-    """The buddy has not taken all of it."""
+    """The buddy has not accepted all of it."""
     held: set[int] = field(default_factory=set)
     is_late: bool = False
     is_idle: bool = False
     failures: int = 0
 
     def take(self, rank: int, step: int) -> bool:
-        """Let a rank's save be part of the round, if it is."""
+        """Include a rank's save in the round, if it belongs to it."""
         if not self.is_round or rank in self.taken or step < self.decision.begin:
             return False
         self.step = step if self.step is None else self.step
         if step != self.step:
-            # This rank, or the first, has saved what the round is of before it was known.
+            # This rank, or the first, had saved the round's step before the round was known.
             self.end(is_late=True)
             return False
         self.taken.add(rank)
@@ -174,13 +179,13 @@ class _Row:
         self.end()
 
     def end(self, *, is_late: bool = False) -> None:
-        """Nothing more of it."""
+        """End the round without further copies."""
         self.is_round, self.is_late = False, self.is_late or is_late
         self.open.clear()
 
 
 class Rounds:
-    """One node's, of one attempt."""
+    """The rounds of one node in one attempt."""
 
     def __init__(self) -> None:
         self.nproc = 1
@@ -188,7 +193,7 @@ class Rounds:
         self._rows: dict[str, _Row] = {}
 
     def saved(self, item: Item) -> bool:
-        """A rank has a whole snapshot; whether it is to be sent."""
+        """Note that a rank has a whole snapshot; return whether to send it."""
         row = self._rows.setdefault(item.name, _Row())
         had = row.newest.get(item.rank)
         if had is not None and item.step > had:
@@ -199,7 +204,8 @@ class Rounds:
         return row.take(item.rank, item.step)
 
     def arrival(self, name: str) -> Arrival | None:
-        """What is to be said now; None: nothing, a round is under way or no rank is ready."""
+        """Return the report to send now; None: none, as a round is under way or no rank is
+        ready."""
         row = self._rows.get(name)
         if row is None or row.is_round or not self._is_ready(row):
             return None
@@ -208,13 +214,14 @@ class Rounds:
         return Arrival(row.decision.number, newest, row.stride, held, row.is_late, row.is_idle)
 
     def is_stale(self, name: str, told: Arrival) -> bool:
-        """True if what was said is not enough for a decision any more, and more can be said."""
+        """True if the sent report no longer suffices for a decision, and a better one can be
+        sent."""
         row = self._rows[name]
         has_news = told.newest > max([row.decision.begin, *told.held])
         return not has_news and self.arrival(name) not in (None, told)
 
     def decided(self, name: str, decision: NextRound) -> list[Item]:
-        """Let go of what is not needed, and begin the next round: what of it is to be sent now."""
+        """Release what is not needed, begin the next round, and return what to send now."""
         row = self._rows[name]
         if decision.number <= row.decision.number:
             return []
@@ -223,7 +230,7 @@ class Rounds:
         row.is_round, row.step = True, None
         row.is_late = row.is_idle = row.has_failed = False
         row.taken.clear()
-        # Who has saved one beyond the first is not sure which came first.
+        # A rank with a save beyond the first cannot be sure which one came first.
         row.is_late = any(step > decision.begin for step in row.before.values())
         found = []
         for rank in sorted(row.newest):
@@ -234,37 +241,37 @@ class Rounds:
         return [item for item in found if self.wants(item)]
 
     def paused(self, name: str) -> None:
-        """Nothing has been saved for long: a round that has not begun does not."""
+        """Note that saving has paused: a round that has not begun will not."""
         if self.is_expecting(name):
             self._rows[name].is_idle = True
             self._rows[name].end()
 
     def is_expecting(self, name: str) -> bool:
-        """True if a round is to be of a save that has not been made."""
+        """True if a round waits for a save that has not been made."""
         row = self._rows.get(name)
         return row is not None and row.is_round and not row.taken
 
     def wants(self, item: Item) -> bool:
-        """True if it is still to be sent."""
+        """True if the snapshot is still to be sent."""
         row = self._rows.get(item.name)
         return row is not None and row.step == item.step and item.rank in row.open
 
     def tries(self, name: str) -> bool:
-        """True if the buddy is to be given this round."""
+        """True if this round is to be sent to the buddy."""
         row = self._rows[name]
         if row.failures < FAILURES_MAX:
             return True
         return row.decision.number % (1 << min(row.failures - 1, PAUSE_MAX)) == 0
 
     def sent(self, item: Item) -> None:
-        """It is at the buddy."""
+        """Note that the snapshot is at the buddy."""
         if self.wants(item):
             row = self._rows[item.name]
             row.open.discard(item.rank)
             row.close()
 
     def failed(self, item: Item) -> None:
-        """The buddy did not take it, or was not tried."""
+        """Note that the buddy did not accept the snapshot, or was not tried."""
         if self.wants(item):
             row = self._rows[item.name]
             row.has_failed = True
@@ -272,23 +279,24 @@ class Rounds:
             row.close()
 
     def overtaken(self, item: Item) -> None:
-        """It was overwritten before it was sent: the round is over for all ranks."""
+        """Note that the snapshot was overwritten before it was sent: the round is over for all
+        ranks."""
         if self.wants(item):
             # There was no time even to copy it.
             self._rows[item.name].end(is_late=True)
 
     def needs(self, name: str) -> set[int]:
-        """Steps of this attempt that are not to be let go of."""
+        """Return the steps of this attempt that must not be released."""
         row = self._rows.get(name)
         if row is None:
             return set()
         return row.held | ({row.step} if row.is_round and row.step is not None else set())
 
     def common(self, name: str) -> int | None:
-        """The newest step that all nodes are known to hold."""
+        """Return the newest step that all nodes are known to hold."""
         row = self._rows.get(name)
         return None if row is None else row.decision.common
 
     def _is_ready(self, row: _Row) -> bool:
-        """True if all ranks that will save have: where one saves again, all others have."""
+        """True if all saving ranks have saved: once one saves again, all others have."""
         return len(row.newest) == self.nproc or any(rank in row.before for rank in row.newest)
