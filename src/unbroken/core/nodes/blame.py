@@ -1,13 +1,13 @@
-"""What is held against a node, over all jobs: points that halve every week.
+"""Blame of a node, over all jobs: points that halve every week.
 
-The number of points of each kind is a judgement: two faults that need a reboot, a relapse and a
-failed check within days are reason enough to ask a person; a bug of a training script that happens
-to die on the same node again and again is not.  A person's appeal keeps the evidence: what is older
-than it counts nothing any more.
+The number of points of each kind is a judgement. Two faults that need a reboot, a relapse and a
+failed check within days are reason enough to ask a person. A bug of a training script that happens
+to end on the same node again and again is not. A person's appeal keeps the evidence, but entries
+older than it no longer count.
 
-Incidents are told by programs of tenants: an exit code and an error text are what the program makes
-them.  So an incident weighs little unless the kernel, NVML or a check found the node at fault on
-the same day, a job counts once a day, and a namespace can never fill the limit.
+Incidents are reported by programs of tenants, which control their exit codes and error texts. So an
+incident weighs little unless the kernel, NVML or a check found the node at fault on the same day, a
+job counts once a day, and a namespace can never fill the limit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from unbroken.spec.nodes.values import Action
 from unbroken.wire.agent import FaultKind
 
 HALF_LIFE_SECONDS = 7 * 86400.0
-"""docs/design/nodes.md: points halve every week."""
+"""Seconds after which points halve: a week (docs/design/nodes.md)."""
 FORGOTTEN_SECONDS = 8 * HALF_LIFE_SECONDS
-"""An entry of less than half a percent of its points is dropped."""
+"""Age in seconds at which an entry is dropped: it has less than half a percent of its points."""
 LIMIT = 9.0
 """Points above which a node is quarantined (judgement)."""
 TEXT_MAX = 300
@@ -38,40 +38,45 @@ FAULT_POINTS: Mapping[Action, float] = {
     Action.REBOOT: 2.0,
     Action.REPLACE: 4.0,
 }
-"""Points of a fault, by what it calls for (judgement)."""
+"""Points of a fault, by the action that it requires (judgement)."""
 LOST_POINTS = 2.0
 CHECK_POINTS = 4.0
 RELAPSE_POINTS = 3.0
 INCIDENT_POINTS = 2.0
 LITTLE_POINTS = 0.2
-"""Points of an incident that is the program's rather than the machine's, that the program alone has
-told, or that was told already (judgement)."""
+"""Points of an incident caused by the program rather than the machine, known from the program
+alone, or already counted (judgement)."""
 SAME_SECONDS = 600.0
-"""An incident so near to a fault or a loss of its node is the consequence of that."""
+"""Seconds around a fault or a loss of the node within which an incident is its consequence."""
 DAY_SECONDS = 86400.0
-"""A job counts once in that time.  A fault or a failed check within it confirms an incident."""
+"""Seconds in which a job counts once. A fault or a failed check within it confirms an incident."""
 SPACE_SHARE = 0.5
-"""Share of the limit that the incidents of one namespace reach at most, and so do those of all
-namespaces together that only programs have told."""
+"""Largest share of the limit for the incidents of one namespace. The same share holds for the
+incidents of all namespaces together that are known from programs only."""
 WITNESSES = (BlameKind.FAULT, BlameKind.CHECK)
-"""What the node's daemon and checks found: no program can write it."""
+"""Findings of the node's daemon and of checks: no program can forge them."""
 ALONE = "told by the program alone: "
 
 SIGBUS_EXIT = 128 + 7
-"""The kernel ends a process so that meets memory which cannot be corrected (Linux,
-Documentation/mm/hwpoison.rst); a full /dev/shm, the other cause, has a class of its own."""
+"""Exit code of SIGBUS.
+
+The kernel ends a process with it that touches memory which cannot be corrected (Linux,
+Documentation/mm/hwpoison.rst). A full /dev/shm, the other cause, has a class of its own.
+"""
 MACHINE_FAULTS = frozenset({NODE_LOST, NODE_FAULT, FaultKind.CUDA_ERROR.value})
-"""Classes of an incident's culprit that are the machine's."""
+"""Classes of an incident's culprit that are faults of the machine."""
 
 
 def score(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> float:
-    """Points that are held against the node at `now`; `limit` is that of the quarantine."""
+    """Return the node's points at `now`; `limit` is that of the quarantine."""
     return sum(points_at(record, now, limit))
 
 
 def points_at(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[float]:
-    """Points that each entry counts at `now`, in the order of the record: 0 before an appeal, and
-    what its namespace has left for an incident."""
+    """Return the points of each entry at `now`, in the order of the record.
+
+    An entry before an appeal has 0. An incident gets what its namespace has left.
+    """
     since = -math.inf if record.cleared_at is None else record.cleared_at
     most = limit * SPACE_SHARE
     left: defaultdict[str, float] = defaultdict(lambda: most)
@@ -90,14 +95,14 @@ def points_at(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[
 
 
 def points(entry: BlameEntry, now: float) -> float:
-    """What is left of an entry's points; one from the future counts as if it were new."""
+    """Return the remaining points of an entry; one from the future counts as new."""
     return float(entry.weight * 0.5 ** (max(0.0, now - entry.at) / HALF_LIFE_SECONDS))
 
 
 def add(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeRecordSpec:
-    """The record with the entry; the same record where it is in already, or too old.
+    """Return the record with the entry; the same record if it has it already, or it is too old.
 
-    One thing is known again by kind, source and time (within a millisecond, as times are written).
+    Entries are equal if kind, source and time are (within a millisecond, as times are written).
     """
     if entry.weight <= 0 or now - entry.at > FORGOTTEN_SECONDS:
         return record
@@ -110,7 +115,8 @@ def add(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeRecordSpec
 
 
 def _bounded(entries: list[BlameEntry]) -> tuple[BlameEntry, ...]:
-    """The newest entries; incidents go first, so that jobs cannot push out what was found."""
+    """Return the newest entries; incidents are dropped first, so that jobs cannot displace
+    findings."""
     surplus = len(entries) - BLAME_MAX
     incidents = [one for one in entries if one.kind is BlameKind.INCIDENT][: max(surplus, 0)]
     kept = [one for one in entries if one not in incidents]
@@ -122,30 +128,31 @@ def _is_same(one: BlameEntry, other: BlameEntry) -> bool:
 
 
 def of_fault(at: float, reason: str, text: str, action: Action) -> BlameEntry:
-    """The node's daemon saw a fault that calls for `action`."""
+    """Return the entry for a fault that the node's daemon saw, and that requires `action`."""
     return BlameEntry(at, BlameKind.FAULT, reason, text, FAULT_POINTS[action])
 
 
 def of_loss(at: float, text: str) -> BlameEntry:
-    """The node went silent."""
+    """Return the entry for a node that went silent."""
     return BlameEntry(at, BlameKind.LOST, "NotReady", text, LOST_POINTS)
 
 
 def of_check(at: float, name: str, text: str) -> BlameEntry:
-    """A check found the node at fault."""
+    """Return the entry for a check that found the node at fault."""
     return BlameEntry(at, BlameKind.CHECK, name, text, CHECK_POINTS)
 
 
 def of_relapse(at: float, reason: str, text: str) -> BlameEntry:
-    """A fault came within the probation after a repair."""
+    """Return the entry for a fault within the probation after a repair."""
     return BlameEntry(at, BlameKind.RELAPSE, reason, text, RELAPSE_POINTS)
 
 
 def of_incident(incident: Incident, source: str) -> BlameEntry | None:
-    """What an incident would hold against its culprit's node if the node were found at fault as
-    well; None: it is still open, or names none.
+    """Return an incident's entry for its culprit's node, with the weight that it has if the node is
+    found at fault as well.
 
-    `source` is `NAMESPACE/JOB-NUMBER`.  An open incident may yet find another culprit.
+    None: it is still open, or names no node. `source` is `NAMESPACE/JOB-NUMBER`. An open incident
+    may yet find another culprit.
     """
     culprit = incident.culprit
     if incident.ended_at is None or not culprit.node or culprit.fault == PLANNED_MOVE:
@@ -158,7 +165,7 @@ def of_incident(incident: Incident, source: str) -> BlameEntry | None:
 
 
 def add_incident(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeRecordSpec:
-    """The record with an incident; the same record where the job has one of that day in it."""
+    """Return the record with an incident; the same record if the job has one of that day in it."""
     job = _job_of(entry)
     known = (one for one in record.blame if one.kind is BlameKind.INCIDENT)
     if any(_job_of(one) == job and abs(one.at - entry.at) < DAY_SECONDS for one in known):
@@ -169,8 +176,8 @@ def add_incident(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeR
 
 
 def _weighed(record: NodeRecordSpec, entry: BlameEntry) -> BlameEntry:
-    """An incident of the machine counts in full where something else found the node at fault that
-    day, and was not the very fault that caused it."""
+    """Return the incident's entry with its weight. It has full weight if something else found the
+    node at fault that day, other than the fault that caused the incident."""
     apart = [(one.kind, abs(one.at - entry.at)) for one in record.blame]
     causes = (BlameKind.FAULT, BlameKind.LOST)
     if any(kind in causes and seconds <= SAME_SECONDS for kind, seconds in apart):
@@ -181,5 +188,5 @@ def _weighed(record: NodeRecordSpec, entry: BlameEntry) -> BlameEntry:
 
 
 def _job_of(entry: BlameEntry) -> str:
-    """`NAMESPACE/JOB` of an incident."""
+    """Return `NAMESPACE/JOB` of an incident."""
     return entry.source.rpartition("-")[0]

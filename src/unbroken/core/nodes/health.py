@@ -1,8 +1,8 @@
-"""The daemon's machine: signs of faults in, what is written about the node out.
+"""The daemon's machine: its input is signs of faults, its output is writes about the node.
 
-It writes of its node only what is news, and takes back only what it has set itself: a label that
-the repairer or a person has taken away stays away until there is a new fault.  What it writes is
-one patch of one version of the node, made anew where that version is gone.
+It writes only news about its node, and withdraws only what it has set itself. A label that the
+repairer or a person has removed stays removed until there is a new fault. It writes one patch for
+one version of the node, and a new patch if that version is gone.
 """
 
 from __future__ import annotations
@@ -34,26 +34,29 @@ from .signals import GpuSample, GpuWatch, HostSample
 from .signals_table import Sign, SignTable, believed, weakened
 
 SETTLE_SECONDS = 5.0
-"""How long an XID whose meaning hangs on others waits for them; they come within a second
+"""Seconds that an XID whose meaning depends on others waits for them; they come within a second
 (judgement)."""
 CONFIRM_SECONDS = 45.0
-"""Seconds that an XID waits for NVML to contradict it.  A look takes at most 30 s, and NVML may be
-in the middle of an earlier one; a driver that does not answer in that time confirms the XID."""
+"""Seconds that an XID waits for NVML to contradict it.
+
+A look takes at most 30 s, and NVML may be in the middle of an earlier one. A driver that does not
+answer in that time confirms the XID.
+"""
 RECALL_SECONDS = 600.0
-"""For how long a daemon that is started anew counts what came just before the earlier one ended."""
+"""Seconds before the end of the earlier daemon whose XIDs a restarted daemon still counts."""
 RETELL_SECONDS, RETELL_MAX_SECONDS = 60.0, 3600.0
-"""When a fault that goes on is told again; each time twice as long."""
+"""Seconds until a lasting fault is reported again, doubled each time, and the most of them."""
 QUIET_SECONDS = 900.0
-"""After so long without it, a fault without an action for the node is a new one."""
+"""Seconds after which a fault without an action for the node counts as a new one."""
 PAST_SECONDS = 7 * 86400.0
-"""How long a repair counts as one that has not helped when its fault comes again (judgement: blame
-halves in that time, `core/nodes/blame`)."""
+"""Seconds in which a fault that returns shows that its repair has failed (judgement: blame halves
+in that time, `core/nodes/blame`)."""
 KNOWN_MAX, XIDS_MAX, TIMES_MAX = 512, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
 class OwnNodeSeen:
-    """The Node object is now so."""
+    """The present state of the Node object."""
 
     node: OwnNode
 
@@ -65,7 +68,7 @@ class OwnNodeGone:
 
 @dataclass(frozen=True, slots=True)
 class LineRead:
-    """A message of the kernel; `cursor` is behind it."""
+    """A message of the kernel; `cursor` is the position after it."""
 
     line: KernelLine
     cursor: str
@@ -73,7 +76,7 @@ class LineRead:
 
 @dataclass(frozen=True, slots=True)
 class GpusSampled:
-    """The GPUs were looked at."""
+    """Readings of the GPUs."""
 
     sample: GpuSample
     began_at: float = inf
@@ -82,21 +85,21 @@ class GpusSampled:
 
 @dataclass(frozen=True, slots=True)
 class HostSampled:
-    """The system was looked at."""
+    """Readings of the system."""
 
     sample: HostSample
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The write that was ordered is done, and made the node so."""
+    """The ordered write is done; `node` is the result."""
 
     node: OwnNode
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """The write that was ordered was not done; a NodeSeen follows when another may be."""
+    """The ordered write failed; a NodeSeen follows when another may be made."""
 
 
 HealthEvent = (
@@ -106,14 +109,14 @@ HealthEvent = (
 
 @dataclass(frozen=True, slots=True)
 class WriteNode:
-    """Merge this into the node, and say Written or WriteFailed."""
+    """Merge this into the node; the answer is Written or WriteFailed."""
 
     patch: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteConditions:
-    """Merge this, strategically, into the node's status, and say Written or WriteFailed."""
+    """Merge this, strategically, into the node's status; the answer is Written or WriteFailed."""
 
     patch: Mapping[str, Any]
 
@@ -139,7 +142,7 @@ class LogFault:
 
 @dataclass(frozen=True, slots=True)
 class LookAtGpus:
-    """Look at the GPUs now, and say GpusSampled."""
+    """Read the GPUs now; the answer is GpusSampled."""
 
 
 HealthEffect = WriteNode | WriteConditions | RecordNodeEvent | LogFault | LookAtGpus
@@ -164,11 +167,11 @@ class _Waiting:
     cursor_before: str
     cursor: str
     asked_at: float | None = None
-    """Time of the XID that NVML may contradict; None: other XIDs decide what it means."""
+    """Time of the XID that NVML may contradict; None: other XIDs decide its meaning."""
 
 
 class NodeHealth:
-    """One node's daemon.  `gpus_expected` None: as the node says."""
+    """One node's daemon. `gpus_expected` None: take the number from the node."""
 
     def __init__(self, table: SignTable, gpus_expected: int | None = None) -> None:
         self._table = table
@@ -176,11 +179,11 @@ class NodeHealth:
         self._node: OwnNode | None = None
         self._memory = Memory()
         self._is_changed = False
-        """The memory is not on the node yet."""
+        """The memory is not yet written to the node."""
         self._news: dict[tuple[str, str], tuple[Fault, int]] = {}
-        """To be told, with how often they were seen."""
+        """Faults to be reported, with the number of times that they were seen."""
         self._writing: list[tuple[Fault, int]] | None = None
-        """What the write under way tells; None: there is none."""
+        """Faults that the write under way reports; None: no write is under way."""
         self._is_node_write = False
         self._unwritten: set[tuple[str, str]] = set()
         """Faults that the node's object does not show yet."""
@@ -188,7 +191,7 @@ class NodeHealth:
         self._series: dict[tuple[str, str], _Series] = {}
         self._waiting: list[_Waiting] = []
         self._xids: dict[str, deque[tuple[float, int]]] = {}
-        """Which XIDs each GPU has had lately, and when."""
+        """Recent XIDs of each GPU, with their times."""
         self._gpu_watch = GpuWatch()
         self._host_watch = table.host_watch()
         self._host = HostSample()
@@ -198,9 +201,9 @@ class NodeHealth:
 
     @property
     def cursor(self) -> str:
-        """How far an earlier daemon has read the kernel's log; empty: nothing is known.
+        """Position up to which an earlier daemon has read the kernel's log; empty: not known.
 
-        Good after the first NodeSeen.
+        Valid after the first NodeSeen.
         """
         return self._memory.cursor
 
@@ -210,7 +213,7 @@ class NodeHealth:
         return self._node
 
     def deadline(self) -> float | None:
-        """When a Tick is due; None: not before another event."""
+        """Return when a Tick is due; None: not before another event."""
         due = [one.due_at for one in self._waiting]
         due += [one.next_at for one in self._series.values() if one.count > one.told]
         return min(due, default=None)
@@ -231,7 +234,7 @@ class NodeHealth:
                 self._confirm(sample, began_at, now)
             case HostSampled(sample):
                 self._uptime_seconds = sample.uptime_seconds
-                # A GPU that fell off the bus may be gone from the list of devices.
+                # A GPU that fell off the bus may be missing from the list of devices.
                 self._host = replace(sample, pci=sample.pci | self._host.pci)
                 for found in self._host_watch.look(sample, now):
                     self._hold(self._table.of_finding(found), now)
@@ -262,7 +265,7 @@ class NodeHealth:
         memory.boot_id, memory.verified = node.boot_id or memory.boot_id, node.verified
 
     def _meet(self, node: OwnNode, now: float) -> None:
-        """A node that is new to this daemon: what an earlier one knew of it counts."""
+        """Take over a node that is new to this daemon, with the memory of an earlier daemon."""
         unwritten = {k: one for k, one in self._memory.faults.items() if k in self._unwritten}
         self._memory = read_memory(node.annotations.get(DAEMON_MEMORY, ""))
         self._memory.faults.update(unwritten)
@@ -274,11 +277,11 @@ class NodeHealth:
         self._cursor = self._cursor or self._memory.cursor
         for part, xid, at in self._memory.xids:
             if now - at <= RECALL_SECONDS:
-                # What came right behind them is read only now.
+                # Messages right behind them are read only now.
                 self._xids.setdefault(part, deque(maxlen=XIDS_MAX)).append((now, xid))
 
     def _take_back(self, now: float) -> None:
-        """What was found before the node was found well counts no more."""
+        """Forget faults that were found before the node was verified as healthy."""
         old = {k: one for k, one in self._memory.faults.items() if k not in self._unwritten}
         for key, fault in old.items():
             del self._memory.faults[key]
@@ -301,7 +304,7 @@ class NodeHealth:
                 seen = self._xids.setdefault(sign.part, deque(maxlen=XIDS_MAX))
                 seen.append((now, sign.xid))
             if sign.entry.beside or sign.entry.unless_listed:
-                # One at a time: a 45 comes for each channel, by the hundred.
+                # One at a time: XID 45 comes for each channel, by the hundred.
                 if any(_is_alike(one.sign, sign) for one in self._waiting):
                     continue
                 self._await(sign, before, cursor, now)
@@ -310,7 +313,7 @@ class NodeHealth:
         _forget(self._xids)
 
     def _await(self, sign: Sign, before: str, cursor: str, now: float) -> None:
-        """Decide about the sign later: when others, or NVML, have said what it means."""
+        """Decide about the sign later, when other XIDs, or NVML, have given its meaning."""
         if not sign.entry.unless_listed:
             self._waiting.append(_Waiting(sign, now + SETTLE_SECONDS, before, cursor))
             return
@@ -318,7 +321,8 @@ class NodeHealth:
         self._asks_gpus = True
 
     def _confirm(self, sample: GpuSample, began_at: float, now: float) -> None:
-        """Decide about XIDs that came before the look: NVML that lists the GPU contradicts them."""
+        """Decide about XIDs that came before the look: they are contradicted if NVML lists the
+        GPU."""
         for one in list(self._waiting):
             if one.asked_at is None or began_at < one.asked_at:
                 continue
@@ -343,11 +347,11 @@ class NodeHealth:
         if self._node.gpus is not None:
             return self._node.gpus
         capacity = self._node.gpu_capacity
-        # A multiple is also what a device plugin offers that lends each GPU several times.
+        # A device plugin that shares each GPU several times also offers a multiple.
         return count if capacity and count and capacity % count == 0 else capacity
 
     def _hold(self, signs: Iterable[Sign], now: float) -> None:
-        """Signs of a state that lasts: told once while it does."""
+        """Take signs of a lasting state, each reported once while the state lasts."""
         for sign in signs:
             series = self._series.get((sign.reason, sign.part))
             if (sign.reason, sign.part) in self._memory.faults:
@@ -391,7 +395,7 @@ class NodeHealth:
         kind = sign.entry.condition_type()
         fault = Fault(sign.reason, sign.part, kind, action, self._message(sign), now)
         if active is not None and not is_worse:
-            # Known from an earlier daemon, which has told it.
+            # Known from an earlier daemon, which has reported it.
             self._series[key] = _Series(fault, 1, 1, now, now, RETELL_SECONDS)
             return
         count = 1 if is_new or series is None else series.count + 1
@@ -414,7 +418,7 @@ class NodeHealth:
         return f"{where}{sign.entry.title}: {sign.text}"[:MESSAGE_MAX]
 
     def _repeated(self, sign: Sign, now: float, cursor: str) -> Action:
-        """By how often it came; a line that is read again after a restart came once."""
+        """Return how often the fault came; a line read again after a restart counts once."""
         repeats = sign.entry.repeats
         if repeats is None:
             return Action.NONE
@@ -448,7 +452,7 @@ class NodeHealth:
             for at, xid in seen
             if now - at <= SETTLE_SECONDS
         ]
-        # Conditions first: who acts on a label looks for the fault behind it.
+        # Conditions first: readers of a label look for the fault behind it.
         patch = condition_patch(node, memory, now)
         if patch is not None:
             self._writing, self._is_node_write = [], False
@@ -460,7 +464,7 @@ class NodeHealth:
         return [WriteNode(fault_patch(node, memory, self._told_as_active(), now))]
 
     def _told_as_active(self) -> list[tuple[Fault, int]]:
-        """What is told again after it was taken back asks for nothing any more."""
+        """Return the faults of a write; those withdrawn meanwhile no longer require an action."""
         assert self._writing is not None
         return [
             (fault, count)
@@ -496,6 +500,6 @@ def _is_above(one: Action, other: Action) -> bool:
 
 
 def _forget(known: dict[Any, Any], most: int = KNOWN_MAX) -> None:
-    """Keep a table bounded, whatever a log says: the oldest entries go."""
+    """Bound a table against any input of a log: the oldest entries are dropped."""
     while len(known) > most:
         known.pop(next(iter(known)))

@@ -1,7 +1,7 @@
-"""The node's own object: what the daemon reads of it, and the patches that it writes.
+"""The node's own object: the fields that the daemon reads, and the patches that it writes.
 
-All that the daemon must know after a restart is here: what it found and has not taken back, which
-conditions are its own, and how far it has read the kernel's log.
+All state that the daemon needs after a restart is here: faults found and not withdrawn, the
+conditions that are its own, and its position in the kernel's log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\d{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class OwnNode:
-    """What the daemon needs of its node."""
+    """The fields of its node that the daemon needs."""
 
     uid: str = ""
     version: str = ""
@@ -50,9 +50,9 @@ class OwnNode:
     conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Type -> (status, reason)."""
     gpus: int | None = None
-    """GPUs that the node should have; None: it does not say."""
+    """GPUs that the node should have; None: it does not state a number."""
     gpu_capacity: int | None = None
-    """What it offers, which may be each GPU several times."""
+    """GPUs that the node offers, which may count each GPU several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +68,33 @@ class Fault:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What is equal in this is one fault."""
+        """Key of the fault: equal keys are one fault."""
         return self.reason, self.part
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the daemon must not forget."""
+    """The daemon's memory over restarts."""
 
     boot_id: str = ""
     verified: str = ""
     """Boot and verification since which the faults count."""
     cursor: str = ""
-    """How far the kernel's log was read."""
+    """Position up to which the kernel's log was read."""
     conditions: set[str] = field(default_factory=set)
-    """Conditions that were ever set by the daemon, and so are its to take back."""
+    """Conditions that the daemon has ever set, and so may withdraw."""
     faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
-    """Faults that have an action for the node and were not taken back."""
+    """Faults that require an action for the node and were not withdrawn."""
     past: dict[str, float] = field(default_factory=dict)
-    """Reason -> when it was last taken back after a reset or a reboot."""
+    """Reason -> time of the last withdrawal after a reset or a reboot."""
     xids: list[tuple[str, int, float]] = field(default_factory=list)
-    """(GPU, XID, when) of those just before: they say what the next ones mean."""
+    """(GPU, XID, time) of the latest ones: they determine the meaning of the next."""
     times: dict[tuple[str, str], list[tuple[float, str]]] = field(default_factory=dict)
-    """Fault that is counted -> when it came, and the cursor behind its line."""
+    """Counted fault -> its times, each with the cursor behind its line."""
 
 
 def node_state(node: Mapping[str, Any]) -> OwnNode:
-    """What is needed of a Node object; what is odd in it is left out."""
+    """Return the needed fields of a Node object; malformed parts are left out."""
     metadata, status = _mapping(node, "metadata"), _mapping(node, "status")
     labels, annotations = _texts(metadata, "labels"), _texts(metadata, "annotations")
     conditions = {
@@ -132,7 +132,7 @@ def _count(text: object) -> int | None:
 
 
 def write_memory(memory: Memory) -> str:
-    """The annotation's text."""
+    """Return the annotation's text."""
     faults = [
         [one.reason, one.part, one.condition, one.action.value, one.message[:120], one.at]
         for one in memory.faults.values()
@@ -151,7 +151,7 @@ def write_memory(memory: Memory) -> str:
 
 
 def read_memory(text: str) -> Memory:
-    """What an earlier daemon remembered; a text that cannot be read is no memory."""
+    """Return the memory of an earlier daemon; a text that cannot be read is no memory."""
     try:
         kept = json.loads(text)
         faults = [
@@ -181,9 +181,9 @@ def read_memory(text: str) -> Memory:
 def fault_patch(
     node: OwnNode, memory: Memory, news: Sequence[tuple[Fault, int]], now: float
 ) -> Object:
-    """A merge patch for faults that are news, each with how often it has been seen.
+    """Return a merge patch for new faults, each with the number of times it was seen.
 
-    It is of this very version of the node: the list of taints is replaced as a whole.
+    It applies to this very version of the node: the list of taints is replaced as a whole.
     """
     metadata: Object = {"uid": node.uid, "resourceVersion": node.version}
     annotations: Object = {keys.DAEMON_MEMORY: write_memory(memory)}
@@ -209,7 +209,7 @@ def fault_patch(
 
 
 def _advised(node: OwnNode) -> Iterable[Action]:
-    """What the labels call for already, by whomever."""
+    """Yield the actions that the labels already require, whoever set them."""
     health = health_of(node.labels)
     if health == Health.PENDING_REPLACEMENT.value:
         yield Action.REPLACE
@@ -219,7 +219,7 @@ def _advised(node: OwnNode) -> Iterable[Action]:
 
 
 def severest(actions: Iterable[Action]) -> Action:
-    """The highest rung of several."""
+    """Return the highest rung of several."""
     return max(actions, key=LADDER.index, default=Action.NONE)
 
 
@@ -237,8 +237,8 @@ def _taint(now: float) -> Object:
 
 
 def details(before: str, news: Sequence[tuple[Fault, int]]) -> str:
-    """The annotation with the faults added, newest last; a fault that came again takes the place
-    of its older entry."""
+    """Return the annotation with the faults added, newest last; a repeated fault replaces its older
+    entry."""
     kept = _read_details(before)
     for fault, count in news:
         entry = _detail(fault, count)
@@ -273,7 +273,7 @@ def _detail(fault: Fault, count: int) -> Object:
 
 
 def _is_same(entry: Object, fault: Fault) -> bool:
-    """The message begins with the part, or else is of the same text."""
+    """True if the message begins with the part, or else has the same text."""
     message = str(entry.get("message", ""))
     return entry.get("reason") == fault.reason and message.startswith(
         f"{fault.part}: " if fault.part else fault.message[:MESSAGE_MAX]
@@ -281,8 +281,8 @@ def _is_same(entry: Object, fault: Fault) -> bool:
 
 
 def condition_patch(node: OwnNode, memory: Memory, now: float) -> Object | None:
-    """A strategic merge patch of the status that makes the conditions those of the faults; None:
-    they are so already."""
+    """Return a strategic merge patch that sets the status conditions to those of the faults; None:
+    they are up to date."""
     wanted: dict[str, Fault | None] = dict.fromkeys(sorted(memory.conditions))
     for fault in memory.faults.values():
         wanted[fault.condition] = fault

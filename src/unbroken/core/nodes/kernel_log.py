@@ -1,9 +1,9 @@
-"""The kernel's log: records of /dev/kmsg, and plain lines of a file that stands for it.
+"""The kernel's log: records of /dev/kmsg, and plain lines of a file that replaces it.
 
-Anybody can bring text into the kernel's log: the kernel quotes names of processes and files, and a
-privileged program may write to /dev/kmsg.  So a record keeps who wrote it (its facility) and how
-severe it is (its level), and a driver's message is read only in the driver's exact form, from the
-start of the record.  Reading never raises, whatever the line holds.
+Anybody can bring text into the kernel's log. The kernel quotes names of processes and files, and a
+privileged program may write to /dev/kmsg. So a record keeps its writer (its facility) and its
+severity (its level). A driver's message is read only in the driver's exact form, from the start of
+the record. Reading never raises, whatever the line holds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from unbroken.spec.nodes.fault_table import Severity
 
 LINE_CHARACTERS_MAX = 4096
-"""Characters of a line that are looked at.  A record of the kernel has at most 1 KiB of text
-(Linux kernel/printk, PRINTKRB_RECORD_MAX)."""
+"""Characters of a line that are read. A record of the kernel has at most 1 KiB of text (Linux
+kernel/printk, PRINTKRB_RECORD_MAX)."""
 KERNEL = 0
 """Facility of the kernel's own messages.  A write to /dev/kmsg never gets it (Linux
 kernel/printk/printk.c, devkmsg_write)."""
@@ -45,13 +45,13 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})")
 # The name of a program in a driver's line has at most 15 characters, which may be any.
 _PROGRAM = re.compile(r"(?:pid=[^,]{1,20}, )?(?:name=.{0,15}(?:, |$))?", re.DOTALL)
 _SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
-# Of XID 154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)".
+# Message of XID 154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)".
 _RECOVERY = re.compile(
     r"GPU recovery action changed from [^,]{1,60} to (0x[0-9a-fA-F]{1,4}|\d{1,4})\b"
 )
 
-# Lines in which the kernel tells of one process or file by a name that anybody may choose.  Where
-# the name comes first it has at most 15 characters (TASK_COMM_LEN) and `[PID]` or `(PID)` follows.
+# Lines in which the kernel names one process or file, by a name that anybody may choose. If the
+# name comes first, it has at most 15 characters (TASK_COMM_LEN), and `[PID]` or `(PID)` follows.
 _QUOTING = re.compile(
     r".{1,15} ?(?:\[\d+\]|\(\d+\))"
     r"|.{1,15} invoked oom-killer: "
@@ -72,21 +72,22 @@ class KernelLine:
     sequence: int | None = None
     """Number of the record since the boot; None: a line of a file."""
     microseconds: int | None = None
-    """Since the boot."""
+    """Microseconds since the boot."""
     facility: int | None = None
-    """Writer of the message, KERNEL or a program; None: a plain line, which does not say."""
+    """Writer of the message, KERNEL or a program; None: a plain line, which has no facility."""
     level: int | None = None
-    """Severity, from 0 (emergency) to 7 (debug); None: a plain line, which does not say."""
+    """Severity, from 0 (emergency) to 7 (debug); None: a plain line, which has no level."""
 
     @property
     def is_plain(self) -> bool:
-        """Line of a file without facility and level: whoever owns the file vouches for it."""
+        """True for a line of a file without facility and level: the file's owner is responsible for
+        it."""
         return self.facility is None
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error that NVIDIA's driver tells of a GPU."""
+    """An error of a GPU that NVIDIA's driver reports."""
 
     number: int
     pci: str
@@ -97,7 +98,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Sxid:
-    """An error that NVIDIA's driver tells of an NVSwitch."""
+    """An error of an NVSwitch that NVIDIA's driver reports."""
 
     number: int
     device: str
@@ -106,7 +107,7 @@ class Sxid:
 
 
 def read_record(data: bytes) -> KernelLine | None:
-    """Read a record of /dev/kmsg; None where it is none, or only continues another."""
+    """Read a record of /dev/kmsg; None: it is none, or only continues another."""
     text = data.decode(errors="replace")
     found = _RECORD.match(text)
     if found is None or _CONTINUED in found[4].split(",")[0]:
@@ -118,8 +119,10 @@ def read_record(data: bytes) -> KernelLine | None:
 
 
 def read_line(data: bytes) -> KernelLine | None:
-    """Read a line of a file: a record as in /dev/kmsg, or as dmesg and syslog write it; None: empty
-    or only the rest of another record."""
+    """Read a line of a file: a record as in /dev/kmsg, or as dmesg and syslog write it.
+
+    None: empty, or only the rest of another record.
+    """
     if _RECORD.match(data.decode(errors="replace")):
         return read_record(data)
     text = _tidy(data[: LINE_CHARACTERS_MAX * 4].decode(errors="replace"))[:LINE_CHARACTERS_MAX]
@@ -143,15 +146,15 @@ def _tidy(text: str) -> str:
 
 
 def quotes_a_name(text: str) -> bool:
-    """Tell whether the kernel wrote the line about a process or a file whose name it quotes.
+    """Return True if the kernel wrote the line about a process or a file whose name it quotes.
 
-    Such a line is no sign of a fault: whoever chose the name wrote a part of it.
+    Such a line is no sign of a fault: the owner of the name wrote a part of it.
     """
     return _QUOTING.match(text) is not None
 
 
 def read_xid(text: str) -> Xid | None:
-    """Read the XID that a message tells in the driver's exact form; None: it tells none."""
+    """Return the XID of a message in the driver's exact form; None: it has none."""
     found = _XID.match(text)
     if found is None:
         return None
@@ -163,8 +166,8 @@ def read_xid(text: str) -> Xid | None:
 
 
 def read_sxid(text: str) -> Sxid | None:
-    """Read the SXid that a message tells in the driver's exact form; one that names no severity is
-    not fatal."""
+    """Return the SXid of a message in the driver's exact form; without a severity it is not
+    fatal."""
     found = _SXID.match(text)
     if found is None:
         return None
@@ -180,9 +183,9 @@ def _severity(text: str) -> Severity | None:
 
 
 def pci_address(text: str) -> str:
-    """Write the address of a device as `0000:3b:00`, however kernel or NVML write it.
+    """Return the address of a device as `0000:3b:00`, from the forms of kernel and NVML.
 
-    A text that holds no address comes back, cut.
+    A text without an address is returned as it is, cut.
     """
     found = _PCI.search(text)
     if found is None:

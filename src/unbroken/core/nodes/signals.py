@@ -1,6 +1,6 @@
-"""What is read of a node's parts, and what of it is a sign of a fault.
+"""Readings of a node's parts, and the signs of faults in them.
 
-A value that could not be read is None, and says nothing: a missing tool is unknown, never a fault.
+A value that could not be read is None, and is ignored: a missing tool is unknown, never a fault.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from unbroken.spec.nodes.fault_table import GpuSign, HostSign
 from .kernel_log import pci_address
 
 GRACE_SECONDS = 120.0
-"""After a boot GPUs may still be missing (HyperPod's agent sleeps about 2 minutes)."""
+"""Seconds after a boot in which GPUs may still be missing (HyperPod's agent sleeps about 2
+minutes)."""
 IS_LOST, NEEDS_RESET = 15, 16
 """NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED (nvml.h)."""
 THERMAL, POWER_BRAKE = 0x40, 0x80
 """nvmlClocksEventReasonHwThermalSlowdown and ...HwPowerBrakeSlowdown (nvml.h)."""
 SPACE_AGAIN = 1.2
-"""Times its limit must be free before a lack of space is a new one."""
+"""Multiple of its limit that must be free before a lack of space counts as a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU as NVML shows it; None: it did not say."""
+    """One GPU as NVML shows it; None: no value was returned."""
 
     index: int
     pci: str = ""
     error: int = 0
-    """Code of NVML, when the GPU was asked: 0 is success."""
+    """Error code of NVML for the GPU: 0 is success."""
     ecc_uncorrected: int | None = None
     """Volatile: since the driver was loaded."""
     is_sram_over: bool | None = None
@@ -40,13 +41,13 @@ class GpuReading:
     """Errors of all links, since the driver was loaded."""
     links_up: tuple[int, ...] | None = None
     slowdown: int | None = None
-    """Reasons why the clocks are low, a bit for each."""
+    """Reasons why the clocks are low, one bit each."""
     recovery: int | None = None
     """The driver's recovery action (nvmlDeviceGpuRecoveryAction)."""
 
     @property
     def is_answering(self) -> bool:
-        """The GPU has told something about itself, without an error."""
+        """True if the GPU has returned any value, without an error."""
         told = (self.ecc_uncorrected, self.is_remap_pending, self.slowdown, self.recovery)
         return self.error == 0 and any(one is not None for one in (*told, self.links_up))
 
@@ -57,10 +58,10 @@ class GpuSample:
 
     gpus: tuple[GpuReading, ...] = ()
     problem: str = ""
-    """Why nothing is known of them; empty: something is."""
+    """Why the GPUs could not be read; empty: they were."""
 
     def lists(self, part: str) -> bool:
-        """Tell whether the GPU of the address `part` is there and answers."""
+        """Return True if the GPU of the address `part` is present and answers."""
         return any(one.is_answering and pci_address(one.pci) == part for one in self.gpus)
 
 
@@ -70,19 +71,21 @@ class Blocked:
 
     pid: int
     start: int
-    """When it began, in clock ticks after the boot: with the pid it is of this process alone."""
+    """Start of the process, in clock ticks after the boot: it identifies the process together with
+    the pid."""
     name: str
     switches: int
-    """How often it has begun to wait so far: if that grows, it goes on."""
+    """Number of times that it has begun to wait: if the number grows, the process makes
+    progress."""
     where: str = ""
-    """Function of the kernel; empty: not told."""
+    """Function of the kernel; empty: not known."""
     pod: str = ""
-    """UID of its pod; empty: not told."""
+    """UID of its pod; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The system at one time; what could not be read is left out."""
+    """The system at one time; values that could not be read are left out."""
 
     uptime_seconds: float | None = None
     free: Mapping[str, float] = field(default_factory=dict)
@@ -96,8 +99,10 @@ class HostSample:
     pci: frozenset[str] = frozenset()
     """Addresses of the PCI devices, as `pci_address` writes them; empty: unknown."""
     prints_for_users: bool = False
-    """Programs can have a driver write their text to the kernel's log, as the Neuron driver's
-    ioctl NEURON_IOCTL_PRINTK does for whoever may open /dev/neuron0."""
+    """Programs can have a driver write their text to the kernel's log.
+
+    The Neuron driver's ioctl NEURON_IOCTL_PRINTK does so for any user that may open /dev/neuron0.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +135,15 @@ class CounterFinding:
 
 @dataclass(slots=True)
 class GpuWatch:
-    """What is known of the GPUs from the looks before."""
+    """The state of the GPUs known from earlier looks."""
 
     expected: int | None = None
-    """None: not told."""
+    """Expected number of GPUs; None: not known."""
     known: dict[str, GpuReading] = field(default_factory=dict)
     missing_before: bool = False
 
     def look(self, sample: GpuSample, uptime_seconds: float | None) -> Iterator[GpuFinding]:
-        """Signs of a sample, against the one before."""
+        """Return the signs of a sample, compared with the one before."""
         if sample.problem:
             self.missing_before = False
             return
@@ -153,7 +158,7 @@ class GpuWatch:
                 self.known[key] = gpu
 
     def _missing(self, count: int, is_settled: bool) -> Iterator[GpuFinding]:
-        """Twice in a row, for a GPU that is being reset is away for a moment."""
+        """Yield GPUs missing twice in a row: a GPU that is being reset is away for a moment."""
         is_missing = is_settled and self.expected is not None and count < self.expected
         if is_missing and self.missing_before:
             text = f"{count} of {self.expected} GPUs are there"
@@ -184,7 +189,7 @@ def _gpu_signs(
 
 
 def _changes(gpu: GpuReading, before: GpuReading) -> Iterator[tuple[GpuSign, str, int | None]]:
-    """Signs that are news; a counter that fell begins anew."""
+    """Yield new signs; a counter that fell starts again."""
     more = _more(gpu.ecc_uncorrected, before.ecc_uncorrected)
     if more:
         yield GpuSign.ECC_UNCORRECTED, f"{more} more uncorrected errors of memory", None
@@ -209,22 +214,22 @@ def _more(now: int | None, before: int | None) -> int:
 
 @dataclass(slots=True)
 class HostWatch:
-    """What is known of the system from the looks before."""
+    """The state of the system known from earlier looks."""
 
     space_limit: float | None
     """Share of a file system that must be free; None: not looked at."""
     counter_limits: Mapping[str, float]
-    """File of a counter -> what it may grow a second; 0: not at all."""
+    """File of a counter -> its allowed growth per second; 0: none."""
     blocked_limit: float | None = None
-    """Seconds for which a process may wait without an end; None: not looked at."""
+    """Seconds for which a process may wait in the kernel; None: not looked at."""
     before: HostSample | None = None
     before_at: float = 0.0
     full: set[str] = field(default_factory=set)
     blocked: dict[Blocked, float] = field(default_factory=dict)
-    """Since when; infinite: it is told of."""
+    """Time since when; infinite: it has been reported."""
 
     def look(self, sample: HostSample, now: float) -> Iterator[HostFinding | CounterFinding]:
-        """Signs of a sample, against the one before."""
+        """Return the signs of a sample, compared with the one before."""
         before, since = self.before, now - self.before_at
         self.before, self.before_at = sample, now
         yield from self._space(sample)

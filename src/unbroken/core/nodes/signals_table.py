@@ -1,4 +1,4 @@
-"""The table of faults made runnable: which entry a line of the kernel or a finding is of."""
+"""The table of faults, compiled: it finds the entry of a kernel line or a finding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sign:
     """A sign of a fault, with its entry of the table."""
 
     reason: str
-    """Name of the entry, or `Xid` and the number of one that is unknown."""
+    """Name of the entry, or `Xid` and the number of an unknown one."""
     entry: FaultEntry
     part: str
     """Part of the node: a GPU's PCI address, a device, a mount point; empty: the whole."""
@@ -45,12 +45,12 @@ class Sign:
 
 
 class SignTable:
-    """The table, compiled.  Raises ManifestError for patterns that are none."""
+    """The table, compiled. Raises ManifestError for invalid patterns."""
 
     def __init__(self, table: FaultTable) -> None:
         self.table = table
         self.warnings = tuple(_loose_patterns(table))
-        """Patterns that a user's text could match, a sentence for each."""
+        """Patterns that a user's text could match, one sentence for each."""
         self._xids: dict[tuple[int, Severity | None, int | None], str] = {}
         self._sxids: dict[Severity, str] = {}
         self._gpu: dict[tuple[GpuSign, int | None], str] = {}
@@ -82,22 +82,22 @@ class SignTable:
         self._counters.update(dict.fromkeys(entry.counter, name))
 
     def limit_of(self, sign: HostSign) -> float | None:
-        """From where on what the system shows is a sign; None: it is turned off."""
+        """Return the limit above which a reading is a sign; None: it is turned off."""
         name = self._host.get(sign)
         return None if name is None else self.table.entries[name].limit
 
     @property
     def counter_limits(self) -> dict[str, float]:
-        """What counters may grow a second."""
+        """Return the allowed growth of counters per second."""
         return {key: self.table.entries[name].limit for key, name in self._counters.items()}
 
     def host_watch(self) -> HostWatch:
-        """What looks at the system with the limits of this table."""
+        """Return the system's watch with the limits of this table."""
         space, blocked = (self.limit_of(one) for one in (HostSign.DISK_SPACE, HostSign.BLOCKED))
         return HostWatch(space, self.counter_limits, blocked)
 
     def of_line(self, line: KernelLine) -> list[Sign]:
-        """Signs in a message of the kernel; a program's message has none."""
+        """Return the signs in a message of the kernel; a program's message has none."""
         if line.facility not in (None, KERNEL) or quotes_a_name(line.text):
             return []
         level = -1 if line.level is None else line.level
@@ -116,7 +116,7 @@ class SignTable:
                 yield from self._sign(name, "", text)
 
     def of_xid(self, xid: Xid, text: str) -> Sign:
-        """The entry of an XID; one that is unknown is an event only."""
+        """Return the entry of an XID; an unknown one is an event only."""
         choices = [(severity, xid.recovery) for severity in (xid.severity, None)]
         choices += [(severity, None) for severity in (xid.severity, None)]
         name, entry = f"Xid{xid.number}", None
@@ -128,7 +128,7 @@ class SignTable:
         return Sign(name, entry, xid.pci, text, xid.number, xid.pci)
 
     def of_finding(self, found: GpuFinding | HostFinding | CounterFinding) -> list[Sign]:
-        """The entry of what was read of GPUs, system or devices; none: it is turned off."""
+        """Return the entry of a reading of GPUs, system or devices; none: it is turned off."""
         match found:
             case GpuFinding():
                 name = self._gpu.get((found.sign, found.recovery))
@@ -145,16 +145,16 @@ class SignTable:
 
 
 def weakened(sign: Sign, why: str) -> Sign:
-    """The sign as an event only, which asks for no action, however often it comes."""
+    """Return the sign as an event only, which requires no action, however often it comes."""
     entry = replace(sign.entry, action=Action.NONE, repeats=None, beside=(), unless_listed=False)
     return replace(sign, entry=entry, text=f"not counted, {why}: {sign.text}")
 
 
 def believed(sign: Sign, line: KernelLine, host: HostSample, gpus: Collection[str]) -> Sign:
-    """The sign of a kernel record, weakened where the node shows that the record may be forged.
+    """Return the sign of a kernel record, weakened if the node shows that the record may be forged.
 
-    `gpus` are the addresses that NVML has told.  A plain line of a file stays as it is: only the
-    file's owner can have written it, and pretended GPUs are in no list of devices.
+    `gpus` are the addresses that NVML has returned. A plain line of a file stays as it is: only the
+    file's owner can have written it, and simulated GPUs are in no list of devices.
     """
     if line.is_plain:
         return sign
@@ -183,7 +183,7 @@ def _loose_patterns(table: FaultTable) -> Iterator[str]:
 def _anywhere(source: str, path: str, report: Report) -> Pattern | None:
     """Compile a pattern so that it is found anywhere in the line, unless it begins with `^`."""
     try:
-        Pattern(source)  # alone first, so that `)|(` is no way round the group
+        Pattern(source)  # alone first, so that `)|(` cannot break out of the group
         return Pattern(f"(?s:.*?)(?:{source})")
     except SpecError as error:
         report.invalid(path, source, str(error))

@@ -1,1 +1,1 @@
-"""Checks of nodes: which tests run where, and what their results amount to."""
+"""Checks of nodes: the tests to run on each node, and the verdict on their results."""

@@ -1,7 +1,8 @@
-"""What the link between two nodes must reach: as told, or learned from others like it.  Pure.
+"""Limits for the link between two nodes: configured, or learned from similar links. Pure.
 
-A link is as slow as its slower end, so each instance type has a limit of its own.  It is the one
-that the operator was told; else what is usual of the type, in this check and in those before.
+A link is as slow as its slower end, so each instance type has a limit of its own. It is the one
+that the operator was configured with. Without one, it follows from the usual speed of the type, in
+this check and in earlier ones.
 """
 
 from __future__ import annotations
@@ -16,38 +17,46 @@ from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 from .plan import Link, NodePair, edge
 
 RUN = "run"
-"""Name of the result that says why tests could not be made, or not to their end."""
+"""Name of the result that says why tests could not be run or completed."""
 SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
 """Names of the results of a pair."""
 SLOW_SHARE = 0.5
-"""Share of the usual bandwidth of the pairs: a link below it is bad.  HyperPod's own example is
-stricter: 30 GB/s where 80 are asked for (reference section 2.5)."""
+"""Share of the usual bandwidth of the pairs below which a link is bad.
+
+HyperPod's own example is stricter: 30 GB/s where 80 are required (reference section 2.5).
+"""
 FLEET_SHARE = 0.25
-"""Share of what nodes of the type have shown in earlier checks: less, because the network was
-perhaps not as busy then.  One lane of four, or 100 Gbit/s where 400 were, is at it (judgement)."""
+"""Share of the bandwidth that nodes of the type had in earlier checks.
+
+It is lower, because the network was perhaps less busy then. One lane of four, or 100 Gbit/s where
+400 were, is exactly at it (judgement).
+"""
 LATENCY_TIMES, LATENCY_LEAST = 10.0, 2000.0
-"""A link whose latency is so many times the usual and above so many microseconds is bad: less than
-that a busy machine does by itself (judgement)."""
+"""Limits of latency: this multiple of the usual one, and this number of microseconds.
+
+A link above both is bad. A busy machine causes less than that by itself (judgement).
+"""
 PAIRS_LEAST = 2
-"""Fewer of a type say nothing about what is usual."""
+"""Pairs of a type that must have results before a usual value is derived."""
 FLEET_LEAST = 3
-"""Nodes of a type that have been tested before: fewer say nothing about what is usual."""
+"""Nodes of a type that must have earlier results before a usual value is derived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is known of nodes beside the results of a check; all of it may be empty."""
+    """Knowledge about nodes beyond the results of a check; all of it may be empty."""
 
     types: Mapping[str, str] = field(default_factory=dict)
     """The instance type of each node."""
     told: Mapping[str, float] = field(default_factory=dict)
-    """GB/s that links of an instance type must reach, as a person has said."""
+    """GB/s that links of an instance type must reach, as a person has configured."""
     learned: Mapping[str, float] = field(default_factory=dict)
     """The same, from earlier checks (`learn`)."""
 
 
 def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """GB/s that links must reach by instance type, from each node's (type, best GB/s so far)."""
+    """Return the GB/s that links must reach by instance type, from each node's (type, best GB/s so
+    far)."""
     by_type: dict[str, list[float]] = {}
     for kind, speed in shown:
         if kind:
@@ -61,18 +70,18 @@ def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen of one pair; None: nothing."""
+    """Measurements of one pair; None: not measured."""
 
     is_right: bool | None = None
-    """True if the two could sum, and did so rightly."""
+    """True if the two nodes could compute a sum, and the sum was correct."""
     bandwidth: float | None = None
-    """GB/s, the lesser of what both measured."""
+    """GB/s, the lower one of the two measurements."""
     latency: float | None = None
-    """Microseconds, the greater."""
+    """Microseconds, the higher one of the two measurements."""
 
 
 def measured_pairs(results: Iterable[CheckResult]) -> dict[NodePair, Measured]:
-    """What both ends of each pair said, put together."""
+    """Return the combined results of both ends of each pair."""
     said: dict[NodePair, list[CheckResult]] = {}
     for one in results:
         if one.kind is CheckKind.CONNECTIVITY and one.peer:
@@ -93,30 +102,30 @@ def _measured(said: Sequence[CheckResult]) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """What pairs must reach; what is not in it is not known."""
+    """Limits for pairs; a missing entry is not known."""
 
     types: Mapping[str, str]
     bandwidth: Mapping[str, float]
     """GB/s by instance type."""
     latency: float | None
-    """Microseconds."""
+    """Microseconds; None: not known."""
 
     def of(self, node: str) -> float | None:
-        """GB/s that a link of this node must reach, if the other end can."""
+        """Return the GB/s that a link of this node must reach, if the other end can."""
         return self.bandwidth.get(self.types.get(node, ""))
 
     def of_pair(self, one: str, other: str) -> float | None:
-        """GB/s that this pair must reach; None: nothing is known of either."""
+        """Return the GB/s that this pair must reach; None: nothing is known of either node."""
         known = [least for node in (one, other) if (least := self.of(node)) is not None]
         return min(known, default=None)
 
     def is_late(self, seen: Measured) -> bool:
-        """True if a pair's latency is out of all proportion."""
+        """True if a pair's latency is above the limit."""
         return self.latency is not None and (seen.latency or 0.0) > self.latency
 
 
 def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
-    """The limit of each instance type, as told or learned."""
+    """Return the limit of each instance type, as configured or learned."""
     by_type: dict[str, dict[NodePair, Measured]] = {}
     for pair, seen in _alike(pairs, fleet).items():
         if seen.is_right:
@@ -130,7 +139,7 @@ def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
 
 
 def _alike(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> dict[NodePair, Measured]:
-    """Pairs whose nodes are of one instance type."""
+    """Return the pairs whose nodes are of one instance type."""
     types = fleet.types
     return {
         pair: seen
@@ -140,12 +149,12 @@ def _alike(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> dict[NodePair, M
 
 
 def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> dict[str, float]:
-    """The most GB/s that each node has shown with another of its instance type."""
+    """Return the most GB/s that each node had with another node of its instance type."""
     return best_of(_alike(measured_pairs(results), fleet))
 
 
 def best_of(pairs: Mapping[NodePair, Measured]) -> dict[str, float]:
-    """The most GB/s that each node has shown in pairs that were right."""
+    """Return the most GB/s that each node had in pairs with correct sums."""
     speeds: dict[str, float] = {}
     for pair, seen in pairs.items():
         for node in pair if seen.is_right else ():
@@ -154,11 +163,11 @@ def best_of(pairs: Mapping[NodePair, Measured]) -> dict[str, float]:
 
 
 def _usual(pairs: Mapping[NodePair, Measured]) -> float:
-    """A limit learned from the pairs themselves: most nodes of a cluster are good.
+    """Return a limit learned from the pairs themselves: most nodes of a cluster are good.
 
-    What counts of each node is the best that it has shown: a bad one that meets several others
-    would else make its own slowness usual.  Of an even number of nodes the better of the two in
-    the middle counts: one bad pair of two is found.
+    The best value of each node counts. Otherwise a bad node that meets several others would make
+    its own slowness usual. Of an even number of nodes, the better of the two in the middle counts,
+    so that one bad pair of two is found.
     """
     speeds = sorted(best_of(pairs).values())
     return round(speeds[len(speeds) // 2] * SLOW_SHARE, 4)
@@ -177,7 +186,7 @@ def _usual_latency(pairs: Mapping[NodePair, Measured]) -> float | None:
 
 
 def link_of(node: str, other: str, seen: Measured, limits: LinkLimits) -> Link:
-    """What a pair says of one of its nodes."""
+    """Return the state of the link for one of the two nodes."""
     if seen.is_right is None:
         return Link.UNKNOWN
     if not seen.is_right or limits.is_late(seen):
@@ -189,7 +198,7 @@ def link_of(node: str, other: str, seen: Measured, limits: LinkLimits) -> Link:
 
 
 def links(pairs: Mapping[NodePair, Measured], limits: LinkLimits) -> dict[NodePair, Link]:
-    """What each pair that was tested says of the first of the two, in both orders."""
+    """Return the state of each tested pair for the first of its nodes, in both orders."""
     return {
         (node, other): link_of(node, other, seen, limits)
         for pair, seen in pairs.items()

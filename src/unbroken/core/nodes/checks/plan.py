@@ -1,11 +1,12 @@
-"""Which nodes are to meet which, so that a bad one is named without knowing a good one.  Pure.
+"""Choice of the pairs of nodes to test, so that a bad node is found without knowing a good one.
+Pure.
 
-A pair that works proves both of its nodes good.  In the first round all nodes meet in pairs; then
-each node of a pair that did not work meets one that is proven good: only a node that fails again
-is bad.  With fewer bad nodes than half of all a good pair is always found; without one
-nobody is named, for then the network, or what was expected of it, is at fault.
+A pair that works proves both of its nodes good. In the first round all nodes meet in pairs. Then
+each node of a failed pair meets one that is proven good; only a node that fails again is bad. With
+fewer bad nodes than half, a good pair is always found. Without a good pair no node is named: the
+network, or the limit itself, is then at fault.
 
-Nodes meet those of their own instance type where they can: a link is as slow as its slower end.
+Nodes meet nodes of their own instance type if possible: a link is as slow as its slower end.
 """
 
 from __future__ import annotations
@@ -18,41 +19,42 @@ from itertools import groupby
 
 NodePair = tuple[str, str]
 TWICE = 2
-"""A bad node fails with so many others, one of them proven good: one alone may be the link's."""
+"""Failed pairs that prove a node bad, one of them with a node proven good: a single one may be due
+to the link."""
 TRIES = 2
-"""Pairs of a node that could not be tested, before it is left alone."""
+"""Failed attempts to test a node in a pair, before it is left alone."""
 
 
 class Link(Enum):
-    """What the test of a pair says of one of its nodes."""
+    """The result of a pair's test for one of its nodes."""
 
     GOOD = "good"
     BAD = "bad"
     UNKNOWN = "unknown"
-    """It could not be tested, or the other may be the slow one."""
+    """The link could not be tested, or the other node may be the slow one."""
 
 
 Tested = Mapping[NodePair, Link]
-"""By (node, other): both orders of each pair that was tested."""
+"""Results by (node, other): both orders of each pair that was tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairsVerdict:
-    """What the pairs have shown."""
+    """The verdict on the pairs."""
 
     good: frozenset[str]
     bad: frozenset[str]
     open: frozenset[str]
-    """Nothing can be said of these."""
+    """Nodes without a verdict."""
 
 
 def edge(one: str, other: str) -> NodePair:
-    """The pair of two nodes, whoever is named first."""
+    """Return the pair of two nodes, in either order."""
     return (one, other) if one < other else (other, one)
 
 
 def judge_pairs(nodes: Iterable[str], tested: Tested) -> PairsVerdict:
-    """Judge which nodes are proven good, which are bad, and of which nothing is known."""
+    """Return the nodes that are proven good, those that are bad, and those without a verdict."""
     everybody = frozenset(nodes)
     good = everybody & {node for (node, _), link in tested.items() if link is Link.GOOD}
     failed: dict[str, set[str]] = {name: set() for name in everybody - good}
@@ -68,10 +70,10 @@ def judge_pairs(nodes: Iterable[str], tested: Tested) -> PairsVerdict:
 def next_pairs(
     nodes: Iterable[str], tested: Tested, types: Mapping[str, str] | None = None
 ) -> list[NodePair]:
-    """Pairs to test at the same time now; none: there is nothing more to learn.
+    """Return pairs to test at the same time now; none: no test would help.
 
-    `types`: the instance type of each node, where it is known.  Each node is in one pair at most:
-    two tests at once would slow each other down.
+    `types`: the instance type of each node, if known. Each node is in at most one pair: two tests
+    at once would slow each other down.
     """
     names, kinds = sorted(set(nodes)), types or {}
     alike, mixed = _first(names, kinds)
@@ -86,7 +88,7 @@ def next_pairs(
 
 
 def _first(names: Sequence[str], types: Mapping[str, str]) -> tuple[list[NodePair], list[NodePair]]:
-    """Pairs within each instance type, and of those who are left over."""
+    """Return pairs within each instance type, and pairs of the remaining nodes."""
     alike: list[NodePair] = []
     left: list[str] = []
     for _, group in groupby(sorted(names, key=lambda one: (types.get(one, ""), one)), types.get):
@@ -101,10 +103,10 @@ def _by_twos(names: Sequence[str]) -> list[NodePair]:
 
 
 def _search(names: Sequence[str], first: Sequence[NodePair], tested: Tested) -> list[NodePair]:
-    """Look for a good pair where the first rounds had none.
+    """Return a pair that may be good, if the first rounds had none.
 
-    If fewer than half of the nodes are bad, each of these pairs has one bad node and one good, and
-    the node that was left over is good: it works with one of the first pair.
+    If fewer than half of the nodes are bad, each failed pair has one bad node and one good. The
+    node that was left over is then good, and works with one node of the first pair.
     """
     broken = [pair for pair in first if tested.get(pair) is Link.BAD]
     met = {node for pair in first for node in pair}
@@ -117,9 +119,9 @@ def _search(names: Sequence[str], first: Sequence[NodePair], tested: Tested) -> 
 def _meet(
     suspects: Sequence[str], good: Sequence[str], tested: Tested, types: Mapping[str, str]
 ) -> list[NodePair]:
-    """Each suspect with a good node that it has not met, as many as there are good ones.
+    """Pair each suspect with a good node that it has not met, as far as good nodes are available.
 
-    One of its own type, though it has to be waited for.
+    A good node of its own type is preferred, even if it has to be waited for.
     """
     tries = Counter(node for (node, _), link in tested.items() if link is Link.UNKNOWN)
     free = dict.fromkeys(good)

@@ -1,4 +1,4 @@
-"""What a check does next: which tests on which nodes, from what it has found so far.  Pure."""
+"""The next tests of a check, and their nodes, from the results so far. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from .plan import next_pairs
 
 @dataclass(frozen=True, slots=True, order=True)
 class Step:
-    """Tests of one kind on one node, or on two that meet."""
+    """Tests of one kind on one node, or on two nodes that meet."""
 
     nodes: tuple[str, ...]
     kind: CheckKind
 
     @property
     def is_pair(self) -> bool:
-        """Two nodes meet."""
+        """True if two nodes meet."""
         return len(self.nodes) == 2
 
 
 def next_steps(
     spec: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step], fleet: Fleet
 ) -> list[Step]:
-    """Steps that may begin now, one a node at most; none while nothing may, or all is done.
+    """Return steps that may begin now, at most one per node; none if nothing may begin or all is
+    done.
 
-    A node that is found at fault is not tested further.  Pairs come last, when all nodes are ready.
+    A node that is found at fault is not tested further. Pairs come last, when all nodes are ready.
     """
     done = {(one.node, one.kind) for one in results if not one.peer}
     bad = {one.node for one in results if one.outcome is Outcome.FAIL and not one.peer}
@@ -51,7 +52,7 @@ def next_steps(
 def _pairs(
     spec: NodeCheckSpec, results: Sequence[CheckResult], bad: Collection[str], fleet: Fleet
 ) -> list[Step]:
-    # Who could not be tested alone cannot meet anybody either.
+    # A node that could not be tested alone cannot meet another either.
     lost = {one.node for one in results if one.test == RUN and not one.peer}
     fit = [node for node in spec.nodes if node not in bad and node not in lost]
     if len(fit) < 2:
@@ -62,13 +63,13 @@ def _pairs(
 
 
 def total_steps(spec: NodeCheckSpec) -> int:
-    """Steps in all, if no pair has to be repeated."""
+    """Return the number of steps in all, if no pair has to be repeated."""
     alone = sum(kind is not CheckKind.CONNECTIVITY for kind in spec.kinds)
     pairs = len(spec.nodes) // 2 if CheckKind.CONNECTIVITY in spec.kinds else 0
     return alone * len(spec.nodes) + pairs
 
 
 def steps_done(results: Sequence[CheckResult]) -> int:
-    """Steps that have results."""
+    """Return the number of steps with results."""
     alone = {(one.node, one.kind) for one in results if not one.peer}
     return len(alone) + len({frozenset((one.node, one.peer)) for one in results if one.peer})

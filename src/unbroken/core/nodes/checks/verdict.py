@@ -1,6 +1,6 @@
-"""What the results of a check amount to: who is at fault, and why.  Pure.
+"""Verdict of a check: the nodes at fault, and the reason. Pure.
 
-Unknown never makes a fault.  A test of one node speaks for itself; pairs and training runs are
+Unknown is never a fault. A test of one node is evaluated alone; pairs and training runs are
 compared over nodes first.
 """
 
@@ -28,18 +28,20 @@ from .limits import (
 from .plan import Link, edge, judge_pairs
 
 MAJORITY_LEAST = 3
-"""Nodes that ran the same training: of two that disagree either may be right."""
+"""Nodes that must have run the same training: with only two that disagree, the faulty one cannot be
+identified."""
 RESULTS_MAX = 4000
-"""Results of about 200 bytes each: etcd takes objects of 1.5 MiB (its `--max-request-bytes`)."""
+"""Largest number of results, of about 200 bytes each: etcd takes objects of 1.5 MiB (its
+`--max-request-bytes`)."""
 CONNECTIVITY, TRAINING = "connectivity", "training-compared"
 TRAINED = re.compile(r"loss=(\S+) weights=(\S+) (torch=\S+ cpu=[^\s;]+)")
-"""What `nodes/checks/training` says of a run."""
+"""Form of the result that `nodes/checks/training` writes for a run."""
 
 
 def compare_pairs(
     nodes: Iterable[str], results: Sequence[CheckResult], fleet: Fleet
 ) -> list[CheckResult]:
-    """A result of each node that took part in pairs: who is proven good, who is bad."""
+    """Return a result for each node that took part in pairs: proven good, or bad."""
     pairs = measured_pairs(results)
     limits = limits_of(pairs, fleet)
     states = links(pairs, limits)
@@ -63,7 +65,8 @@ def compare_pairs(
             if broken:
                 text += "; no node is proven good, so either may be at fault"
             elif right := [other for other in seen if seen[other].is_right]:
-                # As good as can be said with no node of its type to meet: it is not held back.
+                # No node of its type was available, so this is the best possible verdict: the node
+                # passes.
                 test, text = BANDWIDTH, _trouble(node, right[0], seen[right[0]], limits)
                 text += "; nothing is known of what that one's type can"
         speed = best.get(node)
@@ -81,7 +84,7 @@ def _trouble(node: str, other: str, seen: Measured, limits: LinkLimits) -> str:
 
 
 def compare_training(results: Iterable[CheckResult]) -> list[CheckResult]:
-    """A result of each node whose run can be compared with those of others, bit for bit."""
+    """Return a result for each node whose run can be compared with runs of others, bit for bit."""
     runs: dict[str, dict[str, str]] = {}
     for one in results:
         said = TRAINED.search(one.message)
@@ -111,7 +114,7 @@ def _compared(node: str, got: str, most: str | None, count: int) -> CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What a check has found."""
+    """The conclusion of a check."""
 
     phase: CheckPhase
     message: str
@@ -122,7 +125,7 @@ class Conclusion:
 
 
 def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
-    """Everything that the results amount to.  To be asked once, when the last test has ended."""
+    """Return the conclusion from all results. Call it once, when the last test has ended."""
     compared = [*results, *compare_pairs(spec.nodes, results, fleet), *compare_training(results)]
     if CheckKind.CONNECTIVITY in spec.kinds and not any(one.peer for one in results):
         compared += [_alone(node) for node in spec.nodes]
@@ -145,7 +148,7 @@ def _alone(node: str) -> CheckResult:
 
 
 def _own(one: CheckResult) -> CheckResult:
-    """A failed pair is no fault of either node by itself."""
+    """Return the node's own results. A failed pair is not a fault of either node by itself."""
     is_pair = one.kind is CheckKind.CONNECTIVITY and one.peer
     return replace(one, outcome=Outcome.UNKNOWN) if is_pair and one.outcome is Outcome.FAIL else one
 
@@ -166,10 +169,10 @@ def _standing(node: str, results: Iterable[CheckResult]) -> CheckPhase:
 
 
 def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
-    """The results, or what must be kept of them where an object of the API cannot hold all.
+    """Return the results, shortened if an object of the API cannot hold all.
 
-    Of the tests of one node that found nothing the first of each kind stays; all else is needed to
-    go on.
+    Of one-node tests that found nothing, the first of each kind is kept. All other results are
+    needed to continue.
     """
     if len(results) <= RESULTS_MAX:
         return tuple(results)
@@ -185,5 +188,5 @@ def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
 
 
 def faults_of(node: str, results: Iterable[CheckResult]) -> list[CheckResult]:
-    """The failed tests of a node."""
+    """Return the failed tests of a node."""
     return [one for one in results if one.node == node and one.outcome is Outcome.FAIL]

@@ -1,1 +1,2 @@
-"""The repairer of nodes: which node is drained, reset, rebooted or replaced, and when."""
+"""The repairer of nodes: it decides which node is drained, reset, rebooted or replaced, and
+when."""

@@ -1,8 +1,8 @@
 """The course of a repair that has begun: drained, ordered, back, tested, over; or failed.
 
-What is about to be ordered is in the record before it is ordered, and an order has an identity by
-which the provider knows it again: a repairer that has taken over orders the same, which is done
-once.  A node is back in service before its record says that the repair is over.
+An order is in the record before it is sent, and has an identity by which the provider recognises
+it. A repairer that takes over sends the same order, which is carried out once. A node is back in
+service before its record says that the repair is over.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ BY_HAND = "; do it by hand: it goes on when the node is back from it"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a provider has said that it cannot do, and how often in a row."""
+    """A provider's refusal, and the number of refusals in a row."""
 
     action: Action
     times: int
     until: float
-    """It is asked again then."""
+    """Time at which the provider is asked again."""
 
 
 class RepairCourse:
-    """Brings repairs on; a new repairer asks the provider at once, whatever it has answered."""
+    """Advances repairs; a new repairer asks the provider at once, whatever it has answered
+    before."""
 
     def __init__(self, settings: RepairSettings, facts: RepairFacts, desk: RepairDesk) -> None:
         self._settings = settings
@@ -64,16 +65,16 @@ class RepairCourse:
         self._asked: dict[str, tuple[str, float]] = {}
         """By node: identity of its order, and when to ask again; inf: an answer is awaited."""
         self._made: set[str] = set()
-        """Checks that were asked for."""
+        """Checks that were requested."""
         self._refused: dict[str, Refusal] = {}
-        """By node: what the provider has said that it cannot do."""
+        """By node: the provider's refusal."""
 
     def answered(self, order: RepairOrder, now: float) -> None:
-        """The provider has answered: it is asked again later."""
+        """Note that the provider has answered: it is asked again later."""
         self._asked[order.node] = (order.id, now + self._settings.ask_seconds)
 
     def forget(self, name: str) -> None:
-        """The node is gone."""
+        """Forget the node: it is gone."""
         self._refused.pop(name, None)
 
     def is_for_a_person(self, name: str, repair: RepairRecord, now: float) -> bool:
@@ -84,7 +85,8 @@ class RepairCourse:
         return refusal is not None and refusal.action is repair.action and now < refusal.until
 
     def ask_again(self, name: str) -> None:
-        """A person wants it though the provider has refused: something may have changed there."""
+        """Ask the provider again at a person's request, although it has refused: something may have
+        changed."""
         self._refused.pop(name, None)
 
     def may_go_on(self, node: RepairNode, repair: RepairRecord) -> bool:
@@ -94,7 +96,7 @@ class RepairCourse:
         return self._desk.is_automatic(node) and is_still_needed(node, repair, self._settings)
 
     def go_on(self, name: str, repair: RepairRecord, now: float) -> None:
-        """One stage of the node's repair."""
+        """Advance the node's repair by one stage."""
         match repair.state:
             case RepairState.DRAINING:
                 self._drain(name, repair, now)
@@ -103,13 +105,13 @@ class RepairCourse:
             case RepairState.CHECKING:
                 self._check(name, repair, now)
             case RepairState.DONE | RepairState.FAILED:
-                # Written so by somebody else: over is over.
+                # Another writer has written it: an ended repair is over.
                 self.end(name, repair.state, repair.message, now)
             case RepairState.WAITING:
                 pass
 
     def moments(self, name: str, repair: RepairRecord) -> Iterator[float]:
-        """When time changes something for the repair."""
+        """Yield the times at which the repair changes by itself."""
         settings = self._settings
         match repair.state:
             case RepairState.WAITING:
@@ -139,7 +141,7 @@ class RepairCourse:
             return
         since = repair.withdrawn_at or repair.began_at
         pods = self._facts.pods.get(name, ())
-        # Those of a node that is not ready cannot leave: its repair is what frees them.
+        # Pods of a node that is not ready cannot leave: its repair is what frees them.
         if pods and node.is_ready and now < since + self._settings.drain_seconds:
             self._desk.say(name, f"{len(pods)} pods of jobs have to leave: {', '.join(pods[:3])}")
             return
@@ -168,7 +170,8 @@ class RepairCourse:
                 self._await_return(name, repair, standing, now)
             case Answer.WORKING:
                 limit = limit_seconds(repair.action, self._settings)
-                # One that has taken over asks first: it may be done, and something new be there.
+                # A repairer that has taken over asks first: the order may be done, and a new
+                # machine be there.
                 is_answered = name in self._facts.standings
                 if is_answered and now >= (repair.acted_at or now) + limit:
                     text = standing.text or f"{self._settings.provider} has not ended it"
@@ -210,7 +213,7 @@ class RepairCourse:
         self.start_check(name, record, target, now)
 
     def _leave_to_person(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
-        """The provider cannot do it now; it is asked again after a while."""
+        """Leave the repair to a person: the provider cannot do it now, and is asked again later."""
         known = self._refused.get(name)
         times = known.times + 1 if known is not None and known.action is repair.action else 1
         until = now + refused_seconds(times, self._settings)
@@ -221,7 +224,7 @@ class RepairCourse:
         self._desk.tell_once(name, "RepairByHand", text)
 
     def _retry(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
-        """The provider has failed: again after a back-off, or one rung up."""
+        """Handle a failure of the provider: try again after a back-off, or go one rung up."""
         if repair.tries >= self._settings.tries_max:
             self.fail(name, text, now)
             return
@@ -230,10 +233,10 @@ class RepairCourse:
         record = replace(self._facts.record(name), repair=waiting)
         self._desk.write(name, told(record, f"try {repair.tries} failed: {text}; tried again soon"))
 
-    # Back, and tested.
+    # The node is back, and tested.
 
     def start_check(self, name: str, record: NodeRecordSpec, target: str, now: float) -> None:
-        """The node is back: it is tested, where there is anything to test."""
+        """Test the node that is back, if any test is configured."""
         assert record.repair is not None
         at = kept_time(now)
         check = f"{target}-{round(at * 1000):x}" if self._kinds(record.repair) else ""
@@ -277,7 +280,7 @@ class RepairCourse:
         elif repair.check not in self._made and repair.check not in self._facts.checks:
             self._made.add(repair.check)
             kinds, timeout = self._kinds(repair), int(self._settings.check_seconds)
-            # Forced: what still runs there was to move off.
+            # Forced: pods that still run there were to move off.
             spec = NodeCheckSpec((node.name,), kinds, f"after: {repair.reason}", True, timeout)
             self._desk.out.append(MakeCheck(name, repair.check, spec))
 
@@ -298,7 +301,7 @@ class RepairCourse:
         self.fail(name, f"the check {repair.check} failed: {text}", now)
 
     def _finish(self, name: str, node: RepairNode, text: str, now: float) -> None:
-        """Back into service; or into quarantine, if the node has a bad record."""
+        """Take the node back into service; or into quarantine, if it has a bad record."""
         record, desk = self._facts.record(name), self._desk
         repair = record.repair
         assert repair is not None
@@ -307,7 +310,7 @@ class RepairCourse:
         if repair.asked_by == APPEAL:
             after = freed(after)
         elif node.name != name:
-            after = freed(after)  # what was held against it has gone with the machine
+            after = freed(after)  # its blame has gone with the machine
         elif desk.is_automatic(node):
             doubt = desk.suspicion(after, now)
             doubt = doubt if desk.may_quarantine(name, doubt) else ""
@@ -321,10 +324,10 @@ class RepairCourse:
         if doubt and after.quarantined_at is None:
             desk.quarantine(name, doubt, now)
 
-    # Over.
+    # The repair is over.
 
     def fail(self, name: str, text: str, now: float) -> None:
-        """A rung has failed: the next one follows, or a person."""
+        """Handle a failed rung: the next rung follows, or a person."""
         repair = self._facts.record(name).repair
         assert repair is not None
         node = self._facts.nodes.get(name)
@@ -340,13 +343,14 @@ class RepairCourse:
         if above is None or repair.replacement:
             self._desk.quarantine(name, f"{repair.action.value} failed: {text}", now)
             return
-        # A node that was back is no longer lost: it is its test that asks for more.
+        # A node that was back is no longer lost: its failed test requires more.
         asked_by = repair.asked_by if repair.returned_at is None else "check"
         need = Need(above, repair.reason, asked_by, repair.fault)
         self._desk.write(name, begun(self._facts.record(name), need, above, now))
 
     def _disown(self, name: str, repair: RepairRecord, now: float) -> None:
-        """What was to take the place, and may yet join, was not tested: nobody will return it."""
+        """Quarantine a late replacement that may yet join: it was not tested, and no repair will
+        return it."""
         standing = self._facts.standings.get(name)
         late = standing.replacement if standing is not None else ""
         if late and repair.state is RepairState.ACTING and self._settings.check:
@@ -354,7 +358,7 @@ class RepairCourse:
             self._desk.quarantine(late, reason, now)
 
     def end(self, name: str, state: RepairState, text: str, now: float) -> None:
-        """The repair under way is over."""
+        """End the repair under way."""
         self._forget_order(name)
         self._desk.end(name, state, text, now)
 
@@ -365,7 +369,7 @@ class RepairCourse:
 
 
 def _is_back(node: RepairNode, name: str, repair: RepairRecord) -> bool:
-    """True if the node, or what takes its place, is up after the order."""
+    """True if the node, or its replacement, is up after the order."""
     is_same_boot = node.name == name and node.boot_id == repair.boot_id
     is_as_before = is_same_boot and repair.action is not Action.RESET_GPU and repair.boot_id
     return node.is_ready and not is_as_before

@@ -1,7 +1,7 @@
-"""What every part of the repairer does alike: write records, patch nodes, tell, quarantine.
+"""Shared actions of the repairer's parts: write records, patch nodes, record events, quarantine.
 
-A patch is given once for what is seen of its node, and a node that was taken back into service is
-no news until it is shown so: else an older view of it would be taken for a new fault.
+A patch is given once per version of its node. A node taken back into service is not news until its
+object shows it: otherwise an older view of it would count as a new fault.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .rules import PENDING, is_flapping, is_full
 
 
 class RepairDesk:
-    """Effects of one step, and what was ordered of nodes and is not shown yet."""
+    """Effects of one step, and orders about nodes that are not shown yet."""
 
     def __init__(self, settings: RepairSettings, facts: RepairFacts) -> None:
         self._settings = settings
         self._facts = facts
         self.out: list[RepairEffect] = []
         self._returned: dict[str, str] = {}
-        """By node: what `verified` must be before it is news."""
+        """By node: the value of `verified` from which on the node is news."""
         self._patched: dict[str, tuple[RepairNode, PatchNode]] = {}
         self._orders: dict[str, str] = {}
-        """By node: the person's order that was taken from it, until it is shown without."""
+        """By node: the person's order that was accepted, until the node is shown without it."""
         self._said: set[tuple[str, str]] = set()
         self._held: set[str] = set()
-        """Nodes that are not put into quarantine as too many are out of service."""
+        """Nodes that are not quarantined because too many are out of service."""
 
     def is_news(self, node: RepairNode) -> bool:
         """False while the node is still shown as it was before it was taken into service."""
@@ -51,11 +51,11 @@ class RepairDesk:
         return True
 
     def order_on(self, node: RepairNode) -> str:
-        """The person's order on the node; empty where it was taken already."""
+        """Return the person's order on the node; empty: it was accepted already."""
         return "" if self._orders.get(node.name) == node.order else node.order
 
     def forget(self, name: str) -> None:
-        """The node is gone."""
+        """Forget the node: it is gone."""
         for kept in (self._returned, self._patched, self._orders):
             kept.pop(name, None)
         self._held.discard(name)
@@ -76,15 +76,15 @@ class RepairDesk:
             self.out.append(WriteRecord(name, record))
 
     def say(self, name: str, text: str) -> None:
-        """Have the repair under way say what it does or waits for."""
+        """Write what the repair under way does or waits for."""
         self.write(name, told(self._facts.record(name), text))
 
     def end(self, name: str, state: RepairState, text: str, now: float) -> None:
-        """The repair under way is over."""
+        """End the repair under way."""
         self.write(name, ended(self._facts.record(name), state, text, self._settings, now))
 
     def patch(self, node: RepairNode, patch: PatchNode) -> None:
-        """Patch a node, once for what is seen of it."""
+        """Patch a node, once per version of it."""
         if self._patched.get(node.name) == (node, patch):
             return
         self._patched[node.name] = (node, patch)
@@ -98,17 +98,17 @@ class RepairDesk:
         self.out.append(returned(node, verified, is_kept=is_kept))
 
     def tell(self, name: str, reason: str, text: str, *, is_warning: bool = False) -> None:
-        """An event on the node."""
+        """Record an event on the node."""
         self.out.append(TellNode(name, reason, text, is_warning))
 
     def tell_once(self, name: str, reason: str, text: str) -> None:
-        """A warning that is given once while this repairer lives."""
+        """Record a warning, once while this repairer lives."""
         if (name, text) not in self._said:
             self._said.add((name, text))
             self.tell(name, reason, text, is_warning=True)
 
     def suspicion(self, record: NodeRecordSpec, now: float) -> str:
-        """Why a node with the record belongs into quarantine; empty: it does not."""
+        """Return why a node with the record must be quarantined; empty: it need not be."""
         points = blame.score(record, now, self._settings.blame_limit)
         if points >= self._settings.blame_limit:
             return f"{points:.1f} points are held against it, {record.blame[-1].text[:100]} last"
@@ -118,8 +118,10 @@ class RepairDesk:
         return ""
 
     def may_quarantine(self, name: str, reason: str) -> bool:
-        """Tell whether a node that works may be put into quarantine now.  One that may not is told
-        of once, and is in `admitted` when it may."""
+        """Return True if a node that works may be quarantined now.
+
+        If it may not, an event says so once, and the node is in `admitted` when it may.
+        """
         full = self._full(name)
         if not full:
             self._held.discard(name)
@@ -130,7 +132,7 @@ class RepairDesk:
         return not full
 
     def admitted(self) -> list[str]:
-        """Nodes whose quarantine was held back, and need not be any more; each once."""
+        """Return nodes whose quarantine was held back, and need not be any more; each once."""
         found = sorted(name for name in self._held if not self._full(name))
         self._held.difference_update(found)
         return found
@@ -142,8 +144,8 @@ class RepairDesk:
     def quarantine(self, name: str, reason: str, now: float) -> None:
         """Keep new pods off a node until a person has cleared it.
 
-        Whether that many may be out of service is not asked here: a node that was being repaired,
-        or has failed its check, must not come back.
+        The limit of nodes out of service is not checked here: a node that was being repaired, or
+        has failed its check, must not come back.
         """
         if self._settings.is_dry_run:
             self.tell_once(name, "RepairDryRun", f"would quarantine the node: {reason}")

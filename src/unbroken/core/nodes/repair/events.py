@@ -1,6 +1,6 @@
-"""The vocabulary of the repairer: what it is told, what it orders, how it is set.
+"""Events, orders and settings of the repairer.
 
-Times are seconds since the epoch, of a clock that goes on evenly.
+Times are seconds since the epoch, of a clock without jumps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NodeFault:
     type: str
     reason: str
     at: float
-    """Since when."""
+    """Time since when the condition is True."""
     text: str = ""
 
 
@@ -34,25 +34,25 @@ class RepairNode:
     name: str
     is_ready: bool
     ready_at: float
-    """Since when it is, or is not."""
+    """Time since when the node is ready, or not ready."""
     is_silent: bool = False
-    """Nothing is heard of it: Ready is Unknown, which its kubelet would never say."""
+    """The node is silent: Ready is Unknown, which its own kubelet would never report."""
     boot_id: str = ""
     cluster: str = ""
     """Label `cluster-name`."""
     rack: str = ""
-    """Narrowest place that its labels name, with what is around it; empty: not known."""
+    """Narrowest place in its labels, with the places around it; empty: not known."""
     health: Health | None = None
-    """Value of the label; None: there is none, or nothing known."""
+    """Value of the label; None: it has none, or an unknown one."""
     unknown_health: str = ""
-    """Value of the label that no document knows; empty: it is known, or there is none."""
+    """Value of the label that is not documented; empty: it is, or there is none."""
     has_taint: bool = False
     """True if it has the taint `node-health-status`."""
     faults: tuple[NodeFault, ...] = ()
     fault_reason: str = ""
     """Label `fault-reasons`."""
     marks: frozenset[str] = frozenset()
-    """Which of the labels and annotations that tell of a fault it has."""
+    """Labels and annotations of a fault that the node has."""
     order: str = ""
     """Annotation `unbroken.dev/repair`."""
     advice: str = ""
@@ -61,7 +61,7 @@ class RepairNode:
     has_failed_check: bool = False
     """Label `deep-health-check-status` is Failed."""
     is_in_deep_check: bool = False
-    """It is InProgress: who tests the node returns it, too."""
+    """The label is InProgress: the tester of the node also returns it to service."""
 
 
 class Answer(Enum):
@@ -71,38 +71,38 @@ class Answer(Enum):
     DONE = "done"
     """The machine was reset, rebooted or replaced."""
     GONE = "gone"
-    """Nothing of the machine runs any more; what takes its place is not known."""
+    """Nothing of the machine runs any more; its replacement is not known."""
     FAILED = "failed"
     UNSUPPORTED = "unsupported"
-    """It can do no such thing with this node."""
+    """The provider cannot do this with this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStatus:
-    """What a provider says of an order."""
+    """A provider's report about an order."""
 
     answer: Answer
     text: str = ""
     replacement: str = ""
-    """Name of the node that takes the place, once it is known; empty: the same, or not known."""
+    """Name of the replacing node, once it is known; empty: the same node, or not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
-    """A repair as a provider is asked for it.  Asked twice with one `id`, it is done once."""
+    """A repair as requested from a provider. Requested twice with one `id`, it is done once."""
 
     node: str
     action: Action
     boot_id: str
-    """ID of the boot that it is about."""
+    """ID of the boot in which the fault occurred."""
     id: str
     is_tested: bool = False
-    """What takes the node's place is tested before it takes pods: it should join with the taint."""
+    """The replacement is tested before it takes pods: it should join with the taint."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairNodeSeen:
-    """A node is there, or has changed."""
+    """A node exists, or has changed."""
 
     node: RepairNode
 
@@ -116,7 +116,7 @@ class RepairNodeGone:
 
 @dataclass(frozen=True, slots=True)
 class RecordSeen:
-    """A NodeRecord is there, or has changed."""
+    """A NodeRecord exists, or has changed."""
 
     name: str
     record: NodeRecordSpec
@@ -124,14 +124,14 @@ class RecordSeen:
 
 @dataclass(frozen=True, slots=True)
 class RecordGone:
-    """Somebody has deleted a NodeRecord."""
+    """A NodeRecord was deleted by somebody."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PodsSeen:
-    """Which pods of jobs a node has; those that have ended count no more."""
+    """The pods of jobs on a node; those that have ended do not count."""
 
     node: str
     pods: tuple[str, ...]
@@ -139,7 +139,7 @@ class PodsSeen:
 
 @dataclass(frozen=True, slots=True)
 class CheckSeen:
-    """A NodeCheck is there, or has changed."""
+    """A NodeCheck exists, or has changed."""
 
     name: str
     phase: CheckPhase
@@ -172,7 +172,7 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswered:
-    """What a provider says of an order."""
+    """A provider's answer about an order."""
 
     order: RepairOrder
     standing: OrderStatus
@@ -180,7 +180,7 @@ class ProviderAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RepairSynced:
-    """All that there was has been told; before that, nothing is decided."""
+    """All objects that existed have been reported; before that, nothing is decided."""
 
 
 RepairEvent = (
@@ -201,7 +201,8 @@ RepairEvent = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """Write all of a NodeRecord but the appeal, which is the person's.  Before what follows."""
+    """Write all of a NodeRecord but the appeal, which is the person's. Carry it out before later
+    effects."""
 
     node: str
     record: NodeRecordSpec
@@ -220,7 +221,7 @@ class PatchNode:
 
 @dataclass(frozen=True, slots=True)
 class TellNode:
-    """An event on a node."""
+    """Record an event on a node."""
 
     node: str
     reason: str
@@ -237,14 +238,14 @@ class OrderRepair:
 
 @dataclass(frozen=True, slots=True)
 class AskProvider:
-    """Ask the provider how an order stands."""
+    """Ask the provider for the state of an order."""
 
     order: RepairOrder
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCheck:
-    """Create a NodeCheck, where there is none of the name."""
+    """Create a NodeCheck, if none has the name."""
 
     node: str
     """Node that the repair is for."""
@@ -268,47 +269,47 @@ ALL_ACTIONS = frozenset({Action.RESET_GPU, Action.REBOOT, Action.REPLACE})
 
 @dataclass(frozen=True, slots=True)
 class RepairSettings:
-    """How repairs are made."""
+    """Settings of the repairer."""
 
     recovery: Recovery = Recovery.AUTOMATIC
-    """Recovery of nodes whose cluster says nothing."""
+    """Recovery of nodes whose cluster does not set it."""
     provider: str = "none"
     supports: frozenset[Action] = ALL_ACTIONS
-    """What the provider can do at all."""
+    """Actions that the provider supports."""
     share: float = 0.2
     """Share of all nodes that may be in quarantine or under repair at a time; always one
     (docs/design/nodes.md)."""
     one_per_rack: bool = True
     is_dry_run: bool = False
-    """Say what would be done, do nothing."""
+    """Record what would be done, do nothing."""
     lost_seconds: float = 600.0
-    """A node that is not ready for so long is repaired (judgement; Cluster API's examples of a
-    MachineHealthCheck have 5 min, Karpenter's node repair 30)."""
+    """Seconds that a node may be not ready before it is repaired (judgement; Cluster API's examples
+    of a MachineHealthCheck have 5 min, Karpenter's node repair 30)."""
     drain_seconds: float = 600.0
-    """Jobs have so long to move off (judgement)."""
+    """Seconds that jobs have to move off (judgement)."""
     act_seconds: float = 1800.0
-    """A reset or a reboot must be over by then, the node Ready: bare metal takes up to 30 min
-    (reference section 8, item 18)."""
+    """Seconds after which a reset or a reboot must be over, with the node Ready: bare metal takes
+    up to 30 min (reference section 8, item 18)."""
     replace_seconds: float = 3600.0
     probation_seconds: float = 86400.0
-    """A fault so soon after a repair is the repair's failure (judgement)."""
+    """Seconds after a repair in which a fault counts as the repair's failure (judgement)."""
     tries_max: int = 3
-    """Attempts at a rung where the provider fails."""
+    """Attempts at a rung if the provider fails."""
     backoff_seconds: float = 30.0
-    """Before the second try of a rung; doubled for each further one."""
+    """Seconds before the second attempt at a rung; doubled for each further one."""
     refused_seconds: float = 60.0
-    """Before a provider is asked again that could not do it: a Machine may have been made since, a
-    kind installed.  Doubled each time (judgement)."""
+    """Seconds before a provider that refused is asked again: a Machine may have been made since, a
+    kind installed. Doubled each time (judgement)."""
     refused_seconds_max: float = 3600.0
     ask_seconds: float = 5.0
-    """Between two questions to the provider."""
+    """Seconds between two questions to the provider."""
     check: tuple[CheckKind, ...] = (CheckKind.BASIC,)
-    """Before a repaired node returns; empty: it is not tested."""
+    """Tests before a repaired node returns; empty: it is not tested."""
     burn_in: tuple[CheckKind, ...] = (CheckKind.BASIC, CheckKind.STRESS)
-    """Before a node leaves quarantine."""
+    """Tests before a node leaves quarantine."""
     check_seconds: float = 7200.0
     check_pending_seconds: float = 900.0
-    """A check that nobody has begun by then is not waited for."""
+    """Seconds after which a check that has not begun is no longer waited for."""
     blame_limit: float = LIMIT
     flaps_max: int = 3
     """Repairs within `flap_seconds` that end in quarantine (judgement)."""

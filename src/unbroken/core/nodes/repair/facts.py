@@ -1,7 +1,7 @@
-"""What the repairer knows: nodes, their records, pods, checks and clusters as they were told.
+"""The repairer's knowledge: nodes, their records, pods, checks and clusters, as reported.
 
-Of NodeRecords the repairer is the only writer but for the appeal: once a record is known, only the
-appeal is taken from what the API says of it, which may be older than what is about to be written.
+The repairer is the only writer of NodeRecords, except for the appeal. Once a record is known, only
+the appeal is taken from the API's version, which may be older than the next write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .rules import ACTIVE, order_of
 
 @dataclass(slots=True)
 class RepairFacts:
-    """All that is known; `take` adds to it."""
+    """All known facts; `take` adds to them."""
 
     settings: RepairSettings
     nodes: dict[str, RepairNode] = field(default_factory=dict)
@@ -44,19 +44,19 @@ class RepairFacts:
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     clusters: dict[str, Recovery] = field(default_factory=dict)
     standings: dict[str, OrderStatus] = field(default_factory=dict)
-    """By node: the newest of its order under way."""
+    """By node: the newest status of its order under way."""
     is_synced: bool = False
 
     def record(self, name: str) -> NodeRecordSpec:
-        """Record of a node; an empty one where nothing is known of it yet."""
+        """Return the record of a node; an empty one if nothing is known of it yet."""
         return self.records.get(name) or NodeRecordSpec()
 
     def recovery(self, node: RepairNode) -> Recovery:
-        """Setting that says who repairs the node."""
+        """Return the setting of who repairs the node."""
         return self.clusters.get(node.cluster, self.settings.recovery)
 
     def active(self) -> list[str]:
-        """Nodes that are under repair; a burn-in takes nobody's turn."""
+        """Return the nodes under repair; a burn-in does not count as one."""
         found = []
         for name, record in self.records.items():
             repair = record.repair
@@ -65,12 +65,13 @@ class RepairFacts:
         return found
 
     def out_of_service(self) -> set[str]:
-        """Nodes that the repairer has taken out of service: under repair, or in quarantine."""
+        """Return nodes that the repairer has taken out of service: under repair, or in
+        quarantine."""
         kept = (name for name in self.nodes if self.record(name).quarantined_at is not None)
         return {*self.active(), *kept}
 
     def waiting(self) -> list[str]:
-        """Nodes whose repair waits, the longest first."""
+        """Return nodes whose repair waits, the longest first."""
         found = [
             (record.repair.began_at, name)
             for name, record in self.records.items()
@@ -79,7 +80,7 @@ class RepairFacts:
         return [name for _, name in sorted(found)]
 
     def take(self, event: RepairEvent) -> Iterable[str]:
-        """Take an event; the names of the nodes that it is about."""
+        """Take an event; return the names of its nodes."""
         match event:
             case RepairNodeSeen() | RepairNodeGone():
                 return self._take_node(event)

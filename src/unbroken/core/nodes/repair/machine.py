@@ -1,8 +1,8 @@
-"""The repairer: what is done about nodes that are at fault.  docs/design/nodes.md has the rules.
+"""The repairer: the decisions about nodes at fault. docs/design/nodes.md has the rules.
 
-One machine over all nodes.  Whatever must survive it is on the Nodes, in their NodeRecords or at
-the provider, so that a new one goes on where another has ended.  Without automatic recovery,
-records are all that it writes, until a person orders a repair.
+One machine handles all nodes. All lasting state is on the Nodes, in their NodeRecords or at the
+provider, so that a new repairer continues where another has ended. Without automatic recovery it
+writes only records, until a person orders a repair.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from .rules import (
 
 LABELLED = (GPU_UNHEALTHY, HARDWARE_UNHEALTHY)
 ROUNDS_MAX = 12
-"""A node's repair passes through fewer states than that at one event."""
+"""Upper bound of the states that a node's repair passes through at one event."""
 
 
 class Repairer:
-    """Every node's repair."""
+    """The repairs of all nodes."""
 
     def __init__(self, settings: RepairSettings) -> None:
         self._settings = settings
@@ -72,14 +72,14 @@ class Repairer:
         self._course = RepairCourse(settings, self._facts, self._desk)
         self._due: dict[str, float] = {}
         self._early: list[Blamed] = []
-        """Told before all records were known."""
+        """Incidents that came before all records were known."""
 
     def deadline(self) -> float | None:
-        """When to `step` with a Tick; None: time alone changes nothing."""
+        """Return when to `step` with a Tick; None: time alone changes nothing."""
         return min(self._due.values(), default=None)
 
     def step(self, event: RepairEvent, now: float) -> list[RepairEffect]:
-        """Take an event; what is to be done, in this order for each node."""
+        """Take an event; return the orders, in this order for each node."""
         touched = list(self._facts.take(event))
         match event:
             case RepairSynced():
@@ -109,7 +109,7 @@ class Repairer:
         return found
 
     def record(self, name: str) -> NodeRecordSpec:
-        """Record of a node, as it was last ordered to be written."""
+        """Return the record of a node, as it was last ordered to be written."""
         return self._facts.record(name)
 
     def _forget_long_gone(self, now: float) -> None:
@@ -119,7 +119,7 @@ class Repairer:
                 self._desk.out.append(DropRecord(name))
 
     def _look(self, name: str, now: float) -> None:
-        """Bring one node on as far as it goes."""
+        """Advance one node as far as possible."""
         for _ in range(ROUNDS_MAX):
             before = self._facts.record(name)
             self._go_on(name, now)
@@ -158,17 +158,18 @@ class Repairer:
         else:
             self._course.go_on(name, repair, now)
 
-    # What is seen of a node.
+    # Facts seen of a node.
 
     def _hold_against(self, node: RepairNode, now: float) -> None:
-        """Faults and losses, whoever repairs; those since an order are its own doing."""
+        """Add faults and losses to the node's blame, whoever repairs it; those since an order are
+        caused by it."""
         record = self._facts.record(node.name)
         repair = record.repair
         until = math.inf
         if repair is not None and repair.acted_at is not None:
             until = repair.acted_at
         for fault in node.faults:
-            # The daemon labels what its conditions call for; until then they cannot be weighed.
+            # The daemon labels the action of its conditions; until then they cannot be weighed.
             is_weighed = fault.type not in LABELLED or node.health in PENDING
             if fault.at > until or not is_weighed:
                 continue
@@ -185,13 +186,13 @@ class Repairer:
         self._desk.write(node.name, record)
 
     def _blame(self, event: Blamed, now: float) -> None:
-        """Hold an incident against a node that is known; those long gone stay forgotten."""
+        """Add an incident to the blame of a known node; nodes that are long gone are ignored."""
         if event.node in self._facts.nodes or event.node in self._facts.records:
             record = self._facts.record(event.node)
             self._desk.write(event.node, blame.add_incident(record, event.entry, now))
 
     def _notice(self, node: RepairNode, now: float) -> None:
-        """Whether a node without repair needs one."""
+        """Begin a repair if a node without one needs it."""
         record, settings = self._facts.record(node.name), self._settings
         if is_cleared(record):
             if not settings.is_dry_run:
@@ -219,7 +220,7 @@ class Repairer:
         self._course.start_check(node.name, record, node.name, now)
 
     def _begin(self, node: RepairNode, need: Need, now: float) -> None:
-        """A repair is needed; `_admit` lets it begin."""
+        """Begin a needed repair; `_admit` decides when it starts."""
         record = self._facts.record(node.name)
         wanted, is_relapse = entry_rung(need, record, now)
         action = supported(wanted, self._settings.supports)
@@ -239,7 +240,7 @@ class Repairer:
         self._desk.tell(node.name, "RepairNeeded", text, is_warning=True)
 
     def _take_order(self, node: RepairNode) -> None:
-        """A person's order, or a worse label, while there is a repair: more may be needed."""
+        """Take a person's order, or a worse label, during a repair: more may be needed."""
         repair, order = self._facts.record(node.name).repair, self._desk.order_on(node)
         ordered = ORDERS.get(order)
         if order and ordered is None:
@@ -268,13 +269,13 @@ class Repairer:
                 )
                 self._desk.write(node.name, replace(self._facts.record(node.name), repair=found))
         elif rung(ordered) <= rung(repair.action):
-            # It asks for no more than what is being done.
+            # It requires no more than the repair under way.
             self._desk.patch(node, PatchNode(node.name, annotations={REPAIR: None}))
         else:
             self._raise(node, repair, ordered)
 
     def _raise(self, node: RepairNode, repair: RepairRecord, action: Action) -> None:
-        """More is needed than what has not been ordered yet."""
+        """Raise a repair that has not been ordered yet: more is needed."""
         if repair.state not in (RepairState.WAITING, RepairState.DRAINING):
             return
         record = self._facts.record(node.name)
@@ -285,7 +286,7 @@ class Repairer:
     # The turn of a repair.
 
     def _wait(self, name: str, repair: RepairRecord, now: float) -> None:
-        """Whether a repair that waits is still to be made."""
+        """Advance a waiting repair, or end it if it is no longer to be made."""
         node = self._facts.nodes.get(name)
         if node is None:
             self._course.end(name, RepairState.DONE, "its node is gone", now)
@@ -299,12 +300,12 @@ class Repairer:
             self._course.start_check(name, record, name, now)
 
     def _was_done(self, node: RepairNode, repair: RepairRecord) -> bool:
-        """True if a person has done it, or an order that was said to have failed."""
+        """True if a person has made the repair, or an order that was reported as failed has."""
         is_other_boot = bool(repair.boot_id) and node.boot_id != repair.boot_id
         return is_other_boot and node.is_ready and not self._settings.is_dry_run
 
     def _admit(self, name: str, now: float) -> None:
-        """Let a waiting repair begin if nothing stands against it."""
+        """Start a waiting repair if no obstacle remains."""
         record, node = self._facts.record(name), self._facts.nodes.get(name)
         repair, settings = record.repair, self._settings
         if node is None or repair is None or repair.state is not RepairState.WAITING:
@@ -315,7 +316,7 @@ class Repairer:
             self._desk.tell_once(name, "RepairDryRun", text)
         elif self._course.is_for_a_person(name, repair, now):
             if not repair.boot_id and node.boot_id:
-                # By it is known when the person has done it.
+                # The boot ID later shows that the person has made it.
                 seen = replace(repair, boot_id=node.boot_id)
                 self._desk.write(name, replace(record, repair=seen))
         elif retry_at(record, settings) > now:

@@ -1,4 +1,4 @@
-"""How a NodeRecord changes as a repair goes on.  Functions of values.
+"""Changes of a NodeRecord during a repair. Functions of values.
 
 Times that are kept are rounded to milliseconds, so that they read back as they were written.
 """
@@ -24,12 +24,12 @@ FAULT_ANNOTATIONS = (keys.FAULT_DETAILS, keys.ADVICE)
 
 
 def kept_time(now: float) -> float:
-    """A moment as it is kept."""
+    """Return a moment as it is kept."""
     return round(now, 3)
 
 
 def begun(record: NodeRecordSpec, need: Need, action: Action, now: float) -> NodeRecordSpec:
-    """A repair is needed; it waits until it may begin."""
+    """Return the record with a needed repair, which waits until it may begin."""
     repair = RepairRecord(
         action=action,
         reason=need.reason[:TEXT_MAX],
@@ -42,7 +42,7 @@ def begun(record: NodeRecordSpec, need: Need, action: Action, now: float) -> Nod
 
 
 def told(record: NodeRecordSpec, text: str) -> NodeRecordSpec:
-    """The repair under way says what it does or waits for."""
+    """Return the record with the text of the repair under way: what it does or waits for."""
     assert record.repair is not None
     return replace(record, repair=replace(record.repair, message=text[:TEXT_MAX]))
 
@@ -50,7 +50,7 @@ def told(record: NodeRecordSpec, text: str) -> NodeRecordSpec:
 def ended(
     record: NodeRecordSpec, state: RepairState, text: str, settings: RepairSettings, now: float
 ) -> NodeRecordSpec:
-    """The repair under way is over; after one that was made of a fault, probation begins."""
+    """Return the record after its repair; probation begins if a fault caused it."""
     repair = record.repair
     assert repair is not None
     last = replace(repair, state=state, message=text[:TEXT_MAX], ended_at=kept_time(now))
@@ -62,7 +62,7 @@ def ended(
 
 
 def is_forgotten(record: NodeRecordSpec, now: float) -> bool:
-    """True if all that is kept of a node is so old that it counts nothing."""
+    """True if all entries of a node are so old that they no longer count."""
     times = [entry.at for entry in record.blame]
     times += [repair.ended_at or repair.began_at for repair in record.history]
     times += [record.cleared_at or 0.0, record.quarantined_at or 0.0]
@@ -70,12 +70,12 @@ def is_forgotten(record: NodeRecordSpec, now: float) -> bool:
 
 
 def quarantined(record: NodeRecordSpec, reason: str, now: float) -> NodeRecordSpec:
-    """The node takes no pods until a person has cleared it."""
+    """Return the record in quarantine: the node takes no pods until a person has cleared it."""
     return replace(record, quarantined_at=kept_time(now), quarantine_reason=reason[:TEXT_MAX])
 
 
 def freed(record: NodeRecordSpec) -> NodeRecordSpec:
-    """The node is out of quarantine."""
+    """Return the record out of quarantine."""
     return replace(record, quarantined_at=None, quarantine_reason="")
 
 
@@ -92,12 +92,12 @@ def withdrawn(node: str, action: Action) -> PatchNode:
 
 
 def held_back(node: str) -> PatchNode:
-    """Keep new pods off a node, and let those be that run there."""
+    """Keep new pods off a node, and leave running pods there."""
     return PatchNode(node, {keys.HEALTH: Health.UNSCHEDULABLE.value}, taint=True)
 
 
 def returned(node: RepairNode, verified: str, *, is_kept: bool) -> PatchNode:
-    """Tell that the node was found well, and take away all that told of its fault.
+    """Mark the node as verified, and remove all marks of its fault.
 
     `is_kept`: it goes into quarantine rather than into service.
     """

@@ -1,6 +1,6 @@
-"""What a node needs, at which rung, and what stands against beginning now.  Functions of values.
+"""Rules of repair: the need of a node, the rung, and obstacles to its start. Functions of values.
 
-The ladder is reset < reboot < replace.  A rung that failed, and a fault that came back within the
+The ladder is reset < reboot < replace. A rung that failed, and a fault that came back within the
 probation, go one rung up.
 """
 
@@ -19,7 +19,7 @@ ORDERS: Mapping[str, Action] = {
     "reset": Action.RESET_GPU,
     **{action.value: action for action in LADDER},
 }
-"""What the annotation `unbroken.dev/repair` may say."""
+"""Values of the annotation `unbroken.dev/repair`, and their actions."""
 PENDING = (Health.PENDING_REBOOT, Health.PENDING_REPLACEMENT)
 PERSON = "annotation"
 APPEAL = "clear"
@@ -27,16 +27,17 @@ LOST = "lost"
 LOST_FAULT = "NotReady"
 ACTIVE = (RepairState.DRAINING, RepairState.ACTING, RepairState.CHECKING)
 MASS_COUNT, MASS_SHARE = 2, 0.55
-"""More lost nodes than that, and such a share of all, are rather a network or an API server that
-is at fault (kube-controller-manager's node lifecycle: --unhealthy-zone-threshold, and more than two
-nodes)."""
+"""Number and share of lost nodes above which a network or an API server is rather at fault.
+
+As in kube-controller-manager's node lifecycle: --unhealthy-zone-threshold, and more than two nodes.
+"""
 BACKOFF_DOUBLINGS = 10
 NAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A repair that a node calls for."""
+    """A repair that a node needs."""
 
     action: Action
     reason: str
@@ -51,8 +52,11 @@ def need_of(
     settings: RepairSettings,
     now: float,
 ) -> Need | None:
-    """What the node calls for at `now`; a person's order comes first, and alone counts without
-    automatic recovery and in quarantine."""
+    """Return the node's need at `now`.
+
+    A person's order takes precedence. Without automatic recovery and in quarantine, only such an
+    order counts.
+    """
     ordered = ORDERS.get(node.order)
     if ordered is not None:
         return Need(ordered, f"ordered: {node.order}", PERSON)
@@ -80,7 +84,7 @@ def _labelled(node: RepairNode) -> Need:
 
 
 def action_of(node: RepairNode) -> Action:
-    """The entry rung of a node's label; `none` where it calls for nothing."""
+    """Return the entry rung of a node's label; `none`: it requires nothing."""
     if node.health is Health.PENDING_REPLACEMENT:
         return Action.REPLACE
     if node.health is not Health.PENDING_REBOOT:
@@ -89,7 +93,7 @@ def action_of(node: RepairNode) -> Action:
 
 
 def is_still_needed(node: RepairNode, repair: RepairRecord, settings: RepairSettings) -> bool:
-    """True if a repair that is not yet ordered has still its reason."""
+    """True if the reason of a repair that is not yet ordered still exists."""
     if repair.asked_by in (PERSON, APPEAL):
         return True
     if repair.asked_by == LOST:
@@ -98,22 +102,23 @@ def is_still_needed(node: RepairNode, repair: RepairRecord, settings: RepairSett
 
 
 def rung(action: Action) -> int:
-    """Rung of the ladder, from 0; -1: nothing is done to the node."""
+    """Return the rung of the ladder, from 0; -1: nothing is done to the node."""
     return LADDER.index(action) if action in LADDER else -1
 
 
 def rung_above(action: Action, supports: Collection[Action]) -> Action | None:
-    """The next rung that the provider has; None: there is none."""
+    """Return the next rung that the provider has; None: there is none."""
     return next((one for one in LADDER[rung(action) + 1 :] if one in supports), None)
 
 
 def is_in_probation(record: NodeRecordSpec, now: float) -> bool:
-    """True if a fault at `now` is the last repair's failure."""
+    """True if a fault at `now` means that the last repair has failed."""
     return record.probation_until is not None and now < record.probation_until
 
 
 def entry_rung(need: Need, record: NodeRecordSpec, now: float) -> tuple[Action, bool]:
-    """Where to begin, and whether the same fault was repaired so lately that it is a rung up."""
+    """Return the first rung, and whether it is raised because the same fault was repaired
+    recently."""
     last = last_made(record)
     if need.asked_by == PERSON or last is None or not is_in_probation(record, now):
         return need.action, False
@@ -124,18 +129,18 @@ def entry_rung(need: Need, record: NodeRecordSpec, now: float) -> tuple[Action, 
 
 
 def last_made(record: NodeRecordSpec) -> RepairRecord | None:
-    """The last repair that was carried out."""
+    """Return the last repair that was carried out."""
     made = (one for one in reversed(record.history) if one.acted_at is not None)
     return next((one for one in made if one.state is RepairState.DONE), None)
 
 
 def supported(action: Action, supports: Collection[Action]) -> Action | None:
-    """The lowest rung of at least `action` that the provider has."""
+    """Return the lowest rung of at least `action` that the provider has."""
     return action if action in supports else rung_above(action, supports)
 
 
 def retry_at(record: NodeRecordSpec, settings: RepairSettings) -> float:
-    """Not before then is the repair under way to be (re)tried: its back-off."""
+    """Return the time before which the repair under way is not (re)tried: its back-off."""
     repair = record.repair
     if repair is None or (repair.asked_by == PERSON and not repair.tries):
         return 0.0
@@ -152,7 +157,7 @@ def retry_at(record: NodeRecordSpec, settings: RepairSettings) -> float:
 
 
 def refused_seconds(times: int, settings: RepairSettings) -> float:
-    """How long a provider that could not do it `times` times in a row is not asked again."""
+    """Return the seconds in which a provider is not asked again after `times` refusals in a row."""
     doublings = min(times - 1, BACKOFF_DOUBLINGS)
     return min(settings.refused_seconds * 2.0**doublings, settings.refused_seconds_max)
 
@@ -165,11 +170,11 @@ def obstacle(
     out: Collection[str],
     settings: RepairSettings,
 ) -> str:
-    """For what a repair has to wait that may begin otherwise; empty: for nothing.
+    """Return what a repair that may otherwise begin has to wait for; empty: nothing.
 
     `active` are the nodes under repair, `out` those and the ones in quarantine.
 
-    A person's order is never held up: it names the node, and a person has thought of the others.
+    A person's order is never held up: it names the node, and the person has considered the others.
     """
     if repair.asked_by in (PERSON, APPEAL):
         return ""
@@ -189,7 +194,8 @@ def obstacle(
 
 
 def is_full(name: str, out: Collection[str], count: int, settings: RepairSettings) -> str:
-    """Why no further node may be taken out of service, beside the node `name`; empty: one may.
+    """Return why no further node may be taken out of service, besides the node `name`; empty: one
+    may.
 
     `out` are the nodes in quarantine or under repair, of `count`.
     """
@@ -209,19 +215,19 @@ def _names(names: Iterable[str]) -> str:
 
 
 def order_of(node: str, repair: RepairRecord) -> RepairOrder:
-    """The order of a repair; the same after a restart of the repairer."""
+    """Return the order of a repair; the same after a restart of the repairer."""
     assert repair.acted_at is not None
     identity = f"{node}-{repair.action.value}-{round(repair.acted_at * 1000)}-{repair.tries}"
     return RepairOrder(node, repair.action, repair.boot_id, identity)
 
 
 def limit_seconds(action: Action, settings: RepairSettings) -> float:
-    """How long an order may take until the node is back."""
+    """Return the seconds that an order may take until the node is back."""
     return settings.replace_seconds if action is Action.REPLACE else settings.act_seconds
 
 
 def is_flapping(record: NodeRecordSpec, settings: RepairSettings, now: float) -> bool:
-    """True if the node was repaired so often of late that repairing it is of no use."""
+    """True if the node was repaired too often recently for another repair to be of use."""
     since = now - settings.flap_seconds
     if record.cleared_at is not None:
         since = max(since, record.cleared_at)
