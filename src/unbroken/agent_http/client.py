@@ -1,13 +1,13 @@
-"""The operator's side of one agent: commands go down, reports come up, a loss is told once.
+"""The operator's side of one agent: it sends commands, receives reports, and reports a loss once.
 
-With agents that offer `/v1/link` it keeps a WebSocket; others are sent the documented requests and
-asked for their status again and again.  A command is what should be: a newer one replaces an older
-one that is still unsent, and one that may have been lost with its link is sent again.  A question
-for evidence is none, nor is what to import beforehand: it is sent once, on a link that is up, and
-never in a command's way.
+With agents that offer `/v1/link` it keeps a WebSocket. To other agents it sends the documented
+requests, and polls their status. A command states what should be. A newer one replaces an older one
+that is still unsent, and one that may have been lost with its link is sent again. A request for
+evidence or for imports is not a command: it is sent once, on a link that is up, and never delays a
+command.
 
-An agent is never trusted with the operator's time or memory.  Its messages have a bound in size and
-rate (`rates`); an agent that says more is read more slowly, so that TCP holds it up.
+An agent is never trusted with the operator's time or memory. Its messages have a bound in size and
+rate (`rates`). An agent that exceeds the rate is read more slowly, so that TCP holds it up.
 """
 
 from __future__ import annotations
@@ -76,39 +76,44 @@ from .turns import Turns
 logger = logging.getLogger(__name__)
 
 MISSED_MAX = 3
-"""After so many heartbeats that did not come the agent is lost, whatever its connection looks
-like."""
+"""Missing heartbeats after which the agent is lost, whatever the state of its connection."""
 SILENCE_SECONDS = MISSED_MAX * HEARTBEAT_SECONDS
 HEARTBEATS_A_SECOND = 4000
-"""Heartbeats of all agents of a process; each costs it 75 us (benchmarks/control_plane.py)."""
+"""Heartbeats per second of all agents of a process; each costs it 75 us
+(benchmarks/control_plane.py)."""
 CONNECT_SECONDS = 1.0
 CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
-"""Between two questions to an agent without a link; the stock agent's own tick is 0.1 s."""
+"""Seconds between two polls of an agent without a link; the stock agent's own tick is 0.1 s."""
 RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
 ANSWER_BYTES_MAX = REPORT_BYTES_MAX
-"""Longest answer of an agent to a documented request; a stock agent's status has some hundred."""
+"""Longest answer of an agent to a documented request, in bytes; a stock agent's status has some
+hundred."""
 REQUESTS_MAX = 4
 """Requests that wait for the link to take them; older ones are dropped."""
 QUESTIONS_MAX = 2
-"""Answers with evidence that an agent may still owe."""
+"""Answers with evidence that an agent may still have to send."""
 PLAIN = {"Accept-Encoding": "identity"}
-"""Nothing is unpacked: a short answer could become a long one."""
+"""Request headers without compression: a short answer could be unpacked to a long one."""
 BREACH_LIMIT_SECONDS = 30.0
-"""Longest pause before an agent that breaks the protocol is connected to; it begins at 1 s and is
-doubled each time."""
+"""Seconds, at most, before an agent that breaks the protocol is connected to again; the pause
+begins at 1 s and doubles each time."""
 UNPROVEN = (401, *NO_LINK)
-"""Answers of a peer that cannot prove itself, and so is no agent of the job."""
+"""Status codes of a peer that cannot prove its identity, and so is no agent of the job."""
 RETRY_FACTOR = 1.25
-"""An agent that takes a while to start is found within a fifth of that."""
+"""Factor from one pause to the next; an agent that starts slowly is found within a fifth of its
+time."""
 Socket = aiohttp.ClientWebSocketResponse[Literal[False]]
 _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Why the agent could not be heard; `is_stock`: it answers, and has no link; `is_stranger`: it
-    did not prove that it is the agent that is meant."""
+    """Why the connection to the agent ended.
+
+    `is_stock`: it answers, and has no link. `is_stranger`: it did not prove that it is the expected
+    agent.
+    """
 
     why: str
     is_stock: bool = False
@@ -116,7 +121,7 @@ class Broken:
 
 
 class Identity(NamedTuple):
-    """The agent that is meant: who listens at its address has to prove that."""
+    """The expected agent: the peer at its address has to prove this identity."""
 
     key: bytes
     """Key of its job."""
@@ -131,13 +136,13 @@ class LinkResources:
     session: aiohttp.ClientSession | None = None
     """None: each link opens a session of its own."""
     permit: Permit = field(default_factory=Always)
-    """Asked before each command leaves."""
+    """Asked before each command is sent."""
     turns: Turns = field(default_factory=Turns)
-    """To connect to agents."""
+    """Turns for connecting to agents."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
-    """Between two messages of an agent that has nothing new to say."""
+    """Seconds between two messages of an agent without news."""
     room: asyncio.Event = field(default_factory=lambda: _set(asyncio.Event()))
-    """Set while reports may be handed over; an agent waits unread for it."""
+    """Set while reports may be passed on; an agent is not read while it is unset."""
     heavy: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a long message is read."""
     on_stranger: Callable[[str], None] = lambda why: None
@@ -145,10 +150,10 @@ class LinkResources:
 
 
 class AgentLink:
-    """Keeps in touch with the agent at an address until `run` is cancelled.
+    """Keeps the connection to the agent at an address until `run` is cancelled.
 
-    `on_report` gets every report, heartbeats too.  `on_lost` is called once for each loss of an
-    agent that had reported: it did not answer at once when its link had gone, or was silent.
+    `on_report` gets every report, heartbeats too. `on_lost` is called once for each loss of an
+    agent that had reported: it did not answer at once when its link had ended, or was silent.
     `on_evidence` gets the answers to `collect`.
     """
 
@@ -165,7 +170,7 @@ class AgentLink:
         self._shared = shared or LinkResources()
         self._base = URL.build(scheme="http", host=address, port=port)
         self._identity = identity
-        """None: the job has no key, and whoever listens is believed."""
+        """Identity to be proven; None: the job has no key, and any peer is accepted."""
         self._seal: Seal | None = None
         self._unseal: Unseal | None = None
         """Opens the sealed frames of this connection."""
@@ -173,29 +178,32 @@ class AgentLink:
         self._on_lost = on_lost
         self._on_evidence = on_evidence
         self.report_bytes = 0
-        """Length of the newest report as it came."""
+        """Length of the newest report as received."""
         self._rate: Rate | None = None
         self._pending: Command | None = None
         self._unconfirmed: Command | None = None
-        """Sent on this connection, on which nothing has been heard since."""
+        """Command sent on this connection, on which no message has arrived since."""
         self._has_command = asyncio.Event()
         self._is_linked = self._is_up = False
         self._requests: deque[Request] = deque(maxlen=REQUESTS_MAX)
         self._renewal: Renewal | None = None
         self._heard_at = 0.0
-        """When the agent said anything last, by the loop's clock."""
+        """Time of the agent's last message, by the loop's clock."""
         self._heard_hash = 0
         """Hash of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
         self._questions = 0
-        """For evidence, without an answer so far."""
+        """Requests for evidence without an answer so far."""
         self._failures = self._breaches = 0
         self._why = ""
-        """Why it could not be reached when that was last logged."""
+        """Reason of the last failure to reach the agent, as last logged."""
 
     def send(self, message: ToAgent) -> None:
-        """Hand a message over.  A command goes out as soon as the agent can be reached, the newest
-        alone; a request only if the agent is linked now."""
+        """Send a message.
+
+        A command is sent as soon as the agent can be reached, the newest alone. A request is sent
+        only if the agent is linked now.
+        """
         if not isinstance(message, Request):
             self._pending = message
         elif self._is_linked:
@@ -206,11 +214,11 @@ class AgentLink:
             self._has_command.set()
 
     def silent_seconds(self) -> float:
-        """Since the agent was last heard."""
+        """Return the seconds since the agent was last heard."""
         return _now() - self._heard_at
 
     def forget(self) -> None:
-        """Keep nothing of the newest report: a heartbeat that repeats it is read anew."""
+        """Drop the newest report: a heartbeat that repeats it is read again."""
         self._report = None
 
     async def run(self) -> None:
@@ -233,7 +241,8 @@ class AgentLink:
                 self._failures += 1
                 if broken.is_stranger and broken.why != self._why:
                     self._shared.on_stranger(broken.why)
-                # The first failure after a good time may be the connection's only: look at once.
+                # The first failure after a good period may concern the connection only: look again
+                # at once.
                 if self._failures > 1:
                     self._lose(broken.why)
                     await self._pause()
@@ -277,7 +286,7 @@ class AgentLink:
         self._on_report(report)
 
     def _spoken(self) -> Rate:
-        """How fast the agent has spoken so far."""
+        """Return the rate at which the agent has sent so far."""
         if self._rate is None:
             self._rate = Rate(_now())
         return self._rate
@@ -289,7 +298,7 @@ class AgentLink:
 
     def _return_unconfirmed(self) -> None:
         command, self._unconfirmed = self._unconfirmed, None
-        # Only what names an attempt may come twice: anything else could hit a later one.
+        # Only messages that name an attempt may arrive twice: any other could affect a later one.
         is_fenced = not isinstance(command, ShutdownCommand | None) and command.attempt is not None
         if is_fenced and self._pending is None:
             self._pending = command
@@ -302,7 +311,7 @@ class AgentLink:
                 socket = await self._connect(session)
         except aiohttp.WSServerHandshakeError as error:
             has_key = self._identity is not None
-            # Without a proof nothing is asked, or told, by the stock agent's protocol either.
+            # Without a proof, nothing is asked or sent by the stock agent's protocol either.
             is_stock = error.status in NO_LINK and not has_key
             why = self._told(refusal_text(error.status, has_key=has_key))
             return Broken(why, is_stock, is_stranger=has_key and error.status in UNPROVEN)
@@ -321,7 +330,7 @@ class AgentLink:
                 sending.cancel()
 
     async def _connect(self, session: aiohttp.ClientSession) -> Socket:
-        """Open a link, to the agent that is meant.  Stranger, or one of `_ERRORS`."""
+        """Open a link to the expected agent. Raises Stranger, or one of `_ERRORS`."""
         url = self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self._shared.heartbeat_seconds}
         nonce, identity = os.urandom(NONCE_BYTES), self._identity
         socket = await session.ws_connect(
@@ -337,11 +346,11 @@ class AgentLink:
         try:
             message = await socket.receive()
             if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
-                raise ConnectionResetError  # An agent that ends, perhaps.
+                raise ConnectionResetError  # Perhaps the agent is ending.
             greeting = message.data if message.type is aiohttp.WSMsgType.BINARY else b""
             found = greeted(identity.key, nonce, identity.uid, url.raw_path_qs, greeting)
             self._seal, self._unseal = Seal(found.down), Unseal(found.up)
-            # The agent says nothing before it knows that we have the key, too.
+            # The agent sends nothing before it knows that this side has the key, too.
             await socket.send_bytes(self._seal(b""))
         except BaseException:
             await socket.close()
@@ -349,7 +358,7 @@ class AgentLink:
         return socket
 
     async def _receive_all(self, socket: Socket) -> Broken:
-        """Take what the agent says until it says no more; why that is."""
+        """Take the agent's messages until they end; return why they ended."""
         self._heard_hash, self._report, self._questions = 0, None, 0
         silence, rate = MISSED_MAX * self._shared.heartbeat_seconds, self._spoken()
         try:
@@ -369,7 +378,7 @@ class AgentLink:
                         patience.heard_at = self._heard_at
                     delay = rate.message(size, work, patience.heard_at)
                     if delay or not self._shared.room.is_set():
-                        # TCP holds the agent up meanwhile, which is no silence of its own.
+                        # TCP holds the agent up meanwhile, which does not count as its silence.
                         with patience.suspended():
                             await _first(asyncio.Event(), delay)
                             await self._shared.room.wait()
@@ -381,35 +390,36 @@ class AgentLink:
             return self._broken(error, silence)
 
     async def _take_heavy(self, frame: bytes, patience: Patience) -> float:
-        """Take a long frame in its turn; the seconds of the processor that it took."""
+        """Take a long frame in its turn; return the processor seconds that it took."""
         with patience.suspended():
             async with self._shared.heavy:
                 work = self._take_frame(frame)
-                # The next one of the job is not read before others have had their turn.
+                # The next frame of the job is not read before others have had their turn.
                 await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
                 return work
 
     def _take_frame(self, frame: bytes) -> float:
-        """Take a frame; the seconds of the processor that it took, 0 for a heartbeat."""
+        """Take a frame; return the processor seconds that it took, 0 for a heartbeat."""
         # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
         heard, began, self._heard_at = hash(frame), 0.0, _now()
-        # By the wall's clock an agent would pay for what keeps this process from running.  For a
-        # short frame that is bounded (`WORK_OF_MESSAGE`), and the other clock takes longer to ask
-        # than the frame to read: a sixth of an operator's time.
+        # By the wall's clock an agent would be charged for whatever keeps this process from
+        # running. For a short frame that is bounded (`WORK_OF_MESSAGE`). Reading the other clock
+        # takes longer than reading the frame: a sixth of an operator's time.
         clock = perf_counter if len(frame) <= HEAVY_BYTES else thread_time
         if self._report is None or heard != self._heard_hash:
             began = clock()
             questions = self._questions
             answer = self._answer(frame)
             if answer is None:
-                # Evidence that was asked for costs the agent nothing.
+                # Requested evidence is not charged to the agent.
                 return clock() - began if questions == self._questions else 0.0
             self._heard_hash, self._report, self.report_bytes = heard, answer, len(frame)
         self._heard(self._report)
         return clock() - began if began else 0.0
 
     def _frame_of(self, message: WSMessageNoDecodeText) -> bytes | None:
-        """Frame of a message from the agent; None: it is no frame of ours.  Stranger."""
+        """Return the frame of a message from the agent; None: it is not one of this protocol.
+        Raises Stranger."""
         if self._unseal is None:
             return message.data if message.type is aiohttp.WSMsgType.TEXT else None
         if message.type is aiohttp.WSMsgType.TEXT:
@@ -417,7 +427,7 @@ class AgentLink:
         return self._unseal(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
 
     def _answer(self, frame: bytes) -> AgentReport | None:
-        """The report in a frame; None: it had something else, which was dealt with."""
+        """Return the report in a frame; None: it had something else, which was handled."""
         try:
             answer = read_answer(frame, takes_evidence=self._questions > 0)
         except EvidenceError as error:
@@ -425,7 +435,7 @@ class AgentLink:
             return None
         if isinstance(answer, Beat):
             if self._heard_hash:
-                # The operator waits for the lease of an agent that it has heard and lost.
+                # The operator waits for the lease of an agent that it has heard from and lost.
                 self._renewal = Renewal(answer.at)
                 self._has_command.set()
             return None
@@ -451,7 +461,7 @@ class AgentLink:
                     await self._shared.permit.given()
                     await self._say(socket, encode_command(request))
             except _ERRORS:
-                return  # The receiving side hears of it too, and ends the link.
+                return  # The receiving side sees this too, and ends the link.
 
     async def _say(self, socket: Socket, text: str) -> None:
         if self._seal is None:
@@ -460,7 +470,7 @@ class AgentLink:
             await socket.send_bytes(self._seal(text.encode()))
 
     async def _poll(self, session: aiohttp.ClientSession) -> Broken:
-        """Talk by the documented requests until one fails."""
+        """Use the documented requests until one fails."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
@@ -476,7 +486,7 @@ class AgentLink:
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:
         if not self._shared.permit.is_given():
-            # Asked again after the next look at its status.
+            # Sent again after the next look at its status.
             self._has_command.clear()
             return
         command = self._take()
@@ -485,12 +495,12 @@ class AgentLink:
         self._unconfirmed = command
         code = await self._post(session, command)
         if code >= 500 and isinstance(command, StartCommand) and self._shared.permit.is_given():
-            # A stock agent that stumbled over a start has begun it all the same, with whatever it
-            # had understood by then (HyperPod agent 1.1.3).  Once it is ready it is told again.
+            # A stock agent that failed during a start has begun it all the same, with the values
+            # read by then (HyperPod agent 1.1.3). Once it is ready, the start is sent again.
             await self._post(session, StopCommand(command.attempt))
 
     async def _post(self, session: aiohttp.ClientSession, command: Command) -> int:
-        """The status of the answer."""
+        """Send a command; return the status of the answer."""
         path, body = _request(command)
         url = self._base.with_path(path)
         async with session.post(
@@ -517,7 +527,7 @@ class AgentLink:
 
 
 def heartbeat_seconds(agents: int) -> float:
-    """Which heartbeat to ask of each of so many agents."""
+    """Return the heartbeat to request from each of this number of agents, in seconds."""
     fitting = agents / HEARTBEATS_A_SECOND
     return min(HEARTBEAT_SECONDS_MAX, max(HEARTBEAT_SECONDS, round(fitting, 1)))
 
@@ -541,7 +551,8 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _take_other(socket: Socket, message: WSMessageNoDecodeText) -> bool:
-    """Take a message that is no text; False: it is the end of the link.  PeerError."""
+    """Take a message that is no text; return False if it is the end of the link. Raises
+    PeerError."""
     match message.type:
         case aiohttp.WSMsgType.PING:
             await socket.pong(message.data)
@@ -556,7 +567,7 @@ async def _take_other(socket: Socket, message: WSMessageNoDecodeText) -> bool:
 
 @asynccontextmanager
 async def _closing(socket: Socket) -> AsyncIterator[None]:
-    """Close the link after the block, also where the agent goes on talking."""
+    """Close the link after the block, even if the agent continues to send."""
     try:
         yield
     finally:
@@ -575,7 +586,7 @@ def _now() -> float:
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:
-    """Return at the event, or after so many seconds."""
+    """Return at the event, or after this number of seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

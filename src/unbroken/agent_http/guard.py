@@ -1,7 +1,7 @@
-"""Lets in who shows that they have the job's key, and puts a tag on every answer (`wire/proof`).
+"""Admission of callers that prove the job's key, and tags on every answer (`wire/proof`).
 
-Each connection has a session of its own, which ends with it; so what is remembered is bounded by
-the connections, and a recorded request is good on none of them.
+Each connection has a session of its own, which ends with it. So the stored state is bounded by the
+connections, and a recorded request is valid on no connection.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from unbroken.wire.proof import (
 from .snapshots import PATH, Refused
 
 PROVE_SECONDS = 5.0
-"""For who links to show that they have the key."""
+"""Seconds within which a linked peer must prove the key."""
 NO_KEY = "the agent talks only with who shows that they have its job's key"
 
 
 @dataclass(slots=True)
 class _Known:
-    """A connection whose other end has the key, or says so."""
+    """A connection whose other end has the key, or claims to."""
 
     session: Session
     requests: int = 0
 
 
 class Visit(NamedTuple):
-    """A request that was let in: what its answer needs."""
+    """An admitted request, with the data that its answer needs."""
 
     session: Session
     number: int
@@ -59,7 +59,7 @@ VISIT = web.RequestKey("visit", Visit)
 
 
 class Link(NamedTuple):
-    """Both directions of a link; with neither the job has no key."""
+    """Both directions of a link; both None: the job has no key."""
 
     seal: Seal | None = None
     unseal: Unseal | None = None
@@ -71,7 +71,7 @@ def is_snapshot(request: web.Request) -> bool:
 
 
 class Guard:
-    """Proofs of the job's key at one agent; `uid`: of its pod, empty if the agent does not know
+    """Proofs of the job's key at one agent. `uid`: of its pod, empty if the agent does not know
     it."""
 
     def __init__(self, key: bytes, uid: str) -> None:
@@ -79,7 +79,7 @@ class Guard:
         self._known: WeakKeyDictionary[asyncio.BaseTransport, _Known] = WeakKeyDictionary()
 
     def hello(self, request: web.Request) -> web.Response:
-        """Begin a session of the connection.  Refused."""
+        """Begin a session of the connection. Raises Refused."""
         message, session = self._greet(request)
         if request.transport is None:
             raise ConnectionResetError
@@ -93,9 +93,11 @@ class Guard:
         return greeting(self._key, asked, os.urandom(NONCE_BYTES), self._uid, request.raw_path)
 
     async def admit(self, request: web.Request) -> None:
-        """Let a request in, with its body, that has the tag of its connection's session.  Refused.
+        """Admit a request and its body, if it has the tag of its connection's session. Raises
+        Refused.
 
-        The tag is looked at before the body is read.  Of a snapshot only the headers have a digest.
+        The tag is checked before the body is read. The digest of a snapshot covers the headers
+        only.
         """
         transport = request.transport
         known = None if transport is None else self._known.get(transport)
@@ -114,7 +116,7 @@ class Guard:
 
     @staticmethod
     async def tag(request: web.Request, answer: web.StreamResponse) -> None:
-        """Put a tag on an answer that is about to be sent."""
+        """Put a tag on an answer before it is sent."""
         visit = request.get(VISIT)
         if visit is None:
             return
@@ -125,7 +127,7 @@ class Guard:
         answer.headers[TAG_HEADER] = answer_tag(visit.session, visit.number, answer.status, digest)
 
     async def link(self, request: web.Request, channel: web.WebSocketResponse) -> Link:
-        """Greet who links, and hear that they have the key.  Refused before, Stranger after."""
+        """Exchange the proofs of a new link. Raises Refused before, Stranger after."""
         message, session = self._greet(request)
         await channel.prepare(request)
         await channel.send_bytes(message)

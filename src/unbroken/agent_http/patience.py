@@ -1,4 +1,4 @@
-"""How long an agent may be silent, judged by a process that may itself have stood still."""
+"""Timeout for an agent's silence, in a process that may itself have been stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unbroken.runtime.drive import GLANCE_SECONDS
 
 
 class Patience:
-    """When an agent was heard last, and whether it is listened to."""
+    """Time of the agent's last message, and whether silence counts now."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -18,12 +18,12 @@ class Patience:
         self.is_suspended = False
 
     def heard(self) -> None:
-        """The agent said something."""
+        """Note a message of the agent."""
         self.heard_at = self._loop.time()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Do not listen during the block: the time does not count as silence."""
+        """Do not count the time of the block as silence."""
         self.is_suspended = True
         try:
             yield
@@ -34,11 +34,11 @@ class Patience:
 
 @asynccontextmanager
 async def patience_of(seconds: float) -> AsyncIterator[Patience]:
-    """TimeoutError in the block after so long without a call of `heard`.
+    """Raise TimeoutError in the block after this time without a call of `heard`.
 
-    Unlike `asyncio.timeout` it sets no timer for each call: agents say something all the time.
-    A process that was stopped, or starved, sees the time pass before it sees what was said: only
-    a look that comes when it was to come, and is the second, finds a silence.
+    Unlike `asyncio.timeout` it sets no timer for each call, because agents send often. A process
+    that was stopped, or starved, sees the time pass before it sees the messages. So a silence
+    counts only at the second look in a row, if that look comes in time.
     """
     loop, patience = asyncio.get_running_loop(), Patience()
     glanced_at = patience.heard_at

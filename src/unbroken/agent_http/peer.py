@@ -1,8 +1,8 @@
-"""Requests to an agent on a connection of their own, without a copy in this process: bodies go from
-memory to the socket and back by the kernel (sendfile, recv into a mapping).
+"""Requests to an agent on a connection of their own, without a copy in this process.
 
-With a job's key the agent proves first that it has the key too; then each request has a tag, and
-each answer is checked before it is believed (`wire/proof`).  No redirect is followed.
+Bodies go from memory to the socket and back by the kernel (sendfile, recv into a mapping). With a
+job's key the agent first proves that it has the key too. Then each request has a tag, and each
+answer is checked before it is used (`wire/proof`). No redirect is followed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from unbroken.wire.snapshot import HEADERS_BYTES
 
 CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
-"""Without any progress."""
+"""Seconds without any progress after which a peer is given up."""
 PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
-"""A peer that sends less of a body than this in this time is given up."""
+"""Seconds, and the bytes of a body that a peer must send in this time; with fewer it is given
+up."""
 RECEIVE_BYTES = 1024 * 1024
 HEAD_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Head:
-    """How an answer begins."""
+    """Status and headers of an answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -55,7 +56,7 @@ class Head:
 
     @property
     def digest(self) -> str:
-        """Digest of the body that the agent states; empty: none."""
+        """Digest of the body according to the agent; empty: none."""
         return self.headers.get(DIGEST_HEADER.lower(), "")
 
     @property
@@ -68,15 +69,17 @@ class Head:
 
 
 class _Filling:
-    """Reads a body into a file, in a thread: several at once need several cores.  The file is not
-    mapped: letting go of a mapping of many pages would hold up everybody else."""
+    """Reads a body into a file, in a thread: several at once need several cores.
+
+    The file is not mapped: releasing a mapping of many pages would hold up everything else.
+    """
 
     def __init__(self, sock: socket.socket, fd: int, begin: bytes, size: int) -> None:
         self._sock, self._fd, self._size = sock, fd, size
         self.received = os.pwrite(fd, begin[:size], 0)
 
     def run(self) -> None:
-        """Until it is full.  PeerError, OSError."""
+        """Read until the file is full. Raises PeerError, OSError."""
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         while self.received < self._size:
             count = self._sock.recv_into(buffer[: self._size - self.received])
@@ -87,7 +90,7 @@ class _Filling:
 
 
 class Peer:
-    """A connection; `ask`, then what the request needs."""
+    """A connection; call `ask`, then what the request needs."""
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         self._sock, self._host = sock, host
@@ -98,7 +101,7 @@ class Peer:
         """Requests of the session so far."""
 
     async def greet(self, key: bytes, uid: str | None) -> None:
-        """Have the agent prove that it has the key, in the pod that is meant.  Stranger."""
+        """Have the agent prove that it has the key, in the expected pod. Raises Stranger."""
         nonce = os.urandom(NONCE_BYTES)
         await self.ask("GET", HELLO_PATH, {NONCE_HEADER: nonce.hex()})
         head = await self.head()
@@ -126,7 +129,7 @@ class Peer:
             await self._loop.sock_sendall(self._sock, text.encode() + body)
 
     async def head(self, seconds: float = SILENCE_SECONDS) -> Head:
-        """The beginning of an answer, which is the agent's; PeerError."""
+        """Return the head of an answer, verified as the agent's. Raises PeerError."""
         async with asyncio.timeout(seconds):
             while b"\r\n\r\n" not in self._unread:
                 await self._more()
@@ -147,7 +150,7 @@ class Peer:
             raise Stranger(f"its answer has no tag of this session (HTTP {head.status})")
 
     async def text(self, head: Head, limit: int = HEAD_BYTES_MAX) -> bytes:
-        """A body of so many bytes at most; PeerError."""
+        """Return a body of at most this many bytes. Raises PeerError."""
         if head.length > limit:
             raise PeerError(f"an answer of {head.length} bytes")
         async with asyncio.timeout(SILENCE_SECONDS):
@@ -159,8 +162,10 @@ class Peer:
         return body
 
     async def post(self, path: str, body: bytes, limit: int) -> tuple[int, bytes]:
-        """Send a small body; the status and the body of the answer, after which the connection is
-        good for the next one.  PeerError."""
+        """Send a small body; return the status and body of the answer.
+
+        The connection can be used again after that. Raises PeerError.
+        """
         await self.ask("POST", path, {"Content-Type": "application/json"}, body)
         head = await self.head()
         text = await self.text(head, limit)
@@ -168,12 +173,13 @@ class Peer:
         return head.status, text
 
     async def send(self, file: FileIO, begin: int, count: int) -> None:
-        """A piece of a file."""
+        """Send a piece of a file."""
         async with asyncio.timeout(SILENCE_SECONDS):
             await self._loop.sock_sendfile(self._sock, file, begin, count, fallback=False)
 
     async def receive(self, head: Head, fd: int) -> None:
-        """A snapshot, into a file of its size.  PeerError: it ends early, or is slow."""
+        """Receive a snapshot into a file of its size. Raises PeerError if it ends early, or is
+        slow."""
         size = head.length
         filling = _Filling(self._sock, fd, self._unread, size)
         self._sock.settimeout(PROGRESS_SECONDS)
@@ -207,9 +213,9 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def connected(address: str, key: bytes | None, uid: str | None = None) -> AsyncIterator[Peer]:
-    """A connection to `host:port`, to somebody who has the key; OSError, TimeoutError, PeerError.
+    """Connect to `host:port`, to a peer that has the key. Raises OSError, TimeoutError, PeerError.
 
-    `uid`: of the pod that is meant; None: any pod of the job.
+    `uid`: of the expected pod; None: any pod of the job.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

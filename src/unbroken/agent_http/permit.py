@@ -1,4 +1,4 @@
-"""Leave to send a command to an agent, which may be taken away at any moment."""
+"""Permission to send a command to an agent, which may be withdrawn at any moment."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Protocol
 
 
 class Permit(Protocol):
-    """Asked just before a command leaves."""
+    """Asked just before a command is sent."""
 
     def is_given(self) -> bool:
-        """True if it may leave now."""
+        """True if it may be sent now."""
 
     async def given(self) -> None:
-        """Return once it may; without giving way to other tasks where it may already."""
+        """Return once it may be sent; without yielding to other tasks if it may already."""
 
 
 class Always:
-    """The permit of who need not ask anybody."""
+    """The permit for callers that need no permission."""
 
     def is_given(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     async def given(self) -> None:
-        """At once."""
+        """Return at once."""

@@ -1,7 +1,7 @@
-"""How fast one agent may speak: whoever says more is read more slowly, and nobody else.
+"""Limit of one agent's rate: an agent that exceeds it is read more slowly, and no other agent is.
 
-An honest agent reports each change, several of them at a start or a fault, and otherwise says the
-same again once in `HEARTBEAT_SECONDS` or more rarely.
+A well-behaved agent reports each change, several of them at a start or a fault. Otherwise it
+repeats its report once in `HEARTBEAT_SECONDS` or more rarely.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ WORK_A_SECOND, WORK_BURST = 0.005, 0.05
 """Processor seconds for the messages of one agent, sustained and at once.  A report
 takes 0.1 ms, one with the tracebacks of 16 workers 5 ms, one that was made to be slow 50 ms."""
 WORK_OF_MESSAGE, WORK_OF_BYTE = 0.001, 1e-6
-"""Most that a message is charged: this, and so much for each byte.  What it takes beyond that is
-not the agent's doing, but Python's garbage collection: seconds with thousands of agents."""
+"""Most processor seconds that a message is charged: a constant, and an amount per byte.
+
+More than that is due to Python's garbage collection rather than the agent: seconds with thousands
+of agents.
+"""
 WAIT_SECONDS_MAX = 5.0
-"""Longest time that an agent waits unread; what it owes beyond that is forgotten."""
+"""Seconds, at most, that an agent waits unread; its further debt is dropped."""
 HEAVY_BYTES = 16 * 1024
-"""Longest message that is read beside others: longer ones of a job are read one at a time, and
-other jobs get their turn between, as one may take 50 ms."""
+"""Longest message, in bytes, that is read beside others.
+
+Longer messages of a job are read one at a time, and other jobs get their turn between, as one may
+take 50 ms.
+"""
 CONNECTION_MESSAGES = 10.0
-"""An agent that ends its connection and is connected to again at once costs so many messages."""
+"""Messages charged for a connection of an agent that ends it and is connected to again at once."""
 
 
 class _Bucket:
@@ -36,7 +42,7 @@ class _Bucket:
         self._full_at = now
 
     def wait(self, cost: float, now: float) -> float:
-        """Take tokens; the seconds until none is owed."""
+        """Take tokens; return the seconds until none is owed."""
         # Without min and max: this runs several times for each message of each agent.
         full_at = self._full_at
         if full_at < now:
@@ -61,13 +67,13 @@ class Rate:
         self._work = _Bucket(WORK_A_SECOND, WORK_BURST, now)
 
     def message(self, size: int, work: float, now: float) -> float:
-        """Count a message that took so many seconds to read; the seconds to wait before the next
-        one is read."""
+        """Count a message that took this many seconds to read; return the seconds to wait before
+        the next one is read."""
         delay, other = self._messages.wait(1.0, now), self.answer(size, work, now)
         return delay if delay > other else other
 
     def answer(self, size: int, work: float, now: float) -> float:
-        """Count an answer that was asked for; the seconds to wait before the next question."""
+        """Count a requested answer; return the seconds to wait before the next request."""
         delay = self._bytes.wait(size, now)
         if not work:
             return delay
@@ -76,5 +82,5 @@ class Rate:
         return delay if delay > other else other
 
     def connection(self, now: float) -> float:
-        """Count a connection; the seconds to wait before it is made."""
+        """Count a connection; return the seconds to wait before it is made."""
         return self._messages.wait(CONNECTION_MESSAGES, now)

@@ -1,4 +1,4 @@
-"""Why an agent cannot be reached, in plain words."""
+"""Reasons why an agent cannot be reached, in plain words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from unbroken.errors import PeerError
 from unbroken.spec.keys import AGENT_AUTH
 
 NO_LINK = (403, 404)
-"""Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
-server (uvicorn) finds a library for WebSockets."""
+"""Status codes for a link request to an agent without links.
+
+A stock agent answers 404, or 403 if its server (uvicorn) finds a library for WebSockets.
+"""
 
 
 def refusal_text(status: int, *, has_key: bool) -> str:
@@ -27,7 +29,7 @@ def refusal_text(status: int, *, has_key: bool) -> str:
 
 
 def text_of(error: Exception, seconds: float) -> str:
-    """Explain an error of an agent in plain words; `seconds`: how long it had."""
+    """Explain an error of an agent in plain words; `seconds`: its timeout."""
     match error:
         case PeerError():
             return f"broke the protocol: {error}"

@@ -1,8 +1,8 @@
-"""Reads the frames of a link quickly: an operator of 12,500 agents reads as many each second.
+"""Fast reader of a link's frames: an operator of 12,500 agents reads as many each second.
 
-msgspec makes the values of most reports in one pass, from the classes and limits that `wire.codec`
-reads by.  A frame with anything beyond them is left to `wire.agent_codec`, which decides what is
-cut and what is refused.  Only operators read so: agents do without msgspec.
+msgspec makes the values of most reports in one pass, from the same classes and limits as
+`wire.codec`. A frame beyond them is left to `wire.agent_codec`, which decides what is cut and what
+is refused. Only operators use this reader: agents do without msgspec.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from unbroken.wire.observation import Evidence
 _HEAD = b'{"type":"report",'
 """The beginning of each frame that `encode_report` writes."""
 _ESCAPE = b"\\"
-"""Precedes a character that may have to be cleaned."""
+"""Marks a character that may have to be cleaned."""
 
 
 def read_answer(frame: bytes, takes_evidence: bool = True) -> AgentReport | Evidence | Beat | None:
-    """The same values and errors as those of `decode_answer`."""
+    """Return the same values and raise the same errors as `decode_answer`."""
     # No text of a frame that is so short is longer than a text may be.
     is_usual = len(frame) <= TEXT_MAX and frame.startswith(_HEAD)
     if is_usual and frame.isascii() and _ESCAPE not in frame:
@@ -43,13 +43,13 @@ def _decoder(record: type[AgentReport]) -> msgspec.json.Decoder[AgentReport]:
 
 
 def _declare_limits(record: type[Any]) -> None:
-    """Let msgspec know the limits of a class: it reads annotations, and of those only its own."""
+    """Set the limits of a class for msgspec, which reads only its own annotations."""
     hints = get_type_hints(record, include_extras=True)
     record.__annotations__ = {name: _limited(hint) for name, hint in hints.items()}
 
 
 def _limited(hint: Any) -> Any:
-    """A type hint of `wire.codec` as one of msgspec, which never admits more."""
+    """Return a type hint of `wire.codec` as one of msgspec that admits no more."""
     bare, limits, is_optional = resolve(hint)
     meta = msgspec.Meta(max_length=limits.most)
     if get_origin(bare) is tuple:

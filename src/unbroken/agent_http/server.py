@@ -1,8 +1,9 @@
-"""The agent's HTTP API: the documented endpoints of the HyperPod agent 1.1.3, and ours under /v1.
+"""The agent's HTTP API: the documented endpoints of the HyperPod agent 1.1.3, and further ones
+under /v1.
 
-Where the stock agent answers 200 to what it drops, so does this, unless the caller asks for the
-truth with `Unbroken-Strict: 1`.  Unlike it, a command is applied whole or not at all, and a
-doubled one never overwrites what runs.
+Where the stock agent answers 200 to a request that it drops, so does this one, unless the caller
+sends `Unbroken-Strict: 1`. Unlike the stock agent, it applies a command as a whole or not at all,
+and a repeated command never overwrites what runs.
 """
 
 from __future__ import annotations
@@ -61,40 +62,41 @@ logger = logging.getLogger(__name__)
 STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
 LIMITS = Limits(256)
-"""Eight times the operators that may be linked; the rest is for other nodes' agents and for people.
-"""
+"""Limits of connections: eight times the operators that may be linked; the rest is for other nodes'
+agents and for people."""
 OPEN_PATHS = frozenset({"/v1/health", LINK_PATH})
-"""Asked without a tag: one tells nothing, the other has a proof of its own."""
+"""Paths without a tag: the first reveals nothing, the second has a proof of its own."""
 EVIDENCE_SECONDS = 5.0
-"""For who asks by HTTP and does not say how long."""
+"""Seconds for evidence requested by HTTP without a time."""
 KEEP_ALIVE_SECONDS = 5.0
-"""As the stock agent's server."""
+"""Seconds that an idle connection is kept, as by the stock agent's server."""
 CLOSE_SECONDS = 0.1
-"""For whoever is linked or is being answered when the agent ends."""
+"""Seconds for linked peers and unfinished answers when the agent ends."""
 UNSENT_MILLISECONDS = 10_000
-"""An operator's machine that acknowledges nothing for so long is gone (TCP_USER_TIMEOUT)."""
+"""Milliseconds without acknowledgement after which an operator's machine counts as gone
+(TCP_USER_TIMEOUT)."""
 _RESTATED = 0.8
-"""Share of a heartbeat after which a report is repeated; the rest is for the way."""
+"""Share of a heartbeat after which a report is repeated; the rest is for transport."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Agent(Protocol):
-    """The agent that the server speaks for."""
+    """The agent that the server represents."""
 
     def refusal(self, command: Command) -> str:
-        """Why the command cannot be followed now; empty: it can."""
+        """Return why the command cannot be followed now; empty: it can."""
 
     def command(self, command: Command) -> None:
-        """Follow it, or drop it if it cannot be followed."""
+        """Follow the command, or drop it if it cannot be followed."""
 
     def update(self, command: StartCommand) -> None:
-        """Take over the addresses of the ranks, and nothing else."""
+        """Take over the addresses of the ranks, and no other value."""
 
     def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
         """Follow a request; one for evidence is answered once, within its time."""
 
     def now(self) -> float:
-        """The agent's own time, for Beats."""
+        """Return the agent's own time, for Beats."""
 
     def renew(self, at: float) -> None:
         """Take the operator's answer to a Beat."""
@@ -106,10 +108,10 @@ class Agent(Protocol):
         """Modules that workers import, for other agents."""
 
     def report(self) -> AgentReport:
-        """How the agent stands."""
+        """Return the agent's state."""
 
     def status(self) -> Status:
-        """The rest of the documented status."""
+        """Return the rest of the documented status."""
 
     def snapshots(self) -> Copies:
         """Copies of other nodes' snapshots."""
@@ -122,28 +124,28 @@ class _Unsent:
     number: int
     """The link's place in the order of links."""
     restate_seconds: float
-    """Without news it is told the same again."""
+    """Seconds after which an unchanged report is repeated."""
     change: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is news."""
+    """Set when there is a message to send."""
     faults: str = ""
-    """The newest report that tells of faults; empty: sent."""
+    """The newest report with faults; empty: it was sent."""
     evidence: list[Evidence] = field(default_factory=list)
     is_asking: bool = False
     """A beat is to be sent at once: a start waits for its answer."""
 
     def answer(self, evidence: Evidence) -> None:
-        """Send it behind what there is to report."""
+        """Send it after the pending reports."""
         self.evidence.append(evidence)
         self.change.set()
 
 
 class AgentServer:
-    """Serves an agent from `start` to `close`; `publish` says that its report has changed."""
+    """Serves an agent from `start` to `close`; call `publish` when its report has changed."""
 
     def __init__(self, agent: Agent, guard: Guard | None, has_link: bool = True) -> None:
         self._agent = agent
         self._guard = guard
-        """None: whoever reaches the port is let in."""
+        """Proofs of the key; None: any caller is admitted."""
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._order = LinkOrder()
         self._frame = ""
@@ -182,7 +184,7 @@ class AgentServer:
         return application
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which is new for port 0.  WorldError."""
+        """Listen; return the port, a new one if port is 0. Raises WorldError."""
         self.publish(self._agent.report())
         await self._runner.setup()
         self._listener = listener = listening_socket(host, port)
@@ -194,11 +196,11 @@ class AgentServer:
         return int(listener.getsockname()[1])
 
     def stop_listening(self) -> None:
-        """Close the port; what is connected stays."""
+        """Close the port; existing connections stay."""
         if self._connections is not None:
             assert self._listener is not None
             # Until its program begins, a worker that is just starting holds a copy of the socket,
-            # on which the port would go on listening.
+            # which would keep the port open.
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._connections.close()
@@ -211,8 +213,10 @@ class AgentServer:
         await self._runner.cleanup()
 
     def publish(self, report: AgentReport) -> None:
-        """Send the report to everyone linked; of several at once the newest, and before it the
-        newest that tells of faults: READY no longer does."""
+        """Send the report to every linked operator: of several at once only the newest.
+
+        The newest report with faults is sent before it: READY no longer has them.
+        """
         self._frame = encode_report(report)
         for unsent in self._links.values():
             if report.faults:
@@ -220,7 +224,7 @@ class AgentServer:
             unsent.change.set()
 
     def beat(self) -> None:
-        """Ask whoever is linked, now and with each heartbeat, whether the workers are still
+        """Ask every linked operator, now and with each heartbeat, whether the workers are still
         wanted."""
         self._beats = True
         for unsent in self._links.values():
@@ -229,7 +233,7 @@ class AgentServer:
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let in who has the job's key, and answer errors in the documented form."""
+        """Admit callers with the job's key, and answer errors in the documented form."""
         try:
             if self._guard is not None and request.path == HELLO_PATH:
                 return self._guard.hello(request)
@@ -367,7 +371,7 @@ class AgentServer:
             else:
                 await channel.send_bytes(seal(text.encode()))
 
-        # Not with each report: an operator reads an agent that says too much more slowly.
+        # Not with each report: an operator reads an agent that sends too much more slowly.
         clock, beat_at = asyncio.get_running_loop().time, -math.inf
         while True:
             with contextlib.suppress(TimeoutError):
@@ -386,12 +390,12 @@ class AgentServer:
                 while unsent.evidence:
                     await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
-                return  # The receiving side hears of it too, and ends the link.
+                return  # The receiving side sees this too, and ends the link.
 
     async def _receive_commands(
         self, channel: web.WebSocketResponse, unsent: _Unsent, unseal: Unseal | None
     ) -> None:
-        """Until the link ends, or somebody says something who has not the key."""
+        """Receive commands until the link ends, or a message comes from a peer without the key."""
         async for message in channel:
             if message.type is not (WSMsgType.TEXT if unseal is None else WSMsgType.BINARY):
                 if unseal is None:
@@ -410,12 +414,12 @@ class AgentServer:
                 self._agent.ask(command, unsent.answer)
                 continue
             if not self._order.may_command(unsent.number):
-                # An operator that lives links again, and repeats what it wants.
+                # An operator that is alive links again, and repeats its command.
                 logger.warning("path=%s ended reason='a newer link commands'", LINK_PATH)
                 break
             self._take(command)
             if not isinstance(command, Renewal):
-                # Answer with how things stand, even where the command has changed nothing.
+                # Answer with the state, even if the command has changed nothing.
                 unsent.change.set()
 
     def _take(self, command: Command | Renewal) -> None:
@@ -429,7 +433,7 @@ class AgentServer:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address; WorldError with what to do."""
+    """Return a socket that listens on the address. Raises WorldError with what to do."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -448,12 +452,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _heartbeat_seconds(request: web.Request) -> float:
-    """Which one the link asks for."""
+    """Return the heartbeat that the link requests, in seconds."""
     try:
         asked = float(request.query.get(HEARTBEAT_KEY, HEARTBEAT_SECONDS))
     except ValueError:
         return HEARTBEAT_SECONDS
-    # Not a number is below and above nothing.
+    # NaN is neither below nor above any number.
     return min(asked, HEARTBEAT_SECONDS_MAX) if asked > HEARTBEAT_SECONDS else HEARTBEAT_SECONDS
 
 
@@ -465,7 +469,7 @@ def _bound_unsent(request: web.Request) -> None:
 
 
 def _into(answer: asyncio.Future[Evidence]) -> Callable[[Evidence], None]:
-    """Give the answer to the caller, unless it has gone meanwhile."""
+    """Send the answer to the caller, unless it has gone meanwhile."""
 
     def put(evidence: Evidence) -> None:
         if not answer.done():
@@ -489,7 +493,7 @@ def _compact(value: object) -> bytes:
 
 
 async def _drop_content_type(_: web.Request, response: web.StreamResponse) -> None:
-    """The stock agent names no type for its status, nor for empty answers."""
+    """Drop the content type: the stock agent names none for its status, nor for empty answers."""
     response.headers[hdrs.SERVER] = "unbroken"
     if response.headers.get(hdrs.CONTENT_TYPE) == "application/octet-stream":
         del response.headers[hdrs.CONTENT_TYPE]

@@ -1,8 +1,8 @@
-"""HTTP client sessions that ask the address they are given, and nothing else.
+"""HTTP client sessions that connect to the given address, and to no other.
 
-Every client of the project has its session from here, but for the Kubernetes API's
-(`kube/transport`), which keeps the same rules.  A server may be a stranger's: it must not be able
-to send this program anywhere else, nor fill its memory with few bytes.
+Every client of the project has its session from here, except for the Kubernetes API's
+(`kube/transport`), which keeps the same rules. A server may be a stranger's: it must not be able to
+send this program anywhere else, nor fill its memory with few bytes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from aiohttp.http import HttpProcessingError
 from unbroken.errors import PeerError
 
 AGENT_RECEIVE_BYTES = 16 * 1024
-"""The kernel's receive buffer of a connection to an agent. No more is read of one agent before the
-others have their turn. A report is shorter as a rule; a long one comes in pieces."""
+"""Bytes of the kernel's receive buffer of a connection to an agent.
+
+No more is read of one agent before the others have had their turn. A report is usually shorter; a
+long one comes in pieces.
+"""
 
 
 class FinalResponse(aiohttp.ClientResponse):
-    """An answer that refuses to be put off (status 1xx): there could be millions of those."""
+    """An answer that rejects interim responses (status 1xx): there could be millions of them."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Read the head of the answer; ClientResponseError."""
+        """Read the head of the answer. Raises ClientResponseError."""
         protocol = connection.protocol
         assert protocol is not None
         try:
@@ -53,8 +56,8 @@ def plain_session(
 ) -> aiohttp.ClientSession:
     """Make a session that refuses redirects and compressed answers (PeerError).
 
-    It keeps no cookies and asks no proxy of the environment. Connections are not limited. `tls`
-    says which certificates are trusted; None trusts those of the system.
+    It keeps no cookies and uses no proxy of the environment. Connections are not limited. `tls`
+    holds the trusted certificates; None trusts those of the system.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls or True, socket_factory=make_socket),
@@ -69,7 +72,7 @@ def plain_session(
 
 
 def agent_session() -> aiohttp.ClientSession:
-    """Make the session in which an operator talks to all agents, of all jobs."""
+    """Make the session that an operator uses for all agents, of all jobs."""
     return plain_session(make_socket=_agent_socket)
 
 

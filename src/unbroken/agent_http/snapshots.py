@@ -1,7 +1,7 @@
-"""Copies of snapshots over HTTP: agents give them to their buddies, and fetch them again.
+"""Copies of snapshots over HTTP: agents send them to their buddies, and fetch them back.
 
-A sender asks first (`Expect: 100-continue`), so that what is refused costs no transfer.  What is
-not received to its end, or is not whole, leaves nothing.
+A sender asks first (`Expect: 100-continue`), so that a refusal costs no transfer. A copy that is
+not received to its end, or is not whole, leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ NAME_PATH = PATH + "/{name}"
 RANK_PATH = NAME_PATH + "/{rank:[0-9]{1,9}}"
 POINT_PATH = RANK_PATH + "/{attempt:[0-9]{1,9}}/{step:[0-9]{1,18}}"
 KEEP_HEADER = "Unbroken-Keep"
-"""The step of the attempt that the sender needs beside what it sends, or `none`; with a step older
-attempts' go.  Without it the newest two are kept."""
+"""The step of the attempt that the sender needs besides the sent one, or `none`.
+
+With a step, copies of older attempts are dropped. Without this header the newest two are kept.
+"""
 SILENCE_SECONDS = 20.0
-"""A peer that sends or takes nothing for so long has gone."""
+"""Seconds without data after which a peer counts as gone."""
 GIVE_BYTES = 1 << 20
 Key = tuple[str, int]
 Point = tuple[int, int]
 
 
 class Refused(PeerError):
-    """Why a copy is not taken, and the status that says so."""
+    """Why a copy is refused, and the status code for it."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -47,13 +49,13 @@ class Incoming(Protocol):
     """A copy that is being received."""
 
     def write(self, data: bytes) -> None:
-        """More of it.  Refused."""
+        """Write the next piece. Raises Refused."""
 
     async def finish(self) -> None:
-        """Check the copy when all of it has come, and keep it.  Refused."""
+        """Check the complete copy, and keep it. Raises Refused."""
 
     def discard(self) -> None:
-        """Let go of it, where it is not kept."""
+        """Release the copy, unless it is kept."""
 
 
 class Copies(Protocol):
@@ -62,20 +64,24 @@ class Copies(Protocol):
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None
     ) -> Incoming | None:
-        """Begin to take one; None: it is here already.  `needed`: all else of its attempt that the
-        sender needs, None: it does not say.  Refused."""
+        """Begin to receive a copy; None: it is here already. Raises Refused.
+
+        `needed`: the other steps of its attempt that the sender needs; None: not given.
+        """
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """Sizes of the copies of a rank."""
+        """Return the sizes of the copies of a rank."""
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Descriptor of the memory that holds it; a new one, to be closed."""
+        """Return a descriptor of the memory that holds it; a new one, to be closed by the
+        caller."""
 
     async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
-        """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
+        """Take what a node holds; return the next round of all nodes, None: not known yet. Raises
+        Refused."""
 
     def summary(self) -> dict[str, Any]:
-        """How far replication is, for people."""
+        """Return the progress of replication, for people."""
 
     def node(self) -> int | None:
         """This agent's node rank."""
@@ -83,20 +89,20 @@ class Copies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """The agent whose `Arrival` the rest of a request is."""
+    """The sender of an `Arrival`, from the rest of a request."""
 
     attempt: int
     node: int
 
 
 class SnapshotRoutes:
-    """Handlers; the copies are asked for with the first request."""
+    """HTTP handlers; the copies are requested with the first request."""
 
     def __init__(self, copies: Callable[[], Copies]) -> None:
         self._copies = copies
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve them."""
+        """Add the handlers to the application."""
         router.add_route("GET", PATH, self._summary)
         router.add_route("POST", NAME_PATH, self._agree)
         router.add_route("GET", RANK_PATH, self._list)
@@ -145,7 +151,7 @@ class SnapshotRoutes:
 
 
 async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
-    """The kernel sends it: none of it passes through this process."""
+    """Send a copy by the kernel: none of it passes through this process."""
     size = os.fstat(file.fileno()).st_size
     digest = snapshot_digest(os.pread(file.fileno(), HEADERS_BYTES, 0), size)
     answer = web.StreamResponse(headers={hdrs.CONTENT_LENGTH: str(size), DIGEST_HEADER: digest})
@@ -157,7 +163,7 @@ async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
         async with asyncio.timeout(SILENCE_SECONDS):
             count = min(GIVE_BYTES, size - begin)
             await loop.sendfile(request.transport, file, begin, count, fallback=False)
-        # What the socket takes at once, it takes without a turn of the loop.
+        # Data that the socket accepts at once is written without a turn of the loop.
         await asyncio.sleep(0)  # noqa: TID251  (a turn, no time)
     await answer.write_eof()
     return answer
@@ -187,7 +193,7 @@ async def _receive(request: web.Request, incoming: Incoming, size: int) -> None:
 
 
 async def _nothing_yet(_: web.Request) -> None:
-    """Wait: the sender is told to go on once it is known that the copy is wanted."""
+    """Wait: the sender continues once it is known that the copy is wanted."""
 
 
 def _needed(text: str) -> Collection[int] | None:
@@ -197,7 +203,7 @@ def _needed(text: str) -> Collection[int] | None:
 
 
 def _arrival(body: bytes) -> tuple[_Sender, Arrival]:
-    """The sender of a request and what it holds; Refused."""
+    """Return the sender of a request and what it holds. Raises Refused."""
     try:
         told = load(body)
         return read(_Sender, told, "arrival"), read(Arrival, told, "arrival")

@@ -1,7 +1,7 @@
 """Turns to connect to agents, of which there are thousands.
 
-Connecting takes a millisecond of the operator's processor.  Where an operator begins to ask 12,500
-agents at once, each would have run out of time long before its turn, and so would every retry.
+Connecting takes a millisecond of the operator's processor. If an operator asked 12,500 agents at
+once, each would time out long before its turn, and so would every retry.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from contextlib import asynccontextmanager, contextmanager
 
 TURNS_MAX = 64
 TURN_SECONDS = 0.25
-"""A connection that takes longer goes on, and another may begin: agents that are cut off must not
-keep the others waiting."""
+"""Seconds after which a slow connection no longer occupies its turn: agents that are cut off must
+not hold up others."""
 
 
 class Turns:
-    """Lets so many connect at a time, in the order in which they came."""
+    """Lets a limited number connect at a time, in the order in which they came."""
 
     def __init__(self, most: int = TURNS_MAX) -> None:
         self._free = asyncio.Semaphore(most)
         self.random = random.Random()
         """Jitter for all links: one generator takes 2.5 KB."""
         self.links = 0
-        """How many there are of the process, connected or not."""
+        """Number of links of the process, connected or not."""
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """There is one more during the block."""
+        """Count one more link during the block."""
         self.links += 1
         try:
             yield

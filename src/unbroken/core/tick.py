@@ -7,4 +7,4 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed, and everything that had arrived before was handed over."""
+    """Time has passed, and everything that had arrived before was passed on."""

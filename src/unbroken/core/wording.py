@@ -1,4 +1,4 @@
-"""How what is told to people is put in words."""
+"""Wording of texts for people: counts, plurals."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ _IRREGULAR = {"is": "are", "has": "have"}
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: `1 agent`, `2 agents`."""
+    """Return a number of things: `1 agent`, `2 agents`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def all_of(number: int, noun: str) -> str:
-    """Every one of so many: `the only agent`, `all 2 agents`."""
+    """Return all of a number of things: `the only agent`, `all 2 agents`."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
 
 
 def plural(said: str) -> str:
-    """What is said of one, of several: `waits in all_reduce` becomes `wait in all_reduce`."""
+    """Return the plural of a sentence about one thing: `waits in all_reduce` becomes `wait in
+    all_reduce`."""
     first, space, rest = said.partition(" ")
     if first in _IRREGULAR:
         return f"{_IRREGULAR[first]}{space}{rest}"

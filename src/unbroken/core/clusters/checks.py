@@ -1,4 +1,4 @@
-"""Deep checks of a cluster's nodes: of new ones before they take pods, and on demand."""
+"""Deep checks of a cluster's nodes: of new nodes before they take pods, and on demand."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from .state import (
 )
 
 GATHER_SECONDS = 60.0
-"""New nodes of a group are checked together, for pairs find more: so long the first ones wait for
-others that are still coming up (judgement)."""
+"""Seconds that the first new nodes of a group wait for others that are starting (judgement).
+
+They are checked together, because pairs find more.
+"""
 
 
 def check_new_nodes(draft: Draft) -> None:
-    """Have new nodes checked where their group says so, and label them by what was found."""
+    """Have new nodes checked if their group requires it, and label them by the result."""
     for group in draft.groups:
         if not group.checks:
             continue
@@ -56,7 +58,7 @@ def _covering(draft: Draft, group: InstanceGroup, node: str) -> CheckView | None
         for one in draft.world.checks
         if node in one.nodes and set(group.checks) <= set(one.kinds)
     ]
-    # One that still runs decides over one that has ended.
+    # A check that still runs takes precedence over one that has ended.
     return min(found, key=lambda one: (one.has_ended, one.name), default=None)
 
 
@@ -96,7 +98,7 @@ def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
         draft.do(_returned(node, DeepCheck.PASSED.value))
         text, level = "passed its deep check", Level.INFO
     else:
-        # Nobody is blamed for a check that could not be made: it takes pods, but is not Passed.
+        # A check that could not be made is nobody's fault: the node takes pods, but is not Passed.
         draft.do(_returned(node, None))
         text, level = f"could not be checked: {check.message}", Level.WARN
     if is_news:
@@ -105,7 +107,7 @@ def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
 
 def _returned(node: ClusterNode, deep_check: str | None) -> LabelNode:
     if node.health != Health.UNSCHEDULABLE.value:
-        # A fault was seen meanwhile, or the checker has labelled it: that stays.
+        # If a fault was seen meanwhile, or the checker has set the label, the label stays.
         return LabelNode(node.name, {DEEP_CHECK: deep_check})
     labels = {DEEP_CHECK: deep_check, HEALTH: Health.SCHEDULABLE.value}
     return LabelNode(node.name, labels, untaint=True)
@@ -128,7 +130,7 @@ def _tell(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INFO)
 
 
 def run_requests(draft: Draft) -> None:
-    """Make the checks that StartClusterHealthCheck has asked for, and end it with them."""
+    """Make the checks that StartClusterHealthCheck has requested, and end the request with them."""
     for one in draft.state.operations:
         if one.type is OperationType.DEEP_CHECK and one.status is OperationStatus.IN_PROGRESS:
             _run_request(draft, one)

@@ -1,4 +1,4 @@
-"""What the rules of `clusters` see, what they order, and the state as they write it."""
+"""Input and output of the rules of `clusters`: the observed cluster, the orders, the new state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .state import (
     identifier,
 )
 
-# --- what is seen
+# --- observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class MachineView:
     is_deleting: bool = False
     created_at: float = 0.0
     config: NodeConfig = field(default_factory=NodeConfig)
-    """Its spec's, which is what its node was brought to last."""
+    """The spec's labels and taints, to which its node was last brought."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """The node of a machine; labels are empty where there is none."""
+    """The node of a machine; labels are empty if there is none."""
 
     name: str
     is_ready: bool = False
     health: str = ""
     deep_check: str = ""
     repair: str = ""
-    """The order in its annotation that has not been taken up yet."""
+    """The order in its annotation that has not been accepted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class CheckView:
 
     @property
     def has_ended(self) -> bool:
-        """It has a result."""
+        """True if it has a result."""
         return self.phase not in (CheckPhase.PENDING, CheckPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A Cluster and what there is of it."""
+    """A Cluster and its machines, nodes and checks."""
 
     name: str
     """Name of the object."""
@@ -87,12 +87,12 @@ class World:
     checks: Sequence[CheckView] = ()
 
 
-# --- what is ordered; each may be carried out twice without harm
+# --- orders; each may be carried out twice without harm
 
 
 @dataclass(frozen=True, slots=True)
 class CreateMachine:
-    """Make a machine, unless there is one of that name."""
+    """Make a machine, unless one has that name."""
 
     name: str
     spec: MachineSpec
@@ -107,7 +107,7 @@ class DeleteMachine:
 
 @dataclass(frozen=True, slots=True)
 class CreateCheck:
-    """Make a NodeCheck, unless there is one of that name."""
+    """Make a NodeCheck, unless one has that name."""
 
     name: str
     nodes: tuple[str, ...]
@@ -117,7 +117,7 @@ class CreateCheck:
 
 @dataclass(frozen=True, slots=True)
 class LabelNode:
-    """Set labels of a node (None: take away) and, where it is well, take the taint of checks."""
+    """Set labels of a node (None: remove) and, if it is healthy, remove the taint of checks."""
 
     name: str
     labels: Mapping[str, str | None]
@@ -128,7 +128,7 @@ class LabelNode:
 class Configure:
     """Bring a node, then the machine of the same name, from some labels and taints to others.
 
-    What anyone else has put on the node stays.
+    Other labels and taints of the node stay.
     """
 
     name: str
@@ -138,21 +138,21 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceNode:
-    """Order of the repairer that the node be replaced."""
+    """Order the repairer to replace the node."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retarget:
-    """Take back the change of some groups: group -> logical ids."""
+    """Revert the change of some groups: group -> logical ids."""
 
     targets: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCluster:
-    """Nothing of the cluster is left: let its object go."""
+    """Release the Cluster object: nothing of the cluster is left."""
 
 
 ClusterEffect = (
@@ -169,14 +169,14 @@ ClusterEffect = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
-    """What is to be written, then done."""
+    """The state to write, and the orders to carry out after that."""
 
     state: ClusterState
     phase: ClusterPhase
     message: str
     effects: tuple[ClusterEffect, ...]
     again_at: float | None = None
-    """When to decide anew though nothing has changed."""
+    """Time at which to decide again although nothing has changed."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class GroupPlace:
 
 
 class Draft:
-    """A decision in the making."""
+    """A decision under construction."""
 
     def __init__(self, world: World, state: ClusterState, now: float) -> None:
         self.world = world
@@ -207,15 +207,15 @@ class Draft:
         self.again_at: float | None = None
 
     def of(self, group: str) -> list[GroupPlace]:
-        """The places of a group."""
+        """Return the places of a group."""
         return [place for place in self.places if place.group.name == group]
 
     def do(self, effect: ClusterEffect) -> None:
-        """Order something."""
+        """Add an order."""
         self.effects.append(effect)
 
     def wake(self, at: float) -> None:
-        """Have it decided anew at a time, if not earlier."""
+        """Request a new decision at this time, if none comes earlier."""
         self.again_at = at if self.again_at is None else min(at, self.again_at)
 
     def say(
@@ -228,7 +228,7 @@ class Draft:
         instance: str = "",
         **metadata: Mapping[str, Any],
     ) -> None:
-        """Add an event; of `metadata` one keyword, a member of EventMetadata."""
+        """Add an event; its `metadata` has one keyword, a member of EventMetadata."""
         made = EventState(
             id=self._next_id("event"),
             at=self.now,
@@ -260,7 +260,7 @@ class Draft:
         self.state = replace(self.state, groups=(*others, group))
 
     def decision(self) -> ClusterDecision:
-        """The result."""
+        """Return the decision."""
         return ClusterDecision(
             self.state, self.phase, self.message, tuple(self.effects), self.again_at
         )

@@ -1,4 +1,4 @@
-"""The instance groups of a Cluster: what its request says of machines."""
+"""The instance groups of a Cluster: the machines that its request describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from unbroken.spec.nodes.values import (
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Labels and taints of a group's KubernetesConfig, without those that we put on nodes."""
+    """Labels and taints of a group's KubernetesConfig, without those that unbroken puts on
+    nodes."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[MachineTaint, ...] = ()
@@ -29,7 +30,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """An instance group as it is wanted."""
+    """An instance group as requested."""
 
     name: str
     instance_type: str
@@ -47,7 +48,7 @@ def is_continuous(spec: ClusterSpec) -> bool:
 
 
 def instance_groups(spec: ClusterSpec) -> tuple[InstanceGroup, ...]:
-    """The groups, in the order of the request."""
+    """Return the groups, in the order of the request."""
     return tuple(_group(spec, one) for one in _requested(spec))
 
 
@@ -69,13 +70,13 @@ def _group(spec: ClusterSpec, request: Mapping[str, Any]) -> InstanceGroup:
 
 
 def instance_types(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Types that machines of a group may have; the first is what they get."""
+    """Return the types that machines of a group may have; they get the first."""
     several = (request.get("InstanceRequirements") or {}).get("InstanceTypes") or ()
     return tuple(several) or (str(request.get("InstanceType") or ""),)
 
 
 def retargeted(spec: ClusterSpec, targets: Mapping[str, Sequence[str]]) -> ClusterSpec:
-    """The spec with other logical ids in some groups, and their counts to match."""
+    """Return the spec with other logical ids in some groups, and their counts to match."""
     merged = {**spec.targets, **{name: list(ids) for name, ids in targets.items()}}
     groups = [
         {**one, "InstanceCount": len(merged.get(one["InstanceGroupName"]) or ())}
@@ -87,9 +88,9 @@ def retargeted(spec: ClusterSpec, targets: Mapping[str, Sequence[str]]) -> Clust
 def machine_spec(
     spec: ClusterSpec, object_name: str, group: InstanceGroup, logical_id: str
 ) -> MachineSpec:
-    """The machine for a place in a group.
+    """Return the machine for a place in a group.
 
-    A node that is to be checked first is born unschedulable: no pod can slip in between.
+    A node that is to be checked first is created unschedulable: no pod can be placed before.
     """
     request = group.request or {}
     kubernetes = request.get("KubernetesConfig") or {}
@@ -126,7 +127,7 @@ def machine_spec(
 
 
 def node_config(spec: MachineSpec) -> NodeConfig:
-    """What of a machine's labels and taints came from its group's KubernetesConfig."""
+    """Return the labels and taints of a machine that came from its group's KubernetesConfig."""
     labels = {
         key: value
         for key, value in spec.labels.items()

@@ -1,4 +1,4 @@
-"""Operations on a cluster: scaling as it is asked for and reached, software updates."""
+"""Operations on a cluster: scaling from request to completion, software updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .state import (
 
 
 def open_scaling(draft: Draft) -> None:
-    """Note each group that is wanted otherwise than before, as one operation."""
+    """Record each group whose request has changed, as one operation."""
     details = [detail for group in draft.groups for detail in _changed(draft, group)]
     wanted = {group.name for group in draft.groups}
     for gone in [one for one in draft.state.groups if one.name not in wanted]:
@@ -71,7 +71,7 @@ def _detail(was: GroupState, target: int, minimum: int) -> ScalingDetail:
 
 
 def _supersede(draft: Draft, groups: set[str]) -> None:
-    """What was under way about these groups is overtaken."""
+    """Mark unfinished operations on these groups as superseded."""
     for one in draft.state.operations:
         if one.type is OperationType.SCALING and one.status is OperationStatus.IN_PROGRESS:
             superseded = dict.fromkeys(groups, OperationStatus.SUPERSEDED)
@@ -79,7 +79,7 @@ def _supersede(draft: Draft, groups: set[str]) -> None:
 
 
 def close_scaling(draft: Draft) -> None:
-    """End the operations that are reached."""
+    """End the operations whose goal is reached."""
     phases = {one.name: one.phase for one in draft.state.groups}
     for one in draft.state.operations:
         if one.type is OperationType.SCALING and one.status is OperationStatus.IN_PROGRESS:
@@ -109,13 +109,13 @@ def _settle(draft: Draft, one: OperationState, ended: dict[str, OperationStatus]
 
 
 def put_operation(draft: Draft, operation: OperationState) -> None:
-    """Set the state of an operation that is there."""
+    """Set the state of an existing operation."""
     kept = tuple(operation if one.id == operation.id else one for one in draft.state.operations)
     draft.state = replace(draft.state, operations=kept)
 
 
 def update_software(draft: Draft) -> None:
-    """Have the machines of before replaced, no more at once than the batch."""
+    """Have the old machines replaced, at most one batch at once."""
     update = draft.state.update
     if update is None:
         return

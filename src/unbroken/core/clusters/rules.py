@@ -1,7 +1,7 @@
-"""What is done about a cluster: machines made and deleted, its groups and itself judged.
+"""Rules of a cluster: machines to make and delete, the phases of its groups and of itself.
 
-`decide_cluster` is level-triggered: it compares what the Cluster asks for with what there is.  It
-may be called with anything that is true, as often as one likes.  Semantics: reference section 1.5.
+`decide_cluster` is level-triggered: it compares the Cluster's request with the observed state. It
+may be called with any true state, any number of times. Semantics: reference section 1.5.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .state import (
 )
 
 RETRY_SECONDS = 300.0
-"""Under continuous provisioning, a machine that could not come up is made anew after that
+"""Seconds after which a machine that could not start is made again under continuous provisioning
 (judgement: four attempts of a script took 18 min upstream, reference section 1.5)."""
 MINIMUM_SECONDS = 3 * 3600.0
-"""MinInstanceCount must be met within about 3 h (reference section 1.5)."""
+"""Seconds within which MinInstanceCount must be met: about 3 h (reference section 1.5)."""
 UP = (InstancePhase.RUNNING, InstancePhase.DEEP_CHECK)
 CHANGING = (GroupPhase.CREATING, GroupPhase.UPDATING, GroupPhase.DELETING, GroupPhase.FAILED)
 
 
 def decide_cluster(world: World, state: ClusterState, now: float) -> ClusterDecision:
-    """What to write and to do about the cluster at `now`, in seconds since the epoch."""
+    """Return the writes and orders for the cluster at `now`, in seconds since the epoch."""
     draft = Draft(world, state, now)
     if world.is_deleting:
         _delete(draft)
@@ -72,7 +72,8 @@ def decide_cluster(world: World, state: ClusterState, now: float) -> ClusterDeci
 def instance_phase(
     machine: MachineView | None, node: ClusterNode | None, was: InstanceState | None
 ) -> tuple[InstancePhase, str]:
-    """How an instance stands, and why; `was` is how the same machine stood before."""
+    """Return the phase of an instance, and the reason. `was`: the earlier state of the same
+    machine."""
     if machine is None:
         return InstancePhase.PENDING, "no instance yet"
     if machine.is_deleting or machine.phase is MachinePhase.STOPPING:
@@ -106,7 +107,7 @@ def _delete(draft: Draft) -> None:
 
 
 def _fill_places(draft: Draft) -> None:
-    """See that each place has one machine, and that nothing else is there."""
+    """Ensure that each place has one machine, and that there is no other machine."""
     by_place: dict[str, list[MachineView]] = {}
     for machine in draft.world.machines:
         by_place.setdefault(machine.logical_id, []).append(machine)
@@ -130,7 +131,7 @@ def _fill_place(
     was: InstanceState | None,
 ) -> None:
     previous = was.machine if was is not None else ""
-    # Who replaces a machine makes the new one first: for a moment there are two.
+    # A replacement is made before the old machine goes: for a moment there are two.
     machines.sort(key=lambda one: (one.is_deleting, -one.created_at, one.name == previous))
     machine = machines[0] if machines else None
     for surplus in machines[1:]:
@@ -205,9 +206,9 @@ def _try_again(draft: Draft, now: InstanceState) -> None:
 
 
 def _configure(draft: Draft) -> None:
-    """Bring nodes that are there to the labels and taints that their group has by now.
+    """Bring existing nodes to the present labels and taints of their group.
 
-    One that is still coming up may register with what its machine said before: it waits.
+    A node that is still starting may register with the values from before: it waits.
     """
     world = draft.world
     for place in draft.places:
@@ -253,7 +254,7 @@ def _judge_group(draft: Draft, group: InstanceGroup) -> None:
 
 
 def _hold_minimum(draft: Draft, group: InstanceGroup, now: GroupState) -> GroupState:
-    """Give a change up that has not brought the minimum in time."""
+    """Abandon a change that has not reached the minimum in time."""
     if not draft.is_continuous or now.current >= group.minimum:
         return replace(now, short_since=None)
     since = draft.now if now.short_since is None else now.short_since
@@ -280,7 +281,7 @@ def _tell_group(draft: Draft, was: GroupState, now: GroupState) -> None:
 
 
 def _forget_groups(draft: Draft) -> None:
-    """Groups that are no longer asked for go when their machines are gone."""
+    """Remove groups that are no longer requested, once their machines are gone."""
     wanted = {group.name for group in draft.groups}
     places = {place.logical_id for place in draft.places}
     left = {machine.logical_id for machine in draft.world.machines} - places
@@ -322,7 +323,8 @@ def _judge_cluster(draft: Draft) -> None:
 
 
 def _fail(draft: Draft, failed: list[GroupState]) -> None:
-    """All or nothing: what was changed is taken back; of a cluster that never was, nothing is."""
+    """All or nothing: revert the change; of a cluster that was never complete, remove
+    everything."""
     draft.message = f"instance group {failed[0].name}: {failed[0].message}"
     if draft.phase in (ClusterPhase.CREATING, ClusterPhase.FAILED):
         draft.phase = ClusterPhase.FAILED

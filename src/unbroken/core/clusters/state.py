@@ -1,6 +1,6 @@
-"""What is remembered of a cluster beside its spec: groups, instances, operations, events.
+"""The stored state of a cluster besides its spec: groups, instances, operations, events.
 
-It is `status.state` of the Cluster object.  Names of phases are SageMaker's (API 2017-07-24).
+It is `status.state` of the Cluster object. Names of phases are SageMaker's (API 2017-07-24).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unbroken.spec.schema.write import write_record
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 EVENTS_MAX = 500
-"""About as many are listed (reference section 1.5)."""
+"""Events that are kept; about as many are listed (reference section 1.5)."""
 OPERATIONS_MAX = 100
 
 
@@ -95,15 +95,15 @@ class GroupState:
     name: str
     phase: GroupPhase = GroupPhase.CREATING
     target: tuple[str, ...] = ()
-    """Logical ids wanted, as last seen."""
+    """Requested logical ids, as last seen."""
     settled: tuple[str, ...] = ()
-    """Logical ids of the last time when all ran: a rollback goes back to them."""
+    """Logical ids of the last time when all instances ran: a rollback returns to them."""
     current: int = 0
     """Instances that are up."""
     minimum: int = 0
     message: str = ""
     short_since: Time | None = None
-    """Since when fewer than the minimum are up."""
+    """Time since when fewer instances than the minimum are up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +113,22 @@ class InstanceState:
     logical_id: str
     group: str
     machine: str = ""
-    """Name of the machine that fills it, or last did."""
+    """Name of the machine in this place, or of the last one."""
     phase: InstancePhase = InstancePhase.PENDING
     message: str = ""
     since: Time = 0.0
-    """When the phase was reached."""
+    """Time at which the phase was reached."""
     has_run: bool = False
-    """This machine has been Running."""
+    """True if this machine has been Running."""
     asked: str = ""
-    """NodeCheck that was asked for before it takes pods."""
+    """NodeCheck that was requested before the node takes pods."""
     concluded: str = ""
-    """NodeCheck whose result was drawn."""
+    """NodeCheck whose result was evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingDetail:
-    """What a scaling operation is about in one group."""
+    """Scaling of one group within an operation."""
 
     group: str
     status: OperationStatus = OperationStatus.IN_PROGRESS
@@ -162,7 +162,7 @@ class OperationState:
 
 @dataclass(frozen=True, slots=True)
 class EventState:
-    """Something that happened."""
+    """An event of the cluster."""
 
     id: str
     at: Time
@@ -183,7 +183,7 @@ class SoftwareUpdate:
     started_at: Time
     groups: tuple[str, ...]
     pending: tuple[str, ...]
-    """Machines of before that are still there."""
+    """Old machines that still exist."""
     batch: int = 1
     ordered: tuple[str, ...] = ()
     """Pending ones whose replacement was ordered."""
@@ -191,7 +191,7 @@ class SoftwareUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All of it."""
+    """The complete state."""
 
     sequence: int = 0
     """Events and operations so far; their ids are made of it."""
@@ -219,25 +219,26 @@ class ClusterState:
 
 
 def read_state(value: Mapping[str, Any]) -> ClusterState:
-    """The state as it was written; what is garbled becomes a default."""
+    """Return the state as it was written; malformed parts become defaults."""
     return read_record(ClusterState, value, "status.state", Report())
 
 
 def write_state(state: ClusterState) -> dict[str, Any]:
-    """The state as JSON."""
+    """Return the state as JSON."""
     return write_record(state)
 
 
 def identifier(*parts: str | int) -> str:
-    """An id of an event or operation (8-4-4-4-12 hexadecimal digits), from what it is of."""
+    """Return the id of an event or operation (8-4-4-4-12 hexadecimal digits), derived from its
+    identity."""
     digits = hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
 
 def node_name(cluster_id: str, logical_id: str, previous: str) -> str:
-    """Name of the machine for a place, after the machine `previous` (empty: the first).
+    """Return the name of the machine for a place, after the machine `previous` (empty: the first).
 
-    The same for the same arguments, so that whoever asks twice makes one machine.
+    Equal arguments give equal names, so that a repeated order makes one machine.
     """
     digits = hashlib.sha256(f"{cluster_id}/{logical_id}/{previous}".encode()).hexdigest()
     return f"{NODE_PREFIX}{digits[:17]}"
