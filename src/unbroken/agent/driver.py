@@ -1,4 +1,4 @@
-"""The agent's loop: the clock, the machine, and everything that it orders."""
+"""The agent's loop: the clock, the machine, and everything that the machine orders."""
 
 from __future__ import annotations
 
@@ -79,61 +79,62 @@ logger = logging.getLogger(__name__)
 
 PORTS_REMEMBERED = 1000
 PORT_RETRY_SECONDS = 1.0
-"""From a search that found no free port to the next one."""
+"""Seconds from a search that found no free port to the next one."""
 HOLD_SECONDS = 2.0
-"""For an operator to answer whether a start still counts."""
+"""Seconds for an operator to answer whether a start is still wanted."""
 UID_VARIABLE = "UNBROKEN_POD_UID"
-"""The uid of the agent's own pod, which it proves to who talks with it."""
+"""Environment variable with the uid of the agent's own pod, which the agent proves to its peers."""
 ARRIVE_SECONDS = 5.0
-"""For a worker to leave its training."""
+"""Seconds for a worker to leave its training."""
 ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
-"""Another whole number of them."""
+"""Environment variable that replaces `ARRIVE_SECONDS` by another whole number."""
 
 
 class Owner(Protocol):
-    """The program that holds the workers' processes: the agent's own `Processes`, or torchrun."""
+    """The program that owns the workers' processes: the agent's own `Processes`, or torchrun."""
 
     note: str
-    """For people: what becomes of the output."""
+    """Where the output goes, for people."""
     keeps: bool
-    """Workers can live on over a stop, and are served a socket."""
+    """Workers can be kept over a stop, and are served a socket."""
 
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge."""
 
     def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
-        """Start the workers of a stage, but for the kept local ranks, which are this attempt's
-        from now on; feeds `StageStarted` or `SpawnFailed`."""
+        """Start the workers of a stage, except for the kept local ranks, which belong to this
+        attempt from now on; feed `StageStarted` or `SpawnFailed`."""
 
     def last_output(self, pid: int) -> tuple[float | None, str]:
-        """When a worker last wrote, and its last line; None: not known."""
+        """Return when a worker last wrote, and its last line; None: not known."""
 
     def signal(self, number: int) -> None:
-        """Signal every worker that lives."""
+        """Signal every living worker."""
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
-        """End everything that descends from a worker, but for these local ranks; feeds
+        """End everything that descends from a worker, except for these local ranks; feed
         `NothingLives`."""
 
     def local_ranks(self) -> Mapping[int, int]:
-        """Local ranks of the training workers that live, by pid."""
+        """Return the local ranks of the living training workers, by pid."""
 
     def imports(self) -> Collection[str] | None:
-        """Names of the modules that workers started warm have imported; None: none ever is."""
+        """Return the names of modules that workers started warm have imported; None: no worker ever
+        starts warm."""
 
     def import_beforehand(self, names: Sequence[str]) -> None:
-        """Take what workers of other agents import."""
+        """Take the names of modules that workers of other agents import."""
 
     def close(self) -> None:
-        """Write out what there is."""
+        """Write out pending output."""
 
 
 MakeOwner = Callable[[Options, Callable[[AgentEvent], None], Callable[[], float]], Owner]
-"""The last gives the machine's time, from any thread."""
+"""The last argument gives the machine's time, from any thread."""
 
 
 class Driver:
-    """Runs the machine; is what the HTTP server speaks for."""
+    """Runs the machine; the HTTP server represents it."""
 
     def __init__(
         self, options: Options, key: bytes | None, make: MakeOwner, has_link: bool = True
@@ -162,15 +163,16 @@ class Driver:
         self._learning: asyncio.Task[None] | None = None
         self._examination: Examination | None = None
         self._sampling: Sampling | None = None
-        """The newest; who asks while it goes on is told what it finds."""
+        """The newest sampling; a further request during it gets its result."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Examinations, and answers that are waited for."""
+        """Examinations, and pending answers."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._booted_at = time.time() - boot_seconds()
         self._lease_pipe: int | None = None
         self._held_start: tuple[StartCommand, float] | None = None
-        """A start that waits for a lease, and until when; it is sent again after that."""
+        """A start that waits for a lease, and its deadline; the operator sends it again after
+        that."""
         self._peers = PeerQuestions(
             self._machine.settings.agent_id,
             key,
@@ -182,7 +184,7 @@ class Driver:
         )
 
     async def run(self, keeper: int | None, lease_pipe: int | None = None) -> int:
-        """Listen and work until told to end; returns the exit code.  WorldError."""
+        """Listen and work until the end is ordered; return the exit code. Raises WorldError."""
         self._lease_pipe = lease_pipe
         self._table.load()
         self._processes.start(self._restate)
@@ -191,7 +193,7 @@ class Driver:
         if keeper is not None:
             self._loop.add_reader(keeper, self._keeper_ended, keeper)
         if self._processes.keeps:
-            # Inherited by the workers, as is everything else.
+            # Inherited by the workers, like everything else.
             os.environ[SOCKET_VARIABLE] = self._conversation.start()
         port = await self._server.start(self._options.host, self._options.port)
         self.feed(Prepared())
@@ -205,7 +207,7 @@ class Driver:
         return code
 
     def refusal(self, command: Command) -> str:
-        """Why the command cannot be followed now; empty: it can."""
+        """Return why the command cannot be followed now; empty: it can."""
         return self._machine.refusal(command)
 
     def command(self, command: Command) -> None:
@@ -254,7 +256,7 @@ class Driver:
 
     def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers of an attempt, and answer within the command's time."""
-        from unbroken.agent.evidence.examine import Examination  # asked for in trouble only
+        from unbroken.agent.evidence.examine import Examination  # needed in trouble only
 
         if command.samples_per_second:
             self._keep(self._sample(command, answer))
@@ -277,7 +279,7 @@ class Driver:
         answer(Evidence(command.request, command.attempt, report.agent_id, self.now(), ranks))
 
     async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
-        from unbroken.agent.evidence.samples import Sampling  # asked for in trouble only
+        from unbroken.agent.evidence.samples import Sampling  # needed in trouble only
 
         if self._sampling is not None:
             self._sampling.stop()
@@ -289,7 +291,7 @@ class Driver:
         answer(Evidence(command.request, command.attempt, agent_id, self.now(), ranks))
 
     def _running(self, attempt: int) -> list[WorkerReport]:
-        """The workers of an attempt that run."""
+        """Return the running workers of an attempt."""
         report = self._machine.report()
         if report.attempt != attempt:
             return []
@@ -302,16 +304,16 @@ class Driver:
         return task
 
     def _warm(self, command: WarmCommand) -> None:
-        """Learn from others what to import beforehand, where that is of use."""
+        """Get the modules to import beforehand from other agents, if that is useful."""
         is_free = self._learning is None or self._learning.done()
         if is_free and self._machine.state is AgentState.READY and self.imports() is not None:
             self._learning = self._keep(self._learn(command))
 
     async def _learn(self, command: WarmCommand) -> None:
-        from unbroken.agent.workers.peer_imports import fetch  # of spares only
+        from unbroken.agent.workers.peer_imports import fetch  # needed by spares only
 
         names = await fetch(command.peers, self._key)
-        # Where a start has come meanwhile, its workers tell what they import.
+        # If a start has come meanwhile, its own workers report what they import.
         if names and self._machine.state is AgentState.READY:
             self._processes.import_beforehand(names)
 
@@ -324,18 +326,18 @@ class Driver:
         return self._conversation.snapshots.replication()
 
     def _restate(self) -> None:
-        """Publish what the machine does not know of."""
+        """Publish facts that the machine does not know."""
         self._server.publish(self.report())
 
     def _stop_examining(self) -> None:
-        """The workers are ended: let nobody look at them, and answer with what was seen."""
+        """Stop looking at workers that are being ended, and answer with the evidence so far."""
         if self._examination is not None:
             self._examination.stop()
         if self._sampling is not None:
             self._sampling.stop()
 
     def report(self) -> AgentReport:
-        """How the agent stands."""
+        """Return the agent's state."""
         return self._whole(self._machine.report())
 
     def _whole(self, report: AgentReport) -> AgentReport:
@@ -345,7 +347,7 @@ class Driver:
         return replace(whole, imports=count, unreached=self._peers.unreached)
 
     def status(self) -> Status:
-        """The rest of the documented status."""
+        """Return the rest of the documented status."""
         told, is_inprocess = self._conversation, self._options.is_inprocess
         own_mode = IN_PROCESS_RESTART if is_inprocess else PROCESS_RESTART
         return Status(
@@ -360,7 +362,7 @@ class Driver:
         )
 
     def feed(self, event: AgentEvent) -> None:
-        """Let the machine take an event and carry out what it orders, in order."""
+        """Give the machine an event, and carry out its orders, in order."""
         self._inbox.append(event)
         if self._is_stepping:
             return
@@ -418,7 +420,7 @@ class Driver:
         self.feed(PortFound(port))
 
     def _tell_keeper(self, until: float | None) -> None:
-        """Tell the keeper when the lease ends, on the clock that both share."""
+        """Send the keeper the end of the lease, on the clock that both share."""
         if self._lease_pipe is None:
             return
         try:
@@ -427,13 +429,14 @@ class Driver:
             logger.warning("keeper=%d lease not told reason=%r", os.getppid(), str(error))
 
     def _keeper_ended(self, keeper: int) -> None:
-        """Nobody would end what this left behind, so it is ended now."""
+        """End the descendants of a dead keeper, as nothing else would."""
         self._loop.remove_reader(keeper)
         logger.error("the parent of the agent was killed; everything is ended")
         self.feed(Terminated(signal.SIGKILL))
 
     def now(self) -> float:
-        """Seconds since the epoch that never go back, and go on while the machine is suspended."""
+        """Return seconds since the epoch that never go back, and advance while the machine is
+        suspended."""
         return self._booted_at + boot_seconds()
 
     def _announce(self, port: int) -> None:
@@ -477,7 +480,7 @@ def run(
     has_link: bool = True,
     lease_pipe: int | None = None,
 ) -> int:
-    """The agent, from here to its end."""
+    """Run the agent from here to its end."""
 
     logging.basicConfig(
         level=options.log_level, format="%(levelname)s %(name)s %(message)s", force=True

@@ -1,8 +1,8 @@
-"""The agent in an image that knows nothing of it: `run.py COMMAND...`, where the container had
-`COMMAND...` (`spec.job.launch` says which commands it takes over).
+"""The agent in an image without it: `run.py COMMAND...`, where the container had `COMMAND...`.
 
-The agent has a Python and packages of its own (`deploy/relocatable.py`).  Workers run on the
-image's Python, which finds only the package `unbroken` beside its own packages.
+`spec.job.launch` lists the commands that it takes over. The agent has a Python and packages of its
+own (`deploy/relocatable.py`). Workers run on the image's Python, which finds only the package
+`unbroken` beside its own packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PYTHONS = ("python3", "python")
 """Names of the image's Python, the first choice first."""
 LINE_BYTES = 512
 _EXEC = re.compile(r"'''exec' +\"?([^\"]+?)\"? +\"\$0\"")
-"""Second line of a script of pip whose interpreter's path is long or has a space."""
+"""Second line of a pip script whose interpreter's path is long or has a space."""
 
 
 def script(library: str | None = None, scratch: str | None = None) -> None:
@@ -44,7 +44,8 @@ def script(library: str | None = None, scratch: str | None = None) -> None:
 
 
 def prepare(launch: Launch, environ: MutableMapping[str, str], library: str | None) -> None:
-    """Set the variables by which workers get their Python and our package; SpecError."""
+    """Set the variables by which workers get their Python and the package `unbroken`. Raises
+    SpecError."""
     if "PYTHON_EXEC" not in environ:
         environ["PYTHON_EXEC"] = interpreter(launch, environ.get("PATH", os.defpath))
     if library is not None:
@@ -54,7 +55,8 @@ def prepare(launch: Launch, environ: MutableMapping[str, str], library: str | No
 
 
 def interpreter(launch: Launch, path: str) -> str:
-    """The Python that would run the user's command in this image; SpecError if there is none."""
+    """Return the Python that would run the user's command in this image. Raises SpecError if there
+    is none."""
     program = shutil.which(launch.program, path=path)
     if launch.is_python:
         if program is None:
@@ -70,7 +72,7 @@ def interpreter(launch: Launch, path: str) -> str:
 
 
 def _named_in(program: str, path: str) -> str | None:
-    """The interpreter that a script names in its first lines; None: it names no Python."""
+    """Return the interpreter that a script names in its first lines; None: it names no Python."""
     try:
         with open(program, "rb") as file:
             lines = file.read(LINE_BYTES).decode(errors="replace").splitlines()
@@ -88,7 +90,8 @@ def _named_in(program: str, path: str) -> str | None:
 
 
 def _have_temporary_folder(scratch: str) -> None:
-    """Let the agent and its workers use `scratch` where no usual folder can be written to."""
+    """Make `scratch` the temporary folder of the agent and its workers if no usual folder is
+    writable."""
     try:
         found = tempfile.gettempdir()
     except FileNotFoundError:

@@ -1,9 +1,13 @@
 """`unbrokenrun`: the agent's command.
 
-Exit codes: 0 when it was shut down by the operator, or by a signal after its workers had succeeded;
-128 + n when signal n ended it before; 137 when the agent itself was killed; 2 for wrong usage.
+Exit codes:
 
-What is slow to import waits until the options are good.
+- 0: the operator, or a signal after its workers had succeeded, shut it down;
+- 128 + n: signal n ended it before that;
+- 137: the agent itself was killed;
+- 2: wrong usage.
+
+Slow imports wait until the options are valid.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ KEY_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH"
 KEY_BYTES, KEY_FILE_BYTES_MAX = 32, 4096
 USAGE_ERROR = 2
 LINK_VARIABLE = "UNBROKEN_AGENT_LINK"
-"""`off`: speak only what the stock agent speaks."""
+"""Environment variable; `off`: use only the stock agent's protocol."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent until it is told to end; returns its exit code."""
+    """Run the agent until its end is ordered; return its exit code."""
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         key = read_key(os.environ)
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_agent(options: Options, key: bytes | None, keeper: tuple[int, int], has_link: bool) -> int:
     """The agent's own process."""
-    # It speaks plain HTTP only.  With ssl at hand aiohttp reads all of the system's certificates
+    # It uses plain HTTP only. With ssl available, aiohttp reads all of the system's certificates
     # when it is imported, which is a quarter of the time until the agent listens.
     sys.modules["ssl"] = None  # type: ignore[assignment]
     # Modules are never garbage; looking for some while they load is an eighth of that time.
@@ -66,7 +70,7 @@ def run_agent(options: Options, key: bytes | None, keeper: tuple[int, int], has_
 
 
 def read_key(environ: Mapping[str, str]) -> bytes | None:
-    """The job's key; None where the job has none.  SpecError."""
+    """Return the job's key; None: the job has none. Raises SpecError."""
     path = environ.get(KEY_VARIABLE)
     if path:
         try:

@@ -21,7 +21,7 @@ class Option:
     """One option, and what the agent does with it."""
 
     name: str
-    """Without the leading dashes: `nproc-per-node`."""
+    """Name without the leading dashes: `nproc-per-node`."""
     help: str
     short: str = ""
     since: str = "2.6"
@@ -34,23 +34,23 @@ class Option:
     refused: str = ""
     """Why the option is refused; empty: it is not."""
     harmless: tuple[str, ...] = ()
-    """Values of a refused option that ask for nothing."""
+    """Values of a refused option that have no effect."""
     has_variable: bool = True
-    """`PET_<OPTION>` in the environment stands in for the option."""
+    """`PET_<OPTION>` in the environment can replace the option."""
 
     @property
     def dest(self) -> str:
-        """Attribute of the parsed arguments."""
+        """Return the attribute of the parsed arguments."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """Environment variable that stands in for the option."""
+        """Return the environment variable that can replace the option."""
         return f"PET_{self.dest.upper()}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All option strings, in the order in which torchrun declares them."""
+        """Return all option strings, in the order in which torchrun declares them."""
         both = dict.fromkeys((f"--{self.name}", f"--{self.dest}"))
         return (*((self.short,) if self.short else ()), *both)
 

@@ -1,9 +1,9 @@
-"""The command line of `unbrokenrun`, which takes every option of `option_table`.
+"""The command line of `unbrokenrun`, which accepts every option of `option_table`.
 
-The operator assigns ranks, sizes and addresses.  Options that only tell torchrun's agents how to
-find each other have no effect here, and the agent says so.  Options that would change the training
-and are not supported are refused with the reason.  As with torchrun, an option may be abbreviated,
-and `PET_<OPTION>` in the environment stands in for an option.
+The operator assigns ranks, sizes and addresses. Options by which torchrun's agents find each other
+have no effect here, and the agent says so. Options that would change the training and are not
+supported are refused with the reason. As with torchrun, an option may be abbreviated, and
+`PET_<OPTION>` in the environment can replace an option.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from unbroken.spec.problems import unsubstituted
 from .option_table import OPTIONS, Option
 
 NODES_MAX = 100_000
-"""Nodes of a job at most, as the agent's protocol has them (ranks in the table of addresses)."""
+"""Most nodes of a job in the agent's protocol (ranks in the table of addresses)."""
 DIGITS_MAX = 12
-"""Digits of a number on the command line at most; Python refuses to read thousands of them."""
+"""Most digits of a number on the command line; Python refuses to read thousands of them."""
 EPILOG = "Starts nothing by itself: it waits for an operator that says which ranks to run."
 
 
@@ -70,11 +70,11 @@ class Options:
     is_inprocess: bool = False
     """Workers wait for their ranks at the barrier of the agent's socket."""
     inprocess_seconds: float = 60.0
-    """For them to come back to it; who does not is started anew."""
+    """Seconds for workers to return to the barrier; a worker that does not is started again."""
     is_warm: bool = True
     """Restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
-    """Modules that warm workers begin with; empty: those that the first ones imported."""
+    """Modules that warm workers begin with; empty: those that the first workers imported."""
     notes: tuple[str, ...] = ()
     """Sentences for the user about options that were given and have no effect."""
 
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Defaults of the options that have an effect; the others have none."""
+    """Return the defaults of the options that have an effect; the others have none."""
     return {
         "nnodes": environ.get("NNODES", "1"),
         "nproc_per_node": environ.get("NPROC_PER_NODE", "1"),
@@ -113,7 +113,7 @@ def _help(option: Option) -> str:
 
 
 def _parser(environ: Mapping[str, str]) -> _Parser:
-    """The parser.  Abbreviations are argparse's own, as in torchrun."""
+    """Return the parser. Abbreviations are argparse's own, as in torchrun."""
     parser = _Parser(prog="unbrokenrun", epilog=EPILOG)
     defaults = _defaults(environ)
     for option in OPTIONS:
@@ -137,7 +137,7 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
 
 
 def _flag(option: Option, text: str) -> bool:
-    """A flag's value in the environment, as torchrun reads it: any number but 0 is on."""
+    """Return a flag's value in the environment, as torchrun reads it: any number but 0 is on."""
     try:
         return bool(int(text))
     except ValueError:
@@ -147,7 +147,7 @@ def _flag(option: Option, text: str) -> bool:
 def read_arguments(
     arguments: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> argparse.Namespace:
-    """Split the command line into options, script and its arguments; SpecError."""
+    """Split the command line into options, script and its arguments. Raises SpecError."""
     try:
         return _parser(environ).parse_args(arguments)
     except SpecError as error:
@@ -167,7 +167,7 @@ def _is_harmless(found: argparse.Namespace, option: Option) -> bool:
 
 
 def _refuse(found: argparse.Namespace) -> None:
-    """Refuse options that would have an effect in torchrun and have none here; SpecError."""
+    """Refuse options that would have an effect in torchrun and have none here. Raises SpecError."""
     for option in OPTIONS:
         if option.refused and _is_given(found, option) and not _is_harmless(found, option):
             raise SpecError(f"--{option.name}: {option.refused}")
@@ -181,7 +181,7 @@ def _refuse(found: argparse.Namespace) -> None:
 
 
 def _notes(found: argparse.Namespace) -> tuple[str, ...]:
-    """Sentences about the options that were given and have no effect, one for each reason."""
+    """Return sentences about the given options without effect, one for each reason."""
     reasons: dict[str, list[str]] = {}
     for option in OPTIONS:
         if option.ignored and _is_given(found, option):
@@ -190,12 +190,13 @@ def _notes(found: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _host(asked: str, pod: str) -> str:
-    """Where to listen: all addresses of a pod that shares its machine's are the pod's one."""
+    """Return the address to listen on: in a pod on its machine's network, all addresses become the
+    pod's one."""
     return pod if asked in ("0.0.0.0", "::", "") and pod.startswith("127.") else asked
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Read the command line; SpecError says what is wrong with it."""
+    """Read the command line. Raises SpecError with the error in it."""
     found = read_arguments(arguments, environ)
     _refuse(found)
     script = Script(
@@ -232,7 +233,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def torchrun_sizes(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
-    """Workers per node and nodes (the fewest) that torchrun starts for these words; SpecError."""
+    """Return the workers per node and the fewest nodes that torchrun starts for these arguments.
+    Raises SpecError."""
     found = read_arguments(arguments, environ)
     least = found.nnodes.partition(":")[0]
     nnodes = int(least) if _is_number(least, 1, NODES_MAX) else 1
@@ -247,7 +249,8 @@ def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
-    """Number of workers that `--nproc-per-node` means on this machine; SpecError."""
+    """Return the number of workers that `--nproc-per-node` means on this machine. Raises
+    SpecError."""
     if _is_number(text, 1, 1024):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
@@ -262,10 +265,10 @@ def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """How many GPUs workers will see, found without torch."""
+    """Return the number of GPUs that workers will see, found without torch."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        # As CUDA reads it: devices up to the first that is not one.
+        # CUDA uses the devices up to the first invalid one.
         names = [name.strip() for name in listed.split(",")]
         known = [bool(re.fullmatch(r"\d+|(GPU|MIG)-\S+", name)) for name in names]
         return known.index(False) if False in known else len(known)
@@ -273,12 +276,12 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> in
 
 
 def kept_only(options: Options, local_rank: int) -> int:
-    """Streams of a rank that the console does not show: bit 1 stdout, bit 2 stderr."""
+    """Return the streams of a rank that the console does not show: bit 1 stdout, bit 2 stderr."""
     return streams_of(options.redirects, local_rank) & ~streams_of(options.tee, local_rank)
 
 
 def streams_of(selection: str, local_rank: int) -> int:
-    """Which streams of a rank a selection like `3` or `0:1,1:2` names: bit 1 stdout, 2 stderr."""
+    """Return the streams of a rank in a selection like `3` or `0:1,1:2`: bit 1 stdout, 2 stderr."""
     if ":" not in selection:
         return int(selection)
     pairs = dict(part.split(":") for part in selection.split(","))
@@ -300,7 +303,7 @@ def _local_ranks(text: str) -> frozenset[int] | None:
 
 
 def node_count(text: str) -> int:
-    """The number in `--nnodes N` or `N:N`; SpecError."""
+    """Return the number in `--nnodes N` or `N:N`. Raises SpecError."""
     least, _, most = text.partition(":")
     if not _is_number(least, 1, NODES_MAX):
         hint = unsubstituted(text)

@@ -1,5 +1,7 @@
-"""The agent's questions to its parent in the tree of an attempt, while no operator is heard; and
-whether the parent can be connected to at all, from the start on."""
+"""The agent's questions to its parent in the tree of an attempt, while no operator is heard.
+
+From the start on it also checks whether the parent can be connected to at all.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 0.5
 ALONE_SECONDS = 2.0
-"""Without a word of an operator for so long peers are asked; while children ask, too."""
+"""Seconds without a message of an operator after which peers are asked; also while children ask."""
 ANSWER_SECONDS = 2.0
 CHECK_SECONDS, DOUBT_SECONDS = 5.0, 1.0
-"""From one connection that only shows that the parent can be reached to the next; after one that
-has failed."""
+"""Seconds between connections that only show that the parent can be reached; the second value after
+a failed one."""
 
 
 class PeerQuestions:
@@ -48,7 +50,7 @@ class PeerQuestions:
         self.unreached = ""
         """The parent's address, after two connections to it in a row have failed."""
         self._renewed_at = self._asked_at = -math.inf
-        """When an operator, and a child, was heard last."""
+        """Times at which an operator, and a child, was last heard."""
 
     def begin(self, command: StartCommand) -> None:
         """Begin with the attempt of a start, if its workers hold a lease."""
@@ -60,7 +62,7 @@ class PeerQuestions:
                 self._tasks.append(self._start(self._check(command.parent)))
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         for task in self._tasks:
             task.cancel()
         self._tree, self._tasks, self.unreached = None, [], ""
@@ -70,7 +72,7 @@ class PeerQuestions:
         self._renewed_at = now
 
     def hear(self, question: PeerQuestion) -> PeerAnswer | None:
-        """Answer a child; None: it is of another attempt."""
+        """Return the answer to a child; None: it is of another attempt."""
         tree, self._asked_at = self._tree, self._now()
         if tree is None:
             return None
@@ -91,7 +93,7 @@ class PeerQuestions:
                 logger.info("peer=%s no answer reason=%r", parent, str(error) or "timeout")
 
     async def _check(self, parent: str) -> None:
-        """Find out from time to time whether the parent can be connected to."""
+        """Check at intervals whether the parent can be connected to."""
         failed = 0
         while True:
             try:
@@ -108,7 +110,7 @@ class PeerQuestions:
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)
 
     async def _ask(self, tree: Vouching, peer: Peer) -> None:
-        """Ask over one connection for as long as that is of use."""
+        """Ask over one connection for as long as that is useful."""
         while self._is_alone():
             asked_at = self._now()
             question = tree.question(vouches=self._vouches(tree.attempt), now=asked_at)

@@ -1,16 +1,16 @@
 """`torchrun --rdzv-backend=unbroken`: plain torchrun takes its ranks from the operator.
 
 Inside torchrun's process a thread serves the agent's API on AGENT_HOST:AGENT_PORT; a rendezvous
-waits for `/start`.  torchrun keeps its workers, so this is as quick and as exact as its hooks are:
+waits for `/start`. torchrun keeps its workers, so this is as quick and as exact as its hooks are:
 
 - A stop makes torchrun restart its workers at its next look (`--monitor-interval`, 0.1 s): SIGTERM,
-  then SIGKILL after torchrun's own time.  A graceful stop is a stop.
-- A failed worker is told at once, and restarted in its pod only while `--max-restarts` lasts;
-  without, torchrun ends and its container starts anew.
-- After success torchrun waits until the job lets it go.
+  then SIGKILL after torchrun's own time. A graceful stop is a stop.
+- A failed worker is reported at once, and restarted in its pod only while `--max-restarts` lasts;
+  without it, torchrun ends and its container starts again.
+- After success torchrun waits until the job releases it.
 - Workers inherit JOB_RESTART_COUNT; TORCHELASTIC_RESTART_COUNT counts torchrun's own restarts.
 
-This file is loaded by every torchrun in the environment, so that it imports little at first.
+This file is loaded by every torchrun in the environment, so it imports little at first.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
 
 BACKEND = "unbroken"
 LOOK_SECONDS = 0.02
-"""Between two looks for workers that torchrun is about to start; it does not say when it has."""
+"""Seconds between two looks for workers that torchrun is about to start; it does not report the
+start."""
 
 
 def creator() -> Callable[[Any], Rendezvous]:
-    """For the entry point group `torchrun.handlers`."""
+    """Create the rendezvous, for the entry point group `torchrun.handlers`."""
     return Rendezvous
 
 
 class Rendezvous:
-    """torch's `RendezvousHandler`, by its methods: the base class would be an import of torch."""
+    """Implements torch's `RendezvousHandler` by its methods: the base class would require an import
+    of torch."""
 
     use_agent_store = False
 
@@ -53,9 +55,9 @@ class Rendezvous:
         self._run_id = str(parameters.run_id)
         self._torch = importlib.import_module("torch.distributed.elastic.rendezvous.api")
         key = read_key(os.environ)
-        # What is set here is inherited by the workers.
+        # Variables set here are inherited by the workers.
         os.environ.pop(KEY_VARIABLE, None)
-        # Ranks are counted from node ranks, without a store between the nodes.
+        # Ranks follow from node ranks, without a store between the nodes.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         lineage = importlib.import_module("unbroken.agent.workers.lineage")
         lineage.adopt_orphans()
@@ -81,18 +83,18 @@ class Rendezvous:
             self._workers.starts.put("")
 
     def get_backend(self) -> str:
-        """The name that torchrun was given."""
+        """Return the name that torchrun was given."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """`--rdzv-id`."""
+        """Return `--rdzv-id`."""
         return self._run_id
 
     def next_rendezvous(self) -> Any:
         """Wait for the operator's start; torchrun has ended its workers when it asks."""
         found = self._workers.next_start()
         if isinstance(found, str):
-            # Not RendezvousGracefulExitError: torch 2.13's launcher stumbles over its result.
+            # Not RendezvousGracefulExitError: torch 2.13's launcher fails on its result.
             sys.exit(f"unbroken: {found}" if found else 0)
         os.environ["JOB_RESTART_COUNT"] = str(found.attempt)
         return self._torch.RendezvousInfo(
@@ -103,23 +105,23 @@ class Rendezvous:
         )
 
     def num_nodes_waiting(self) -> int:
-        """1 makes torchrun restart its workers, which is how they are stopped."""
+        """Return 1 to make torchrun restart its workers, which is how they are stopped."""
         return int(self._workers.is_stop_wanted)
 
     def is_closed(self) -> bool:
-        """Never: the operator decides."""
+        """Return False: the operator decides."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing: one node's torchrun does not end the job."""
+        """Do nothing: one node's torchrun does not end the job."""
 
     def shutdown(self) -> bool:
-        """Nothing is left to do: the thread ends with the process."""
+        """Do nothing: the thread ends with the process."""
         return True
 
 
 class Barrier:
-    """The store in torchrun's eyes, which uses it to wait for the others after success only."""
+    """The store as torchrun uses it: only to wait for the other nodes after success."""
 
     def __init__(self, workers: TorchWorkers) -> None:
         self._workers = workers
@@ -127,7 +129,7 @@ class Barrier:
         self.timeout: object = None
 
     def set_timeout(self, timeout: object) -> None:
-        """Ignored: the operator ends the wait."""
+        """Ignore the timeout: the operator ends the wait."""
 
     def add(self, key: str, amount: int) -> int:
         """Count, for this node alone."""
@@ -135,15 +137,15 @@ class Barrier:
         return self._counts[key]
 
     def set(self, key: str, value: object) -> None:
-        """Nobody reads it."""
+        """Do nothing: the value is never read."""
 
     def get(self, key: str) -> bytes:
-        """As `wait`."""
+        """Wait, as `wait` does."""
         self._workers.wait_for_release()
         return b""
 
     def wait(self, keys: object, timeout: object = None) -> None:
-        """Return when the job needs this node no more."""
+        """Return when the job no longer needs this node."""
         self._workers.wait_for_release()
 
 
@@ -158,7 +160,8 @@ class _Seen:
 
 @dataclass(slots=True, eq=False)
 class TorchWorkers:
-    """The owner of processes for the driver; what torchrun's main thread calls is marked so."""
+    """The owner of processes for the driver; methods that torchrun's main thread calls are marked
+    so."""
 
     note: str = "under torchrun"
     keeps: bool = False
@@ -169,20 +172,20 @@ class TorchWorkers:
     _feed: Any = None
     _loop: Any = None
     _attempt: int | None = None
-    """None: torchrun waits for a start."""
+    """Running attempt; None: torchrun waits for a start."""
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _released: threading.Event = field(default_factory=threading.Event)
     _is_done: bool = False
-    """torchrun waits after success."""
+    """True if torchrun waits after success."""
     _given: int | None = None
     """The newest attempt that torchrun was given; only its own thread reads and writes it."""
     _found: int | None = None
-    """The newest attempt of which workers were found."""
+    """The newest attempt whose workers were found."""
 
     def join(
         self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> TorchWorkers:
-        """Become the driver's."""
+        """Attach to the driver."""
         import asyncio
 
         self._options, self._feed = options, feed
@@ -190,19 +193,19 @@ class TorchWorkers:
         return self
 
     def start(self, imports_changed: Callable[[], None]) -> None:
-        """torchrun has them already."""
+        """Do nothing: torchrun has the processes already."""
 
     def imports(self) -> None:
-        """torchrun starts every worker cold."""
+        """Return None: torchrun starts every worker cold."""
 
     def import_beforehand(self, names: Sequence[str]) -> None:
-        """Nobody is told to."""
+        """Do nothing: no worker starts warm."""
 
     def close(self) -> None:
-        """torchrun writes the output."""
+        """Do nothing: torchrun writes the output."""
 
     def next_start(self) -> StartCommand | str:
-        """In torchrun's thread: nothing of the last attempt lives; wait for the next.
+        """Wait for the next start, in torchrun's thread; nothing of the last attempt is alive.
 
         At the first call there was no attempt, but a start may be waiting already: torchrun can
         take longer to come here than the operator takes to find the agent ready.
@@ -214,7 +217,7 @@ class TorchWorkers:
         return found
 
     def wait_for_release(self) -> None:
-        """In torchrun's thread: every worker has succeeded."""
+        """Wait for the release, in torchrun's thread; every worker has succeeded."""
         self._tell(self._succeeded)
         self._released.wait()
 
@@ -231,19 +234,19 @@ class TorchWorkers:
         self._look(command.attempt)
 
     def last_output(self, pid: int) -> tuple[float | None, str]:
-        """torchrun reads the output."""
+        """Return None: torchrun reads the output."""
         return None, ""
 
     def signal(self, number: int) -> None:
-        """torchrun knows one way to end its workers."""
+        """Stop the workers: torchrun has only one way to end them."""
         self.is_stop_wanted = True
 
     def local_ranks(self) -> Mapping[int, int]:
-        """torchrun restarts processes: nobody is kept."""
+        """Return none: torchrun restarts processes, so none is kept."""
         return {}
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
-        """Ask torchrun to; it answers with its next rendezvous."""
+        """Have torchrun end its workers; it answers with its next rendezvous."""
         from unbroken.core.agent.machine import NothingLives
 
         if self._is_done:
@@ -259,7 +262,7 @@ class TorchWorkers:
                 self._loop.call_soon_threadsafe(callback)
 
     def _look(self, attempt: int) -> None:
-        """Find the workers of an attempt by what torchrun has put into their environment."""
+        """Find the workers of an attempt by the environment that torchrun has given them."""
         from unbroken.core.agent.machine import ProgramStage, StageStarted
 
         if self._attempt != attempt or self._seen:
@@ -286,19 +289,19 @@ class TorchWorkers:
         found = end or _end(seen)
         os.close(seen.pidfd)
         if self.is_stop_wanted and found.exit_code != 0:
-            # torchrun has ended it for us.
+            # torchrun has already ended it.
             found = WorkerEnd(signal=SIGKILL)
         self._feed(WorkerEnded(attempt, ProgramStage.TRAIN, seen.local_rank, found))
 
     def _finish(self, end: WorkerEnd | None = None) -> int | None:
-        """Tell the end of each worker of the attempt that has not been told."""
+        """Report the end of each worker of the attempt that is not reported yet."""
         for pid in list(self._seen):
             assert self._attempt is not None
             self._ended(self._attempt, pid, end)
         return self._attempt
 
     def _stopped(self) -> None:
-        """torchrun has no workers and wants to know what next."""
+        """Handle a rendezvous: torchrun has no workers and waits for its next order."""
         from unbroken.core.agent.machine import NothingLives, ProgramStage, SpawnFailed
 
         attempt = self._finish()
@@ -316,7 +319,8 @@ class TorchWorkers:
         self._is_done = True
         attempt = self._finish(WorkerEnd(exit_code=0))
         if attempt is not None and attempt != self._found:
-            # They were over before this thread had looked; without a word the job would never end.
+            # They were over before this thread had looked; without a report the job would never
+            # end.
             self._found, nproc = attempt, self._options.nproc
             self._feed(StageStarted(attempt, ProgramStage.TRAIN, (0,) * nproc))
             for local_rank in range(nproc):
@@ -333,7 +337,7 @@ def _children() -> list[int]:
 
 
 def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
-    """Local rank, and the number and the directory, of a process that is a worker."""
+    """Return the local rank, number and directory of a process that is a worker."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
@@ -347,7 +351,7 @@ def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
 
 
 def _end(seen: _Seen) -> WorkerEnd:
-    """How it ended: looked at, and left for torchrun to reap."""
+    """Return how a worker ended; torchrun reaps it."""
     from unbroken.core.agent.faults import WorkerEnd
 
     from .workers import facts
@@ -365,7 +369,7 @@ def _end(seen: _Seen) -> WorkerEnd:
 
 
 def _end_orphans() -> None:
-    """End processes that workers have left behind: they are our children by now."""
+    """End processes that workers have left behind: they are children of this process by now."""
     while found := [pid for pid in _children() if _worker(pid) is not None]:
         for pid in found:
             os.kill(pid, signal.SIGKILL)
@@ -373,7 +377,8 @@ def _end_orphans() -> None:
 
 
 def torchrun_options() -> Options:
-    """The agent's options from torchrun's command line and the pod's environment; SpecError.
+    """Return the agent's options from torchrun's command line and the pod's environment. Raises
+    SpecError.
 
     torchrun itself carries out its options, so this reads only the sizes.
     """

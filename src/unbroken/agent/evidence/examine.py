@@ -1,7 +1,7 @@
-"""The examination: what every rank of this agent is doing, found without stopping anything.
+"""The examination: the activity of every rank of this agent, found without stopping a rank.
 
-Each rank is looked at twice with a pause between.  What takes longer than there is time for is left
-out, and what is known by then is the answer.
+Each rank is looked at twice with a pause between. Looks that take longer than the available time
+are left out; the answer is the evidence so far.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ WAITS_FOR_CHILD = "do_wait"
 """Function of the kernel in which wait4(2) waits."""
 PAUSE_SECONDS = 1.0
 PAUSE_SHARE = 0.3
-"""Greatest share of the available time."""
+"""Share of the available time that the pause may take."""
 LOOK_SECONDS_MAX = 2.0
 MEASURED_SECONDS_MIN = 0.1
-"""The kernel counts processor time in hundredths of a second."""
+"""Least seconds of a measurement: the kernel counts processor time in hundredths of a second."""
 ANSWER_SHARE = 0.1
 ANSWER_SECONDS_MAX = 0.25
-"""Kept for the way of the answer."""
+"""Seconds, at most, that are reserved to send the answer."""
 
 
 LastOutput = Callable[[int], tuple[float | None, str]]
-"""By the worker's pid: when it last wrote, and its last line."""
+"""Returns, by the worker's pid, when it last wrote, and its last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,35 +46,36 @@ class _Counters:
 
 @dataclass(slots=True, eq=False)
 class Subject:
-    """A worker that is looked at."""
+    """A worker under examination."""
 
     worker: WorkerReport
     pid: int
-    """Pid of the process that matters: the worker's own, or one below it."""
+    """Pid of the relevant process: the worker's own, or one below it."""
     recorder: flight_recorder.Request
     first: _Counters | None = None
     second: _Counters | None = None
     stat: procfs.Stat | None = None
-    """The newest."""
+    """The newest reading."""
     waits_in: str = ""
     stacks: spy.Stacks | None = None
     functions: list[tuple[str, ...]] = field(default_factory=list)
-    """Functions on the stack in each look that has shown any."""
+    """Functions on the stack, for each look that has shown any."""
     gil_threads: list[int | None] = field(default_factory=list)
-    """Thread that held the GIL, at each look."""
+    """Thread that held the GIL, for each look."""
     is_spied: bool = False
-    """py-spy is at it, or was ended while it was."""
+    """py-spy looks at it now, or was ended during a look."""
     note: str = "there was no time to look at its stack"
     active_before: Activity | None = None
     active_after: Activity | None = None
 
     @property
     def is_halted(self) -> bool:
-        """It cannot be paused: it does not run anyway (proc(5): stopped, traced, in the kernel)."""
+        """True if the process does not run anyway, so that it cannot be paused (proc(5): stopped,
+        traced, in the kernel)."""
         return self.stat is None or self.stat.state in "TtDZX"
 
     async def spied(self, way: tuple[str, ...]) -> spy.Stacks:
-        """One look; WorldError."""
+        """Look once. Raises WorldError."""
         self.is_spied = True
         try:
             found = await spy.dump(self.pid, way)
@@ -86,10 +87,10 @@ class Subject:
         return found
 
     def look(self, now: float) -> _Counters:
-        """Read what the kernel tells."""
+        """Read the kernel's data."""
         found = procfs.stat(self.pid)
         if found is not None and self.stat is not None and found.state == "t":
-            # Who has traced it since the first look is our own py-spy, which lets go late.
+            # A tracer since the first look is our own py-spy, which detaches late.
             found = replace(found, state=self.stat.state)
         self.stat = found
         if found is None:
@@ -112,7 +113,7 @@ class Subject:
         return Activity(now, *main, used, found.faults)
 
     def evidence(self) -> RankEvidence:
-        """Evidence that has been collected so far."""
+        """Return the evidence that has been collected so far."""
         before, after = self.first, self.second
         share = moved = waited = None
         if before is not None and after is not None and self.stat is not None:
@@ -141,7 +142,7 @@ class Subject:
         )
 
     def _threads(self) -> tuple[ThreadStack, ...]:
-        """The stacks; a thread that held the GIL at every look is marked."""
+        """Return the stacks; a thread that held the GIL at every look is marked."""
         if self.stacks is None:
             return ()
         owners = set(self.gil_threads)
@@ -153,7 +154,8 @@ class Subject:
 
 
 class Examination:
-    """Looks at the workers from `run` to its end; `evidence` says what is known, at any time."""
+    """Looks at the workers from `run` to its end; `evidence` returns the evidence so far, at any
+    time."""
 
     def __init__(
         self,
@@ -180,17 +182,17 @@ class Examination:
 
     @property
     def is_over(self) -> bool:
-        """It looks no more, or is about to stop because its time is up."""
+        """True if it looks no more, or its time is nearly up."""
         return self._over.is_set() or self._now() >= self._began + self._seconds
 
     async def run(self) -> None:
-        """Look at all, twice."""
+        """Look at all workers, twice."""
         try:
             async with asyncio.timeout_at(self._began + self._seconds):
                 async with asyncio.TaskGroup() as tasks:
                     self._looking = tasks.create_task(self._look())
         except TimeoutError:
-            pass  # What is known by now is the answer.
+            pass  # The evidence so far is the answer.
         finally:
             for subject in self._subjects:
                 if subject.second is None and not subject.is_spied:
@@ -200,19 +202,18 @@ class Examination:
             self._over.set()
 
     def stop(self) -> None:
-        """Let it be over: py-spy is killed, if it runs."""
+        """End it: py-spy is killed, if it runs."""
         if self._looking is not None:
             self._looking.cancel()
 
     async def wait(self, seconds: float) -> None:
-        """Return when it is over, or after so many seconds."""
+        """Return when it is over, or after this number of seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
 
     def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
-        """Evidence that has been collected so far, with what the ranks have reported of
-        themselves."""
+        """Return the evidence so far, with what the ranks have reported about themselves."""
         told = {one.rank: one for one in watch}
         return tuple(self._told(subject, told) for subject in self._subjects)
 
@@ -253,7 +254,7 @@ class Examination:
         subject.stacks = await self._spy(subject)
 
     async def _deeper(self, subject: Subject) -> None:
-        """Native frames, which take a second to find in libraries as large as torch's."""
+        """Get native frames, which take a second to find in libraries as large as torch's."""
         if subject.stacks is None or subject.is_halted:
             return
         with contextlib.suppress(WorldError):
@@ -287,11 +288,12 @@ class Examination:
 
 
 def matters_most(pid: int) -> int:
-    """The worker, or if the worker only waits for a program that it has started, the Python
-    process below it that has computed most.
+    """Return the process to examine for a worker.
 
-    A fork of the worker, as a DataLoader's worker is, is no such program: a rank that waits for a
-    compiler has some of these as well."""
+    It is the worker itself. If the worker only waits for a program that it has started, it is the
+    Python process below it that has computed most. A fork of the worker, such as a DataLoader's
+    worker, is no such program: a rank that waits for a compiler has some of these as well.
+    """
     own, is_python = procfs.stat(pid), procfs.is_python(pid)
     if own is None or (is_python and procfs.waits_in(pid) != WAITS_FOR_CHILD):
         return pid

@@ -1,9 +1,9 @@
 """Dumps of torch's flight recorder: the newest collective of each process group.
 
-A rank dumps its own on request only where the job has set up torch's NCCL backend for it, by
-TORCH_NCCL_DEBUG_INFO_PIPE_FILE and TORCH_FR_DUMP_TEMP_FILE (before torch 2.8
-TORCH_NCCL_DEBUG_INFO_TEMP_FILE); a byte written to the pipe asks for it.  Other backends record,
-but can be asked from inside only, and what their ranks do is seen from their stacks.
+A rank dumps its own on request only if the job has set up torch's NCCL backend for it. The
+variables are TORCH_NCCL_DEBUG_INFO_PIPE_FILE and TORCH_FR_DUMP_TEMP_FILE (before torch 2.8
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE). A byte written to the pipe requests the dump. Other backends
+record, but can be asked from inside only; their ranks' activity is read from their stacks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUPS_MAX = 64
 
 
 def read(dump: bytes) -> tuple[Collective, ...]:
-    """The newest collective of each group; PeerError."""
+    """Return the newest collective of each group. Raises PeerError."""
     try:
         found = pickled.load(dump)
         newest: dict[str, Collective] = {}
@@ -43,7 +43,7 @@ def read(dump: bytes) -> tuple[Collective, ...]:
 def _collective(entry: Mapping[str, Any]) -> Collective:
     name, description = entry["process_group"]
     group = f"{_text(name)}({_text(description)})"
-    # Gloo's entries stay `scheduled`; what is retired is over with every backend.
+    # Gloo's entries stay `scheduled`; a retired entry is over with every backend.
     state = "completed" if entry["retired"] else _text(entry["state"])
     operation = _text(entry["profiling_name"]).rpartition(":")[2]
     sequence = entry["collective_seq_id"]
@@ -60,7 +60,7 @@ def _text(value: Any) -> str:
 
 
 class Request:
-    """One rank asked for its dump; what it wrote before is not taken for the answer."""
+    """A request to one rank for its dump; a dump from before is not taken as the answer."""
 
     def __init__(self, rank: int, environ: Mapping[str, str]) -> None:
         pipe = environ.get(PIPE_VARIABLE)
@@ -71,7 +71,7 @@ class Request:
             _ask(f"{pipe}{rank}.pipe")
 
     def answer(self) -> tuple[Collective, ...]:
-        """Collectives that it has dumped since; empty: no complete dump."""
+        """Return the collectives dumped since; empty: no complete dump."""
         if not self._path or _written(self._path) == self._before:
             return ()
         with contextlib.suppress(OSError, PeerError), open(self._path, "rb", opener=_now) as file:
@@ -86,7 +86,7 @@ def _now(path: str, flags: int) -> int:
 
 
 def _ask(pipe: str) -> None:
-    # Without a reader there is no such rank, or it does not listen.
+    # Without a reader the rank does not exist, or does not listen.
     with contextlib.suppress(OSError):
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.closing(os.fdopen(fd, "wb", 0)) as file:

@@ -27,11 +27,11 @@ from unbroken.wire.agent import StartCommand
 logger = logging.getLogger(__name__)
 
 NEWS_SECONDS = 1.0
-"""Between two reports of which only counts and lines are new."""
+"""Seconds between two reports in which only counts and lines are new."""
 
 
 class LogWatch:
-    """Feeds the rules; tells what they find at once, and what they have seen now and then."""
+    """Feeds the rules; reports violations at once, and their state at intervals."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LogWatch:
         self._clock = clock
         self._tell = tell
         self._told = (-1, -1)
-        """Hits and turns of the rules when they were last told of."""
+        """Hits and turns of the rules at the last report."""
         self._told_at = 0.0
 
     @classmethod
@@ -56,7 +56,8 @@ class LogWatch:
         clock: Callable[[], float],
         tell: Callable[[RulesRead], None],
     ) -> LogWatch:
-        """For a start; rules that cannot be used are named in the log, and the others run."""
+        """Make the watch for a start; rules that cannot be used are named in the log, and the
+        others run."""
         report = Report()
         rules = read_rules(command.log_rules, report)
         for text in (*map(str, report.problems), *report.warnings):
@@ -66,7 +67,7 @@ class LogWatch:
         return cls(command.attempt, LogRules(rules, ranks, command.nnodes), clock, tell)
 
     def reader(self, rank: int, stream: str) -> Callable[[bytes, bool], None]:
-        """Takes what is read of a stream; empty: it has ended."""
+        """Return a function that takes the data of a stream; empty data: it has ended."""
         lines = LineAssembler()
 
         def read(chunk: bytes, is_drained: bool) -> None:
@@ -77,26 +78,26 @@ class LogWatch:
         return read
 
     def start(self) -> None:
-        """Workers of a stage run."""
+        """Note that workers of a stage run."""
         self._step(LogStarted())
 
     def pause(self) -> None:
-        """No worker runs."""
+        """Note that no worker runs."""
         self._step(Paused())
 
     def end_rank(self, rank: int) -> None:
-        """The rank's training has ended well."""
+        """Note that the rank's training has ended well."""
         self._step(RankEnded(rank))
 
     def deadline(self) -> float | None:
-        """When to `tick`; None: never, as things are."""
+        """Return when to `tick`; None: never, in the present state."""
         rules = self._rules
         news = self._told_at + NEWS_SECONDS if rules.hits != self._told[0] else None
         due = rules.deadline()
         return min(due, news) if due is not None and news is not None else due or news
 
     def tick(self) -> None:
-        """The deadline has come, and everything that could be read was read."""
+        """Tick at the deadline, after everything that could be read was read."""
         self._step(Tick())
 
     def _step(self, event: LogRuleEvent) -> None:

@@ -1,7 +1,8 @@
-"""The pages of this node's workers: made here, inherited by the workers, read when the watch asks.
+"""The pages of this node's workers: made here, inherited by the workers, read on the watch's
+request.
 
-A page is an anonymous file of fixed size.  It is read with a system call, so that nothing a worker
-does to it reaches the agent's own memory.
+A page is an anonymous file of fixed size. It is read with a system call, so that no action of a
+worker on it reaches the agent's own memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TRIES = 4
 
 
 class PageSource:
-    """One worker's page, with what was last read of it."""
+    """One worker's page, with its last reading."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -36,7 +37,7 @@ class PageSource:
         """The last record of an earlier attempt, and its number."""
 
     def look(self) -> Page:
-        """The newest; what is torn or foreign leaves what was known."""
+        """Read the newest record; a torn or foreign one leaves the last reading as it is."""
         for _ in range(_TRIES):
             found = read(os.pread(self.fd, PAGE_BYTES, 0))
             if found is not None:
@@ -46,19 +47,19 @@ class PageSource:
         return self.page
 
     def begin_anew(self) -> None:
-        """The worker goes on in another attempt: what it has told belongs to the one before."""
+        """Start another attempt in the same worker: reports so far belong to the one before."""
         found = read(os.pread(self.fd, PAGE_BYTES, 0))
         if found is not None:
             self._before = found
         self.is_written, self.page = False, Page()
 
     def close(self) -> None:
-        """The worker has ended."""
+        """Close the page: the worker has ended."""
         os.close(self.fd)
 
 
 def _since(before: Page, page: Page) -> Page:
-    """Page of a worker that lives on, since the attempt began: its own counts go on over
+    """Return the page of a kept worker since the attempt began: its own counts continue over
     attempts."""
     calls = page.calls - before.calls
     if not before.calls or calls < 0:
@@ -66,7 +67,7 @@ def _since(before: Page, page: Page) -> Page:
     step = page.step if calls else None
     return replace(
         page,
-        # Of one call for each step, as it should be.
+        # Assuming one call per step, as it should be.
         first_step=None if step is None else step - calls + 1,
         step=step,
         calls=calls,
@@ -75,12 +76,12 @@ def _since(before: Page, page: Page) -> Page:
 
 
 def make() -> PageSource | None:
-    """A page for a worker to be; None: it has to do without."""
+    """Make a page for a new worker; None: the worker has to do without."""
     try:
         made = os.memfd_create("unbroken-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with contextlib.closing(os.fdopen(made, "wb", buffering=0)) as file:
             file.write(empty())
-            # Cut short it would kill a worker that writes.
+            # Truncated it would kill a worker that writes.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
             return PageSource(fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST))
@@ -90,7 +91,7 @@ def make() -> PageSource | None:
 
 
 def lend(program: Program, source: PageSource | None) -> Program:
-    """The program with the page for it to inherit."""
+    """Return the program with the page for it to inherit."""
     if source is None or os.sysconf("SC_OPEN_MAX") <= DESCRIPTOR:
         return program
     told = {**program.environment, VARIABLE: str(DESCRIPTOR)}

@@ -30,7 +30,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """None: it is gone."""
+    """Return the fields; None: the process is gone."""
     text = _read(f"/proc/{pid}/stat")
     # The name in parentheses may hold anything, so count fields from its end.
     fields = text.rpartition(")")[2].split()
@@ -44,13 +44,14 @@ def stat(pid: int) -> Stat | None:
 
 
 def waits_in(pid: int) -> str:
-    """Function of the kernel in which the main thread waits; empty: it runs, or it is not told."""
+    """Return the kernel function in which the main thread waits; empty: it runs, or this is not
+    known."""
     found = _read(f"/proc/{pid}/wchan")
     return "" if found == "0" else found
 
 
 def io_bytes(pid: int) -> int | None:
-    """Read and written so far, from caches too; None: not told."""
+    """Return the bytes read and written so far, caches included; None: not known."""
     fields = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
     if "rchar" not in fields:
         return None
@@ -58,7 +59,8 @@ def io_bytes(pid: int) -> int | None:
 
 
 def waited_seconds(pid: int) -> float:
-    """How long its main thread was ready to run and had no processor; 0: not told."""
+    """Return the seconds that its main thread was ready to run and had no processor; 0: not
+    known."""
     fields = _read(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
@@ -74,7 +76,8 @@ def main_thread(pid: int) -> tuple[float, int] | None:
 
 
 def memory_bytes(pid: int) -> tuple[int, int] | None:
-    """Its own, and shared with others; None: not told.  Waits for the process's memory lock."""
+    """Return its own and shared memory in bytes; None: not known. Waits for the process's memory
+    lock."""
     own = shared = 0
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
         name, _, value = line.partition(":")
@@ -93,8 +96,10 @@ def is_python(pid: int) -> bool:
 
 
 def is_traceable(pid: int) -> bool:
-    """True if the kernel lets this process read the memory of that one: user, capability and
-    `kernel.yama.ptrace_scope` allow it.  True where the process is gone."""
+    """True if the kernel lets this process read the memory of that one.
+
+    User, capability and `kernel.yama.ptrace_scope` decide. True if the process is gone.
+    """
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
     except PermissionError:
@@ -105,18 +110,18 @@ def is_traceable(pid: int) -> bool:
 
 
 def tracer(pid: int) -> int:
-    """The process that traces it, and nobody else can meanwhile; 0: none."""
+    """Return the process that traces it, which excludes other tracers; 0: none."""
     lines = _read(f"/proc/{pid}/status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
 
 
 def name(pid: int) -> str:
-    """Name of the program, as the kernel knows it; empty: it is gone."""
+    """Return the name of the program, as the kernel knows it; empty: it is gone."""
     return _read(f"/proc/{pid}/comm").strip()
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it, by generations."""
+    """Return the process and all below it, by generations."""
     found = [pid]
     for one in found:
         found += _children(one)
@@ -133,7 +138,8 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _read(path: str) -> str:
-    """Empty: it cannot be read, because the process has ended or is not ours to see."""
+    """Return the text of a file; empty: unreadable, because the process has ended or belongs to
+    another user."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

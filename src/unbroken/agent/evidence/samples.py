@@ -1,7 +1,7 @@
-"""Samples of what the ranks of this agent do: how often each waits for its peers.
+"""Samples of the activity of this agent's ranks: how often each waits for its peers.
 
-The stack of a rank's main thread is read again and again without pausing it, at moments that do not
-keep time with the steps.
+The stack of a rank's main thread is read again and again without pausing it, at moments that are
+independent of the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import procfs, spy
 from .examine import matters_most
 
 ANSWER_SECONDS = 1.0
-"""Kept for the last samples to end, and for the way of the answer."""
+"""Seconds reserved for the last samples to end, and to send the answer."""
 _ENDED = "it has ended"
 _IN_VAIN = (spy.NOT_ALLOWED, spy.MISSING, _ENDED)
 
@@ -37,7 +37,7 @@ class Sampling:
         self._ranks = [RankEvidence(one.rank, matters_most(one.pid)) for one in workers]
 
     def stop(self) -> None:
-        """Take no more samples: the workers are ended."""
+        """Stop sampling: the workers are being ended."""
         self._over.set()
 
     async def run(self) -> tuple[RankEvidence, ...]:
@@ -47,7 +47,7 @@ class Sampling:
     async def _sample(self, rank: RankEvidence) -> RankEvidence:
         now = self._loop.time
         while now() < self._until and not self._over.is_set():
-            # Equal intervals could keep time with the steps, and show one part of each only.
+            # Equal intervals could coincide with the steps, and show one part of each only.
             due = min(self._until, now() + random.uniform(0.5, 1.5) / self._per_second)
             try:
                 async with asyncio.timeout_at(self._until + ANSWER_SECONDS / 2):
@@ -68,13 +68,14 @@ class Sampling:
 
 
 async def _look(rank: RankEvidence) -> bool | None:
-    """Whether the rank waits for its peers now; None: it could not be told.  WorldError."""
+    """Return whether the rank waits for its peers now; None: it could not be determined. Raises
+    WorldError."""
     stat = procfs.stat(rank.pid)
     if stat is None:
         raise WorldError(_ENDED)
     threads = (await spy.dump(rank.pid, spy.NONBLOCKING)).threads[:1]
-    # The kernel's words are some ms older than the stack, so that they count only where the stack
-    # alone cannot tell waiting from computing.
+    # The kernel's data are some ms older than the stack, so they count only if the stack alone
+    # cannot distinguish waiting from computing.
     share = 1.0 if stat.state == "R" else 0.0
     is_open = any(is_backward(thread.frames) for thread in threads)
     seen = RankEvidence(

@@ -1,7 +1,7 @@
 """Stacks of a Python process from outside, by py-spy: started, bounded, and read here.
 
-py-spy pauses the process while it reads (not with `NONBLOCKING`); its end, however it comes, lets
-the process go on.  Local variables are never asked for: they may hold secrets.
+py-spy pauses the process while it reads (not with `NONBLOCKING`). However py-spy ends, the process
+then resumes. Local variables are never requested: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _UNKNOWN = re.compile(r"0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Stacks that one look has shown."""
+    """Stacks from one look."""
 
     threads: tuple[ThreadStack, ...] = ()
-    """The main thread first."""
+    """The threads, the main thread first."""
     functions: tuple[str, ...] = ()
     """Functions of the main thread: Python's only, without lines."""
     ids: tuple[int, ...] = ()
@@ -55,7 +55,8 @@ class Stacks:
 
 
 def program() -> str:
-    """Where py-spy is: beside the interpreter, where pip puts it, or in the path.  WorldError."""
+    """Return the path of py-spy: beside the interpreter, where pip puts it, or in the path. Raises
+    WorldError."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
     if found is None:
@@ -64,10 +65,10 @@ def program() -> str:
 
 
 async def dump(pid: int, options: tuple[str, ...]) -> Stacks:
-    """Look at the process once; WorldError says why it cannot be.  Cancelled, it ends py-spy."""
+    """Look at the process once; on cancellation, end py-spy. Raises WorldError with the reason."""
     arguments = (program(), "dump", "--json", *options, "--pid", str(pid))
     with contextlib.ExitStack() as stack:
-        # Files in memory, so that py-spy never waits for us with the process paused.
+        # Files in memory, so that py-spy never waits for this process while it pauses the other.
         output, errors = (os.memfd_create(name) for name in ("output", "errors"))
         stack.callback(os.close, output)
         stack.callback(os.close, errors)
@@ -84,17 +85,18 @@ async def dump(pid: int, options: tuple[str, ...]) -> Stacks:
 
 
 def _spawn(arguments: tuple[str, ...], output: int, errors: int) -> int:
-    """A pidfd.  Nobody can have reaped the process yet: that is done in this thread."""
+    """Start a program; return its pidfd. The process cannot have been reaped yet: that is done in
+    this thread."""
     null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     files = [null, (os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
     return os.pidfd_open(os.posix_spawn(arguments[0], arguments, {}, file_actions=files))
 
 
 async def _end(pidfd: int) -> None:
-    """Wait for the end; cancelled, bring it about.
+    """Wait for the end; on cancellation, bring it about.
 
-    Not by asyncio's subprocesses: who owns the agent's children may be first to reap this one, and
-    a pidfd is exact whoever does.
+    It does not use asyncio's subprocesses: the owner of the agent's children may reap this one
+    first, and a pidfd is exact in any case.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -118,7 +120,7 @@ async def _end(pidfd: int) -> None:
 
 
 def read(text: bytes, pid: int) -> Stacks:
-    """Read the output of py-spy; WorldError."""
+    """Read the output of py-spy. Raises WorldError."""
     try:
         threads = sorted(json.loads(text), key=lambda one: _order(one, pid))
         for one in threads:
@@ -140,7 +142,7 @@ def read(text: bytes, pid: int) -> Stacks:
 
 
 def _thread_id(thread: dict[str, Any]) -> int:
-    """The kernel's ID, or Python's where py-spy does not know that."""
+    """Return the kernel's thread ID, or Python's if py-spy does not know the kernel's."""
     return int(thread.get("os_thread_id") or thread["thread_id"])
 
 
@@ -170,7 +172,7 @@ def _frame(frame: dict[str, Any]) -> str:
 
 
 def shortened(name: str) -> str:
-    """A C++ function without its template's and its own parameters."""
+    """Return the name of a C++ function without template and function parameters."""
     count = 1
     while count:
         name, count = _IN_BRACKETS.subn("", name)
@@ -178,10 +180,11 @@ def shortened(name: str) -> str:
 
 
 def _why(errors: str, pid: int) -> str:
-    """The error and its causes in a line.
+    """Return the error and its causes in a line.
 
-    ptrace(2) fails with EPERM too for a process that another one traces, or that has ended: the
-    capability is advised only where the kernel refuses to open the process's memory."""
+    ptrace(2) also fails with EPERM for a process that another one traces, or that has ended. So the
+    capability is advised only if the kernel refuses to open the process's memory.
+    """
     if (found := procfs.stat(pid)) is None or found.state in "ZX":
         return "it has ended"
     if any(text in errors.lower() for text in _REFUSED):

@@ -1,6 +1,6 @@
-"""The watchdog of an attempt: brings it the signs of the training workers, and tells its findings.
+"""The watchdog of an attempt: it gets the signs of the training workers, and reports its findings.
 
-It is not loaded before workers start, and looks at nothing that the watchdog has not asked for.
+It is not loaded before workers start, and reads nothing that the watchdog has not requested.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from . import procfs
 from .pages import PageSource
 
 NEWS_SECONDS = 1.0
-"""Between two reports in which only steps and the like are new."""
+"""Seconds between two reports in which only steps and similar values are new."""
 _WORST_FIRST = "TtDR"
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Sources of signs of a worker."""
+    """Sources of signs of one worker."""
 
     pid: int
     page: PageSource | None
@@ -39,7 +39,7 @@ class Watched:
 
 
 class Watch:
-    """Feeds the watchdog; tells alarms and phases at once, and what else is new now and then."""
+    """Feeds the watchdog; reports alarms and phases at once, and other news at intervals."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Watch:
         self._alarm = Alarm(clock, lambda: self._take(Tick()))
         self._news: asyncio.Handle | None = None
         self._told = (-1, -1)
-        """Hits and turns of the watchdog when they were last told of."""
+        """Hits and turns of the watchdog at the last report."""
         self._told_at = 0.0
 
     @classmethod
@@ -69,7 +69,8 @@ class Watch:
         tell: Callable[[WatchRead], None],
         before: Watch | None = None,
     ) -> Watch:
-        """For a start; what the watch of an attempt before has learned of its ranks is kept."""
+        """Make the watch for a start; what an earlier attempt's watch has learned about its ranks
+        is kept."""
         first = command.rank * nproc
         taught = before.taught() if before is not None else None
         watchdog = Watchdog(
@@ -78,27 +79,27 @@ class Watch:
         return cls(command.attempt, watchdog, clock, tell)
 
     def begin(self, workers: Mapping[int, Watched]) -> None:
-        """Workers run, by rank."""
+        """Note the running workers, by rank."""
         self._watched.update(workers)
         self._take(*map(events.RankStarted, workers))
 
     def halted(self, rank: int, is_continued: bool) -> None:
-        """A signal has stopped the worker, or continued it."""
+        """Note that a signal has stopped the worker, or continued it."""
         if rank in self._watched:
             self._take(events.Continued(rank) if is_continued else events.Halted(rank))
 
     def end(self, rank: int) -> None:
-        """The worker has ended; its page is read once more."""
+        """Note the end of the worker; its page is read once more."""
         watched = self._watched.pop(rank, None)
         if watched is not None:
             self._take(*self._signs(rank, watched), events.Ended(rank))
 
     def taught(self) -> Mapping[int, Taught]:
-        """Lessons about each rank, for the next attempt."""
+        """Return the lessons about each rank, for the next attempt."""
         return self._watchdog.taught()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._watched.clear()
         if self._news is not None:
             self._news.cancel()
@@ -110,7 +111,7 @@ class Watch:
         for event in inbox:
             for effect in self._watchdog.step(event, self._clock()):
                 inbox += self._sample(effect)
-        # All workers of a node may end at once: one report tells it.
+        # All workers of a node may end at once: one report has them all.
         if self._news is None:
             self._news = self._loop.call_soon(self._report)
 
@@ -137,7 +138,7 @@ class Watch:
         return found
 
     def _translated(self, page: Page) -> Page:
-        """With times of this side's clock; the loop's is the workers'."""
+        """Return the sample with times of this side's clock; the loop's clock is the workers'."""
         now = self._clock()
         offset = now - self._loop.time()
 
@@ -171,9 +172,11 @@ class Watch:
 
 
 def _families() -> dict[int, list[int]]:
-    """Processes by their parent.
+    """Return processes by their parent.
 
-    From one look at all: a process that trains has a hundred threads, and each has children."""
+    They come from one look at all: a process that trains has a hundred threads, and each may have
+    children.
+    """
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (stat := procfs.stat(int(name))) is not None:
@@ -191,7 +194,7 @@ def _sampled(rank: int, pid: int, below: Mapping[int, list[int]]) -> events.Samp
         rank,
         next((state for state in _WORST_FIRST if state in states), "S"),
         sum(stat.cpu_seconds for stat in stats.values()),
-        # Of a process in state D this may wait, as it does itself.
+        # For a process in state D this may wait, like the process itself.
         sum(procfs.io_bytes(one) or 0 for one, stat in stats.items() if stat.state != "D"),
         sum(map(procfs.waited_seconds, stats)),
     )

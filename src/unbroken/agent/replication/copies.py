@@ -1,8 +1,9 @@
 """Copies of other nodes' snapshots, which this agent keeps as their buddy.
 
-Of each rank what its sender says that it needs, else the newest two, whole and checked: what is
-torn or another job's is never counted.  Those of an older attempt go when all nodes hold a step of
-a newer, or a newer one has two: until then they may be all that the nodes have in common.
+For each rank it keeps the copies that the sender names, else the newest two, whole and checked. A
+torn copy, or one of another job, never counts. Copies of an older attempt go when all nodes hold a
+step of a newer attempt, or a newer attempt has two copies. Until then they may be the only common
+step of the nodes.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, H
 logger = logging.getLogger(__name__)
 
 RANKS_MAX = 256
-"""For which copies are kept: names times ranks."""
+"""Ranks for which copies are kept at most: names times ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Which snapshot some bytes should be."""
+    """The snapshot that some bytes should be."""
 
     key: Key
     point: Point
     job: bytes | None
-    """None: the agent does not know its job."""
+    """Job of the snapshot; None: the agent does not know its job."""
 
     def header(self, headers: bytes, size: int) -> Header:
-        """It, if it is that; PeerError."""
+        """Return the header, if it is this snapshot's. Raises PeerError."""
         header = read(headers, size)
         if header is None or header.table_checksum is None:
             raise PeerError("it has no valid header with checksums, or another version's")
@@ -49,17 +50,19 @@ class Subject:
 
 
 async def check(file: File, subject: Subject) -> None:
-    """Whether every byte is as it was summed; PeerError."""
+    """Check every byte against the checksum. Raises PeerError."""
     header = subject.header(os.pread(file.fd, HEADERS_BYTES, 0), file.size)
-    # The thread has a descriptor of its own: who waits for it may be cancelled.
+    # The thread has a descriptor of its own: its caller may be cancelled.
     fault = await asyncio.to_thread(_fault, os.dup(file.fd), header)
     if fault:
         raise PeerError(fault)
 
 
 def _fault(fd: int, header: Header) -> str:
-    """Fault of a body; empty: none.  It is not mapped: letting go of a mapping of many pages holds
-    up everybody else."""
+    """Return the fault of a body; empty: none.
+
+    The file is not mapped: releasing a mapping of many pages holds up everything else.
+    """
     try:
         structure = os.pread(fd, header.structure_bytes, header.structure_at)
         sums = os.pread(fd, 4 * header.chunks, header.table_at)
@@ -83,12 +86,12 @@ class Incoming:
     def __init__(self, copies: Copies, subject: Subject, file: File, is_told: bool) -> None:
         self._copies, self.subject, self._file = copies, subject, file
         self.is_told = is_told
-        """The sender has said what it needs beside it."""
+        """The sender has named the other copies that it needs."""
         self._received = 0
         self.is_over = False
 
     def write(self, data: bytes) -> None:
-        """More of it.  Refused."""
+        """Write the next piece. Raises Refused."""
         if self.is_over:
             raise Refused(409, "another transfer of this rank has begun")
         if self._received + len(data) > self._file.size:
@@ -102,7 +105,7 @@ class Incoming:
             self._check_header()
 
     async def finish(self) -> None:
-        """Check the copy when all of it has come, and keep it.  Refused."""
+        """Check the complete copy, and keep it. Raises Refused."""
         if self._received != self._file.size:
             raise Refused(400, f"{self._received} of {self._file.size} bytes have come")
         try:
@@ -115,7 +118,7 @@ class Incoming:
         self._copies.keep(self, self._file)
 
     def discard(self) -> None:
-        """Let go of it, where it is not kept."""
+        """Release the copy, unless it is kept."""
         self.is_over = True
         self._copies.drop(self, self._file)
 
@@ -127,20 +130,22 @@ class Incoming:
 
 
 class Copies:
-    """All that one agent keeps for others."""
+    """All copies that one agent keeps for others."""
 
     def __init__(self, memory: Memory, job: bytes | None, newest: Callable[[], int]) -> None:
         self._memory, self._job, self._newest = memory, job, newest
         self._kept: dict[Key, dict[Point, File]] = {}
         self._incoming: dict[Key, Incoming] = {}
         self.on_change: Callable[[Collection[int]], None] = lambda ranks: None
-        """Hears of which ranks there are copies."""
+        """Called with the ranks that have copies, when these change."""
 
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None = None
     ) -> Incoming | None:
-        """Begin to take one; None: it is here already.  `needed`: all else of its attempt that the
-        sender needs, None: it does not say.  Refused."""
+        """Begin to receive a copy; None: it is here already. Raises Refused.
+
+        `needed`: the other steps of its attempt that the sender needs; None: not given.
+        """
         kept = self._kept.get(key, {})
         newest = max([self._newest(), *(attempt for attempt, _ in kept)])
         if point[0] < newest:
@@ -163,7 +168,8 @@ class Copies:
         return self._incoming[key]
 
     def _room(self, key: Key, size: int) -> File:
-        """Where memory is short, a rank's oldest copies are given for its new one, but not two."""
+        """Return memory for a copy. If memory is short, a rank's oldest copies are dropped for its
+        new one, but not its last two."""
         while True:
             try:
                 return self._memory.take(f"unbroken-copy-{key[1]}", size)
@@ -174,7 +180,7 @@ class Copies:
                 self._memory.give_back(kept.pop(min(kept)))
 
     def keep(self, incoming: Incoming, file: File) -> None:
-        """It is whole."""
+        """Keep the copy: it is whole."""
         key, point = incoming.subject.key, incoming.subject.point
         self._incoming.pop(key, None)
         kept = self._kept.setdefault(key, {})
@@ -190,7 +196,7 @@ class Copies:
         self._tell()
 
     def drop(self, incoming: Incoming, file: File) -> None:
-        """It will not be whole."""
+        """Drop the copy: it will not be whole."""
         key = incoming.subject.key
         if self._incoming.get(key) is incoming:
             del self._incoming[key]
@@ -201,32 +207,33 @@ class Copies:
             self._tell()
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """Sizes of the copies of a rank."""
+        """Return the sizes of the copies of a rank."""
         return {point: file.size for point, file in self._kept.get(key, {}).items()}
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Descriptor of the memory that holds it; a new one, to be closed."""
+        """Return a descriptor of the memory that holds it; a new one, to be closed by the
+        caller."""
         file = self._kept.get(key, {}).get(point)
         return None if file is None else os.dup(file.fd)
 
     def shared(self, key: Key, point: Point) -> File | None:
-        """The same memory once more, for who needs it longer."""
+        """Return the same memory once more, for a user that needs it longer."""
         file = self._kept.get(key, {}).get(point)
         return None if file is None else self._memory.share(file)
 
     def held(self) -> dict[Key, list[Point]]:
-        """All there is."""
+        """Return all copies."""
         return {key: sorted(kept) for key, kept in self._kept.items()}
 
     def headers(self, name: str) -> list[Header]:
-        """Headers of everything that is held under a name."""
+        """Return the headers of all copies under a name."""
         files = [file for key, kept in self._kept.items() if key[0] == name
                  for file in kept.values()]  # fmt: skip
         found = [read(os.pread(file.fd, HEADERS_BYTES, 0), file.size) for file in files]
         return [header for header in found if header is not None]
 
     def forget(self, is_useless: Callable[[Key, Point], bool]) -> None:
-        """Let go of what nobody needs."""
+        """Release copies that are no longer needed."""
         for key, kept in list(self._kept.items()):
             for point in [one for one in kept if is_useless(key, one)]:
                 self._memory.give_back(kept.pop(point))
@@ -238,7 +245,7 @@ class Copies:
         self.on_change([rank for _, rank in self._kept])
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for incoming in list(self._incoming.values()):
             incoming.discard()
         self.forget(lambda key, point: True)

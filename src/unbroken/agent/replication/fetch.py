@@ -1,4 +1,4 @@
-"""Snapshots come back from who holds copies, for a rank that has lost its memory."""
+"""Fetching of snapshots from holders of copies, for a rank that has lost its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .peer import path
 logger = logging.getLogger(__name__)
 
 LIST_SECONDS = 2.0
-"""For a holder to say what it has."""
+"""Seconds for a holder to list its copies."""
 LISTED_MAX = 64
 
 
@@ -48,14 +48,14 @@ class Offer:
 
     address: str
     node: int | str
-    """Its node rank; its address, where it has not been started and knows of none."""
+    """Its node rank, or its address if it has not been started and has no rank."""
     point: Point
     size: int
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """One rank's."""
+    """Fetching for one rank."""
 
     key: Key
     holders: Sequence[str]
@@ -67,12 +67,13 @@ class Fetch:
     """Problems, with the holder of each."""
 
     async def offers(self) -> list[Offer]:
-        """Offers of all holders, the likeliest first; a holder that does not answer has none."""
+        """Return the offers of all holders, the likeliest first; a holder that does not answer has
+        none."""
         answers = await asyncio.gather(*(self._listed(address) for address in self.holders))
         return [offer for found in answers for offer in found]
 
     async def bring(self, offers: Sequence[Offer]) -> tuple[File, Offer] | None:
-        """The same snapshot from the first holder that gives it; None: nobody does."""
+        """Return the same snapshot from the first holder that sends it; None: none does."""
         for offer in offers:
             try:
                 return await self._brought(offer), offer
@@ -114,7 +115,7 @@ class Fetch:
 
 
 def _offers(address: str, body: bytes) -> list[Offer]:
-    """PeerError: it is no list of snapshots."""
+    """Return the offers in an answer. Raises PeerError if it is no list of snapshots."""
     found = read(HeldList, load(body), "the answer")
     node = address if found.node is None else found.node
     return [Offer(address, node, (one.attempt, one.step), one.bytes) for one in found.snapshots]

@@ -1,7 +1,7 @@
-"""Copies of this node's own snapshots: what all nodes may have to go back to when one is lost.
+"""Copies of this node's own snapshots, to which all nodes may have to return when one is lost.
 
-Two states of a rank at most in an attempt; those of an older attempt stay until all nodes hold
-one of a newer.
+It keeps at most two states of a rank per attempt. States of an older attempt stay until all nodes
+hold a state of a newer one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Held:
         self._snapshots = snapshots
         self._kept: dict[Key, dict[Point, File]] = {}
         self._spare: list[File] = []
-        """To be used again."""
+        """Memory to be used again."""
 
     @property
     def _memory(self) -> Memory:
         return self._snapshots.memory
 
     def take(self, size: int) -> File:
-        """Memory for one.  WorldError: there is none."""
+        """Return memory for a copy. Raises WorldError if there is none."""
         for file in self._spare:
             if file.size == size:
                 self._spare.remove(file)
@@ -39,27 +39,27 @@ class Held:
         return self._memory.take("unbroken-held", size)
 
     def release(self, file: File) -> None:
-        """It is not needed now, and nobody writes into it."""
+        """Release memory that is not needed now, and that nothing writes into."""
         if len(self._spare) < SPARE_MAX:
             self._spare.append(file)
         else:
             self._memory.give_back(file)
 
     def discard(self, file: File) -> None:
-        """It is not needed, and somebody may still write into it."""
+        """Release memory that is not needed, and that may still be written into."""
         self._memory.give_back(file)
 
     def keep(self, key: Key, point: Point, file: File) -> None:
-        """It is a whole state."""
+        """Keep a copy: it is a whole state."""
         self._kept.setdefault(key, {})[point] = file
 
     def keep_slot(self, key: Key, point: Point, fd: int, size: int) -> None:
-        """A slot of an attempt that is over holds it: the same memory for longer."""
+        """Keep a slot of an ended attempt as a copy: the same memory for longer."""
         if point not in self._kept.get(key, {}):
             self.keep(key, point, self._memory.share(File(fd, size)))
 
     def trim(self, name: str, attempt: int, needed: Collection[int], *, is_agreed: bool) -> None:
-        """Let go of all but these of this attempt; `is_agreed`: of older ones too."""
+        """Release all but these copies of this attempt; `is_agreed`: of older ones too."""
         for key, kept in self._kept.items():
             useless = [point for point in kept if key[0] == name and (
                 point[1] not in needed if point[0] == attempt else is_agreed
@@ -70,7 +70,7 @@ class Held:
                 (self.release if point[0] == attempt else self.discard)(file)
 
     def begin(self) -> None:
-        """A newer attempt begins: all there is may be restored from here."""
+        """Begin a newer attempt: all present copies may be restored."""
         while self._spare:
             self._memory.give_back(self._spare.pop())
         for key, kept in self._kept.items():
@@ -80,7 +80,7 @@ class Held:
                 self._snapshots.add(key, point, self._memory.share(file), None)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for file in [*self._spare, *(one for kept in self._kept.values() for one in kept.values())]:
             self._memory.give_back(file)
         self._spare.clear()

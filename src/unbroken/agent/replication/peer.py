@@ -1,4 +1,4 @@
-"""Where another agent has copies of snapshots."""
+"""Paths of copies of snapshots at another agent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from unbroken.agent_http.snapshots import PATH, Key, Point
 
 
 def name_path(name: str) -> str:
-    """Path of everything under a name."""
+    """Return the path of everything under a name."""
     return f"{PATH}/{quote(name, safe='')}"
 
 
 def path(key: Key, point: Point | None = None) -> str:
-    """Path of a rank's copies, or of one copy."""
+    """Return the path of a rank's copies, or of one copy."""
     found = f"{name_path(key[0])}/{key[1]}"
     return found if point is None else f"{found}/{point[0]}/{point[1]}"

@@ -1,8 +1,10 @@
-"""This node's newest snapshots go to its buddy, others' copies are kept here, and come back.
+"""Replication: this node's newest snapshots go to its buddy, others' copies are kept here, and come
+back.
 
-One transfer at a time and at a bounded rate, so that training does not feel it.  What is sent, and
-what is kept, all nodes agree (`core/snapshots/replication.py`).  A slot is sent as it lies there;
-where training overwrites slots that are still needed, they are copied first, and the copies kept.
+Transfers run one at a time and at a bounded rate, so that training does not slow down. All nodes
+agree which snapshots are sent and kept (`core/snapshots/replication.py`). A slot is sent as it lies
+there. If training overwrites slots that are still needed, they are copied first, and the copies
+kept.
 """
 
 from __future__ import annotations
@@ -35,16 +37,18 @@ from .sending import OvertakenError, Part, Saved
 logger = logging.getLogger(__name__)
 
 VARIABLE = "UNBROKEN_REPLICATE_BYTES_PER_SECOND"
-"""0: nothing is sent."""
+"""Environment variable for the rate in bytes per second; 0: nothing is sent."""
 BYTES_PER_SECOND = 256 * 1024 * 1024
-"""A fifth of a link of 10 Gbit/s, a fiftieth of one of 100; receiving it takes about a quarter of a
-core of the buddy's agent."""
+"""Default rate: a fifth of a link of 10 Gbit/s, a fiftieth of one of 100.
+
+Receiving at this rate takes about a quarter of a core of the buddy's agent.
+"""
 CHECK_SECONDS = 60.0
-"""For the buddy to sum what it has received."""
+"""Seconds for the buddy to compute the checksum of what it has received."""
 PAUSE_SECONDS = 3.0
-"""Training that saves nothing for so long is not waited for."""
+"""Seconds without a save after which training is not waited for."""
 RETRY_SECONDS = 1.0
-"""Until node rank 0's agent is asked again, if it cannot be."""
+"""Seconds until node rank 0's agent is asked again after a failure."""
 Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
@@ -61,22 +65,22 @@ class Replication:
         self._rounds = Rounds()
         self._agreements = Agreements(1)
         self._is_alone = False
-        """Nodes cannot agree: each decides for itself."""
+        """Nodes cannot agree: each decides on its own."""
         self._asking: dict[str, tuple[Arrival, asyncio.Task[None]]] = {}
         self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._command: StartCommand | None = None
         self._saves: dict[Key, list[Saved]] = {}
-        """The newest two of each rank, which lie in its slots."""
+        """The newest two saves of each rank, which lie in its slots."""
         self._queue: collections.deque[Part] = collections.deque()
         self._sending: asyncio.Task[None] | None = None
         self._sent: dict[Key, Point] = {}
-        """Newest at the buddy."""
+        """Newest point of each rank at the buddy."""
         self._why = ""
         """Why the last transfer failed; logged once."""
         snapshots.on_saved = self._saved
 
     def begin(self, command: StartCommand) -> None:
-        """An attempt starts: what is left of older ones is not sent any more."""
+        """Begin an attempt: snapshots of older ones are not sent any more."""
         self._stop_sending()
         self._held.begin()
         self._command, self._rounds, self._why = command, Rounds(), ""
@@ -84,29 +88,31 @@ class Replication:
         self._sent.clear()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._stop_sending()
         self._held.close()
         self.copies.close()
 
-    # What others ask for over HTTP.
+    # Requests of others over HTTP.
 
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None
     ) -> TakesBytes | None:
-        """Begin to take a copy; None: it is here already.  Refused."""
+        """Begin to receive a copy; None: it is here already. Raises Refused."""
         return self.copies.receive(key, point, size, needed)
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """Sizes of the copies of a rank."""
+        """Return the sizes of the copies of a rank."""
         return self.copies.sizes(key)
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Descriptor of the memory that holds it; a new one, to be closed."""
+        """Return a descriptor of the memory that holds it; a new one, to be closed by the
+        caller."""
         return self.copies.descriptor(key, point)
 
     async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
-        """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
+        """Take what a node holds; return the next round of all nodes, None: not known yet. Raises
+        Refused."""
         command = self._command
         if command is not None and command.rank != 0:
             raise Refused(421, f"this is node rank {command.rank}, not 0")
@@ -115,11 +121,11 @@ class Replication:
         return await self._agreements.hear(name, node, told)
 
     def node(self) -> int | None:
-        """This agent's node rank."""
+        """Return this agent's node rank."""
         return None if self._command is None else self._command.rank
 
     def summary(self) -> dict[str, Any]:
-        """How far replication is, for people."""
+        """Return the progress of replication, for people."""
         return {
             "buddy": "" if self._command is None else self._command.buddy,
             "sent": [_row(key, [point]) for key, point in sorted(self._sent.items())],
@@ -128,10 +134,10 @@ class Replication:
             "reason": self._why,
         }
 
-    # To the buddy.
+    # Sending to the buddy.
 
     def _saved(self, key: Key, slot: Slot, step: int) -> None:
-        """A rank has a whole snapshot."""
+        """Note that a rank has a whole snapshot."""
         command = self._command
         if command is None or not command.buddy or not self._rate:
             return
@@ -150,7 +156,7 @@ class Replication:
         self._go_on(item.name)
 
     def _go_on(self, name: str) -> None:
-        """Something has changed: say it, if there is something to be said."""
+        """Send a new report after a change, if there is any."""
         loop = asyncio.get_running_loop()
         if name in self._pauses:
             self._pauses.pop(name).cancel()
@@ -197,7 +203,7 @@ class Replication:
         """Release the memory of snapshots that are not needed any more."""
         self._held.trim(name, attempt, self._rounds.needs(name), is_agreed=is_agreed)
         if is_agreed:
-            # By ranks that have another buddy now either.
+            # Including those of ranks that have another buddy now.
             self.copies.forget(lambda key, point: key[0] == name and point[0] < attempt)
 
     def _enqueue(self, item: Item) -> None:
@@ -207,7 +213,7 @@ class Replication:
             self._rounds.overtaken(item)
             return
         part = saves[0].part()
-        # Where there is no memory for a copy, what training leaves is sent.
+        # Without memory for a copy, the parts that training leaves intact are sent.
         try:
             part.begin_copy(self._held.take(part.size))
         except WorldError as error:
@@ -223,7 +229,7 @@ class Replication:
                 if self._rounds.wants(part.item):
                     await self._send(part, command)
             finally:
-                # Where it was cancelled, all of the queue has been let go of already.
+                # After a cancellation, the whole queue has been released already.
                 if self._queue and self._queue[0] is part:
                     self._end(self._queue.popleft())
             self._go_on(part.item.name)
@@ -255,7 +261,8 @@ class Replication:
             logger.debug("snapshot=%s rank=%d step=%d is at the buddy", *item)
 
     async def _copied(self, part: Part, attempt: int) -> None:
-        """All ranks' of a round are, or none is sent: a round is of all.  OvertakenError."""
+        """Copy all ranks' snapshots of a round, or send none: a round needs all. Raises
+        OvertakenError."""
         for one in [one for one in self._queue if one.item[::2] == part.item[::2]]:
             if one.copying is None or one.copy is None or one.is_held:
                 continue
@@ -288,7 +295,7 @@ class Replication:
             self._held.discard(part.copy)
 
     def _stop_sending(self) -> None:
-        """Stop, and keep what all nodes may go back to."""
+        """Stop sending, and keep the states to which all nodes may return."""
         for task in (self._sending, *(task for _, task in self._asking.values())):
             if task is not None:
                 task.cancel()
@@ -313,16 +320,17 @@ class Replication:
             self._why = why
             logger.warning("snapshots are not sent to the buddy reason=%r", why)
 
-    # From who holds copies.
+    # Fetching from holders of copies.
 
     def used(self, key: Key) -> None:
-        """The rank lives here now, and has restored what it needs."""
+        """Note that the rank lives here now, and has restored what it needs."""
         self.copies.forget(lambda own, point: own == key and point[0] < self._snapshots.newest)
 
     async def fetch(self, key: Key, wanted: Point | None, is_list: bool) -> dict[str, Any]:
-        """Bring to this agent's memory what a rank may need; for a list, say only what could be.
+        """Bring a rank's snapshots to this agent's memory; for a list, only name those available.
 
-        What is said goes into the answer."""
+        The result goes into the answer.
+        """
         own = [one for one in self.copies.sizes(key) if wanted in (None, one)]
         if not is_list:
             for point in own:
@@ -346,15 +354,15 @@ class Replication:
         return _found(work)
 
     def offer(self, message: Mapping[str, Any]) -> None:
-        """Have a copy that a worker names be among this agent's own; what is no name is refused
-        by who answers it."""
+        """Add a copy that a worker names to this agent's own; the answering code refuses invalid
+        names."""
         numbers = [message.get(key) for key in ("rank", "from_attempt", "step")]
         rank, *point = [one for one in numbers if isinstance(one, int)] or [0]
         if len(point) == 2:
             self._share((str(message.get("name")), rank), (point[0], point[1]))
 
     def everyone(self, name: str) -> list[dict[str, int]]:
-        """All copies of a name, as they are listed for workers."""
+        """Return all copies of a name, as they are listed for workers."""
         return [row(header) for header in self.copies.headers(name)]
 
     def _share(self, key: Key, point: Point) -> None:

@@ -1,6 +1,7 @@
-"""All nodes agree which snapshots go to the buddies: at the agent of node rank 0, over HTTP.
+"""Agreement of all nodes on the snapshots to send to buddies: at the agent of node rank 0, over
+HTTP.
 
-Who asks waits there until there is a decision (`core/snapshots/replication.py`).
+A caller waits there until there is a decision (`core/snapshots/replication.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from unbroken.wire.codec import load, read
 from .peer import name_path
 
 LISTEN_SECONDS = 15.0
-"""So long one question waits for its answer; then it is asked again."""
+"""Seconds that one question waits for its answer; then it is asked again."""
 GATHER_SECONDS = 15.0
-"""For all nodes to save a name for the first time; who does so later joins them then."""
+"""Seconds for all nodes to save a name for the first time; a later node joins them then."""
 NAMES_MAX = 64
 
 
 class StrangerError(PeerError):
-    """The agent that was asked is not node rank 0's."""
+    """The asked agent is not node rank 0's."""
 
 
 @dataclass(eq=False)
@@ -39,7 +40,7 @@ class _Row:
 
 
 class Agreements:
-    """All names' of one attempt; `close` when it is over."""
+    """The agreements on all names of one attempt; call `close` when it is over."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -47,7 +48,7 @@ class Agreements:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def hear(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
-        """Return the decision; None: nothing yet.  Refused."""
+        """Return the decision; None: none yet. Raises Refused."""
         row = self._rows.get(name) or self._begin(name)
         decision = row.agreement.arrive(node, arrival)
         if decision is not None:
@@ -58,7 +59,7 @@ class Agreements:
         return future.result() if future.done() and not future.cancelled() else None
 
     def close(self) -> None:
-        """Stop: callers that wait get no answer any more."""
+        """Stop: waiting callers get no answer any more."""
         for timer in self._timers:
             timer.cancel()
         for row in self._rows.values():
@@ -78,7 +79,7 @@ class Agreements:
             self._announce(row, decision)
 
     def _announce(self, row: _Row, decision: NextRound) -> None:
-        # Who has missed one is told that again, and nobody else is.
+        # A node that has missed a decision is sent it again; the others are not.
         if decision.number > row.announced:
             row.announced = decision.number
             row.next.set_result(decision)
@@ -86,7 +87,7 @@ class Agreements:
 
 
 def first(command: StartCommand) -> str:
-    """Where the agent of node rank 0 listens: at the port at which all of a job do."""
+    """Return the address of node rank 0's agent: its port is that of all agents of a job."""
     host = command.master_addr
     return f"{f'[{host}]' if ':' in host else host}:{command.buddy.rpartition(':')[2]}"
 
@@ -94,7 +95,7 @@ def first(command: StartCommand) -> str:
 async def ask(
     command: StartCommand, key: bytes | None, name: str, arrival: Arrival
 ) -> NextRound | None:
-    """Ask node rank 0; None: nothing is decided yet.  PeerError, OSError, TimeoutError."""
+    """Ask node rank 0; None: nothing is decided yet. Raises PeerError, OSError, TimeoutError."""
     told = {"attempt": command.attempt, "node": command.rank, **asdict(arrival)}
     async with connected(first(command), key) as peer:
         await peer.ask("POST", name_path(name), body=json.dumps(told).encode())

@@ -1,4 +1,4 @@
-"""One snapshot on its way to the buddy: as it lies in its slot, or copied first, in a thread."""
+"""One snapshot on its way to the buddy: from its slot, or copied first, in a thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from unbroken.core.snapshots.replication import Item
 from unbroken.wire.snapshot import HEADERS_BYTES
 
 BURST_SECONDS = 0.25
-"""Time over which a late transfer may catch up."""
+"""Seconds over which a late transfer may catch up."""
 SLICE_BYTES = 1 << 20
 COPY_BYTES = 16 * 1024 * 1024
 
 
 class OvertakenError(Exception):
-    """Training has begun to overwrite what is being sent, or nobody needs it any more."""
+    """Training has begun to overwrite the snapshot that is being sent, or it is no longer
+    needed."""
 
 
 @dataclass(eq=False)
@@ -31,7 +32,7 @@ class Saved:
     file: FileIO
     size: int
     headers: bytes
-    """As they were when it was whole."""
+    """Its headers when it was whole."""
 
     @property
     def is_intact(self) -> bool:
@@ -39,11 +40,11 @@ class Saved:
         return os.pread(self.file.fileno(), HEADERS_BYTES, 0) == self.headers
 
     def part(self) -> Part:
-        """To be sent."""
+        """Return the part to be sent."""
         return Part(self.item, FileIO(os.dup(self.file.fileno())), self.size, self.headers)
 
     def close(self) -> None:
-        """Let go of the slot."""
+        """Release the slot."""
         self.file.close()
 
 
@@ -54,17 +55,17 @@ class Part(Saved):
     copy: File | None = None
     copying: asyncio.Future[bool] | None = None
     is_held: bool = False
-    """The copy is kept by somebody else."""
+    """The copy is kept by another owner."""
 
     def begin_copy(self, copy: File) -> None:
-        """By the kernel."""
+        """Start a copy, made by the kernel."""
         self.copy = copy
         ends = os.dup(self.file.fileno()), os.dup(copy.fd)
         loop = asyncio.get_running_loop()
         self.copying = loop.run_in_executor(None, _copied, *ends, self.size, self.headers)
 
     async def send(self, peer: Peer, rate: int, is_wanted: Callable[[], bool]) -> None:
-        """All of it, at so many bytes a second.  OvertakenError."""
+        """Send all of it, at this number of bytes a second. Raises OvertakenError."""
         loop = asyncio.get_running_loop()
         slice_bytes = max(64 * 1024, min(SLICE_BYTES, rate // 16))
         begin, due = 0, loop.time()
@@ -81,7 +82,7 @@ class Part(Saved):
 
 
 def _copied(source: int, target: int, size: int, headers: bytes) -> bool:
-    """Copy a slot, in a thread, and close both; False: it was overwritten meanwhile."""
+    """Copy a slot, in a thread, and close both; return False if it was overwritten meanwhile."""
     try:
         os.lseek(target, 0, os.SEEK_SET)
         begin = 0

@@ -1,1 +1,1 @@
-"""The memory of snapshots that outlives workers, and what workers say about it."""
+"""The memory of snapshots that outlives workers, and the messages of workers about it."""

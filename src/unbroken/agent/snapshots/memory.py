@@ -1,5 +1,7 @@
-"""Memory that outlives a worker: anonymous files of the agent, within what machine and memory group
-have left.  Nothing is promised twice: what was given and is not filled yet counts as taken.
+"""Memory that outlives a worker: anonymous files of the agent, within the machine's and its group's
+limits.
+
+Nothing is promised twice: memory that was given and is not filled yet counts as taken.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from pathlib import Path
 from unbroken.errors import WorldError
 
 SPARE_BYTES = 256 * 1024 * 1024
-"""Left for everybody else."""
+"""Bytes left for all other uses."""
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _SEALS = 0x1 | 0x2 | 0x4  # linux/fcntl.h: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 
 
 @dataclass(eq=False)
 class File:
-    """Anonymous, and of one size for good: nobody can make its reader run into a hole."""
+    """An anonymous file, of fixed size: nobody can make its reader run into a hole."""
 
     fd: int
     size: int
 
     def pending_bytes(self) -> int:
-        """Promised, but not taken from the machine yet."""
+        """Return the bytes promised, but not taken from the machine yet."""
         return max(0, self.size - os.fstat(self.fd).st_blocks * 512)
 
 
@@ -38,12 +40,12 @@ class Memory:
         self._files: set[File] = set()
 
     def room(self) -> int:
-        """Bytes that may still be promised."""
+        """Return the bytes that may still be promised."""
         promised = sum(file.pending_bytes() for file in self._files)
         return max(0, self._available() - promised - SPARE_BYTES)
 
     def take(self, name: str, size: int) -> File:
-        """A new file.  WorldError: there is no room."""
+        """Return a new file. Raises WorldError if there is no room."""
         room = self.room()
         if size > room:
             raise WorldError(
@@ -55,13 +57,13 @@ class Memory:
         return file
 
     def share(self, file: File) -> File:
-        """The same memory, given back once more."""
+        """Return the same memory again, to be released separately."""
         found = File(os.dup(file.fd), file.size)
         self._files.add(found)
         return found
 
     def give_back(self, file: File) -> None:
-        """It is needed no more."""
+        """Release a file: it is no longer needed."""
         if file in self._files:
             self._files.discard(file)
             os.close(file.fd)
@@ -84,7 +86,7 @@ def _create(name: str, size: int) -> int:
 def available_bytes(
     root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
 ) -> int:
-    """Bytes that the machine and this process's memory group would still give."""
+    """Return the bytes that the machine and this process's memory group can still provide."""
     rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     bounds = [int(rows["MemAvailable"].split()[0]) * 1024]
     for folder, limit, used, cache in (

@@ -1,7 +1,6 @@
-"""Messages of workers about snapshots: their memory, what their buddies have, and what they
-restored.
+"""Messages of workers about snapshots: their memory, their buddies' copies, and what they restored.
 
-Jobs without snapshots load nothing of it; jobs without buddies nothing of replication.
+Jobs without snapshots load nothing of it; jobs without buddies load nothing of replication.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECEIPTS_MAX = 256
-"""Names times ranks, of one agent."""
+"""Receipts of one agent at most: names times ranks."""
 Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class SnapshotMessages:
-    """One agent's side; `changed` is called when `add_to` would add something else."""
+    """The agent's side of the messages; `changed` is called when `add_to` would add different
+    values."""
 
     def __init__(
         self, nproc: int, key: bytes | None, run: Run, changed: Callable[[], None]
@@ -40,20 +40,20 @@ class SnapshotMessages:
         self._command: StartCommand | None = None
         self._receipts: dict[tuple[str, int], Receipt] = {}
         self._copies: tuple[int, ...] = ()
-        """Node ranks."""
+        """Node ranks with copies here."""
         self._snapshots: Snapshots | None = None
         self._replication: Replication | None = None
-        """Both None: nobody has asked yet."""
+        """Both are None until a worker asks."""
 
     @property
     def handlers(self) -> dict[str, Callable[[Connection, Mapping[str, Any]], None]]:
-        """By type of message."""
+        """Return the handlers, by type of message."""
         kinds = (ipc.SNAPSHOT_OPEN, ipc.SNAPSHOT_SAVED, ipc.SNAPSHOT_USED, ipc.SNAPSHOT_FIND)
         memory = dict.fromkeys(kinds, self._answer)
         return {**memory, ipc.SNAPSHOT_FETCH: self._fetch, ipc.RECEIPT: self._receipt}
 
     def begin(self, command: StartCommand) -> None:
-        """An attempt is about to start."""
+        """Prepare for an attempt that is about to start."""
         self._command = command
         if self._snapshots is not None:
             self._snapshots.begin(command.attempt)
@@ -75,14 +75,14 @@ class SnapshotMessages:
             self._changed()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         if self._replication is not None:
             self._replication.close()
         if self._snapshots is not None:
             self._snapshots.close()
 
     def replication(self) -> Replication:
-        """To the buddy and back; made now, if need be."""
+        """Return the replication to the buddy and back; it is made on first use."""
         if self._replication is None:
             from unbroken.agent.replication.replication import Replication
 
@@ -104,7 +104,7 @@ class SnapshotMessages:
     def _answer(self, connection: Connection, message: Mapping[str, Any]) -> None:
         reason = self._refusal(connection, message)
         if not reason and message["type"] == ipc.SNAPSHOT_SAVED and self._has_buddy:
-            self.replication()  # It hears of what is saved.
+            self.replication()  # It is notified of saves.
         self._send(connection, message, reason)
         if not reason and message["type"] == ipc.SNAPSHOT_USED and self._replication is not None:
             self._replication.used((str(message.get("name")), message["rank"]))
@@ -126,8 +126,10 @@ class SnapshotMessages:
         connection.send(answer.message, answer.fds)
 
     def _refusal(self, connection: Connection, message: Mapping[str, Any]) -> str:
-        """Empty, where a worker asks for what is its own, in the attempt that runs; what others
-        have saved it may look for."""
+        """Return why a request is refused; empty: it is allowed.
+
+        A worker may use its own snapshots in the running attempt; others' it may look for.
+        """
         command = self._command
         if command is None:
             return "no attempt has been started"
@@ -183,7 +185,7 @@ class SnapshotMessages:
 
 
 def is_list(message: Mapping[str, Any]) -> bool:
-    """True if a worker asks only what there is."""
+    """True if a worker only asks for a list."""
     return message.get("list") is True
 
 
@@ -198,7 +200,7 @@ def _wanted(message: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _read_receipt(message: Mapping[str, Any]) -> Receipt:
-    """PeerError: a field is missing or wrong."""
+    """Return the receipt in a message. Raises PeerError if a field is missing or wrong."""
     receipt = read(Receipt, message, "receipt")
     if receipt.seconds < 0 or not receipt.source:
         raise PeerError("receipt: no source, or negative seconds")

@@ -1,10 +1,10 @@
 """Memory of snapshots: slots of every rank, kept from attempt to attempt.
 
-Each slot is an anonymous file of its own, never handed to a later attempt: who wakes up late
-writes into memory that nobody else writes.  When a newer attempt is heard of, what older ones have
-completed is noted, and only that is ever offered.  A slot of an older attempt goes when the same
-rank has saved twice in a newer one (then all ranks have saved once, as they train in step), or
-when a rank says which one it restored.
+Each slot is an anonymous file of its own, never given to a later attempt: a worker that wakes up
+late writes into memory of its own. When a newer attempt is known, the completed snapshots of older
+ones are noted, and only those are ever offered. A slot of an older attempt goes when the same rank
+has saved twice in a newer one. Then all ranks have saved once, as they train in step. It also goes
+when a rank reports which slot it restored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWERS = {
     SNAPSHOT_FIND: SNAPSHOT_FOUND,
     SNAPSHOT_FETCH: SNAPSHOT_FOUND,
 }
-"""Types that are heard here, each with its answer's."""
+"""Types of messages that are accepted, each with the type of its answer."""
 NAMES_MAX = 16
 """Most names of snapshots in one agent."""
 
@@ -50,21 +50,21 @@ class Slot:
 
     attempt: int
     index: int
-    """-1: brought from elsewhere."""
+    """Number of the slot; -1: brought from elsewhere."""
     file: File
     is_over: bool = False
-    """Its attempt is."""
+    """True if its attempt is over."""
     frozen: int | None = None
-    """Step that it held when its attempt was over; None: nothing whole."""
+    """Step that it held when its attempt ended; None: no whole snapshot."""
     node: int | str | None = None
-    """Node rank of the agent that had it, or its address; None: it was here."""
+    """Node rank of the agent that had it, or its address; None: it was made here."""
 
     def header(self) -> Header | None:
-        """Header of the snapshot that it holds now."""
+        """Return the header of the snapshot that it holds now."""
         return read(os.pread(self.file.fd, HEADERS_BYTES, 0), self.file.size)
 
     def step(self) -> int | None:
-        """The step that may be restored from it; None: nothing."""
+        """Return the step that may be restored from it; None: none."""
         header = self.header()
         if header is None or header.attempt != self.attempt:
             return None
@@ -72,7 +72,7 @@ class Slot:
         return None if is_late else header.step
 
     def freeze(self) -> None:
-        """Its attempt is over: what is written from now on is nobody's."""
+        """End its attempt: later writes do not count."""
         if not self.is_over:
             header = self.header()
             self.is_over, self.frozen = True, header.step if header else None
@@ -80,7 +80,7 @@ class Slot:
 
 @dataclass
 class Answer:
-    """To one message; the descriptors stay the agent's."""
+    """Answer to one message; its descriptors stay the agent's."""
 
     message: dict[str, Any]
     fds: list[int] = field(default_factory=list)
@@ -93,19 +93,19 @@ Point = tuple[int, int]
 
 
 class Snapshots:
-    """All slots of one agent; `close` when it ends."""
+    """All slots of one agent; call `close` when it ends."""
 
     def __init__(self, available: Callable[[], int] | None = None) -> None:
         self.memory = Memory(available)
         self.on_saved: Callable[[Key, Slot, int], None] | None = None
-        """Hears of each whole snapshot of the attempt that runs."""
+        """Called for each whole snapshot of the running attempt."""
         self._slots: dict[Key, list[Slot]] = {}
         self._saves: dict[Key, int] = {}
-        """How often each has saved in the newest attempt."""
+        """Number of saves of each rank in the newest attempt."""
         self._newest = -1
 
     def begin(self, attempt: int) -> None:
-        """An attempt starts; all older ones are over."""
+        """Begin an attempt; all older ones are over."""
         if attempt <= self._newest:
             return
         self._newest = attempt
@@ -114,7 +114,7 @@ class Snapshots:
             slot.freeze()
 
     def answer(self, message: Mapping[str, Any]) -> Answer:
-        """Do what a worker asks for, of `ANSWERS`; what is refused has `error`."""
+        """Return the answer to a worker's request, one of `ANSWERS`; a refusal has `error`."""
         kind = str(message.get("type"))
         try:
             found = self._do(kind, message)
@@ -123,13 +123,13 @@ class Snapshots:
         return Answer({"type": ANSWERS[kind], **found.message}, found.fds)
 
     def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
-        """Answer to a worker whose message is not followed."""
+        """Return the answer to a request that is refused."""
         kind = str(message.get("type"))
         logger.warning("message=%s refused reason=%r", kind, reason)
         return Answer({"type": ANSWERS[kind], "error": reason})
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for key in list(self._slots):
             self._free(key, lambda slot: True)
 
@@ -202,20 +202,21 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """The attempt that runs; -1: none yet."""
+        """Return the running attempt; -1: none yet."""
         return self._newest
 
     def node(self, key: Key, point: Point) -> int | str | None:
-        """Node rank or address of the agent from which it was brought; None: it was here."""
+        """Return the node rank or address of the agent that it came from; None: it was made
+        here."""
         slots = self._slots.get(key, [])
         return next((one.node for one in slots if (one.attempt, one.frozen) == point), None)
 
     def points(self, key: Key) -> list[Point]:
-        """Points of a rank that may be restored from here."""
+        """Return the points of a rank that may be restored from here."""
         return [(slot.attempt, step) for slot, step in self._offered(key)]
 
     def add(self, key: Key, point: Point, file: File, node: int | str | None) -> None:
-        """Offer what was brought here; it is a file of the same memory."""
+        """Offer a snapshot that was brought here; it is a file of the same memory."""
         if point in self.points(key):
             self.memory.give_back(file)
             return
@@ -251,7 +252,7 @@ class Snapshots:
 
 
 def row(header: Header) -> dict[str, int]:
-    """One row of the list of what all ranks have saved."""
+    """Return one row of the list of snapshots that all ranks have saved."""
     return {
         "rank": header.rank,
         "world_size": header.world_size,
@@ -261,7 +262,7 @@ def row(header: Header) -> dict[str, int]:
 
 
 def _wanted(message: Mapping[str, Any]) -> Point | None:
-    """The one snapshot that a worker asks for; None: any.  PeerError."""
+    """Return the one snapshot that a worker requests; None: any. Raises PeerError."""
     if message.get("from_attempt") is None and message.get("step") is None:
         return None
     return _whole(message, "from_attempt"), _whole(message, "step")

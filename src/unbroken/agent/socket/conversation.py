@@ -1,8 +1,8 @@
 """Messages of workers and the agent over the socket, by the rules of the HyperPod agent.
 
-Restartable workers are told when to leave their training and with what to begin again; what they
-tell becomes events of the machine, or parts of `/status`.  Who speaks is known from the connection,
-whatever `local_rank` says.
+Restartable workers are ordered to leave their training, and receive the values for the next
+attempt. Their messages become events of the machine, or parts of `/status`. The sender is known
+from the connection, whatever its `local_rank`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CLIENTS_MAX = 64
 """Most clients of one connection."""
 LABELS_MAX = 64
 MODES = ("process_level_restart", "job_level_restart")
-"""Restart modes that a worker may ask for and `/status` then reports; the last counts most."""
+"""Restart modes that a worker may request and `/status` then reports; the last takes precedence."""
 ENVIRONMENT = (
     *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "JOB_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
 )
-"""Fields that a worker is released with, beside SPARE."""
+"""Fields that a worker is released with, in addition to SPARE."""
 Handler = Callable[[Connection, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
 class _Told:
-    """By the worker of a local rank, about itself."""
+    """Reports of one worker about itself."""
 
     data: str | None = None
     has_failed: bool = False
@@ -59,12 +59,12 @@ class Conversation:
 
     feed: Callable[[AgentEvent], None]
     workers: Callable[[], Mapping[int, int]]
-    """Local ranks of those that live, by pid."""
+    """Returns local ranks of the living workers, by pid."""
     environment: Callable[[StartCommand, int], Mapping[str, str]]
-    """Environment of a worker of an attempt, by local rank."""
+    """Returns the environment of a worker of an attempt, by local rank."""
     nproc: int
     is_inprocess: bool
-    """Every client is restartable."""
+    """True if every client is restartable."""
     snapshots: SnapshotMessages
     rank_labels: dict[str, str] = field(default_factory=dict)
     asked_mode: str = ""
@@ -75,10 +75,10 @@ class Conversation:
     """Prefixes of checkpoints, by client."""
     _socket: WorkerSocket | None = None
     _command: StartCommand | None = None
-    """The newest start, with what has been updated."""
+    """The newest start command, with its updates."""
 
     def start(self) -> str:
-        """Listen; the path.  WorldError."""
+        """Listen; return the path. Raises WorldError."""
         self.handlers |= {
             ipc.INIT: self._init,
             ipc.AT_BARRIER: self._at_barrier,
@@ -95,20 +95,20 @@ class Conversation:
         return self._socket.start()
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
         self.snapshots.close()
 
     def begin(self, command: StartCommand) -> None:
-        """An attempt is about to start."""
+        """Prepare for an attempt that is about to start."""
         self._command, self.asked_mode = command, ""
         self.snapshots.begin(command)
         self._steps.choose(command.progress)
         self._tell_progress()
 
     def update(self, command: StartCommand) -> None:
-        """Addresses have changed: workers of an agent for in-process restart want to know."""
+        """Send new addresses to the workers, if the agent is for in-process restart."""
         self._command = command
         if self.is_inprocess:
             for local_rank in sorted(set(self.workers().values())):
@@ -116,17 +116,17 @@ class Conversation:
                 self._send([local_rank], message)
 
     def recall(self, local_ranks: Sequence[int], attempt: int) -> None:
-        """Tell workers to leave their training."""
+        """Order workers to leave their training."""
         self._send(local_ranks, {"type": ipc.JOB_FAULT, "restart_count": attempt})
 
     def release(self, local_ranks: Sequence[int], command: StartCommand) -> None:
-        """Let workers at the barrier go on."""
+        """Release workers at the barrier."""
         for local_rank in local_ranks:
             self._told.pop(local_rank, None)
             self._send([local_rank], self._start_message(ipc.JOB_START, command, local_rank))
 
     def worker_data(self) -> list[dict[str, Any]]:
-        """As `/status` has it."""
+        """Return the workers' data in the form of `/status`."""
         node = self._command.rank if self._command is not None else -1
         return [
             {
@@ -141,7 +141,7 @@ class Conversation:
         ]
 
     def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        """A worker says something; what lacks a field is dropped, as by the stock agent."""
+        """Take a worker's message; one that lacks a field is dropped, as by the stock agent."""
         kind, client = message.get("type"), message.get("client_id")
         if "local_rank" not in message or not isinstance(client, str) or len(client) > TEXT_MAX:
             return
@@ -150,14 +150,14 @@ class Conversation:
             handler(connection, message)
 
     def lost(self, connection: Connection) -> None:
-        """It says no more."""
+        """Note that a connection has ended."""
         for client in connection.clients:
             self._prefixes.pop((connection, client), None)
         if any(connection.clients.values()):
             self.feed(Disconnected(*_who(connection)))
 
     def _send(self, local_ranks: Iterable[int], message: Mapping[str, Any]) -> None:
-        """To every restartable client of these workers."""
+        """Send to every restartable client of these workers."""
         assert self._socket is not None
         pids = [pid for pid, rank in self.workers().items() if rank in local_ranks]
         for connection in [one for pid in pids for one in self._socket.of(pid)]:
@@ -204,7 +204,7 @@ class Conversation:
             self.asked_mode = mode
         self._told.setdefault(connection.speaker.local_rank, _Told()).has_failed = True
         reason, text = _text(message.get("reason")), message.get("message")
-        # What a traceback is about comes last.
+        # The end of a traceback names the error.
         text = text[-TEXT_MAX:] if isinstance(text, str) else ""
         self.feed(FaultReported(*_who(connection), mode, reason, text))
 

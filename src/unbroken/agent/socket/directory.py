@@ -1,9 +1,9 @@
 """The folder of the agent's socket for its workers.
 
 The name is chosen before the agent is forked from its keeper, so that the keeper can remove it
-after an agent that was killed.  The agent holds a lock on the folder.  Where the keeper was killed
-too, the next agent that starts finds the folder without a lock, which proves that its owner is
-gone, and removes it.
+after an agent that was killed. The agent holds a lock on the folder. If the keeper was killed too,
+the next agent that starts finds the folder without a lock. That proves that its owner is gone, and
+the folder is removed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ PREFIX = "unbroken-"
 _OWN = os.urandom(8).hex()
 _SOCKET_START, _SOCKET_END = "hyperpod_elastic_agent_", ".sock"
 PATH_BYTES_MAX = 107
-"""Bytes of an address of a unix socket (unix(7))."""
+"""Longest address of a unix socket in bytes (unix(7))."""
 NAMES_BYTES = 70
 """Bytes of the names below the base, at most."""
 SWEPT_MAX = 1000
-"""Folders of others that one start looks at."""
+"""Folders of other agents that one start examines."""
 
 
 def base() -> str:
-    """The folder in which socket folders are: XDG_RUNTIME_DIR where only this user can enter it,
+    """Return the folder that holds socket folders: XDG_RUNTIME_DIR if only this user can enter it,
     else that of temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and _fits(runtime) and _is_private(runtime):
@@ -38,17 +38,18 @@ def base() -> str:
 
 
 def path() -> str:
-    """The folder of this agent, which nobody else uses."""
+    """Return the folder of this agent alone."""
     return f"{base()}/{PREFIX}{_OWN}"
 
 
 def socket_path() -> str:
-    """The address of this process's socket."""
+    """Return the address of this process's socket."""
     return f"{path()}/{_SOCKET_START}{os.getpid()}{_SOCKET_END}"
 
 
 def make() -> int:
-    """Make the folder of this agent and lock it; the descriptor that holds the lock.  OSError."""
+    """Make the folder of this agent and lock it; return the descriptor that holds the lock. Raises
+    OSError."""
     while True:
         os.mkdir(path(), 0o700)
         handle = _locked(path())
@@ -94,7 +95,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _locked(directory: str) -> int | None:
-    """A descriptor that locks a folder of this user's; None: its owner lives, or it is no such."""
+    """Return a descriptor that locks a folder of this user's; None: its owner lives, or the folder
+    is not one."""
     try:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(directory, flags)

@@ -1,9 +1,9 @@
-"""The socket between the agent and its workers: who may connect, and frames both ways.
+"""The socket between the agent and its workers: admission, and frames both ways.
 
-Path and frames are those of the HyperPod agent (`wire/ipc.py`).  A connection belongs to the worker
-from which its process descends, as the kernel tells it.  A frame that is too long, too many
-connections and messages that are not read cost the sender its connection, and nobody else anything.
-A frame that holds no JSON object is dropped.
+Path and frames are those of the HyperPod agent (`wire/ipc.py`). A connection belongs to the worker
+from which its process descends, according to the kernel. A frame that is too long, too many
+connections and messages that are not read cost the sender its connection, and affect no other
+worker. A frame that holds no JSON object is dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CONNECTIONS_MAX = 8
 """Most connections of one worker."""
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
-"""At a time, so that a worker that says much holds up nobody for long."""
+"""Bytes read at a time, so that a worker that sends much does not hold up others."""
 PAUSE_SECONDS = 1.0
-"""Without accepting, where the agent has no descriptors left."""
+"""Seconds without accepting, if the agent has no descriptors left."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -50,25 +50,25 @@ class Speaker:
 class _Unsent:
     data: memoryview
     fds: list[int]
-    """Ours, and closed once they are sent."""
+    """The agent's descriptors, closed once they are sent."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One process that has connected."""
+    """The connection of one process."""
 
     sock: socket.socket
     speaker: Speaker
     close: Callable[[Connection, str], None]
-    """Ends it; the text is for the log, where it is not empty."""
+    """Ends it; the text is for the log, unless it is empty."""
     frames: Frames = field(default_factory=Frames)
     unsent: collections.deque[_Unsent] = field(default_factory=collections.deque)
     unsent_bytes: int = 0
     clients: dict[str, bool] = field(default_factory=dict)
-    """Client ids that have introduced themselves; whether they are restartable."""
+    """Client ids that have registered, and whether each is restartable."""
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send it and copies of the descriptors, now or when there is room."""
+        """Send a message and copies of the descriptors, now or when there is room."""
         if self.sock.fileno() < 0:
             return
         data = encode(message)
@@ -79,7 +79,7 @@ class Connection:
             self.close(self, f"it reads nothing: {self.unsent_bytes} bytes are unsent")
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send as much as there is room for."""
         loop = asyncio.get_running_loop()
         try:
             while self.unsent:
@@ -104,10 +104,10 @@ class Hearer(Protocol):
     """The receiver of messages."""
 
     def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        """A worker says something."""
+        """Take a worker's message."""
 
     def lost(self, connection: Connection) -> None:
-        """It says no more."""
+        """Note that the connection has ended."""
 
 
 class WorkerSocket:
@@ -115,16 +115,16 @@ class WorkerSocket:
 
     def __init__(self, workers: Callable[[], Mapping[int, int]], hearer: Hearer) -> None:
         self._workers = workers
-        """Local ranks of those that live, by pid."""
+        """Local ranks of the living workers, by pid."""
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._lock = -1
-        """Descriptor that tells other agents that this one lives."""
+        """Descriptor of the lock that shows other agents that this one lives."""
         self.connections: set[Connection] = set()
 
     def start(self) -> str:
-        """Listen; the path.  WorldError."""
+        """Listen; return the path. Raises WorldError."""
         path = socket_directory.socket_path()
         socket_directory.sweep()
         try:
@@ -138,7 +138,7 @@ class WorkerSocket:
         return path
 
     def close(self) -> None:
-        """End all connections, and leave nothing in the file system."""
+        """End all connections, and remove everything from the file system."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for connection in list(self.connections):
@@ -149,7 +149,7 @@ class WorkerSocket:
             self._lock = -1
 
     def of(self, pid: int) -> list[Connection]:
-        """Connections of a worker."""
+        """Return the connections of a worker."""
         return [one for one in self.connections if one.speaker.pid == pid]
 
     def _accept(self) -> None:
@@ -177,7 +177,7 @@ class WorkerSocket:
             self._loop.add_reader(self._listener, self._accept)
 
     def _speaker(self, sock: socket.socket) -> Speaker | str:
-        """Return the process that has connected, or the reason why it may not."""
+        """Return the connected process, or the reason why it is refused."""
         pid, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
@@ -226,8 +226,10 @@ class WorkerSocket:
 
 
 def ancestor(pid: int, workers: Mapping[int, int]) -> int | None:
-    """The worker from which a process descends; one whose parents have ended is known by its
-    session, which every worker leads."""
+    """Return the worker from which a process descends.
+
+    A process whose parents have ended is identified by its session, which every worker leads.
+    """
     own, seen = os.getpid(), pid
     while seen > 1 and seen != own:
         if seen in workers:

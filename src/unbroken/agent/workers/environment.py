@@ -22,13 +22,14 @@ OWN = (
 )  # fmt: skip
 """Variables of the agent that no worker inherits."""
 BOOT = f"{os.path.dirname(unbroken.__file__)}/worker/boot/boot.py"
-"""Run by the worker's interpreter, which need not have unbroken."""
+"""Path of the program that the worker's interpreter runs; that interpreter need not have
+unbroken."""
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A process to be."""
+    """A process to be started."""
 
     local_rank: int
     command: tuple[str, ...]
@@ -36,13 +37,13 @@ class Program:
     directory: str
     """Directory of its stdout.log, stderr.log and error.json."""
     prefix: bytes
-    """Before each of its lines on the console."""
+    """Prefix of each of its lines on the console."""
     lent: Mapping[int, int] = field(default_factory=dict)
     """Further descriptors that it inherits: number there, number here."""
     kind: str = ""
-    """As wire/warm.py has it; empty: not by `BOOT`, and never warm."""
+    """Kind as in wire/warm.py; empty: it does not start by `BOOT`, and never warm."""
     arguments: tuple[str, ...] = ()
-    """With the script's or module's name first, where there is a kind."""
+    """Arguments; the first is the script's or module's name, if there is a kind."""
 
 
 def programs(
@@ -52,8 +53,10 @@ def programs(
     directory: str,
     boots: bool = False,
 ) -> tuple[Program, ...]:
-    """The processes of a stage; `directory` is the attempt's.  With `boots` those that train are
-    started by `BOOT`."""
+    """Return the processes of a stage; `directory` is the attempt's.
+
+    With `boots` the training processes are started by `BOOT`.
+    """
     script, count = options.script, options.nproc
     if stage is not ProgramStage.TRAIN:
         chosen = options.pre_train if stage is ProgramStage.PRE_TRAIN else options.post_train
@@ -76,12 +79,12 @@ def programs(
 
 
 def python() -> str:
-    """The workers' interpreter."""
+    """Return the workers' interpreter."""
     return os.environ.get("PYTHON_EXEC", sys.executable)
 
 
 def kind_of(script: Script) -> str:
-    """As `BOOT` is told; empty: it is no Python."""
+    """Return the kind for `BOOT`; empty: the script is no Python."""
     if script.is_run_path:
         return RUN_PATH
     if script.is_program:
@@ -90,7 +93,8 @@ def kind_of(script: Script) -> str:
 
 
 def argv(script: Script, local_rank: int, kind: str = "") -> tuple[str, ...]:
-    """The command line of a worker, as torchrun would make it, or by `BOOT` where it has a kind."""
+    """Return the command line of a worker, as torchrun would make it, or by `BOOT` if it has a
+    kind."""
     words = _words(script, local_rank)
     if kind:
         return (python(), "-u", BOOT, "run", kind, *words)
@@ -111,7 +115,7 @@ def _words(script: Script, local_rank: int) -> tuple[str, ...]:
 def environment(
     options: Options, command: StartCommand, local_rank: int, directory: str
 ) -> dict[str, str]:
-    """All variables of a worker.
+    """Return all variables of a worker.
 
     GROUP_WORLD_SIZE is the number of nodes, as torchrun has it (HyperPod's agent 1.1.3 gives
     WORLD_SIZE there, which no client of it reads).

@@ -18,7 +18,8 @@ FIRST_PORT, LAST_PORT = 20_000, 29_999
 
 
 def oom_kills(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """OOM kills that the kernel has counted in this process's memory group; 0: it cannot be told.
+    """Return the OOM kills that the kernel has counted in this process's memory group; 0: not
+    known.
 
     Inside a container with a cgroup namespace the own group is the root of the mount.
     """
@@ -49,7 +50,8 @@ def _counted(file: Path) -> int | None:
 
 
 def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many this process may use, by its affinity and by its container's limit."""
+    """Return the number of processors that this process may use, by its affinity and its
+    container's limit."""
     found = len(os.sched_getaffinity(0))
     try:
         quota, period = (root / "cpu.max").read_text().split()
@@ -69,7 +71,7 @@ def is_shared_memory_full(path: str = "/dev/shm") -> bool:
 
 
 def error_file(directory: str) -> str:
-    """Text that `@record` left there; empty: nothing, or nothing that can be read."""
+    """Return the text that `@record` left there; empty: none, or it cannot be read."""
     try:
         with open(f"{directory}/error.json", encoding="utf-8", errors="replace") as file:
             return file.read(ERROR_FILE_BYTES_MAX)
@@ -78,7 +80,8 @@ def error_file(directory: str) -> str:
 
 
 def free_port(taken: Collection[int], source: random.Random) -> int:
-    """A port on which nothing listens at any address; none of `taken`.  WorldError."""
+    """Return a port on which nothing listens at any address, and which is not in `taken`. Raises
+    WorldError."""
     for _ in range(1000):
         port = source.randint(FIRST_PORT, min(LAST_PORT, _ephemeral() - 1))
         if port not in taken and _can_bind(port):
@@ -102,7 +105,7 @@ def _can_bind(port: int) -> bool:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind((address, port))
         except OSError:
-            # A host without IPv6 cannot tell, and needs not.
+            # A host without IPv6 cannot answer, and does not need to.
             if family is socket.AF_INET:
                 return False
             return not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6")

@@ -1,11 +1,11 @@
 """The agent's parent: whatever happens to the agent, nothing that it started outlives it.
 
-It is the process that the container starts (often process 1): it passes signals on, reaps, and when
-the agent has ended kills every descendant, the daemonised ones too, before it ends with the agent's
-own exit code.  If the keeper itself is killed, the agent notices and does the same.
+It is the process that the container starts (often process 1). It passes signals on and reaps. When
+the agent has ended it kills every descendant, daemons included, and then ends with the agent's own
+exit code. If the keeper itself is killed, the agent notices and does the same.
 
 It also ends everything when the lease on the workers has run out and the agent has not ended them
-(`core.agent.lease`): an agent that is frozen cannot.
+(`core.agent.lease`): a frozen agent cannot.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from unbroken.agent.socket import directory as socket_directory
 from . import lineage
 
 LATE_SECONDS = 0.5
-"""From the end of a lease: until then the agent has ended the workers itself."""
+"""Seconds after the end of a lease in which the agent ends the workers itself."""
 LOOK_SECONDS = 0.25
-"""While there is a lease: a machine that was suspended wakes timers late by as long."""
+"""Seconds between looks while there is a lease: after a suspension of the machine timers are late
+by as long."""
 _LEASE = struct.Struct("=d")
 _NONE = 0.0
 
 
 def boot_seconds() -> float:
-    """Return the seconds since the machine was booted, those included in which it was suspended."""
+    """Return the seconds since the machine was booted, suspensions included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def tell_lease(descriptor: int, until: float | None) -> None:
-    """Tell the keeper when the lease ends, by `boot_seconds`; None: there is none.  OSError."""
+    """Send the keeper the end of the lease, by `boot_seconds`; None: there is none. Raises
+    OSError."""
     os.write(descriptor, _LEASE.pack(_NONE if until is None else until))
 
 
 def keep(run_agent: Callable[[int, int], int], signals: Collection[int]) -> int:
-    """Run the agent in a child; returns the exit code to end with.
+    """Run the agent in a child; return the exit code to end with.
 
-    `run_agent` is given a descriptor that is readable once the keeper has ended, and one for
+    `run_agent` gets a descriptor that is readable once the keeper has ended, and one for
     `tell_lease`.
     """
     lineage.adopt_orphans()
@@ -62,7 +64,7 @@ def keep(run_agent: Callable[[int, int], int], signals: Collection[int]) -> int:
         os.close(told)
         code = run_agent(keeper, tells)
         sys.stderr.flush()
-        # Nothing is left to do that is worth the time of an orderly end.
+        # No remaining work is worth the time of an orderly end.
         os._exit(code)
     os.close(tells)
     return _watch(agent, signals, told)
@@ -90,7 +92,7 @@ def _watch(agent: int, signals: Collection[int], told: int) -> int:
 
 
 def _wait(agent: int, told: int, wakes: int) -> int:
-    """Reap until the agent has ended, and end it with its lease; returns its status."""
+    """Reap until the agent has ended, and end it with its lease; return its status."""
     until = _NONE
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -107,7 +109,7 @@ def _wait(agent: int, told: int, wakes: int) -> int:
 
 
 def _newest(descriptor: int, until: float) -> float:
-    """The last of what was written; `until` if that is nothing."""
+    """Return the last value written; `until` if there is none."""
     try:
         data = os.read(descriptor, 4096)
     except BlockingIOError:

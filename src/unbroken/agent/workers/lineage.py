@@ -23,7 +23,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Processes whose parent this is, the ended ones that are not yet reaped among them."""
+    """Return the processes whose parent this is, including ended ones that are not yet reaped."""
     found: list[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
@@ -51,7 +51,7 @@ def _parent(pid: str) -> int:
 
 
 def session(pid: int) -> int:
-    """Session of a process; 0: the process is gone."""
+    """Return the session of a process; 0: the process is gone."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -59,10 +59,10 @@ def session(pid: int) -> int:
 
 
 def is_dying(pid: int) -> bool:
-    """True if the process ends or has ended by now, all threads of it.
+    """True if the process, with all its threads, is ending or has ended.
 
-    The kernel closes a process's connections a while before its parent can reap it, a long one on a
-    busy node: peers that miss it may be heard before its end is seen.
+    The kernel closes a process's connections a while before its parent can reap it, a long while on
+    a busy node. So peers may report it as lost before its end is seen.
     """
     if not _is_exiting(f"/proc/{pid}/stat"):
         return False
@@ -82,7 +82,7 @@ def _is_exiting(path: str) -> bool:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a child, which may have ended but cannot have been replaced: we have not reaped it."""
+    """Signal a child. It may have ended, but its pid cannot be in use again: it is not reaped."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -103,7 +103,7 @@ def kill_children() -> None:
         for pid in children():
             kill(pid)
         try:
-            # The killed ones' children become ours, so look again after each end.
+            # Children of killed processes become ours, so look again after each end.
             os.waitpid(-1, 0)
         except ChildProcessError:
             return

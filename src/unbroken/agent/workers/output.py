@@ -1,8 +1,8 @@
 """The workers' output: kept in a file for each stream, and shown on the agent's own, line by line.
 
-A thread of its own does this with blocking writes, so that a console or a file system that has
-stopped taking data holds up the workers, as it would without us, and never the agent.  Memory is
-bounded: what is not yet a whole line is cut at `LINE_BYTES_MAX`.
+A thread of its own does this with blocking writes. So a console or a file system that has stopped
+taking data holds up the workers, as it would without the agent, and never the agent. Memory is
+bounded: a partial line is cut at `LINE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAIL_LINES = 64
 
 
 class Rhythm:
-    """When a worker writes; kept by the output's thread, taken by another."""
+    """Times of a worker's writes; kept by the output's thread, taken by another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Rhythm:
         self._count = 0
 
     def note(self, now: float) -> None:
-        """Something was written."""
+        """Note a write."""
         with self._lock:
             if self._at is not None:
                 self._longest_gap = max(self._longest_gap, now - self._at)
@@ -47,12 +47,15 @@ class Rhythm:
             self._count += 1
 
     def newest(self) -> float | None:
-        """When it last wrote; takes nothing."""
+        """Return the time of the newest write, without taking it."""
         return self._at
 
     def take(self) -> tuple[float, float, int] | None:
-        """Since the last time: the newest write, the longest gap, the one before the first write
-        included, and their number; None: nothing was written."""
+        """Return and take, since the last call, the newest write, the longest gap, and the number
+        of writes.
+
+        The gap before the first write counts. None: nothing was written.
+        """
         with self._lock:
             if self._at is None or not self._count:
                 return None
@@ -66,7 +69,7 @@ class Stream:
     """One stream of one worker."""
 
     source: int
-    """Descriptor to read; owned by this from now on."""
+    """Descriptor to read; owned by this object from now on."""
     file: int | None
     """Descriptor of its file; None: it could not be made."""
     console: int | None
@@ -75,7 +78,8 @@ class Stream:
     on_first: Callable[[], None] | None = None
     """Called in the thread at the first byte."""
     on_read: Callable[[bytes, bool], None] | None = None
-    """Called in the thread with what was read, and whether that was all; empty: it has ended."""
+    """Called in the thread with the data read, and whether that was all; empty: the stream has
+    ended."""
     rhythm: Rhythm | None = None
     rest: bytes = b""
     tail: collections.deque[bytes] = field(
@@ -85,17 +89,17 @@ class Stream:
 
 
 class Watch(Protocol):
-    """Wants to know when everything was read that had been written by a point in time."""
+    """Receives a tick when everything written before a point in time was read."""
 
     def deadline(self) -> float | None:
-        """The next such point."""
+        """Return the next such point."""
 
     def tick(self) -> None:
-        """It is past, and all was read."""
+        """Take a tick: the point is past, and all was read."""
 
 
 class Output:
-    """The thread.  `add` streams; `finish` reads what a worker that has ended has left."""
+    """The thread. `add` streams; `finish` reads the rest of the output of an ended worker."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._clock = clock
@@ -112,7 +116,7 @@ class Output:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Write what there is and end; gives up waiting after so long."""
+        """Write the pending output and end; stop waiting after this number of seconds."""
 
         def end() -> None:
             self._is_running = False
@@ -121,12 +125,12 @@ class Output:
         self._thread.join(seconds)
 
     def add(self, stream: Stream) -> None:
-        """Read it from now on, until its end."""
+        """Read the stream from now on, until its end."""
         os.set_blocking(stream.source, False)
         self.call(lambda: self._register(stream))
 
     def watch(self, watch: Watch | None) -> None:
-        """Keep the deadlines of `watch` from now on, in the place of another's."""
+        """Keep the deadlines of `watch` from now on, replacing an earlier watch."""
 
         def begin() -> None:
             self._watch = watch
@@ -134,14 +138,14 @@ class Output:
         self.call(begin)
 
     def call(self, order: Callable[[], None]) -> None:
-        """Call it in the thread, in order."""
+        """Call the function in the thread, in order."""
         self._orders.append(order)
         # A full pipe wakes it just as well.
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"w")
 
     def finish(self, streams: tuple[Stream, ...], done: Callable[[], None]) -> None:
-        """Read everything that is there, then call `done` in the thread."""
+        """Read everything that is available, then call `done` in the thread."""
 
         def drain() -> None:
             for stream in streams:
@@ -156,7 +160,7 @@ class Output:
     def _run(self) -> None:
         while self._is_running:
             ready = self._selector.select(self._patience())
-            # First: what a kept worker writes now is read for the attempt that was ordered before.
+            # First: what a kept worker writes now belongs to the attempt before the ordered one.
             self._obey()
             for key, _ in ready:
                 if key.data is None:
@@ -173,12 +177,12 @@ class Output:
             self._orders.popleft()()
 
     def _patience(self) -> float | None:
-        """Seconds until the watch's deadline; None: nothing is due ever."""
+        """Return the seconds until the watch's deadline; None: it has none."""
         due = self._watch.deadline() if self._watch is not None else None
         return None if due is None else max(0.0, due - self._clock())
 
     def _read_all(self) -> None:
-        """Read what every watched pipe holds now, but not for ever what is written meanwhile."""
+        """Read what every watched pipe holds now, but not endlessly what is written meanwhile."""
         for key in list(self._selector.get_map().values()):
             stream, taken = key.data, CHUNK_BYTES
             left = PIPE_BYTES_MAX if stream is not None and stream.on_read is not None else 0
@@ -190,7 +194,7 @@ class Output:
         self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
     def _read(self, stream: Stream) -> int:
-        """Take one chunk; its length, 0: there is nothing now."""
+        """Take one chunk; return its length, 0: there is none now."""
         try:
             chunk = os.read(stream.source, CHUNK_BYTES)
         except BlockingIOError:
@@ -202,7 +206,7 @@ class Output:
                 stream.on_read(chunk, len(chunk) < CHUNK_BYTES)
             self._keep(stream, chunk)
             if stream.on_first is not None:
-                # Who hears of it finds it in the file.
+                # A callback finds the data in the file.
                 stream.on_first()
                 stream.on_first = None
             self._take(stream, chunk)
@@ -232,7 +236,7 @@ class Output:
             stream.file = None
 
     def _take(self, stream: Stream, chunk: bytes) -> None:
-        """Show the whole lines; keep what follows the last of them."""
+        """Show the whole lines; keep the partial one after them."""
         data = stream.rest + chunk
         # A carriage return ends a line as well: progress bars end theirs with nothing else.  One at
         # the very end may be half of a line end.
@@ -268,14 +272,14 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def tail_text(stream: Stream) -> tuple[str, ...]:
-    """The last lines of a stream that was finished."""
+    """Return the last lines of a finished stream."""
     lines = (line.decode(errors="replace")[:LINE_CHARACTERS] for line in stream.tail)
     return tuple(line for line in lines if line)
 
 
 def last_line(stream: Stream) -> str:
-    """The newest whole line, as far as it was read by now."""
-    with contextlib.suppress(IndexError, RuntimeError):  # the thread goes on writing
+    """Return the newest whole line read by now."""
+    with contextlib.suppress(IndexError, RuntimeError):  # the thread continues to write
         found = next(filter(None, reversed(stream.tail)), b"")
         return found.decode(errors="replace")[:LINE_CHARACTERS]
     return ""

@@ -1,4 +1,4 @@
-"""Ask other agents what their workers import."""
+"""Requests to other agents for the modules that their workers import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FETCH_SECONDS = 5.0
 
 
 async def fetch(addresses: Sequence[str], key: bytes | None) -> tuple[str, ...]:
-    """The list of the first agent that has one; empty: none has."""
+    """Return the list of the first agent that has one; empty: none has."""
     for address in addresses:
         try:
             names = await _ask(address, key)

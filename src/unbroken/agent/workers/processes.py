@@ -1,7 +1,7 @@
 """The one owner of the agent's child processes: starts, signals, kills and reaps them.
 
-The agent adopts every orphan below it, so "has no children" is the proof that nothing of any worker
-lives.  Workers are watched by pidfd; SIGCHLD tells of what was adopted.
+The agent adopts every orphan below it, so "has no children" is the proof that no process of any
+worker is alive. Workers are watched by pidfd, adopted processes by SIGCHLD.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 0.1
-"""How long the output of a worker that has ended may delay the news; it takes 1 ms as a rule."""
+"""Seconds, at most, that the output of an ended worker may delay the report of its end; it usually
+takes 1 ms."""
 UNKILLABLE_SECONDS = 5.0
 INTERPRETER_SECONDS = 5.0
-"""How long an interpreter may take to tell its version."""
+"""Seconds, at most, that an interpreter may take to print its version."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,14 +73,14 @@ class Worker:
     rank: int
     streams: tuple[Stream, ...]
     oom_kills: int
-    """Counted by the kernel before it started."""
+    """OOM kills counted by the kernel before it started."""
     page: PageSource | None
     rhythm: Rhythm
     is_signalled: bool = False
 
 
 class Processes:
-    """Carries out the machine's orders to processes; `feed` takes what comes of them."""
+    """Carries out the machine's orders to processes; `feed` takes the resulting events."""
 
     keeps = True
 
@@ -94,7 +95,7 @@ class Processes:
         self._lease = Lease()
         self._output = Output(clock)
         self._command: StartCommand | None = None
-        """The start command whose rules `_rules` are."""
+        """The start command that `_rules` were made for."""
         self._rules: LogWatch | None = None
         self._watch: Watch | None = None
         self._boots = False
@@ -105,7 +106,7 @@ class Processes:
         """Workers that have ended and whose output is still being read."""
         self._is_killing = False
         self._kept: tuple[int, ...] = ()
-        """Local ranks that the newest killing spares."""
+        """Local ranks that the newest kill spares."""
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -117,37 +118,37 @@ class Processes:
         self._output.start()
         self._loop.add_signal_handler(signal.SIGCHLD, self._children_changed)
         if self._boots and self._options.preload:
-            # When what the agent does before it waits has completed the environment.
+            # After the steps before the wait, which complete the environment.
             self._loop.call_soon(self._begin_warm)
 
     def _begin_warm(self) -> None:
         self._warm_starts().open(self._nobodys_program())
 
     def _nobodys_program(self) -> Program:
-        """The program of a process without a rank, before any start."""
+        """Return the program of a process without a rank, before any start."""
         nobody = StartCommand(-1, -1, self._options.nnodes, "", -1)
         return programs(self._options, ProgramStage.TRAIN, nobody, "", True)[0]
 
     def imports(self) -> Collection[str] | None:
-        """Modules that a template was told to import, and was fit for use; None: no worker is
-        started warm, or the job names them."""
+        """Return the modules that a usable template was sent; None: no worker starts warm, or the
+        job names the modules."""
         if not self._boots or self._options.preload:
             return None
         return () if self._warm is None else self._warm.imports()
 
     def import_beforehand(self, names: Sequence[str]) -> None:
-        """Take what workers of other agents import."""
+        """Take the names of modules that workers of other agents import."""
         self._warm_starts().heard(self._nobodys_program(), names)
 
     def close(self) -> None:
-        """Write out what there is."""
+        """Write out pending output."""
         if self._warm is not None:
             self._warm.close()
         self._output.stop(seconds=1.0)
 
     def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
-        """Start the workers of a stage, but for the kept local ranks, which are this attempt's
-        from now on; feeds `StageStarted` or `SpawnFailed`."""
+        """Start the workers of a stage, except for the kept local ranks, which belong to this
+        attempt from now on; feed `StageStarted` or `SpawnFailed`."""
         self._is_killing = False
         attempt = command.attempt
         directory = f"{self._directories[stage]}/attempt_{attempt}"
@@ -229,7 +230,7 @@ class Processes:
             self._warm.step_told()
 
     def _watch_rules(self, command: StartCommand) -> None:
-        """Let the rules know that workers run.  They are loaded while those start."""
+        """Notify the rules that workers run. They are loaded while those start."""
         if self._command is not command:
             self._command, self._rules = command, None
             if command.log_rules:
@@ -242,11 +243,11 @@ class Processes:
             self._output.call(self._rules.start)
 
     def _tell(self, event: AgentEvent) -> None:
-        """From another thread."""
+        """Feed an event from another thread."""
         _call_soon(self._loop, lambda: self._feed(event))
 
     def last_output(self, pid: int) -> tuple[float | None, str]:
-        """When a worker last wrote, and its last line, errors first."""
+        """Return when a worker last wrote, and its last line, errors first."""
         worker = self._workers.get(pid)
         if worker is None:
             return None, ""
@@ -254,25 +255,25 @@ class Processes:
         return worker.rhythm.newest(), last_line(stderr) or last_line(stdout)
 
     def signal(self, number: int, but: tuple[int, ...] = ()) -> None:
-        """Signal the process group of every worker that lives, but of these local ranks."""
-        # Who is dead or dying by now has another cause, which is the one that is looked for.
+        """Signal the process group of every living worker, except for these local ranks."""
+        # A worker that is dead or dying by now has another cause, which is the one to find.
         self._reap()
         for pid, worker in self._workers.items():
             if worker.stage is ProgramStage.TRAIN and worker.program.local_rank in but:
                 continue
             worker.is_signalled |= not lineage.is_dying(pid)
             lineage.kill_group(pid, number)
-            # One that is stopped would hear of no signal but SIGKILL.
+            # A stopped process would receive no signal but SIGKILL.
             if number != SIGKILL:
                 lineage.kill_group(pid, signal.SIGCONT)
 
     def local_ranks(self) -> Mapping[int, int]:
-        """Local ranks of the training workers that live, by pid."""
+        """Return the local ranks of the living training workers, by pid."""
         alive = self._workers.values()
         return {one.pid: one.program.local_rank for one in alive if one.stage is ProgramStage.TRAIN}
 
     def _keep(self, kept: tuple[int, ...], command: StartCommand) -> None:
-        """Take workers that live on into an attempt; they write on to the files that they have."""
+        """Move kept workers into an attempt; they continue to write to the files that they have."""
         for worker in self._workers.values():
             local_rank = worker.program.local_rank
             if worker.stage is not ProgramStage.TRAIN or local_rank not in kept:
@@ -287,8 +288,10 @@ class Processes:
                 self._output.call(functools.partial(setattr, stream, "on_read", on_read))
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
-        """Kill everything below but the kept workers and what descends from them; feeds
-        `NothingLives` when nothing else is left, at once if so."""
+        """Kill everything below but the kept workers and their descendants.
+
+        Feed `NothingLives` when nothing else is left, at once if that is so already.
+        """
         self._kept = kept
         self.signal(SIGKILL, but=kept)
         self._is_killing = True
@@ -303,7 +306,7 @@ class Processes:
         self._reap()
 
     def _note_stops(self) -> None:
-        """Take what waits about stops by signals; those by a debugger are told to it alone."""
+        """Take pending stops by signals; stops by a debugger are reported to the debugger alone."""
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
                 worker = self._workers.get(found.si_pid)
@@ -315,8 +318,8 @@ class Processes:
                     self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
 
     def _descendants(self) -> list[int]:
-        """Children that descend from workers, not from kept ones; the template's are of the agent
-        itself."""
+        """Return children that descend from workers, except kept ones; the template's belong to the
+        agent itself."""
         found = lineage.children()
         spared = {pid for pid, rank in self.local_ranks().items() if rank in self._kept}
         others = spared.union(() if self._warm is None else self._warm.pids())
@@ -439,7 +442,7 @@ def _is_recent(interpreter: str) -> bool:
     """True if it is a Python that can run boot.py."""
     asks = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
-        # Loaded where workers have another interpreter than the agent.
+        # Loaded if workers have another interpreter than the agent.
         import subprocess
 
         done = subprocess.run(
@@ -451,7 +454,7 @@ def _is_recent(interpreter: str) -> bool:
 
 
 def log_directories(options: Options) -> dict[ProgramStage, str]:
-    """Make this run's directory for each stage; WorldError."""
+    """Make this run's directory for each stage. Raises WorldError."""
     stages = {ProgramStage.TRAIN: ""}
     if options.pre_train is not None:
         stages[ProgramStage.PRE_TRAIN] = "pre_train_"
@@ -472,7 +475,7 @@ def log_directories(options: Options) -> dict[ProgramStage, str]:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """From another thread; the loop may have ended, and then nobody waits for it."""
+    """Call from another thread; if the loop has ended, nothing waits for the call."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
@@ -493,7 +496,7 @@ def _end(worker: Worker, code: int) -> WorkerEnd:
 
 
 def _prepare(directory: str) -> None:
-    """Make the directory of a worker's files, without what an earlier run has left in it."""
+    """Make the directory of a worker's files, without leftovers of an earlier run."""
     try:
         os.makedirs(directory, exist_ok=True)
         Path(directory, "error.json").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """`pod_resourceconfig.json`: the addresses of all ranks, for programs in the pod that read it.
 
-HyperPod's agent 1.1.3 writes it whenever an operator sends both a version and addresses: the table
-is resized to the number of nodes, what was sent replaces what was known.
+HyperPod's agent 1.1.3 writes it whenever an operator sends both a version and addresses. The table
+is resized to the number of nodes, and the sent addresses replace the known ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "pod_resourceconfig.json"
 
 
 def merge(known: list[str | None], command: StartCommand) -> list[str | None]:
-    """The table after a command."""
+    """Return the table after a command."""
     table = (known + [None] * command.nnodes)[: command.nnodes]
     for rank, ip in command.rank_ips or ():
         table[rank] = ip
@@ -30,7 +30,7 @@ def merge(known: list[str | None], command: StartCommand) -> list[str | None]:
 
 
 class RankTable:
-    """The file and what was last written into it."""
+    """The file and its last contents."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / NAME
@@ -52,7 +52,7 @@ class RankTable:
             self._ips, self.version = ips, version
 
     def take(self, command: StartCommand) -> None:
-        """Write what the command brings; a file that cannot be written stops nothing."""
+        """Write the addresses of the command; a file that cannot be written stops nothing."""
         if command.ip_version is None or command.rank_ips is None:
             return
         table = merge(self._ips, command)

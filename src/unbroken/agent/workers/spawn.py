@@ -32,19 +32,20 @@ class Child:
 
 
 class Warm(Protocol):
-    """Has parked workers, and wants to learn from those that are started cold."""
+    """Has parked workers, and learns the imports of workers that start cold."""
 
     def hand(
         self, program: Program, inherited: Mapping[int, int], bind: Callable[[int], None]
     ) -> int | None:
-        """Let a parked worker become the program; its pid.  None: it has to be started cold."""
+        """Let a parked worker become the program; return its pid. None: it has to be started
+        cold."""
 
     def learning(self, program: Program) -> Program:
-        """The program for a cold start."""
+        """Return the program for a cold start."""
 
 
 class NotStartedError(WorldError):
-    """A program could not be started; `local_rank` says which."""
+    """A program could not be started; `local_rank` is its rank."""
 
     def __init__(self, local_rank: int, message: str, children: list[Child]) -> None:
         super().__init__(message)
@@ -54,10 +55,10 @@ class NotStartedError(WorldError):
 
 
 def spawn_all(programs: Sequence[Program], lease: Lease, warm: Warm | None = None) -> list[Child]:
-    """Start them all; none outlives the lease's process.  NotStartedError.
+    """Start all programs; none outlives the lease's process. Raises NotStartedError.
 
-    posix_spawn, which copies nothing of this process: a fork is several times slower, and takes
-    the locks of other threads along.
+    It uses posix_spawn, which copies nothing of this process. A fork is several times slower, and
+    takes along the locks of other threads.
     """
     _keep_to_itself()
     children: list[Child] = []
@@ -97,7 +98,7 @@ def _spawn(program: Program, lease: Lease, warm: Warm | None) -> Child:
 def posix_spawn(
     command: tuple[str, ...], environment: Mapping[str, str], inherited: Mapping[int, int]
 ) -> int:
-    """Start one process with the descriptors named (there, here), set in order.  OSError."""
+    """Start one process with the descriptors named (there, here), set in order. Raises OSError."""
     given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()]
     return os.posix_spawnp(
         command[0],
@@ -111,7 +112,8 @@ def posix_spawn(
 
 
 def _keep_to_itself() -> None:
-    """Let no worker inherit what the agent itself was given, beyond the standard streams."""
+    """Keep descriptors that the agent itself was given, beyond the standard streams, from the
+    workers."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         # The directory's own descriptor is closed by now.

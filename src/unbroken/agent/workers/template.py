@@ -1,4 +1,4 @@
-"""The agent's end of a template process: what is sent to it, what it wrote, and how it is ended."""
+"""The agent's end of a template process: its messages, its output, and its end."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PAIR = 4
 
 
 class Template:
-    """The process; what is sent to it waits until it reads."""
+    """The template process; messages to it wait until it reads."""
 
     @classmethod
     def start(cls, program: Program, environment: Mapping[str, str], lease: Lease) -> Template:
-        """Start one for the program; it ends with the lease.  OSError."""
+        """Start a template for the program; it ends with the lease. Raises OSError."""
         with contextlib.ExitStack() as stack:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.enter_context(theirs)
@@ -55,11 +55,12 @@ class Template:
         self.pid = pid
         self.pair = pair
         self.output = output
-        """A file in memory with all that it has written."""
+        """A file in memory with all of its output."""
         self._unsent: collections.deque[tuple[bytes, list[socket.socket]]] = collections.deque()
 
     def send(self, message: Mapping[str, Any], *beside: socket.socket) -> None:
-        """In order; what cannot be sent any more is told by the end of its pair."""
+        """Send messages in order; a message that can no longer be sent shows as the end of its
+        pair."""
         self._unsent.append((json.dumps(message).encode(), list(beside)))
         if len(self._unsent) == 1:
             self._flush()
@@ -82,26 +83,26 @@ class Template:
         loop.remove_writer(self.pair)
 
     def teach(self, names: Sequence[str], is_given: bool) -> None:
-        """Let it import them; `is_given` by the job admits any module."""
+        """Have it import modules; if given by the job (`is_given`), any module is allowed."""
         for message in _imports(names, is_given):
             self.send(message)
 
     def pause(self) -> None:
-        """Let it wait for `resume`."""
+        """Pause it until `resume`."""
         lineage.kill_group(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         lineage.kill_group(self.pid, signal.SIGCONT)
 
     def last_words(self) -> str:
-        """The last line that it wrote."""
+        """Return the last line that it wrote."""
         size = os.fstat(self.output).st_size
         text = os.pread(self.output, 4096, max(0, size - 4096)).decode(errors="replace")
         return (text.strip().splitlines() or [""])[-1][:WORD_CHARACTERS]
 
     def end(self) -> None:
-        """Kill it; who owns our children reaps it."""
+        """Kill it; the owner of the agent's children reaps it."""
         loop = asyncio.get_running_loop()
         loop.remove_writer(self.pair)
         loop.remove_reader(self.pair)
@@ -111,7 +112,7 @@ class Template:
 
 
 def _imports(names: Sequence[str], is_given: bool) -> Iterator[Mapping[str, Any]]:
-    """Messages that name them, none too long."""
+    """Return messages with the names, none too long."""
     most = MESSAGE_BYTES_MAX // (6 * NAME_CHARACTERS)
     starts = range(0, max(1, len(names)), most)
     for start in starts:

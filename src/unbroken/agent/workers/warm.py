@@ -1,7 +1,7 @@
-"""Warm workers: the template process, and workers that are parked until there is an order for them.
+"""Warm workers: the template process, and workers that are parked until an order comes.
 
-What is decided is decided in core/agent/warm.py; wire/warm.py is what is said, and to whom.  The
-template and the parked are children of this process that no stop ends: they descend from no worker.
+core/agent/warm.py decides; wire/warm.py defines the messages and their receivers. The template and
+the parked workers are children of this process that no stop ends: they descend from no worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .template import LOWEST, NAME_CHARACTERS, Template
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5
-"""How long a start waits for a template that says nothing."""
+"""Seconds that a start waits for a template that sends nothing."""
 LEARNT = 61
 """Descriptor in a worker; the page's is the next."""
 LEARNT_BYTES_MAX = 1024 * 1024
@@ -50,7 +50,8 @@ class _Parked:
 
 
 class WarmStarts:
-    """Feed it what happens to training workers; `hand` starts one from those that are parked."""
+    """The agent's warm starts. Feed it events of training workers; `hand` starts one of the parked
+    workers."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class WarmStarts:
         parked: Callable[[], None],
         imports_changed: Callable[[], None],
     ) -> None:
-        """`turned_cold` takes the pid of one that had been handed out; `parked`: `pids` has
-        another."""
+        """`turned_cold` takes the pid of a worker that had been handed out; `parked`: `pids` has
+        another one."""
         self._machine = core.Warm(options.nproc, facts.processors() > options.nproc)
         self._preload = options.preload
         self._learners_max = 2 * options.nproc
@@ -71,18 +72,18 @@ class WarmStarts:
         self._turned_cold, self._tell_parked = turned_cold, parked
         self._imports_changed = imports_changed
         self.doomed: set[int] = set()
-        """Children that are not reaped, and were killed as what a worker had left."""
+        """Children that are not reaped, and were killed as leftovers of a worker."""
         self._learnt: list[int] = []
         """Descriptors of files with the names of modules, of the newest workers."""
         self._heard: dict[str, None] = {}
         """Modules that older workers have imported."""
         self._modules: dict[str, None] = {}
-        """Modules that the template was told to import."""
+        """Modules that the template was ordered to import."""
         self._fit: dict[str, None] = {}
-        """Modules that a template has imported, and was fit for use."""
+        """Modules that a usable template has imported."""
         self._unfit: set[str] = set()
         self._program: Program | None = None
-        """The newest attempt's first."""
+        """First program of the newest attempt."""
         self._given: Mapping[str, str] = {}
         """The template's environment."""
         self._template: Template | None = None
@@ -95,32 +96,33 @@ class WarmStarts:
         self._imports_told: int | None = 0
 
     def pids(self) -> Collection[int]:
-        """Processes that descend from no worker."""
+        """Return the processes that descend from no worker."""
         pids = {one.pid for one in self._parked if one.pid} | self._ending
         return pids | {self._template.pid} if self._template is not None else pids
 
     def open(self, program: Program) -> None:
-        """Before any start: begin at once where the job has said what is to be imported."""
+        """Begin before any start if the job has named the modules to import."""
         if self._preload:
             self._program = program
             self._feed(core.Named())
 
     def imports(self) -> Collection[str] | None:
-        """Modules that the template was told to import, and was fit for use; None: no start will be
-        warm, or the job names them."""
+        """Return the modules that a usable template was sent; None: no start will be warm, or the
+        job names the modules."""
         if self._preload or self._machine.has_given_up:
             return None
         return () if self._template is None else self._fit
 
     def heard(self, program: Program, names: Sequence[str]) -> None:
-        """Take what workers of other agents import; the program is used before any start."""
+        """Take the names of modules that workers of other agents import; `program` is used before
+        any start."""
         self._program = self._program or program
         if len(self._heard) < IMPORTS_MAX:
             self._heard.update(dict.fromkeys(names))
         self._feed(core.Named(bool(self._news())))
 
     def prepare(self, programs: Sequence[Program]) -> None:
-        """A start is about to come: wait a moment for the template, if only its answers lack."""
+        """Wait briefly for the template before a start, if only its answers are missing."""
         if not programs:
             return
         self._program = programs[0]
@@ -138,7 +140,8 @@ class WarmStarts:
     def hand(
         self, program: Program, inherited: Mapping[int, int], bind: Callable[[int], None]
     ) -> int | None:
-        """Let a parked worker become the program; its pid.  None: it has to be started cold."""
+        """Let a parked worker become the program; return its pid. None: it has to be started
+        cold."""
         if self._refusal:
             return None
         taught = program if self._preload else self.learning(program)
@@ -182,7 +185,7 @@ class WarmStarts:
         one.pair.close()
 
     def learning(self, program: Program) -> Program:
-        """The program, which tells what it imports."""
+        """Return the program, set up to report its imports."""
         try:
             made = os.memfd_create("unbroken-learnt", os.MFD_CLOEXEC)
             with os.fdopen(made, "wb", buffering=0):
@@ -202,7 +205,7 @@ class WarmStarts:
         )
 
     def began(self, attempt: int, starts: Sequence[bool]) -> None:
-        """The workers of an attempt have been started; warm or not."""
+        """Note that the workers of an attempt have been started, warm or not."""
         if not all(starts):
             level = logging.DEBUG if self._is_first else logging.INFO
             logger.log(level, "attempt=%s start=cold reason=%r", attempt, self._refusal)
@@ -210,17 +213,17 @@ class WarmStarts:
         self._feed(core.Began(warm=sum(starts)))
 
     def step_told(self) -> None:
-        """A worker has told a step."""
+        """Note that a worker has reported a step."""
         self._feed(core.StepTold())
 
     def stop_began(self) -> None:
-        """The workers are being ended."""
+        """Note that the workers are being ended."""
         if self._template is not None:
             self._read()
         self._feed(core.StopBegan())
 
     def reaped(self, pid: int, code: int) -> None:
-        """A child that is no worker has ended."""
+        """Note that a child that is no worker has ended."""
         self._ending.discard(pid)
         if self._template is not None and pid == self._template.pid:
             self._failed(f"the template ended with code {code}")
@@ -230,7 +233,7 @@ class WarmStarts:
             self._feed(core.ParkedEnded())
 
     def close(self) -> None:
-        """Let nothing of it live; nobody reaps it here."""
+        """End the template and the parked workers; they are not reaped here."""
         self._alarm.set(None)
         self._end()
 
@@ -276,7 +279,7 @@ class WarmStarts:
         return min(max(times), self._clock()) if times else None
 
     def _news(self) -> list[str]:
-        """Modules that workers have imported and the template was not told."""
+        """Return modules that workers have imported and the template was not sent."""
         if self._preload:
             return []
         heard = self._heard | dict.fromkeys(_learnt(self._learnt))
@@ -310,7 +313,7 @@ class WarmStarts:
             self._template.send({"type": "park"}, theirs)
 
     def _read(self) -> None:
-        """Take what the template has said."""
+        """Take the template's messages."""
         template = self._template
         while template is not None and template is self._template:
             try:
@@ -350,7 +353,7 @@ class WarmStarts:
     def _take_parked(self, pid: int) -> None:
         one = next(each for each in self._parked if not each.pid)
         if pid in self.doomed or pid not in lineage.children():
-            # Before it was known it was taken for what a worker had left.
+            # Before it was known, it was taken as a leftover of a worker.
             self._parked.remove(one)
             one.pair.close()
             self._feed(core.Parked())
@@ -373,7 +376,7 @@ class WarmStarts:
 
     def _end(self) -> None:
         if self._fit:
-            # What it was taught last may be what it died of.
+            # The modules it was sent last may have caused its end.
             self._unfit.update(self._modules.keys() - self._fit)
             self._modules = dict(self._fit)
         template, self._template = self._template, None
@@ -392,13 +395,13 @@ class WarmStarts:
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are the same for every rank and attempt."""
+    """Return the variables that are equal for every rank and attempt."""
     return {name: value for name, value in environment.items() if name not in PER_RANK}
 
 
 def _learnt(files: Sequence[int]) -> Iterator[str]:
-    """Names of modules, in the order in which they were imported."""
+    """Return the names of modules, in the order in which they were imported."""
     for fd in files:
-        # What follows the last line is half a name.
+        # The text after the last line end is half a name.
         text = os.pread(fd, LEARNT_BYTES_MAX, 0).decode(errors="replace").rpartition("\n")[0]
         yield from (line for line in text.split("\n") if 0 < len(line) <= NAME_CHARACTERS)
