@@ -81,15 +81,15 @@ def __getattr__(name: str) -> Any:
 
 
 def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:
-    """Tell that a step was made, and up to 16 metrics of it; call it once per step on every rank.
+    """Report a finished step, and up to 16 metrics of it; call it once per step on every rank.
 
     Give plain numbers: a tensor on a GPU has to be fetched, which makes the step wait for the
-    device.  A metric keeps its value until it is told again.  What is no number is ignored, with
-    one warning; NaN and infinities are what the detector `nan` looks for.
+    device. A metric keeps its value until it is reported again. Values that are not numbers are
+    ignored, with one warning. The detector `nan` looks for NaN and infinities.
 
-    `samples=` is how many this rank's data has given since training began, counted on over
-    restarts, with this step's; it holds for this call alone.  Incidents then say how many were
-    repeated or skipped.
+    `samples=` is the number of samples that this rank's data has given since training began, this
+    step's included, counted on over restarts. It holds for this call alone. Incidents then report
+    how many samples were repeated or skipped.
     """
     try:
         _writer.progress(step, metrics)
@@ -98,8 +98,11 @@ def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:
 
 
 def phase(name: str) -> Phase:
-    """Tell what begins now, such as "train", "eval" or "checkpoint": silence that is usual in one
-    phase is not in another.  As a context manager it goes back to the phase before."""
+    """Report the phase that begins now, such as "train", "eval" or "checkpoint".
+
+    Each phase has its own usual length of silence. As a context manager it returns to the phase
+    before.
+    """
     try:
         return Phase(_writer.enter(str(name)))
     except Exception as error:  # noqa: BLE001
@@ -108,7 +111,7 @@ def phase(name: str) -> Phase:
 
 
 def checkpoint(step: SupportsInt) -> None:
-    """Tell that a checkpoint is complete, with everything up to this step."""
+    """Report that a checkpoint is complete, with everything up to this step."""
     try:
         _writer.checkpoint(int(step))
     except Exception as error:  # noqa: BLE001
@@ -117,10 +120,11 @@ def checkpoint(step: SupportsInt) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Where this process stands; outside of unbroken what torchrun says, or a world of one."""
+    """Rank, world size and attempt of this process; outside of unbroken, torchrun's values, or a
+    world of one."""
 
     is_managed: bool
-    """Started by an agent of unbroken."""
+    """True if an agent of unbroken has started the process."""
     job: str
     pod: str
     rank: int
@@ -130,11 +134,11 @@ class Context:
     attempt: int
     """Attempt of the job, from 0; each recovery starts the next."""
     restart_count: int
-    """As torchrun counts; with unbroken's own agent the same."""
+    """Number of restarts, as torchrun counts; with unbroken's own agent the same as `attempt`."""
 
 
 def context() -> Context:
-    """Read from the environment variables."""
+    """Return the context, read from the environment variables."""
     job, restarts = os.environ.get("UNBROKEN_JOB", ""), _number("TORCHELASTIC_RESTART_COUNT", 0)
     return Context(
         is_managed="RANK" in os.environ and bool(job or VARIABLE in os.environ),
@@ -158,7 +162,7 @@ class Phase:
         self._before = before
 
     def __enter__(self) -> None:
-        """Nothing: the phase began with the call."""
+        """Do nothing: the phase began with the call."""
 
     def __exit__(
         self,
@@ -166,27 +170,27 @@ class Phase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Go back to the phase before."""
+        """Return to the phase before."""
         if self._before is not None:
             phase(self._before)
 
 
 class _Nowhere:
-    """There is no page, or it is another process's."""
+    """The writer if there is no page, or it is another process's."""
 
     def progress(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def enter(self, phase: str) -> str | None:
-        """Nothing."""
+        """Do nothing."""
         return None
 
     def checkpoint(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class _Unclaimed(_Nowhere):
-    """Looks for the page when something is told first."""
+    """The writer before its first report, which looks for the page."""
 
     def progress(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
         _claim().progress(step, metrics)
@@ -199,10 +203,10 @@ class _Unclaimed(_Nowhere):
 
 
 class _Writer(_Nowhere):
-    """Writes the page; what an earlier process of this worker has told goes on counting.
+    """Writes the page; reports of an earlier process of this worker still count.
 
-    Threads and signal handlers may tell things at once.  A lock would cost as much as all the rest,
-    and is not needed: a record is written by one store that Python does not interrupt, and what a
+    Threads and signal handlers may report at the same time. A lock would cost as much as all the
+    rest, and is not needed: a record is written by one store that Python does not interrupt. What a
     lost race leaves out is in the next record.
     """
 
@@ -257,7 +261,7 @@ class _Writer(_Nowhere):
                 is_bad = True
         self._bad_calls += is_bad
         if SAMPLES in known and SAMPLES not in told:
-            # It belongs to its step.
+            # The value belongs to its step.
             del known[SAMPLES]
             self._named = -1
         if len(known) != self._named:
@@ -270,7 +274,7 @@ class _Writer(_Nowhere):
         self._text, self._named = text(self._visit.phase, [*self._metrics]), len(self._metrics)
 
     def _salvage(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Take what can be taken."""
+        """Keep the valid values."""
         try:
             self._step = _whole(step)
         except Exception:  # noqa: BLE001
@@ -325,11 +329,11 @@ def _claim() -> _Nowhere:
 
 
 def _found() -> _Writer | None:
-    """The page, if this process has inherited it and is the first of its worker to write."""
+    """Return the page, if this process has inherited it and is the first of its worker to write."""
     try:
         fd = int(os.environ[VARIABLE])
         status = os.fstat(fd)
-        # The variable may outlive the descriptor, which may be anything by now.
+        # The variable may outlive the descriptor, whose number may be another file's by now.
         if not stat.S_ISREG(status.st_mode) or status.st_size != PAGE_BYTES:
             return None
         found = version(os.pread(fd, PAGE_BYTES, 0))
@@ -340,7 +344,7 @@ def _found() -> _Writer | None:
             _warn(f"the agent's page has version {found}, not {VERSION}: nothing is told")
         return None
     try:
-        # Held until this process ends: what it starts inherits the page as well.
+        # Held until this process ends: processes that it starts inherit the page as well.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return _Writer(mmap.mmap(fd, PAGE_BYTES))
     except (BlockingIOError, PermissionError):
@@ -351,9 +355,9 @@ def _found() -> _Writer | None:
 
 
 def _forget() -> None:
-    """In a forked child: the page is its parent's, and so may be the lock.
+    """Drop the page in a forked child: it is the parent's, and so may be the lock.
 
-    A template of warm workers has none; its forks are given theirs.
+    A template of warm workers has no page; its forks get their own.
     """
     global _writer, _lock
     is_template = _writer is _UNCLAIMED and VARIABLE not in os.environ

@@ -1,7 +1,7 @@
 """The worker's end of the agent's socket: one connection of the process, read by a thread.
 
-Without an agent, or with one that has no socket, there is no channel.  Processes forked from the
-one that speaks have none either: the agent would take their words for the worker's.
+Without an agent, or with an agent that has no socket, there is no channel. Processes forked from
+the connected one have none either: the agent would take their messages for the worker's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
 __all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
 
 FDS_MAX = 64
-"""Beside one frame; the kernel takes 253."""
+"""Descriptors beside one frame at most; the kernel takes 253."""
 ANSWER_SECONDS = 10.0
 Heard = Callable[[Mapping[str, Any]], None]
 P = ParamSpec("P")
@@ -35,14 +35,14 @@ _whole: set[CodeType] = set()
 
 
 def whole(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that `restartable` does not interrupt: half a frame would end the channel."""
+    """Mark a function that `restartable` does not interrupt: half a frame would end the channel."""
     _whole.add(function.__code__)
     return function
 
 
 def is_whole(frame: FrameType | None) -> bool:
-    """True if such a function runs, called from wherever, or a finalizer: what is raised in one
-    Python only prints."""
+    """True if such a function runs, whatever called it, or a finalizer: Python only prints
+    exceptions in one."""
     while frame is not None:
         if frame.f_code in _whole or frame.f_code.co_name == "__del__":
             return True
@@ -61,8 +61,11 @@ class _Answer:
 
 
 class Channel:
-    """Messages both ways, from any thread.  What is not asked for and not listened to is dropped,
-    and so are the descriptors that came with it."""
+    """Messages both ways, from any thread.
+
+    Messages that are neither requested nor have a handler are dropped, and so are the descriptors
+    that came with them.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -74,17 +77,19 @@ class Channel:
         self.is_open = True
 
     def start(self) -> None:
-        """Introduce this process, and read."""
+        """Register this process, and read."""
         self.introduce(restartable=False)
         threading.Thread(target=self._read, name="unbroken-channel", daemon=True).start()
 
     def introduce(self, *, restartable: bool) -> None:
-        """Say which worker this is, and whether it leaves its training when it is told."""
+        """Report which worker this is, and whether it leaves its training on request."""
         self.send({"type": INIT, "restartable": restartable, "attempt": attempt_now()})
 
     def listen(self, heard: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
-        """Set the handlers of messages, by type, and the handler of the agent's end.  They are
-        called by the thread that reads, so none may wait in there."""
+        """Set the handlers of messages, by type, and the handler of the agent's end.
+
+        They are called by the thread that reads, so none may wait in there.
+        """
         with self._lock:
             self._heard, self._ended = dict(heard), ended
         if not self.is_open and ended is not None:
@@ -92,7 +97,7 @@ class Channel:
 
     @whole
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> bool:
-        """Say something; False: there is no agent any more."""
+        """Send a message; return False if there is no agent any more."""
         with self._lock:
             return self._say(message, fds)
 
@@ -103,9 +108,9 @@ class Channel:
         fds: Sequence[int] = (),
         seconds: float = ANSWER_SECONDS,
     ) -> tuple[Mapping[str, Any], list[int]]:
-        """Ask, and wait for the answer and the descriptors beside it, which are the caller's.
+        """Send a request; return the answer and the descriptors beside it, which are the caller's.
 
-        WorldError: the agent is gone, or does not answer.
+        Raises WorldError if the agent is gone, or does not answer.
         """
         answer = self._ask(message, answer_type, fds)
         try:
@@ -129,7 +134,8 @@ class Channel:
 
     @whole
     def _taken(self, answer: _Answer) -> Mapping[str, Any] | None:
-        """Take the answer that has come; a later one is dropped, but keeps its place in the row."""
+        """Take the answer that has come; a later one is dropped, but keeps its place in the
+        order."""
         with self._lock:
             answer.is_wanted = False
             if sys.exc_info()[0] is not None:
@@ -146,7 +152,7 @@ class Channel:
                 data = data[socket.send_fds(self._sock, [data], fds) :]
                 fds = ()
         except OSError:
-            # The thread that reads sees the end as well, and says so.
+            # The thread that reads sees the end as well, and reports it.
             return False
         return True
 
@@ -164,8 +170,10 @@ class Channel:
         self._end()
 
     def _receive(self, size: int) -> tuple[bytes, list[int]]:
-        """Receive this number of bytes: to the byte, so that descriptors, which come with the first
-        byte of their frame, are known to be its."""
+        """Receive exactly this number of bytes.
+
+        Descriptors come with the first byte of their frame, and so are known to belong to it.
+        """
         data, fds = bytearray(), array.array("i")
         room = socket.CMSG_SPACE(FDS_MAX * fds.itemsize)
         while len(data) < size:
@@ -206,7 +214,7 @@ class Channel:
             ended()
 
     def forget(self) -> None:
-        """In a forked child: the connection is its parent's."""
+        """Drop the connection in a forked child: it is its parent's."""
         self.is_open = False
         self._lock = threading.Lock()
         self._sock.close()
@@ -218,7 +226,7 @@ _is_child = False
 
 
 def connect() -> Channel | None:
-    """This process's channel, made when it is first asked for; None: nobody is there."""
+    """Return this process's channel, made on first use; None: there is no agent."""
     global _channel
     with _lock:
         if _channel is None and not _is_child and not _is_helper():
@@ -248,7 +256,7 @@ def _is_helper() -> bool:
 
 
 def attempt_now() -> int:
-    """The attempt that this process trains in, or has come from."""
+    """Return the attempt that this process trains in, or trained in last."""
     with contextlib.suppress(ValueError):
         return int(os.environ.get("JOB_RESTART_COUNT") or 0)
     return 0
@@ -271,7 +279,7 @@ def _forget() -> None:
     global _channel, _is_child, _lock
     _lock = threading.Lock()
     if _channel is not None:
-        # A worker forked from a template that has not spoken may speak.
+        # A worker forked from a template that has not connected may connect.
         _channel.forget()
         _channel, _is_child = None, True
 

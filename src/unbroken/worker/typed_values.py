@@ -1,12 +1,13 @@
 """Values as bytes and back: a tagged encoding of a closed set of types.
 
 Reading never imports a module, looks up a name, or calls anything but the constructors in the
-tables below, whoever wrote the bytes.  The encoding holds None, bool, int, float, complex, str,
+tables below, whoever wrote the bytes. The encoding holds None, bool, int, float, complex, str,
 bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, the containers of `collections`,
-dates and times, torch's Size, device and dtype, and numpy's dtypes and scalars.  Tensors and arrays
-stay outside: the caller gives each a number.  A `Form` adds one class.
+dates and times, torch's Size, device and dtype, and numpy's dtypes and scalars. Tensors and arrays
+stay outside: the caller gives each a number. A `Form` adds one class.
 
-A container that occurs twice in a value occurs twice, as one object, in what is read back.
+A container that occurs twice in a value occurs twice, as one object, in the value that is read
+back.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ BYTES_MAX = 1 << 30
 REPEATED_MAX = 20_000_000
 """Values that repeated containers may add when a value is walked as a tree."""
 PACKED_MIN = 8
-"""Items from which a list of numbers or strings is written as one block."""
+"""Items from which on a list of numbers or strings is written as one block."""
 _SIZE, _WORD, _DOUBLE = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<d")
 _SIMPLE = {None: b"N", True: b"T", False: b"F"}
 _DTYPE = re.compile(r"[<>|=][biufcSUMmV]\d{0,9}(\[[0-9A-Za-z]{1,9}\])?")
 _TEXT = ("utf-8", "surrogatepass")
 Hole = Callable[[Any], int | None]
-"""Gives a tensor or an array its number; None: the value is neither."""
+"""Returns the number of a tensor or an array; None: the value is neither."""
 
 
 class NotEncodable(SpecError):
@@ -51,14 +52,14 @@ class NotEncodable(SpecError):
         self.reason, self.path = reason, ""
 
     def below(self, step: str) -> NotEncodable:
-        """The same error, seen from one container further out."""
+        """Return the same error, seen from one container further out."""
         self.path = step + self.path
         return self
 
 
 @dataclass(frozen=True)
 class Form:
-    """How objects of one class are written: as the parts from which it is made again."""
+    """The encoding of one class: its parts, and how they make the object again."""
 
     kind: type
     name: str
@@ -67,7 +68,7 @@ class Form:
 
 
 def record(kind: type, *names: str) -> Form:
-    """The form of a dataclass: its fields in order, all of them where no names are given."""
+    """Return the form of a dataclass: its fields in order, or the named ones."""
     wanted = names or tuple(one.name for one in fields(kind))
     return Form(
         kind,
@@ -89,7 +90,7 @@ def exchanged(kind: _Class) -> _Class:
 
 
 def choice(kind: type[Enum]) -> Form:
-    """The form of an enum: the member's name."""
+    """Return the form of an enum: the member's name."""
     return Form(
         *(kind, f"{kind.__module__}.{kind.__qualname__}"),
         lambda value: (value.name,),
@@ -115,7 +116,7 @@ def _split_ordered(value: Any) -> Iterable[Any]:
 def _join_ordered(parts: Sequence[Any]) -> Any:
     found: Any = OrderedDict(_pairs(parts[1:]))
     if parts[0] is not None:
-        # The versions of modules, which load_state_dict of torch asks for.
+        # Versions of modules, which load_state_dict of torch needs.
         found._metadata = parts[0]
     return found
 
@@ -154,7 +155,7 @@ _TYPES = {
         timezone,
     )
 }
-"""Classes that may be values themselves, as the factory of a defaultdict is."""
+"""Classes that may be values themselves, such as the factory of a defaultdict."""
 _FORMS = [
     Form(complex, "complex", lambda v: (v.real, v.imag), lambda p: complex(*p)),
     Form(set, "set", list, set),
@@ -175,7 +176,7 @@ _FORMS = [
     Form(type, "type", lambda v: (_type_name(v),), lambda p: _TYPES[p[0]]),
 ]
 _SHARED = (dict, list, bytearray, set, deque, Counter, OrderedDict, defaultdict)
-"""Classes of which an object that occurs twice is written once."""
+"""Classes whose objects are written once, even if they occur twice."""
 
 
 def _type_name(kind: type) -> str:
@@ -204,7 +205,7 @@ def _of_torch() -> tuple[Form, ...]:
 
 @lru_cache(maxsize=128)
 def torch_dtype(name: str) -> Any:
-    """A dtype by its name without `torch.`; ValueError: there is none."""
+    """Return a dtype by its name without `torch.`. Raises ValueError if there is none."""
     torch = import_module("torch")
 
     found = vars(torch).get(name)
@@ -240,7 +241,8 @@ _NUMPY = (
 
 
 def encode(value: Any, hole: Hole = lambda _: None, forms: Iterable[Form] = ()) -> bytes:
-    """The bytes of a value.  NotEncodable: something in it has no form; `path` says where."""
+    """Return the bytes of a value. Raises NotEncodable with the `path` of a part that has no
+    form."""
     writer = _Writer(hole, forms)
     writer.write(value, 0)
     if len(writer.out) > BYTES_MAX:
@@ -251,8 +253,10 @@ def encode(value: Any, hole: Hole = lambda _: None, forms: Iterable[Form] = ()) 
 def decode(
     data: bytes, fill: Callable[[int], Any] | None = None, forms: Iterable[Form] = ()
 ) -> Any:
-    """The value of some bytes, with what `fill` gives in place of each hole's number.  ValueError:
-    they are no value, or one beyond the bounds."""
+    """Return the value of some bytes, with the result of `fill` in place of each hole's number.
+
+    Raises ValueError if they are no value, or one beyond the bounds.
+    """
     if len(data) > BYTES_MAX:
         raise ValueError(f"{len(data)} bytes, more than {BYTES_MAX}")
     reader = _Reader(data, fill or _no_hole, forms)
@@ -281,7 +285,7 @@ class _Writer:
         """Temporary objects, whose ids may be in `_done`."""
 
     def write(self, value: Any, depth: int) -> None:
-        """Add one value."""
+        """Write one value."""
         out, kind = self.out, type(value)
         if kind is str:
             data = value.encode(*_TEXT)
@@ -385,16 +389,16 @@ class _Writer:
 
 
 def _step(value: Any, parts: Sequence[Any], at: int) -> str:
-    """How a path names one of the parts."""
+    """Return the name of one of the parts, for a path."""
     if not isinstance(value, Mapping):
         return f"<{type(value).__name__}>"
-    # Keys and values take turns, in some classes after one part that is neither.
+    # Keys and values alternate, in some classes after one part that is neither.
     first = len(parts) % 2
     return f"[{parts[max(at - (at - first) % 2, 0)]!r}]"[:80]
 
 
 def _packed(items: Sequence[Any]) -> bytes:
-    """A block of numbers or strings of one type; empty: they are none."""
+    """Return a block of numbers or strings of one type; empty: the list is neither."""
     kinds = set(map(type, items))
     kind = kinds.pop()
     if kinds:
@@ -427,7 +431,7 @@ class _Reader:
         self._values = self._repeated = 0
 
     def read(self, depth: int) -> Any:
-        """One value."""
+        """Return one value."""
         if depth > DEPTH_MAX + 1:
             raise ValueError(f"more than {DEPTH_MAX} levels deep")
         tag = self._data[self.at : self.at + 1]
@@ -443,7 +447,7 @@ class _Reader:
         return found
 
     def _nested(self, tag: bytes, below: int) -> tuple[Any, bool]:
-        """A container, and whether it may occur again."""
+        """Return a container, and whether it may occur again."""
         if tag == b"m":
             count = self._count(2)
             return {self.read(below): self.read(below) for _ in range(count)}, True
@@ -483,7 +487,7 @@ class _Reader:
         return _numbers(tag.decode(), self._taken(8 * count)).tolist()
 
     def _count(self, least: int) -> int:
-        """A number of items, each of which has so many bytes at least."""
+        """Return a number of items, each of which has at least this number of bytes."""
         (count,) = _SIZE.unpack(self._taken(4))
         if count * least > len(self._data) - self.at:
             raise ValueError(f"{count} items in {len(self._data) - self.at} bytes")
@@ -497,23 +501,23 @@ class _Reader:
         return found
 
     def bytes(self) -> bytes:
-        """Bytes after their number."""
+        """Return bytes after their length."""
         return self._taken(self._count(1))
 
     def word(self) -> int:
-        """An integer of 64 bits."""
+        """Return an integer of 64 bits."""
         return int(_WORD.unpack(self._taken(8))[0])
 
     def small(self) -> int:
-        """An integer of one byte."""
+        """Return an integer of one byte."""
         return self._taken(1)[0]
 
     def double(self) -> float:
-        """A number of 64 bits."""
+        """Return a number of 64 bits."""
         return float(_DOUBLE.unpack(self._taken(8))[0])
 
     def again(self) -> Any:
-        """An object that was read before."""
+        """Return an object that was read before."""
         found, values = self._done[self._count(0)]
         self._repeated += values
         if self._repeated > REPEATED_MAX:

@@ -1,7 +1,7 @@
-"""A process becomes the user's program, as if `python` had been started with it.
+"""Turn a process into the user's program, as if `python` had been started with it.
 
-Whatever goes wrong before the program's first line, the interpreter itself is told to start it:
-nobody else knows its messages so well.
+If anything goes wrong before the program's first line, the interpreter itself starts it: only the
+interpreter produces its own messages exactly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from _frozen_importlib import BuiltinImporter
 from _frozen_importlib_external import SourceFileLoader
 
-# What is imported here could be beside the program too, which then would not get its own.
+# A module imported here may also lie beside the program, which then would not get its own.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""As agent/workers/environment.py starts a cold worker of this kind."""
+"""Command of `python -c` as in agent/workers/environment.py, which starts a cold worker of this
+kind."""
 _OURS = (__file__, __file__.replace("becoming.py", "boot.py"))
 _KEPT = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__",
          "__builtins__")  # fmt: skip
 
 
 def command(begin: list[str], kind: str, arguments: list[str]) -> list[str]:
-    """How a cold start says it; `begin` is the interpreter with its options."""
+    """Return the command of a cold start; `begin` is the interpreter with its options."""
     flags = {"script": [], "module": ["-m"], "run-path": ["-c", RUN_PATH]}[kind]
     return [*begin, *flags, *arguments]
 
 
 def start_anew(command: list[str]) -> NoReturn:
-    """Let a new interpreter take this process's place: a cold start."""
+    """Replace this process by a new interpreter: a cold start."""
     os.execv(sys.executable, command)
 
 
 def first_path(kind: str, file: str) -> str | None:
-    """Path that the interpreter puts in front of `sys.path`; None for nothing."""
+    """Return the path that the interpreter puts in front of `sys.path`; None: it puts none."""
     if kind == "script" and _is_container(_absolute(file)):
         return _absolute(file)
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
@@ -48,8 +49,10 @@ def first_path(kind: str, file: str) -> str | None:
 
 
 def show(begin: list[str], kind: str, arguments: list[str]) -> str | None:
-    """Look like the program to modules that are imported before it; what is in front of
-    `sys.path` then, as in the program."""
+    """Make the process look like the program to modules that are imported before it.
+
+    Return the front of `sys.path` then, as in the program.
+    """
     sys.orig_argv[:] = command(begin, kind, arguments)
     sys.argv = {"script": [], "module": ["-m"], "run-path": ["-c"]}[kind] + arguments
     main = sys.modules["__main__"]
@@ -70,10 +73,10 @@ def become(
     order: list[str],
     ended: Callable[[], None],
 ) -> None:
-    """Run the program in `main`, the namespace of `__main__`; must be the last statement of it.
+    """Run the program in `main`, the namespace of `__main__`; this must be its last statement.
 
-    `order` is kind and arguments; the program's directory comes to `position` in `sys.path`;
-    `ended` is called where the program has not failed.
+    `order` is kind and arguments. The program's directory goes to `position` in `sys.path`. `ended`
+    is called if the program has not failed.
     """
     kind, *arguments = order
     sys.orig_argv[:] = command(begin, kind, arguments)
@@ -95,7 +98,7 @@ def become(
 def _program(
     main: dict[str, Any], kind: str, arguments: list[str], front: str | None
 ) -> Callable[[], None]:
-    """Prepare `__main__` and `sys.argv`; what is returned runs the program."""
+    """Prepare `__main__` and `sys.argv`; return a function that runs the program."""
     for name in [*main]:
         if name not in _KEPT:
             del main[name]
@@ -135,12 +138,12 @@ def _compiled(file: str) -> CodeType:
 
 
 def _absolute(file: str) -> str:
-    """As the interpreter does it: `./` stays."""
+    """Return the absolute path as the interpreter makes it: `./` stays."""
     return file if file.startswith("/") else f"{os.getcwd()}/{file}"
 
 
 def _is_container(file: str) -> bool:
-    """A directory or archive with a `__main__`."""
+    """True for a directory or archive with a `__main__`."""
     for hook in sys.path_hooks:
         try:
             hook(file)
@@ -151,7 +154,7 @@ def _is_container(file: str) -> bool:
 
 
 def _hide_ourselves(error: BaseException) -> None:
-    """Show no frame of ours when the interpreter prints this error."""
+    """Hide frames of this file when the interpreter prints the error."""
     theirs = getattr(sys, "excepthook", None)
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -168,7 +171,7 @@ def _hide_ourselves(error: BaseException) -> None:
 
 
 def _print(theirs: Any, kind: Any, value: Any, trace: Any) -> None:
-    """As PyErr_Print of CPython does, hooks that fail included."""
+    """Print the error as PyErr_Print of CPython does, hooks that fail included."""
     if theirs is None:
         sys.stderr.write("sys.excepthook is missing\n")
         theirs = sys.__excepthook__

@@ -1,11 +1,12 @@
 """Become a worker: `python -u boot.py run KIND ARGS...`, or be the template of workers.
 
-It is run by path by the worker's interpreter, which need not have unbroken installed, and so are
-the files that it loads from beside it: standard library only, and nothing of theirs stays in
-`sys.path` or `sys.modules`.  wire/warm.py is the vocabulary, docs/design/fast-recovery.md says why.
+The worker's interpreter runs this file by path and need not have unbroken installed. The same holds
+for the files beside it that it loads. They use the standard library only, and leave nothing in
+`sys.path` or `sys.modules`. wire/warm.py has the messages, docs/design/fast-recovery.md the
+reasons.
 
-`template FD KIND ARGS...` serves the agent at the other end of FD; it goes on below only in a
-process that was forked from it and has its order.  Both then end as the user's program does: by the
+`template FD KIND ARGS...` serves the agent at the other end of FD. It continues below only in a
+process that was forked from it and has its order. Both then end as the user's program does: by the
 interpreter, at the end of this file, with a `__main__` in which nothing of this file is left.
 """
 
@@ -21,7 +22,7 @@ _shown = {*sys.modules}
 
 
 def _beside(path: str, directory: str = __file__.rpartition("/")[0]) -> ModuleType:
-    """Load a file of ours, named from this directory."""
+    """Load a file of this package, named from this directory."""
     from _frozen_importlib_external import SourceFileLoader
 
     name = "unbroken." + path.rpartition("/")[2]
@@ -32,7 +33,7 @@ def _beside(path: str, directory: str = __file__.rpartition("/")[0]) -> ModuleTy
 
 
 if __name__ == "__main__":
-    # Before anything is imported: this directory is not the user's.
+    # Before any import: this directory is not the user's.
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path_importer_cache.pop(sys.path.pop(0), None)
     sys.path_importer_cache.pop(__file__, None)

@@ -10,17 +10,17 @@ _INT_BYTES = 4
 
 
 class Pair:
-    """Our end; takes the descriptor over."""
+    """This side's end; it takes over the descriptor."""
 
     def __init__(self, number: int) -> None:
         self._socket = _socket.socket(fileno=number)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Waits until there is room.  OSError where nobody is at the other end."""
+        """Send a message; wait until there is room. Raises OSError if the other end is closed."""
         self._socket.sendmsg([encoded(message)], [], _socket.MSG_NOSIGNAL)
 
     def receive(self, bytes_max: int) -> tuple[dict[str, Any] | None, list[int]]:
-        """The next message with its descriptors, closed on exec; None at the end of file."""
+        """Return the next message with its descriptors, closed on exec; None at the end of file."""
         room = _socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT_BYTES)
         try:
             data, beside, _, _ = self._socket.recvmsg(bytes_max, room, _socket.MSG_CMSG_CLOEXEC)
@@ -35,20 +35,20 @@ class Pair:
         return (decoded(data) if data else None), numbers
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Once is enough."""
+        """Close the descriptor; call it once only."""
         self._socket.close()
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    """One line of JSON."""
+    """Return one line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decoded(data: bytes) -> dict[str, Any]:
-    """ValueError where it is no JSON."""
+    """Return the message in a line. Raises ValueError if it is no JSON."""
     found: dict[str, Any] = json.loads(data)
     return found

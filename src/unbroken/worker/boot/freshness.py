@@ -1,8 +1,8 @@
-"""Whether what has been imported is still what is on disk.
+"""Check whether imported files are unchanged on disk.
 
-A look at 2,000 files takes a processor 6 ms, in the midst of a recovery.  Where nobody else can
-write a file system, inotify tells of any change in a directory: then only what it cannot tell of is
-looked at (files elsewhere, links to others), until it has told something.
+Looking at 2,000 files takes a processor 6 ms, in the middle of a recovery. If no other machine can
+write to a file system, inotify reports any change in a directory. Then only files that inotify
+cannot report on (files elsewhere, links to others) are looked at, until it has reported something.
 """
 
 import os
@@ -20,7 +20,7 @@ State = tuple[int, int]
 
 
 class Freshness:
-    """States of files, most of them below some roots (which end with `/`)."""
+    """States of files, most of them below the given roots (which end with `/`)."""
 
     def __init__(
         self,
@@ -31,21 +31,21 @@ class Freshness:
         self._files, self._roots, self._state = files, roots, state
         self._fd = -1
         self._watch()
-        # Before there were watches something may have changed.
+        # Before there were watches, files may have changed.
         self._changed = self._first(files)
 
     def fds(self) -> tuple[int, ...]:
-        """Open descriptors of its own."""
+        """Return its own open descriptors."""
         return (self._fd,) if self._fd >= 0 else ()
 
     def close(self) -> None:
-        """Be told nothing any more."""
+        """Stop watching."""
         for fd in self.fds():
             os.close(fd)
         self._fd = -1
 
     def changed_file(self) -> str | None:
-        """One that is not as it was."""
+        """Return a file that has changed."""
         if self._changed is None and (self._is_told() or self._is_moved()):
             self.close()
             self._watch()
@@ -67,9 +67,10 @@ class Freshness:
         return any(_identity(root) != known for root, known in self._places.items())
 
     def _watch(self) -> None:
-        """Have told what can be; of the rest `_unwatched` has the known states."""
+        """Watch the files that inotify can report on; `_unwatched` has the known states of the
+        rest."""
         self._unwatched, self._places = dict(self._files), {}
-        # A program that has no use for ctypes does not get it from us.
+        # A program that does not use ctypes must not get it from this library.
         libc: Any = "ctypes" in sys.modules and sys.modules["ctypes"].CDLL(None)
         if not libc or not hasattr(libc, "inotify_init1"):
             return
@@ -86,7 +87,8 @@ class Freshness:
     def _add(
         self, file: str, root: str, libc: Any, systems: dict[int, str], is_watched: dict[str, bool]
     ) -> bool:
-        """Watch its directory and those above, up to the root; whether that can be trusted."""
+        """Watch its directory and those above, up to the root; return whether these watches can be
+        trusted."""
         directory = os.path.dirname(file)
         while len(directory) + 1 >= len(root):
             if directory not in is_watched:
@@ -101,7 +103,7 @@ class Freshness:
 
 
 def _is_plain(file: str) -> bool:
-    """True if it has one name only: a change under another is told there."""
+    """True if the file has only one name: a change under another name is reported there."""
     try:
         status = os.lstat(file)
     except OSError:
@@ -118,7 +120,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _systems() -> dict[int, str]:
-    """The type of file system, by device (proc_pid_mountinfo(5))."""
+    """Return the type of file system, by device (proc_pid_mountinfo(5))."""
     found = {}
     with open("/proc/self/mountinfo") as lines:
         for line in lines:

@@ -1,10 +1,10 @@
-"""Modules are imported before the program that asks for them, and only those which cannot tell.
+"""Import of modules before the program asks for them, limited to modules that cannot notice.
 
-A module is left out if it is not the interpreter's own, ours or of site-packages, if it fails, if
-it reads a variable of one rank while it is imported, or if it leaves something behind that a fork
-would share or lose: a thread, a process, a socket, another directory.  Whoever imports such a
-module is left out too.  Code of a module that is left out may have run: then nobody can say what it
-has changed, and the process must not be used (`is_tainted`).
+A module is left out for any of these reasons. It is not the interpreter's own, unbroken's or of
+site-packages. It fails. It reads a variable of one rank while it is imported. It leaves something
+behind that a fork would share or lose: a thread, a process, a socket, another directory. A module
+that imports such a module is left out too. Code of a module that is left out may have run. Its
+changes are then unknown, and the process must not be used (`is_tainted`).
 """
 
 import os
@@ -22,25 +22,26 @@ class _LeftOutError(BaseException):
 
 
 class Importer:
-    """Imports modules, and keeps what has been seen of them."""
+    """Imports modules, and keeps what it has observed about them."""
 
     def __init__(self, per_rank: Sequence[str], is_given: bool, left_out: dict[str, str]) -> None:
         self.left_out = left_out
-        """Why, by name; from the beginning what an earlier process of this template found."""
+        """Reasons by name; initially those of an earlier process of this template."""
         self.skipped: dict[str, str] = {}
         """Modules that failed or were not allowed, with the reason."""
         self.files: dict[str, tuple[int, int]] = {}
-        """Size and time of change, as they were before they were read."""
+        """Size and time of change of each file, from before it was read."""
         self.variables: dict[str, str | None] = {}
         """Variables that modules have read from the environment."""
         self.is_tainted = False
         self._per_rank = frozenset(per_rank)
         self._is_given = is_given
         self.roots = _roots()
-        """Beginnings of paths of what may be imported."""
+        """Beginnings of paths of modules that may be imported."""
 
     def run(self, names: Sequence[str], look: Callable[[], str | None]) -> None:
-        """Import them in this order; `look` says what is wrong with the process by now."""
+        """Import the modules in this order; `look` returns what is wrong with the process by
+        now."""
         before = type(os.environ)
         os.environ.__class__ = _watched(self._read)
         sys.meta_path.insert(0, self)
@@ -49,14 +50,14 @@ class Importer:
                 if name not in sys.modules and not self._is_known(name):
                     self._import(name, look)
                 if self.is_tainted and look():
-                    # What comes now is not to blame.
+                    # A module that follows is not the cause.
                     break
         finally:
             sys.meta_path.remove(self)
             os.environ.__class__ = before
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Spec that the other finders find, if the module may be imported."""
+        """Return the spec of the other finders, if the module may be imported."""
         if name in self.left_out:
             self._leave_out(name, f"{name}: {self.left_out[name]}")
         spec = self._found(name, path, target)
@@ -68,9 +69,9 @@ class Importer:
         return spec
 
     def remember_imported(self, archive: str | None) -> None:
-        """Take note of the files of what has been imported without us.
+        """Record the files of modules that were imported without this class.
 
-        The program is read when it starts, but for one that is an archive: its table is kept.
+        The program itself is read when it starts, except for an archive: its table is kept.
         """
         for name, module in [*sys.modules.items()]:
             if name != "__main__":
@@ -127,7 +128,7 @@ class Importer:
             return self._is_ours(spec.origin)
         portions = spec.submodule_search_locations
         if portions is None:
-            # Made by its package, as `six.moves` is.
+            # Made by its package, like `six.moves`.
             return name.partition(".")[0] in sys.modules and "." in name
         return all(self._is_ours(portion) for portion in portions)
 
@@ -142,7 +143,7 @@ class Importer:
 
 
 def first_of(directory: str | None, names: Sequence[str]) -> str | None:
-    """The first of these modules that the program's own directory would have hidden."""
+    """Return the first of these modules that the program's own directory would have hidden."""
     from _frozen_importlib_external import PathFinder
 
     if directory is None:
@@ -152,14 +153,14 @@ def first_of(directory: str | None, names: Sequence[str]) -> str | None:
         names = [name for name in names if name in there]
     for name in names:
         spec = PathFinder.find_spec(name, [directory])
-        # A directory alone hides nothing.
+        # A directory alone hides no module.
         if spec is not None and spec.loader is not None:
             return name
     return None
 
 
 def _roots() -> tuple[str, ...]:
-    # Our own package may be installed from anywhere.
+    # The package `unbroken` may be installed from anywhere.
     found = [os.path.dirname(os.__file__), __file__.rpartition("/worker/")[0]]
     site: ModuleType | None = sys.modules.get("site")
     if site is not None:
@@ -171,7 +172,8 @@ def _roots() -> tuple[str, ...]:
 
 
 def _watched(read: Callable[[str, str | None], None]) -> type:
-    """A class for `os.environ` that tells what is read; iterating over all is not reading one."""
+    """Return a class for `os.environ` that reports each read; iterating over all variables is not a
+    read."""
 
     class Watched(os._Environ):  # type: ignore[type-arg]
         def __getitem__(self, key: Any) -> Any:
@@ -187,7 +189,7 @@ def _watched(read: Callable[[str, str | None], None]) -> type:
 
 
 def _importing() -> Iterator[str]:
-    """Modules whose code is under way, innermost first."""
+    """Return the modules whose code is being executed, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__")
@@ -197,7 +199,7 @@ def _importing() -> Iterator[str]:
 
 
 def state(file: str) -> tuple[int, int] | None:
-    """Size and time of change; None: it is not there."""
+    """Return size and time of change; None: the file does not exist."""
     try:
         status = os.stat(file)
     except OSError:

@@ -1,4 +1,5 @@
-"""Find what keeps a destroyed process group of torch alive, and so its threads and connections."""
+"""Find references that keep a destroyed process group of torch alive, with its threads and
+connections."""
 
 from __future__ import annotations
 
@@ -15,19 +16,22 @@ if TYPE_CHECKING:
 C10D = "torch.distributed.distributed_c10d"
 KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
            "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
-"""Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
-with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
+"""Modules with `group.WORLD` as a default.
+
+Imported while there is a group, as an optimizer does with the first, they would keep the group and
+its connections: its peers would wait (torch 2.6 to 2.13).
+"""
 RELEASE = "unbroken-release"
 END_SECONDS = 1.0
-"""For groups at the end of a program."""
+"""Seconds for groups at the end of a program."""
 
 
 def let_go() -> None:
     """End the threads of groups that were destroyed, at the end of a program.
 
-    One of gloo that lets go of its last collective while the interpreter ends aborts the process,
-    which then looks like a failed worker (`terminate called without an active exception`; 3 of 62
-    runs of a script of two ranks, torch 2.13).
+    A thread of gloo that releases its last collective while the interpreter ends aborts the
+    process. That looks like a failed worker (`terminate called without an active exception`; 3 of
+    62 runs of a script of two ranks, torch 2.13).
     """
     c10d = sys.modules.get(C10D)
     if c10d is None or not hasattr(c10d, "is_initialized") or c10d.is_initialized():
@@ -38,14 +42,15 @@ def let_go() -> None:
     from time import monotonic  # noqa: TID251  (how long the program has ended)
 
     until = monotonic() + END_SECONDS
-    # Those of restarts too, which may just be at it.
+    # Threads of restarts too, which may be releasing groups now.
     for thread in threading.enumerate():
         if thread.name == RELEASE:
             thread.join(max(0.0, until - monotonic()))
 
 
 def _collect() -> None:
-    """Models hold their groups in cycles, and must not be the last to (`groups._release`)."""
+    """Collect garbage: models hold their groups in cycles, and must not hold the last reference
+    (`groups._release`)."""
     import gc
 
     module = sys.modules.get("torch.nn.parallel.distributed")
@@ -57,8 +62,11 @@ def _collect() -> None:
 
 
 def release(act: Callable[[], object]) -> threading.Thread:
-    """Let go of groups, in a thread.  A group waits for its own, and one of gloo that has lost a
-    message ends with its timeout."""
+    """Release groups, in a thread.
+
+    A group waits for its own threads, and a thread of gloo that has lost a message ends with its
+    timeout.
+    """
     import threading
 
     thread = threading.Thread(target=act, name=RELEASE, daemon=True)
@@ -67,7 +75,8 @@ def release(act: Callable[[], object]) -> threading.Thread:
 
 
 def unbind(c10d: ModuleType) -> None:
-    """Put None, the group that there is then, for groups that are defaults of functions."""
+    """Replace groups that are defaults of functions by None, the value of the group at that
+    time."""
     for module in filter(None, map(sys.modules.get, KEEPERS)):
         for one in vars(module).values():
             _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)

@@ -1,4 +1,4 @@
-"""Write down what a program imports, for the template that is to import it beforehand."""
+"""Record the imports of a program, for the template that is to import them beforehand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import sys
 
 ASKED_MAX = 32
-"""Names that wait for being imported; extension modules are only after what they import."""
+"""Names that wait to be imported at most; extension modules are imported only after their own
+imports."""
 
 
 def learn(variable: str) -> None:
-    """Write the name of each module that this process imports to the descriptor that the variable
-    names, a name per line, in the order in which they were asked for."""
+    """Write the name of each module that this process imports to the descriptor in the variable.
+
+    The file has one name per line, in the order in which the modules were requested.
+    """
     value = os.environ.pop(variable, "")
     if value.isdecimal():
         try:
@@ -19,7 +22,7 @@ def learn(variable: str) -> None:
             os.set_inheritable(fd, False)
             learner = _Learner(fd)
         except OSError:
-            # The agent took it back: it learns from another worker.
+            # The agent took the descriptor back: it learns from another worker.
             return
         sys.meta_path.insert(0, learner)
         os.register_at_fork(after_in_child=learner.stop)
@@ -28,7 +31,7 @@ def learn(variable: str) -> None:
 class _Learner:
     """A finder that finds nothing.
 
-    Programs also ask whether a module could be imported: a name is written only when a later
+    Programs also ask whether a module could be imported. So a name is written only when a later
     question finds it imported.
     """
 
@@ -39,7 +42,7 @@ class _Learner:
         self._written: set[str] = set()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        """Nothing."""
+        """Return None."""
         if self._file is not None:
             try:
                 self._note(name)
@@ -47,7 +50,7 @@ class _Learner:
                 self.stop()
 
     def stop(self) -> None:
-        """In a forked child, and where the descriptor is another file by now."""
+        """Stop, in a forked child, or if the descriptor is another file by now."""
         self._file = None
 
     def _note(self, name: str) -> None:

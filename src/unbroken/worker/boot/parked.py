@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 STARTUP = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
-"""Variables that the interpreter or a library reads once, when it starts: beginnings of names."""
+"""Prefixes of variables that the interpreter or a library reads once, when it starts."""
 
 
 class Parked:
@@ -25,8 +25,8 @@ class Parked:
         self._directory = ""
 
     def prepare(self, environment: dict[str, str], read: Collection[str], directory: str) -> None:
-        """Take note, in the template: of the environment in which it imported, of the variables
-        that were read then, and of its directory."""
+        """Record, in the template, its environment during imports, the variables read then, and its
+        directory."""
         self._imported_in, self._variables, self._directory = environment, read, directory
         now = dict(os.environ)
         self._set = {name: now[name] for name in now if environment.get(name) != now[name]}
@@ -35,8 +35,11 @@ class Parked:
     def wait(
         self, number: int, reserved: Collection[int], bytes_max: int, learnt: str
     ) -> tuple[int, list[str]]:
-        """Where in `sys.path` the program's directory belongs, and the program; `learnt` is the
-        variable of a descriptor that a cold start has no use for."""
+        """Wait for the order; return the position of the program's directory in `sys.path`, and the
+        program.
+
+        `learnt` is the variable of a descriptor that a cold start does not need.
+        """
         pair = self._pairs.Pair(number)
         _separate()
         message, descriptors = pair.receive(bytes_max)
@@ -87,13 +90,14 @@ class Parked:
 
 
 def _separate() -> None:
-    """Give the process state of its own that a fork has of its parent; `random` sees to itself."""
+    """Give the process its own copy of state that a fork has from its parent; `random` does so
+    itself."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        # That of the CPU: it is random in each process, those of CUDA are one constant.
+        # Seed of the CPU: it is random in each process, those of CUDA are one constant.
         torch.default_generator.seed()
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
@@ -111,7 +115,7 @@ def _occupied(numbers: Sequence[int], free: Collection[int]) -> str | None:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give them their numbers, whatever has those now."""
+    """Move descriptors to their numbers, whatever has those now."""
     above = max(numbers, default=2) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in descriptors]
     for fd in descriptors:
@@ -122,6 +126,6 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _replace(environment: dict[str, str], without: Collection[str] = ()) -> None:
-    """The environment, for Python and for C."""
+    """Replace the environment, for Python and for C."""
     os.environ.clear()
     os.environ.update({name: environment[name] for name in environment if name not in without})

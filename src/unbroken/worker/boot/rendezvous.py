@@ -1,11 +1,11 @@
 """A client of torch's store that waits for its server, without the pauses of torch's own.
 
 Torch's client pauses for about 500 ms after a first connection that was refused (torch 2.6 to
-2.13).  Ranks that start cold are further apart than that; those that start warm would spend most
-of their start there.
+2.13). Ranks that start cold are further apart than that. Ranks that start warm would spend most of
+their start there.
 
 For its log torch looks up the name of each address that it connects to or that connects, mostly in
-the DNS: a question that is lost holds up the store, and so all ranks, for 5 s.
+the DNS. A lost query holds up the store, and so all ranks, for 5 s.
 """
 
 import sys
@@ -23,19 +23,19 @@ ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_fo
 DEFAULT_SECONDS = 300.0
 """Default of its `timeout`."""
 CONNECT_SECONDS = 0.1
-"""Timeout of a client's first attempt, doubled by each that fails: each failure is a line of
-torch's log and a lookup of a name."""
+"""Seconds until a client's first attempt times out, doubled by each failure: each failure is a line
+of torch's log and a lookup of a name."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.25
 POLL_SHARE = 0.1
-"""Share of the time waited so far: thousands of ranks may poll one host."""
+"""Pause as a share of the time waited so far: thousands of ranks may poll one host."""
 FATAL = 4
-"""Above every level at which torch logs."""
+"""Log level above every level at which torch logs."""
 Construct = Callable[..., None]
 
 
 def refusal(switch: str, version: str) -> str | None:
-    """Return why torch must be left as it is; None if it may be changed."""
+    """Return why torch must not be changed; None: it may be."""
     if switch not in ("", ON, ANY_TORCH):
         known = f"on, off or {ANY_TORCH}"
         return f"UNBROKEN_IN_PROCESS is {switch!r}" + ("" if switch == OFF else f", not {known}")
@@ -49,7 +49,7 @@ def refusal(switch: str, version: str) -> str | None:
 
 
 def be_patient(switch: str) -> None:
-    """Let clients wait so from now on, if torch.distributed is imported."""
+    """Make clients wait like this from now on, if torch.distributed is imported."""
     torch: Any = sys.modules.get("torch")
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if hasattr(rendezvous, "TCPStore") and refusal(switch, torch.__version__) is None:
@@ -59,9 +59,9 @@ def be_patient(switch: str) -> None:
 
 
 def patient(store: Any, construct: Construct) -> Any:
-    """Make a subclass of `TCPStore` whose client connects when its server listens, and whose
-    attempts are short: between them a signal reaches Python, in torch's pauses it does not.
+    """Make a subclass of `TCPStore` whose client connects when its server listens.
 
+    Its attempts are short: between them a signal reaches Python, during torch's pauses it does not.
     The server of `init_process_group` does not wait for clients: the group does.
     """
 
@@ -100,8 +100,10 @@ def _connect(store: Any, construct: Construct, given: dict[str, Any]) -> None:
 
 
 def await_listening(host: str, port: int, seconds: float) -> float:
-    """Wait for a server; return the seconds that a connection takes, 0 if nobody listens in time
-    or the address is unusable (torch then reports why)."""
+    """Wait for a server; return the seconds that a connection takes.
+
+    0: nothing listens in time, or the address is unusable (torch then reports why).
+    """
     import socket
     from time import monotonic, sleep  # noqa: TID251  (in the user's process, at its own pace)
 
@@ -123,9 +125,9 @@ def ask_for_no_names() -> None:
     """Make torch write addresses as numbers, in this process and those that are forked from it.
 
     Torch looks up no more names after a lookup has failed (torch 2.9 to 2.13, formatSockAddr in
-    socket.cpp).  So one is made to fail: that for the log line about a port that is taken.  It
+    socket.cpp). So one lookup is made to fail: that for the log line about a port that is taken. It
     sends no query, in this thread and this moment only (`retry` of resolver(3)), and logs nothing.
-    (A client that nobody answers would do, but pauses for up to 1 s.)
+    (A client without an answering server would do, but pauses for up to 1 s.)
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
@@ -143,7 +145,8 @@ def ask_for_no_names() -> None:
         return  # another libc, or another torch
     begin()
     state.restype = ctypes.POINTER(ctypes.c_int * 2)
-    resolver = state().contents  # retrans, retry, ...: its beginning has been the same since BIND 4
+    # retrans, retry, ...: the first fields have been the same since BIND 4
+    resolver = state().contents
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         before = level.value, resolver[1]

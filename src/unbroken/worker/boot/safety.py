@@ -1,4 +1,4 @@
-"""Whether a process may be forked: what it holds that its children would share or lack."""
+"""Check whether a process may be forked: state that its children would share or lack."""
 
 import os
 import sys
@@ -10,15 +10,16 @@ _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")
 
 
 class Look:
-    """Looks at this process."""
+    """Examines this process."""
 
     def __init__(self) -> None:
         self.directory = os.getcwd()
         self._known = dict(_open_files())
 
     def danger(self, ours: Collection[int] = ()) -> str | None:
-        """Reason that forbids to fork, or None; `ours` are descriptors of sockets that do not."""
-        # CUDA starts threads and opens files of its own: itself is the better reason.
+        """Return the reason that forbids a fork, or None; `ours` are descriptors of sockets that do
+        not."""
+        # CUDA starts threads and opens files: CUDA itself is the better reason.
         return cuda() or _threads() or _processes() or self._files(ours) or self._elsewhere()
 
     def _files(self, ours: Collection[int]) -> str | None:
@@ -38,7 +39,7 @@ class Look:
 
 
 def end_children() -> None:
-    """Kill what modules have started."""
+    """Kill processes that modules have started."""
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children") as children:
@@ -87,7 +88,8 @@ def _processes() -> str | None:
 
 
 def cuda() -> str | None:
-    """Whether torch has begun to use CUDA, in this process or in the one it was forked from."""
+    """Return whether torch has begun to use CUDA, in this process or in the one it was forked
+    from."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and (cuda.is_initialized() or cuda._is_in_bad_fork()):
         return "has initialised CUDA"
@@ -100,6 +102,6 @@ def _open_files() -> list[tuple[int, str]]:
         try:
             found += [(int(name), os.readlink(f"/proc/self/fd/{name}"))]
         except OSError:
-            # That of the directory itself.
+            # The descriptor of the directory itself.
             continue
     return found

@@ -14,22 +14,26 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PASS_VARIABLE = "UNBROKEN_TEMPLATE_PASS"
-"""Between one process of a template and the next, started without a module that the former found
-unfit: the descriptor of what the next must know."""
+"""Environment variable from one process of a template to the next, which starts without an unfit
+module.
+
+It names the descriptor of the data that the next process needs.
+"""
 PASSES_MAX = 8
 SKIPPED_MAX = 300
-"""Most skipped modules that are listed, which fits a datagram."""
+"""Skipped modules listed at most; the list fits a datagram."""
 RESERVED = range(3, 64)
-"""Numbers that no module's file may get: the agent gives a worker descriptors there."""
+"""Numbers that no module's file may have: the agent gives a worker descriptors there."""
 
 
 def serve(
     beside: Callable[[str], ModuleType], begin: list[str], arguments: list[str], shown: set[str]
 ) -> tuple[int, list[str]]:
-    """Be the template.  Returns in processes forked from it: where in `sys.path` the directory of
-    the program belongs, and the program that they become.
+    """Be the template.
 
-    `shown` are the modules that every interpreter has imported by then.
+    It returns in processes forked from it: the position of the program's directory in `sys.path`,
+    and the program that they become. `shown` are the modules that every interpreter has imported by
+    then.
     """
     return _Template(beside, begin, arguments, shown).serve()
 
@@ -57,7 +61,8 @@ class _Template:
         self._ours = [name for name in sys.modules if name not in shown]
         self._environment = dict(os.environ)
         value = self._environment.pop(PASS_VARIABLE, None)
-        # It is never freed: that would cost a worker 10 ms, of copied pages, before its first line.
+        # It is never freed: freeing would cost a worker 10 ms, of copied pages, before its first
+        # line.
         self._itself = self
         self._told: dict[str, Any] = {}
         self._importer: Any = None
@@ -66,15 +71,15 @@ class _Template:
             self._told = self._pairs.decoded(_contents(int(value)))
 
     def serve(self) -> tuple[int, list[str]]:
-        # What modules print is no worker's output.
+        # Output of modules is no output of a worker.
         os.dup2(2, 1)
         moved = fcntl.fcntl(self._number, fcntl.F_DUPFD_CLOEXEC, RESERVED.stop)
         os.close(self._number)
         self._agent = self._pairs.Pair(moved)
         self._reserved = _reserve()
         self._look = self._safety.Look()
-        # Last of all at a worker's end: what is frozen is never collected, nor what its namespace
-        # holds finalized.
+        # Last, at a worker's end: frozen objects are never collected, nor are objects in their
+        # namespaces finalized.
         atexit.register(gc.unfreeze)
         self._import()
         while True:
@@ -104,7 +109,7 @@ class _Template:
         return message, descriptors
 
     def _ask(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """Modules that are to be imported, with the state so far; the first message may have been
+        """Return the modules to import, with the state so far; `message`: the first one, if already
         read."""
         names: list[str] = self._told.get("names", [])
         while True:
@@ -118,7 +123,7 @@ class _Template:
         return {"names": names, "given": given, "left": left, "began": monotonic(), "passes": 1}
 
     def _import(self, message: dict[str, Any] | None = None) -> None:
-        """Import, say how that went, and be ready to fork."""
+        """Import, report the result, and be ready to fork."""
         if message is not None or not self._told:
             self._told = self._ask(message)
         told, importer = self._told, self._importer
@@ -163,7 +168,7 @@ class _Template:
         self._agent.send({"type": "unsafe", "reason": reason})
 
     def _start_anew(self, left_out: dict[str, str]) -> NoReturn:
-        """Go on as a new process, without what has been found unfit."""
+        """Continue as a new process, without the unfit modules."""
         told = {**self._told, "left": left_out, "passes": self._told["passes"] + 1}
         self._safety.end_children()
         kept = os.memfd_create("unbroken-template", 0)
@@ -178,14 +183,15 @@ class _Template:
         self._agent.send({"type": "fresh"} if file is None else {"type": "stale", "file": file})
 
     def _hidden(self) -> str | None:
-        """A module beside the program that has come since another of its name was imported."""
+        """Return a module beside the program that appeared after another of its name was
+        imported."""
         builtin = sys.builtin_module_names
         names = [one for one in sys.modules if "." not in one and one not in builtin]
         hidden = self._imports.first_of(self._front, [n for n in names if n not in self._shown])
         return hidden and f"{self._front}/{hidden}"
 
     def _park(self, pair: int) -> bool:
-        """Fork a worker that waits at the pair; True in it."""
+        """Fork a worker that waits at the pair; return True in it."""
         reason = self._look.danger((self._agent.fileno(), pair, *self._fresh.fds()))
         pid = 0
         if reason is None:
@@ -201,7 +207,10 @@ class _Template:
 
 
 def _fork_twice(danger: Callable[[], str | None]) -> tuple[int, str | None]:
-    """The grandchild's pid, by now whoever adopts orphans has it; 0 in it; or why there is none."""
+    """Fork twice; return the grandchild's pid, 0 in it, or the reason why there is none.
+
+    Its parent is by now the process that adopts orphans.
+    """
     told, tell = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -217,7 +226,7 @@ def _fork_twice(danger: Callable[[], str | None]) -> tuple[int, str | None]:
 
 
 def _fork_once(tell: int, danger: Callable[[], str | None]) -> int:
-    """The other end is at the end of file when the worker leads its session."""
+    """Fork; the other end is at the end of file when the worker leads its session."""
     said, pid = danger(), -1
     if said is None:
         try:
@@ -233,8 +242,8 @@ def _fork_once(tell: int, danger: Callable[[], str | None]) -> int:
 
 
 def _reserve() -> list[int]:
-    """Occupy the numbers that are free.  What is open there is the agent's lease, of which each
-    worker has its own."""
+    """Occupy the free numbers. A file that is open there is the agent's lease; each worker has its
+    own."""
     found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) in RESERVED]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)

@@ -1,4 +1,4 @@
-"""How often to save a checkpoint to disk, and when the next is due; values in, values out."""
+"""The best interval between checkpoints on disk, and the next due step; values in, values out."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from math import sqrt
 
 INTERVAL_SECONDS_MIN, INTERVAL_SECONDS_MAX = 60.0, 4 * 3600.0
 WORKER_SECONDS_PER_FAILURE = 54 * 16_384 / 419 * 86_400
-"""The prior: Llama 3 405B lost 419 times to unexpected interruptions in 54 days on 16,384 GPUs, one
-in 2,111 GPU-days ("The Llama 3 Herd of Models", 2024, section 3.3.4)."""
+"""Prior for the time between failures of one worker, in seconds.
+
+Llama 3 405B lost 419 times to unexpected interruptions in 54 days on 16,384 GPUs, one in 2,111
+GPU-days ("The Llama 3 Herd of Models", 2024, section 3.3.4).
+"""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """How often to save; everything in seconds but `expected_loss`."""
+    """Advice on the interval between saves; everything in seconds but `expected_loss`."""
 
     interval_seconds: float
-    """From the start of one save to the start of the next."""
+    """Seconds from the start of one save to the start of the next."""
     cost_seconds: float
-    """Seconds that a save makes training wait: the slowest rank's last."""
+    """Seconds that a save makes training wait, on the slowest rank in the last save."""
     write_seconds: float
-    """Until the checkpoint is complete and verified; training goes on meanwhile."""
+    """Seconds until the checkpoint is complete and verified; training continues meanwhile."""
     mtbf_seconds: float
-    """Mean time between failures of the whole job."""
+    """Mean time between failures of the whole job, in seconds."""
     expected_loss: float
-    """Share of the time that goes into saving and into steps made again, without restarts."""
+    """Share of the time that is spent on saving and on repeated steps, without restarts."""
 
     def __str__(self) -> str:
         return (
@@ -35,25 +38,25 @@ class Advice:
 
 
 def mtbf_seconds(workers: int, failures: int, elapsed_seconds: float) -> float:
-    """Mean time between failures, from the published rate and from what this job has seen.
+    """Return the mean time between failures, from the published rate and this job's own failures.
 
-    The mean of the posterior of a rate whose prior is a gamma distribution worth one failure: the
-    published rate counts until the job has failures of its own.
+    It is the mean of the posterior of a rate whose prior is a gamma distribution worth one failure.
+    The published rate counts until the job has failures of its own.
     """
     prior = WORKER_SECONDS_PER_FAILURE / max(1, workers)
     return (prior + max(0.0, elapsed_seconds)) / (1 + max(0, failures))
 
 
 def optimal_seconds(cost: float, mtbf: float) -> float:
-    """The time between checkpoints that loses least.
+    """Return the time between checkpoints with the least loss.
 
-    J. W. Young ("A first order approximation to the optimum checkpoint interval", CACM 17(9),
-    1974) gives sqrt(2 cost mtbf).  J. T. Daly ("A higher order estimate of the optimum checkpoint
-    interval for restart dumps", FGCS 22(3), 2006, equation 37) gives, for cost < 2 mtbf,
+    J. W. Young ("A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974)
+    gives sqrt(2 cost mtbf). J. T. Daly ("A higher order estimate of the optimum checkpoint interval
+    for restart dumps", FGCS 22(3), 2006, equation 37) gives, for cost < 2 mtbf,
 
         sqrt(2 cost mtbf) (1 + sqrt(cost / (2 mtbf)) / 3 + cost / (2 mtbf) / 9) - cost
 
-    and mtbf beyond: the work between two saves.  From start to start it is cost more.
+    and mtbf beyond that: the work between two saves. From start to start it is longer by the cost.
     """
     if cost >= 2 * mtbf:
         return mtbf + cost
@@ -62,10 +65,10 @@ def optimal_seconds(cost: float, mtbf: float) -> float:
 
 
 def advise(cost: float, write: float, mtbf: float) -> Advice:
-    """The interval within bounds; never so short that a save begins before the last is complete.
+    """Return the interval within bounds; a save never begins before the last one is complete.
 
-    The cost is what training waits for.  The time of writing, which training does not wait for, is
-    a bound from below, and adds to what a failure loses.
+    The cost is the time that training waits. The time of writing, which training does not wait for,
+    is a lower bound, and adds to the loss at a failure.
     """
     shortest = min(max(INTERVAL_SECONDS_MIN, write), INTERVAL_SECONDS_MAX)
     interval = min(max(optimal_seconds(cost, mtbf), shortest), INTERVAL_SECONDS_MAX)
@@ -74,17 +77,17 @@ def advise(cost: float, write: float, mtbf: float) -> Advice:
 
 
 def has_changed(before: Advice | None, now: Advice) -> bool:
-    """Worth telling: the interval is another by more than 20 %."""
+    """True if the interval has changed by more than 20 %, which is worth reporting."""
     if before is None:
         return True
     return abs(now.interval_seconds / before.interval_seconds - 1) > 0.2
 
 
 def steps_to_wait(remaining_seconds: float, step_seconds: float) -> int:
-    """After how many steps all ranks should look again; 0: a save is due now.
+    """Return the number of steps after which all ranks should look again; 0: a save is due now.
 
-    Half of the steps that seem left, so that steps may become slower or quicker meanwhile, and
-    the looks, which all ranks make together, stay few.
+    It is half of the steps that seem left. So steps may become slower or quicker meanwhile, and the
+    looks, which all ranks make together, stay few.
     """
     if remaining_seconds < step_seconds / 2 or remaining_seconds <= 0:
         return 0

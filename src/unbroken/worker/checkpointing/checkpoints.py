@@ -44,16 +44,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """The checkpoint that training goes on from."""
+    """The checkpoint that training continues from."""
 
     step: int
     path: Path
     extra: Mapping[str, Any]
-    """Values that this rank gave; those of rank 0 where this rank was not there."""
+    """Values that this rank gave; those of rank 0 if this rank was not there."""
     world_size: int
     """World size of the ranks that saved it."""
     checksum: str = ""
-    """Checksum of all its files; empty where each node has its own."""
+    """Checksum of all its files; empty if each node has its own files."""
 
 
 def checkpoints(
@@ -65,11 +65,11 @@ def checkpoints(
     seconds: float | None = None,
     shared: bool = True,
 ) -> Checkpoints:
-    """Save to and restore from a directory, which must exist; on every rank.
+    """Save to and restore from a directory, which must exist; call it on every rank.
 
-    The newest `keep` are kept, and each whose step is a multiple of `keep_every`.  A save is due
-    every so many steps or seconds, or as often as is best (`advice`).  `shared=False`: each node
-    has a directory of its own, and restores with the same ranks only.
+    The newest `keep` are kept, and each whose step is a multiple of `keep_every`. A save is due
+    after a number of steps or seconds, or at the best interval (`advice`). `shared=False`: each
+    node has a directory of its own, and restores with the same ranks only.
     """
     if keep < 1 or any(given is not None and given <= 0 for given in (keep_every, every, seconds)):
         raise CheckpointError("keep, keep_every, every and seconds have to be positive")
@@ -81,15 +81,15 @@ def checkpoints(
 
 @dataclass
 class _Rhythm:
-    """When the next save is due."""
+    """Schedule of the next save."""
 
     every: int | None
     seconds: float | None
     began_at: float = 0.0
-    """When the newest save, or training, began."""
+    """Start of the newest save, or of training."""
     looked_at: float = 0.0
     calls: int = 0
-    """Since all ranks have looked."""
+    """Calls since all ranks have looked."""
     wait: int = 1
     """Calls until all ranks look again."""
 
@@ -97,7 +97,7 @@ class _Rhythm:
 @exchanged
 @dataclass(frozen=True)
 class _Look:
-    """Knowledge of a rank that all have to agree on."""
+    """Facts of one rank that all ranks have to agree on."""
 
     since: float
     step_seconds: float
@@ -119,13 +119,13 @@ class _Offer:
 
 
 class Checkpoints:
-    """Checkpoints of one attempt; `checkpoints` makes it."""
+    """Checkpoints of one attempt; made by `checkpoints`."""
 
     def __init__(
         self, directory: Directory, retention: Retention, rhythm: _Rhythm, shared: bool
     ) -> None:
         self.skipped = 0
-        """Saves that did not begin, for the one before was still being written."""
+        """Saves that did not begin, because the one before was still being written."""
         self.failed = 0
         """Saves that this rank began and could not write."""
         self._directory, self._retention, self._shared = directory, retention, shared
@@ -141,7 +141,7 @@ class Checkpoints:
 
     @property
     def advice(self) -> Advice:
-        """How often to save, by what is known now."""
+        """Return the advised interval, from the measurements so far."""
         if self._advice is None:
             workers = max(1, context().world_size)
             return self._advise(self._cost or 0.0, self._part.seconds, workers, time())
@@ -150,15 +150,17 @@ class Checkpoints:
     def restore(self, **objects: Any) -> Found | None:
         """Load the newest complete checkpoint that all ranks can read; None: there is none.
 
-        Its files are compared with their checksums first.  One that does not fit is named, renamed
-        to `*.bad`, and the next older one is taken.  Raises CheckpointError where there are
-        complete ones and none fits the objects.
+        Its files are compared with their checksums first. A checkpoint that does not match is
+        logged, renamed to `*.bad`, and the next older one is taken. Raises CheckpointError if there
+        are complete ones and none fits the objects.
         """
         return self.restore_newer(-1, objects)
 
     def restore_newer(self, step: int, objects: Mapping[str, Any]) -> Found | None:
-        """The same of what is newer than a step: whoever has that step in memory goes on from it
-        where this returns None."""
+        """Restore only a checkpoint newer than `step`.
+
+        On None, a rank that has that step in memory continues from it.
+        """
         self.wait()
         group, given = self._join(), Objects(objects)
         offers = group.together(lambda: self._readable(group))
@@ -170,7 +172,7 @@ class Checkpoints:
         for name in (one for one in common if one.step > step):
             if self._is_bad(name, group):
                 continue
-            # Each tells its own error; what one cannot load none has loaded.
+            # Each rank reports its own error; if one rank cannot load, none has loaded.
             found = self._load(name, group, given)
             results = group.gather(found if isinstance(found, str) else "")
             errors = [f"rank {rank}: {one}" for rank, one in enumerate(results) if one]
@@ -186,10 +188,10 @@ class Checkpoints:
         return None
 
     def is_due(self, step: int) -> bool:
-        """True if to save now; all ranks get the same answer.
+        """True if a save is due now; all ranks get the same answer.
 
-        Without `every` all ranks exchange what they measured at a few of the steps, those before
-        a save is due; in between it is a comparison.
+        Without `every` all ranks exchange their measurements at a few of the steps, those before a
+        save is due; in between it is a comparison.
         """
         rhythm = self._rhythm
         if rhythm.every is not None:
@@ -216,11 +218,12 @@ class Checkpoints:
         extra: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> bool:
-        """Copy the state, and write it in a thread; False: nothing was begun, and why is logged.
+        """Copy the state, and write it in a thread; return False if no save was begun (the reason
+        is logged).
 
         Modules and optimizers are saved once if they are the same on all ranks, and each shard
-        where it is; whatever else has `state_dict()`, the random generators (`rng`) and `extra` are
-        each rank's own.  Raises Superseded where a newer attempt has begun.
+        where it is. All other objects with `state_dict()`, the random generators (`rng`) and
+        `extra` are each rank's own. Raises Superseded if a newer attempt has begun.
         """
         began, group = monotonic(), self._join()
         name = Name(self._directory.attempt, int(step))
@@ -241,7 +244,7 @@ class Checkpoints:
         digest = hashlib.blake2b(b"".join(offer.digest for offer in offers)).digest()
         if not self._staged.has(digest):
             plans = group.gather(plan[0], forms=dcp_forms())
-            # What others have too is given to the first who has it: to those of this directory.
+            # State that several ranks have is assigned to the first of them, within this directory.
             first = set(group.members)
             order = [*group.members, *(at for at in range(group.world_size) if at not in first)]
             self._staged.agree(digest, [plans[rank] for rank in order], len(group.members))
@@ -250,12 +253,13 @@ class Checkpoints:
         return self._begin(name, group, own, self._safe(offers, name))
 
     def wait(self) -> None:
-        """Until what this rank writes is written; the end of the program waits for it too."""
+        """Wait until this rank's files are written; the end of the program waits for this too."""
         if self._thread is not None:
             self._thread.join()
 
     def _join(self) -> Peers:
-        """The other ranks; at first, all of them claim the next attempt together."""
+        """Return the other ranks; on the first call, all of them claim the next attempt
+        together."""
         group = peers(self._shared)
         if self._directory.attempt >= 0:
             return group
@@ -275,7 +279,7 @@ class Checkpoints:
         for claim in self._directory.claims():
             is_same = bool(where.job) and claim.job == where.job
             is_newer = is_same and claim.job_attempt > where.attempt and claim.at > began_at
-            # Claimed since this object was made, and by no older attempt that was merely slow.
+            # Claimed since this object was made, and not by an older attempt that was merely slow.
             is_rival = claim.number > self._claimed_before and not (
                 is_same and claim.job_attempt < where.attempt
             )
@@ -290,7 +294,7 @@ class Checkpoints:
         )
 
     def _adopt(self, number: int, group: Peers) -> tuple[int, float]:
-        """Failures of this job so far, and when it began."""
+        """Return the failures of this job so far, and its start."""
         try:
             self._directory.adopt(number)
         except FileNotFoundError:
@@ -305,13 +309,13 @@ class Checkpoints:
         return self._thread is not None and self._thread.is_alive()
 
     def _readable(self, group: Peers) -> list[Name]:
-        """Checkpoints that this rank could take."""
+        """Return the checkpoints that this rank could load."""
         found = []
         for name in self._directory.complete():
             try:
                 manifest = self._directory.manifest(name)
             except ValueError:
-                found.append(name)  # to be found bad by all
+                found.append(name)  # all ranks will find it bad
                 continue
             same = manifest.world_size == group.world_size and group.rank in manifest.ranks
             if self._shared or same:
@@ -332,7 +336,7 @@ class Checkpoints:
         return any(problem for problem, _ in problems)
 
     def _examine(self, name: Name, group: Peers) -> tuple[str, bool]:
-        """Fault of this rank's share of the files, and whether it is lasting."""
+        """Return the fault of this rank's share of the files, and whether it is lasting."""
         try:
             files = self._directory.manifest(name).files
             share = files[group.members.index(group.rank) :: len(group.members)]
@@ -385,7 +389,8 @@ class Checkpoints:
             self._directory.discard(self._part.name)
 
     def _safe(self, offers: list[_Offer], name: Name) -> Name:
-        """Nothing from here on is deleted: the newest that every node is known to have."""
+        """Return the oldest name that is not deleted: the newest that every node is known to
+        have."""
         if self._shared:
             return name
         known = [offer.newest for offer in offers if offer.newest is not None]
@@ -434,7 +439,7 @@ class Checkpoints:
         )
 
     def _tell(self, offers: list[_Offer]) -> None:
-        """The page of every worker, not only of the one that completed it."""
+        """Report it on the page of every worker, not only of the one that completed it."""
         newest = offers[0].newest
         if newest and newest.attempt == self._directory.attempt and newest.step != self._told_step:
             self._told_step = newest.step
@@ -450,7 +455,7 @@ class Checkpoints:
                 self._advice = now
         if self._rhythm.seconds is not None:
             return self._rhythm.seconds
-        # Until a save has been measured.
+        # Used until a save has been measured.
         return self._advice.interval_seconds if self._advice else INTERVAL_SECONDS_MIN
 
     def _advise(self, cost: float, write: float, workers: int, now: float) -> Advice:
@@ -459,7 +464,7 @@ class Checkpoints:
 
 
 def _began_at() -> float:
-    """Time of day at which this process began."""
+    """Return the time of day at which this process began."""
     with open("/proc/self/stat") as own, open("/proc/stat") as system:
         ticks = float(own.read().rpartition(")")[2].split()[19])
         booted_at = next(float(line.split()[1]) for line in system if line.startswith("btime"))

@@ -1,8 +1,8 @@
 """torch.distributed.checkpoint without its pickles: plans as typed values, metadata as data.
 
-Torch's reader unpickles `.metadata`, and its planner unpickles what is no tensor.  Ours reads the
-metadata with `wire.pickled` and the table of classes below, and everything else with
-`torch.load(weights_only=True)`, so that a checkpoint can hold no code.
+Torch's reader unpickles `.metadata`, and its planner unpickles values that are not tensors. This
+reader reads the metadata with `wire.pickled` and the table of classes below, and everything else
+with `torch.load(weights_only=True)`. So a checkpoint can hold no code.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def checkpoint_module(name: str) -> Any:
-    """A module of torch.distributed.checkpoint."""
+    """Return a module of torch.distributed.checkpoint."""
     return import_module(f"torch.distributed.checkpoint.{name}")
 
 
 @cache
 def dcp_forms() -> tuple[Form, ...]:
-    """The forms of torch's plans and of the results of writing them."""
+    """Return the forms of torch's plans and of the results of writing them."""
     planner, metadata = checkpoint_module("planner"), checkpoint_module("metadata")
     kinds = [
         planner.SavePlan, planner.WriteItem, planner.TensorWriteData, metadata.MetadataIndex,
@@ -47,7 +47,7 @@ def dcp_forms() -> tuple[Form, ...]:
 
 
 def reader(place: Path) -> Any:
-    """A reader of torch's that runs no code of the checkpoint."""
+    """Return a reader like torch's that runs no code of the checkpoint."""
     filesystem = checkpoint_module("filesystem")
 
     class Reader(filesystem.FileSystemReader):  # type: ignore[misc, name-defined]
@@ -58,7 +58,7 @@ def reader(place: Path) -> Any:
 
 
 def planner() -> Any:
-    """A planner of torch's that loads plain values only."""
+    """Return a planner like torch's that loads plain values only."""
     base = checkpoint_module("default_planner").DefaultLoadPlanner
 
     class Planner(base):  # type: ignore[misc, valid-type]
@@ -75,7 +75,8 @@ def planner() -> Any:
 
 
 def load_plain(file: Any, name: str) -> Any:
-    """Read a file of torch.save, tensors and plain values only.  CheckpointError: it holds more."""
+    """Read a file of torch.save, tensors and plain values only. Raises CheckpointError if it holds
+    more."""
     torch = import_module("torch")
     try:
         with _allowed():
@@ -104,8 +105,8 @@ def _allowed() -> AbstractContextManager[Any]:
 
 
 def complain_of_odd(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where the state of modules and optimizers holds a value that
-    `restore` would refuse."""
+    """Raise CheckpointError if the state of modules and optimizers holds a value that `restore`
+    would refuse."""
     torch = import_module("torch")
     plain = (*_PLAIN, torch.Size, torch.dtype, torch.device, torch.Tensor)
     odd = _odd(state, plain)
@@ -119,7 +120,7 @@ def complain_of_odd(state: Mapping[str, Any]) -> None:
 
 
 def _odd(value: Any, plain: tuple[type, ...]) -> tuple[str, Any] | None:
-    """The path of the first value that is no plain one, and the value."""
+    """Return the path of the first value that is not plain, and the value."""
     kind = type(value)
     if kind in (dict, OrderedDict):
         parts: Iterable[tuple[Any, Any]] = value.items()
@@ -140,7 +141,8 @@ def _is_number(value: Any) -> bool:
 
 
 def read_metadata(path: Path) -> Any:
-    """The metadata that torch has written.  CheckpointError: it is malformed or holds more."""
+    """Return the metadata that torch has written. Raises CheckpointError if it is malformed or
+    holds more."""
     metadata = checkpoint_module("metadata")
     try:
         data = path.read_bytes()
@@ -160,7 +162,7 @@ def read_metadata(path: Path) -> Any:
 
 @cache
 def _names() -> dict[tuple[str, str], Any]:
-    """All that metadata may name."""
+    """Return all names that metadata may contain."""
     torch, metadata = import_module("torch"), checkpoint_module("metadata")
     kinds = (
         metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata,
@@ -192,7 +194,7 @@ def _names() -> dict[tuple[str, str], Any]:
 
 
 class _Path(str):
-    """A path, whose class differs between versions of Python; nothing reads it."""
+    """A path, whose class differs between versions of Python; its value is never read."""
 
 
 def _dataclass(kind: Any) -> Known:

@@ -1,7 +1,7 @@
 """A directory of checkpoints: claims, files that are read back, completion by rename, deletion.
 
-Only what holds on shared file systems is relied on: link and rename are atomic, mkdir and link fail
-where the name exists.  There are no locks.
+It relies only on properties of shared file systems: link and rename are atomic, mkdir and link fail
+if the name exists. There are no locks.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ MANIFEST = "complete.json"
 _OWN = ".unbroken"
 _CHUNK_BYTES = 4 << 20
 _CLAIMS = 8
-"""Attempts that are looked at; a worker as late as that was refused long before."""
+"""Attempts that are examined; a worker as late as that was refused long before."""
 
 
 class CheckpointError(WorldError):
-    """Checkpoints cannot be saved or restored; the text says what to do."""
+    """Checkpoints cannot be saved or restored; the text gives the action to take."""
 
 
 class Superseded(CheckpointError):
-    """A newer attempt has taken this one's place: it has nothing more to save here."""
+    """A newer attempt has taken this one's place: this one must not save here any more."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Training began."""
+    """The claim of an attempt, made when training began."""
 
     number: int
     job: str
     job_attempt: int
     workers: int
     at: float
-    """Time of day."""
+    """Time of day of the claim."""
     failures: int
-    """Failures of the job before."""
+    """Failures of the job before the claim."""
     job_began_at: float
 
 
@@ -93,15 +93,15 @@ class Directory:
         self.inherited: frozenset[str] = frozenset()
 
     def entries(self) -> list[str]:
-        """All names."""
+        """Return all names."""
         return os.listdir(self.path)
 
     def complete(self) -> list[Name]:
-        """Checkpoints that count, newest first."""
+        """Return the checkpoints that count, newest first."""
         return complete(self.entries(), self.attempt, self.inherited)
 
     def claims(self) -> list[Claim]:
-        """The newest that can be read, oldest first."""
+        """Return the newest readable claims, oldest first."""
         found = []
         for number in self._claimed()[-_CLAIMS:]:
             with suppress(OSError, ValueError, TypeError):
@@ -109,11 +109,11 @@ class Directory:
         return found
 
     def newest_claim(self) -> int:
-        """The number of the newest attempt; -1: there is none."""
+        """Return the number of the newest attempt; -1: there is none."""
         return max(self._claimed(), default=-1)
 
     def claim(self, claim: Claim) -> None:
-        """Take the place of all attempts before; Superseded where the number is taken."""
+        """Take the place of all attempts before. Raises Superseded if the number is taken."""
         draft = self._own / f"draft-{os.getpid()}-{claim.number}"
         write_file(draft, json.dumps(asdict(claim)).encode())
         try:
@@ -122,7 +122,8 @@ class Directory:
             raise Superseded(f"attempt {claim.number} in {self.path} is another's") from None
         finally:
             draft.unlink()
-        # The order matters: what an older attempt completes before it can see the claim is listed.
+        # The order matters: checkpoints that an older attempt completes before it can see the claim
+        # are listed.
         before = max((n for n in self._claimed(_HEIRS) if n < claim.number), default=-1)
         heirs = frozenset(map(str, complete(self.entries(), before, self._heirs(before))))
         write_file(draft, json.dumps(sorted(heirs)).encode())
@@ -131,12 +132,12 @@ class Directory:
         self.adopt(claim.number)
 
     def adopt(self, number: int) -> None:
-        """Be of an attempt that another rank has claimed."""
+        """Join an attempt that another rank has claimed."""
         self.inherited = self._heirs(number)
         self.attempt = number
 
     def check(self) -> None:
-        """Superseded where a newer attempt has begun."""
+        """Raise Superseded if a newer attempt has begun."""
         newest = self.newest_claim()
         if newest > self.attempt:
             raise Superseded(
@@ -144,7 +145,7 @@ class Directory:
             )
 
     def unfinished(self, name: Name) -> Path:
-        """Where a checkpoint is while it is written."""
+        """Return the folder of a checkpoint while it is written."""
         return self.path / f"{name}{UNFINISHED}"
 
     def publish(self, name: Name, manifest: Manifest) -> None:
@@ -157,7 +158,8 @@ class Directory:
         sync_directory(self.path)
 
     def manifest(self, name: Name) -> Manifest:
-        """Expected contents of a checkpoint; ValueError where they cannot be known."""
+        """Return the expected contents of a checkpoint. Raises ValueError if they cannot be
+        known."""
         try:
             found = json.loads((self.path / str(name) / MANIFEST).read_bytes())
             files = tuple(File(**file) for file in found.pop("files"))
@@ -169,13 +171,14 @@ class Directory:
         return manifest
 
     def set_aside(self, name: Name) -> None:
-        """Keep what was found bad for whoever wants to look at it."""
-        # A newer attempt deletes: what is missing to this one is not damaged.
+        """Rename a bad checkpoint, so that it can be examined."""
+        # A newer attempt deletes files: a file that this attempt misses is not damaged.
         self.check()
         (self.path / str(name)).rename(self.path / f"{name}{BAD}")
 
     def prune(self, retention: Retention, safe: Name, is_heir: bool) -> None:
-        """Delete what is not kept; what was inherited only if training went on from it."""
+        """Delete checkpoints that are not kept; inherited ones only if training continued from
+        them."""
         entries = [entry for entry in self.entries() if is_heir or self._is_mine(entry)]
         names = doomed(entries, self.complete(), self.attempt, retention, safe)
         # An attempt that has begun since may need them.
@@ -184,7 +187,7 @@ class Directory:
             self._delete(entry)
 
     def discard(self, name: Name) -> None:
-        """Delete what is left of one that will not be completed."""
+        """Delete the remains of a checkpoint that will not be completed."""
         shutil.rmtree(self.unfinished(name), ignore_errors=True)
 
     def _is_mine(self, entry: str) -> bool:
@@ -194,7 +197,7 @@ class Directory:
     def _delete(self, entry: str) -> None:
         doomed = self.path / entry
         if not entry.endswith((TRASH, UNFINISHED)):
-            # From here on it does not count, however far the deletion comes.
+            # From here on it does not count, however far the deletion proceeds.
             doomed = doomed.rename(self.path / f"{entry}{TRASH}")
         shutil.rmtree(doomed)
 
@@ -220,7 +223,7 @@ _CLAIM, _HEIRS = "claim-{}.json", "inherits-{}.json"
 
 
 class Checksum:
-    """A stream that remembers what went through it."""
+    """A stream that computes the checksum of the written data."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -228,7 +231,7 @@ class Checksum:
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """All of it."""
+        """Write all of the data."""
         view = memoryview(data).cast("B")
         try:
             self._stream.write(view)
@@ -241,20 +244,20 @@ class Checksum:
         return len(view)
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the bytes written so far."""
         return self.bytes
 
     def flush(self) -> None:
-        """To the operating system."""
+        """Flush to the operating system."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing: torch closes its transforms; the stream ends with the block."""
+        """Do nothing: torch closes its transforms; the stream ends with the block."""
 
 
 @contextmanager
 def verified(path: Path, files: list[File]) -> Iterator[Checksum]:
-    """A new file; when the block ends it is on disk, has been read back, and is in `files`."""
+    """Open a new file; when the block ends it is on disk, has been read back, and is in `files`."""
     with path.open("xb") as stream:
         through = Checksum(stream)
         try:
@@ -273,7 +276,7 @@ def verified(path: Path, files: list[File]) -> Iterator[Checksum]:
 
 
 def difference(directory: Path, file: File) -> str:
-    """Fault of a file; empty: none.  Read from the disk where the system lets us."""
+    """Return the fault of a file; empty: none. It is read from the disk if the system allows it."""
     crc32, length = 0, 0
     try:
         stream = (directory / file.name).open("rb", buffering=0)
@@ -290,7 +293,7 @@ def difference(directory: Path, file: File) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """On disk when this returns."""
+    """Write a file; it is on disk on return."""
     with path.open("wb") as stream:
         stream.write(data)
         stream.flush()
@@ -298,7 +301,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Names in it are on disk when this returns."""
+    """Sync a directory; its names are on disk on return."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,9 +1,10 @@
-"""Which checkpoints of a directory count, and which are deleted; values in, values out.
+"""Rules for the checkpoints of a directory: which count, and which are deleted; values in, values
+out.
 
-A checkpoint is a directory `step-00000120.attempt-3`.  The attempt is the directory's own count:
+A checkpoint is a directory `step-00000120.attempt-3`. The attempt is the directory's own count:
 each time that training begins it claims the next number, and the claim lists the checkpoints that
-it inherits.  What an older attempt completes after that is in no list, so it never counts: no lock
-is needed, and a worker may be stopped anywhere for as long as it likes.
+it inherits. A checkpoint that an older attempt completes after that is in no list, so it never
+counts. No lock is needed, and a worker may be stopped anywhere for any time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PATTERN = re.compile(r"step-(\d{8,18})\.attempt-(\d{1,9})(\.tmp|\.bad|\.trash)?
 @exchanged
 @dataclass(frozen=True, order=True)
 class Name:
-    """A checkpoint; ordered by when it was made."""
+    """A checkpoint; ordered by the time at which it was made."""
 
     attempt: int
     step: int
@@ -31,7 +32,7 @@ class Name:
 
 
 def parse(text: str) -> tuple[Name, str] | None:
-    """The name and what follows it; None for what is not ours, to the letter."""
+    """Return the name and its suffix; None: the entry does not match the format exactly."""
     found = _PATTERN.fullmatch(text)
     if found is None:
         return None
@@ -40,7 +41,7 @@ def parse(text: str) -> tuple[Name, str] | None:
 
 
 def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) -> list[Name]:
-    """Names that count for an attempt, newest first."""
+    """Return the names that count for an attempt, newest first."""
     found = [parsed for entry in entries if (parsed := parse(entry)) and not parsed[1]]
     return sorted(
         (name for name, _ in found if name.attempt == attempt or str(name) in inherited),
@@ -50,24 +51,24 @@ def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) ->
 
 @dataclass(frozen=True)
 class Retention:
-    """Checkpoints that are kept: the newest, and one in every so many steps."""
+    """The checkpoints to keep: the newest ones, and one in every so many steps."""
 
     keep: int = 2
     keep_every: int | None = None
 
     def spares(self, name: Name) -> bool:
-        """For its step alone."""
+        """True if its step alone is a reason to keep it."""
         return bool(self.keep_every) and name.step % (self.keep_every or 1) == 0
 
 
 def doomed(
     entries: Iterable[str], counting: list[Name], attempt: int, retention: Retention, safe: Name
 ) -> list[str]:
-    """Entries to delete once `counting` are complete.
+    """Return the entries to delete once `counting` are complete.
 
-    Never one of a newer attempt, nor what is not ours, nor what was found bad, nor `safe` and what
-    is newer: that is the newest which every node has.  What `counting` leaves out because nobody
-    inherited it is deleted as well if it is of an older attempt.
+    Never deleted are entries of a newer attempt, foreign entries, entries found bad, and `safe`
+    with all newer ones: `safe` is the newest that every node has. Entries that `counting` leaves
+    out because no attempt inherited them are deleted as well if they are of an older attempt.
     """
     kept = {name for at, name in enumerate(counting) if at < retention.keep or name >= safe}
     kept |= {name for name in counting if retention.spares(name)}
@@ -77,7 +78,7 @@ def doomed(
         name, suffix = parse(entry) or (None, BAD)
         if name is None or suffix == BAD or name.attempt > attempt:
             continue
-        # What this attempt is writing is newer than all that is complete.
+        # The checkpoint that this attempt is writing is newer than all complete ones.
         is_left = suffix == UNFINISHED and (name.attempt < attempt or name < newest)
         if is_left or suffix == TRASH or (not suffix and name not in kept):
             found.append(entry)

@@ -23,7 +23,7 @@ ERROR_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Peers:
-    """This rank among the others; those it shares the directory with are `members`."""
+    """This rank among the others; those that share its directory are `members`."""
 
     rank: int
     world_size: int
@@ -31,13 +31,13 @@ class Peers:
 
     @property
     def is_leader(self) -> bool:
-        """One of those that share a directory is."""
+        """True for one of the ranks that share a directory."""
         return self.rank == self.members[0]
 
     def gather(self, value: T, forms: Iterable[Form] = ()) -> list[T]:
         """Exchange a value of typed parts; all ranks call it, and get all values in their order.
 
-        WorldError: what a rank has sent is no such value.
+        Raises WorldError if a rank has sent no such value.
         """
         if self.world_size == 1:
             return [value]
@@ -51,7 +51,7 @@ class Peers:
         return found
 
     def together(self, act: Callable[[], T]) -> list[T]:
-        """Do something on every rank; what fails on one is raised on all."""
+        """Call a function on every rank; an error on one is raised on all."""
         result: Any = None
         error: Exception | None = None
         try:
@@ -70,7 +70,7 @@ class Peers:
 
 
 def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
-    """The bytes of all ranks.  WorldError, on all of them: they are too many."""
+    """Return the bytes of all ranks. Raises WorldError, on all of them, if they are too many."""
     torch, dist = import_module("torch"), import_module("torch.distributed")
     where = device()
     own = torch.tensor([len(data)], dtype=torch.int64, device=where)
@@ -91,7 +91,7 @@ def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
 
 
 def device() -> Any:
-    """Where tensors have to be to be exchanged by the default group."""
+    """Return the device that tensors must be on for an exchange by the default group."""
     c10d = import_module("torch.distributed.distributed_c10d")
     # Torch's own choice for objects knows the backends of other accelerators.
     choose = getattr(c10d, "_get_object_coll_device", None)
@@ -104,7 +104,7 @@ ALONE = Peers(0, 1, (0,))
 
 
 def peers(is_shared: bool) -> Peers:
-    """Peers of torch.distributed's default group, which is asked anew each time."""
+    """Return the peers of torch.distributed's default group, which is looked up again each time."""
     where, found = context(), world()
     if found is None:
         if where.world_size > 1:
@@ -121,7 +121,7 @@ def peers(is_shared: bool) -> Peers:
 
 
 def world() -> Peers | None:
-    """All ranks of the default group; None: there is no group."""
+    """Return all ranks of the default group; None: there is no group."""
     distributed: Any = import_module("torch.distributed")
     if not (distributed.is_available() and distributed.is_initialized()):
         return None

@@ -1,9 +1,9 @@
 """The state of training as torch.distributed.checkpoint plans, writes and loads it.
 
-Its planner decides which rank writes which tensor (replicas once, shards where they are) and reads
-them back on any number of ranks; its files are its own, so that its tools read our checkpoints.
-What it lacks is ours: plans without a collective in the writing thread, files that are fsynced and
-read back.  Everything else (schedulers, generators, extras) is each rank's own file.
+Torch's planner decides which rank writes which tensor (replicas once, shards where they are) and
+reads them back on any number of ranks. Its file format is used, so that its tools read these
+checkpoints. This module adds plans without a collective in the writing thread, and files that are
+fsynced and read back. Everything else (schedulers, generators, extras) is each rank's own file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAGIC, _HEADER = b"unbrokst", struct.Struct("<8sQQ")
 
 
 class Staged:
-    """A copy in host memory of what this rank writes, and where all of it goes."""
+    """A copy in host memory of what this rank writes, and the plan of all ranks."""
 
     def __init__(self, is_alone: bool) -> None:
         self._is_alone = is_alone
@@ -53,7 +53,7 @@ class Staged:
         self._values: dict[Any, Any] = {}
 
     def plan(self, state: Mapping[str, Any]) -> tuple[bytes, Any]:
-        """Plan of this rank's state, and a digest of it: equal digests have equal plans."""
+        """Return the plan of this rank's state, and its digest: equal digests have equal plans."""
         self._planner = checkpoint_module("default_planner").DefaultSavePlanner(
             dedup_save_to_lowest_rank=self._is_alone
         )
@@ -63,17 +63,17 @@ class Staged:
         return hashlib.blake2b(data, digest_size=16).digest(), plan
 
     def has(self, digest: bytes) -> bool:
-        """The plans of all ranks are known for this digest of all digests."""
+        """True if the plans of all ranks are known for this digest of all digests."""
         return digest == self._digest
 
     def agree(self, digest: bytes, plans: list[Any], members: int) -> None:
-        """Divide the work, alike on all ranks; the first so many of the plans are written here."""
+        """Divide the work, alike on all ranks; the given number of first plans is written here."""
         self._members = members
         self._plans, self._metadata = self._planner.create_global_plan(plans)
         self._digest, self._buffers = digest, {}
 
     def copy(self, member: int) -> None:
-        """To memory that training does not touch; where there are GPUs it is pinned."""
+        """Copy to memory that training does not touch; with GPUs it is pinned."""
         torch = import_module("torch")
         has_gpu = torch.cuda.is_available()
         self._values = {}
@@ -90,7 +90,7 @@ class Staged:
             torch.cuda.synchronize()
 
     def write(self, place: Path, member: int) -> list[File]:
-        """This rank's part, and what `finish` wants to know of it."""
+        """Write this rank's part; return what `finish` needs to know of it."""
         files: list[File] = []
         writer = _writer(place, files)
         plan = writer.prepare_global_plan(self._plans)[member]
@@ -99,7 +99,7 @@ class Staged:
         return files
 
     def finish(self, place: Path) -> list[File]:
-        """Write the file that reads all parts together; once, when all are written."""
+        """Write the file that reads all parts together; call it once, when all are written."""
         parts = [place / RESULTS.format(member) for member in range(self._members)]
         files: list[File] = []
         _writer(place, files).finish(
@@ -111,7 +111,7 @@ class Staged:
         return [File(file.name.removesuffix(".tmp"), file.bytes, file.crc32) for file in files]
 
     def resolve_data(self, item: Any) -> Any:
-        """As a planner of torch: what is to be written."""
+        """Return the data to write, as a planner of torch."""
         return self._values[item.index]
 
 
@@ -137,7 +137,7 @@ class Objects:
     given: Mapping[str, Any]
 
     def sharded(self) -> dict[str, Any]:
-        """State of modules and optimizers, named as a single process would name it."""
+        """Return the state of modules and optimizers, named as a single process would name it."""
         state = checkpoint_module("state_dict")
         found = {
             name: state.get_model_state_dict(one)
@@ -149,17 +149,17 @@ class Objects:
         return found
 
     def load_sharded(self, place: Path) -> None:
-        """In place."""
+        """Load the state in place."""
         found, state = self.sharded(), checkpoint_module("state_dict")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             try:
-                # Each rank reads what it needs; that all could is agreed afterwards.
+                # Each rank reads what it needs; whether all could is agreed afterwards.
                 checkpoint_module("state_dict_loader").load(
                     found, storage_reader=reader(place), planner=planner(), no_dist=True
                 )
             except checkpoint_module("api").CheckpointException as error:
-                # Torch's is no Exception, and its text a traceback.
+                # Torch's class is no Exception, and its text is a traceback.
                 raise CheckpointError(_reason(error)) from error
         for name, one in self._tensors().items():
             if self._is(one, "nn", "Module"):
@@ -168,7 +168,7 @@ class Objects:
                 state.set_optimizer_state_dict(self._owner(name, one), one, found[name])
 
     def own(self, rng: bool, extra: Mapping[str, Any] | None) -> bytes:
-        """State that only this rank has."""
+        """Return the state that only this rank has."""
         return packed({
             "objects": {name: one.state_dict() for name, one in self._others().items()},
             "rng": generators() if rng else None,
@@ -176,7 +176,8 @@ class Objects:
         })  # fmt: skip
 
     def load_own(self, place: Path, rank: int) -> dict[str, Any]:
-        """Returns the extras; generators go on as they were saved."""
+        """Load the rank's own state and return the extras; generators continue as they were
+        saved."""
         path, older = place / own_name(rank), place / f"rank-{rank:05}.pt"
         if older.exists() and not path.exists():
             path = older  # of a release before 0.3
@@ -211,7 +212,7 @@ class Objects:
         return others
 
     def _owner(self, name: str, optimizer: Any) -> Any:
-        """The module whose parameters it changes."""
+        """Return the module whose parameters the optimizer changes."""
         wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for one in self.given.values():
             if self._is(one, "nn", "Module") and wanted <= {id(p) for p in one.parameters()}:
@@ -225,7 +226,7 @@ class Objects:
 
 
 def generators() -> dict[str, Any]:
-    """States of random number generators: Python's, numpy's if it is used, torch's."""
+    """Return the states of random number generators: Python's, numpy's if it is used, torch's."""
     torch, numpy = import_module("torch"), sys.modules.get("numpy")
     has_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
@@ -237,7 +238,7 @@ def generators() -> dict[str, Any]:
 
 
 def seed(states: Mapping[str, Any]) -> None:
-    """Set what `generators` gave."""
+    """Restore the states from `generators`."""
     torch = import_module("torch")
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
@@ -252,12 +253,13 @@ def _reason(error: Any) -> str:
 
 
 def own_name(rank: int) -> str:
-    """The file of what only one rank knows."""
+    """Return the name of the file with a rank's own state."""
     return f"rank-{rank:05}.state"
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
-    """Typed values and the bytes of their tensors.  CheckpointError: some cannot be kept."""
+    """Return typed values and the bytes of their tensors. Raises CheckpointError if some cannot be
+    kept."""
     try:
         state = collected(content)
     except SpecError as error:
@@ -272,7 +274,8 @@ def packed(content: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(path: Path, live: Mapping[str, Any]) -> dict[str, Any]:
-    """State that `packed` gave.  CheckpointError: the file holds something else."""
+    """Return the state that `packed` wrote. Raises CheckpointError if the file holds something
+    else."""
     try:
         data = bytearray(path.read_bytes())
         magic, payload, length = _HEADER.unpack_from(data)

@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint, and its completion by the rank that is last."""
+"""One rank's part of a checkpoint, and its completion by the last rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Writing(Protocol):
     """Writes the tensors."""
 
     def write(self, place: Path, member: int) -> list[File]:
-        """This rank's."""
+        """Write this rank's tensors."""
 
     def finish(self, place: Path) -> list[File]:
         """Write the file that reads all of them together."""
@@ -29,23 +29,23 @@ class Writing(Protocol):
 
 @dataclass
 class Part:
-    """Part that this rank is writing, or has written last."""
+    """The part that this rank is writing, or has written last."""
 
     name: Name = field(default_factory=lambda: Name(0, 0))
     group: Peers = field(default_factory=lambda: Peers(0, 1, (0,)))
     own: bytes = b""
     safe: Name = field(default_factory=lambda: Name(0, 0))
     seconds: float = 0.0
-    """How long the last took that was written."""
+    """Seconds that the last written part took."""
     has_failed: bool = False
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint."""
+        """Return the step of the checkpoint."""
         return self.name.step
 
     def write(self, directory: Directory, tensors: Writing) -> bool:
-        """Returns whether this was the last part, and the checkpoint is complete."""
+        """Write the part; return whether it was the last one, and the checkpoint is complete."""
         directory.check()
         place, member = directory.unfinished(self.name), self.group.members.index(self.group.rank)
         (place / _PARTS).mkdir(parents=True, exist_ok=True)
@@ -56,19 +56,19 @@ class Part:
         draft = place / _PARTS / f"{member}.draft"
         write_file(draft, json.dumps([asdict(file) for file in files]).encode())
         draft.rename(draft.with_suffix(".json"))
-        # Each looks after its own is there, so the last one to look sees all.
+        # Each rank looks after its own part exists, so the last one to look sees all.
         parts = [place / _PARTS / f"{at}.json" for at in range(len(self.group.members))]
         if not all(part.exists() for part in parts):
             return False
         try:
             (place / _PARTS / _COMPLETING).mkdir()
         except (FileExistsError, FileNotFoundError):
-            return False  # another saw all as well, and completes it or has done so
+            return False  # another rank saw all as well, and completes it or has done so
         self._complete(directory, tensors, parts)
         return True
 
     def withdraw(self, directory: Directory) -> None:
-        """Give back the space of what cannot be completed any more."""
+        """Delete a checkpoint that cannot be completed any more."""
         place = directory.unfinished(self.name)
         if len(self.group.members) == 1:
             directory.discard(self.name)

@@ -61,8 +61,8 @@ def abort() -> None:
 def destroy() -> None:
     """Destroy all groups.
 
-    Their threads end meanwhile (gloo's wake up every 10 ms).  One that lost a message waits until
-    its timeout is over, and keeps what it holds, but has no part in any later group.
+    Their threads end meanwhile (gloo's wake up every 10 ms). A group that lost a message waits
+    until its timeout is over, and keeps its resources, but has no part in any later group.
     """
     c10d = sys.modules.get(C10D)
     if c10d is None:
@@ -120,8 +120,10 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _reset(c10d: ModuleType) -> None:
-    """Clear torch's tables of groups that were half made.  Above all the count: it names the next
-    groups, and must be the same in processes that begin now."""
+    """Clear torch's tables of groups that were half made.
+
+    Above all the count: it names the next groups, and must be the same in processes that begin now.
+    """
     world = c10d._world
     for table in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag",
                   "tags_to_pg", "pg_coalesce_state"):  # fmt: skip

@@ -33,7 +33,7 @@ SLICE = timedelta(seconds=0.01)
 SLICE_OVER = "Operation timed out!"
 """Message of `Work::wait` at a timeout, and of nothing else (torch 2.6 to 2.13)."""
 COLLECTIVES = {*range(12), 15, 16}
-"""Values of `OpType` (torch 2.6 to 2.13) but for operations between two ranks: a wait for one of
+"""Values of `OpType` (torch 2.6 to 2.13), without operations between two ranks: a wait for one of
 those that times out ends the operation."""
 ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Undo = Callable[[], object]
@@ -71,7 +71,7 @@ def refusal() -> str | None:
 
 
 def is_switched_off() -> bool:
-    """Tell whether the user wants no change."""
+    """Return whether the user wants no change."""
     return os.environ.get(IN_PROCESS_VARIABLE) == rendezvous.OFF
 
 
@@ -84,7 +84,7 @@ def free_signal(handler: Callable[[int, FrameType | None], None]) -> int | None:
 
 @contextmanager
 def applied(interrupt: Interrupt) -> Iterator[None]:
-    """Make all changes, those to torch where there is one, and undo them in reverse order."""
+    """Make all changes, those to torch if it is installed, and undo them in reverse order."""
     dist = _torch()
     with ExitStack() as undo:
         for patch in PATCHES:
@@ -94,7 +94,7 @@ def applied(interrupt: Interrupt) -> Iterator[None]:
 
 
 def _torch() -> Any:
-    """Import `torch.distributed`; None where there is none."""
+    """Import `torch.distributed`; None: it is not installed."""
     if C10D not in sys.modules and importlib.util.find_spec("torch") is None:
         return None
     dist = importlib.import_module("torch.distributed")
@@ -241,4 +241,4 @@ PATCHES = (
         _let_errors_pass,
     ),
 )
-"""In the order in which they are applied."""
+"""All changes, in the order in which they are applied."""

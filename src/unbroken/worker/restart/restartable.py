@@ -1,8 +1,8 @@
 """In-process restart: leave a function when another rank fails, and call it again.
 
-A signal handler raises `RankLost` in the main thread.  An asynchronous exception would not do: a
-handler also runs while a call such as `time.sleep` or `queue.get` is interrupted, and it sees where
-the thread is, so that it raises nothing after the function has returned.
+A signal handler raises `RankLost` in the main thread. An asynchronous exception would not do. A
+handler also runs while a call such as `time.sleep` or `queue.get` is interrupted. It also sees
+where the thread is, so that it raises nothing after the function has returned.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ SWALLOWED_SECONDS = 1.0
 STUCK_SECONDS = 0.3
 STUCK_PASSES = 100
 """Time and attempts after which a main thread that sleeps in native code of torch ends the process:
-nothing interrupts it.  Gloo loses a message of which a part was sent or received when its
-connection breaks, and a wait for it ends by the group's timeout only (`signalException` in
-gloo/transport/tcp/pair.cc)."""
+nothing interrupts it.
+
+Gloo loses a message that was partly sent or received when its connection breaks. A wait for it ends
+only by the group's timeout (`signalException` in gloo/transport/tcp/pair.cc).
+"""
 STUCK_STORE_SECONDS = 1.0
 """The same time while a store is made: torch sleeps for up to 0.75 s if a server dies meanwhile."""
 STUCK_CPU_SHARE = 0.1
@@ -55,8 +57,10 @@ logger = logging.getLogger(__name__)
 
 
 class RankLost(BaseException):
-    """Another rank has failed: leave.  Do not catch it; it is no Exception, so that
-    `except Exception` in a training loop lets it pass."""
+    """Another rank has failed: leave.
+
+    Do not catch it; it is no Exception, so that `except Exception` in a training loop lets it pass.
+    """
 
 
 def restartable(function: Callable[P, R]) -> Callable[P, R]:
@@ -109,8 +113,11 @@ class _Returned:
 
 
 class _Eviction:
-    """A thread that makes the main thread leave the function.  It repeats every attempt: a shutdown
-    between two operations is lost, and so is a signal just before a call that blocks."""
+    """A thread that makes the main thread leave the function.
+
+    It repeats every attempt: a shutdown between two operations is lost, and so is a signal just
+    before a call that blocks.
+    """
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -156,7 +163,7 @@ def _replace(_order: Mapping[str, Any]) -> None:
 
 
 class _Watch:
-    """Tells whether a thread that must leave sleeps in a call of torch that does not end."""
+    """Detects a thread that must leave and sleeps in a call of torch that does not end."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -223,7 +230,7 @@ class _Run:
         return outcome.value
 
     def run_once(self, reason: str) -> Any:
-        """Call the function in a process of which nothing is changed, and which ends at a fault."""
+        """Call the function in an unchanged process, which ends at a fault."""
         if not patches.is_switched_off() and os.environ.get("LOCAL_RANK", "0") == "0":
             logger.warning("in-process restart is off: %s", reason)
         if _waits_for_rank():
@@ -253,7 +260,7 @@ class _Run:
             self._end_past()
 
     def interrupt(self) -> None:
-        """Wake the thread, and let it call `_signalled`."""
+        """Wake the thread, and make it call `_signalled`."""
         if self._raised_at is not None and monotonic() - self._raised_at > SWALLOWED_SECONDS:
             self._raised_at = None
         number = self._signal.number
@@ -305,7 +312,7 @@ class _Run:
             _end()
 
     def _return(self) -> None:
-        """Wait at the barrier for the next attempt.  WorldError: there is none."""
+        """Wait at the barrier for the next attempt. Raises WorldError if there is none."""
         with self._lock:
             while not self._orders.empty():
                 self._orders.get()
@@ -344,7 +351,7 @@ class _Run:
             self._heard.set()
 
     def _ended(self) -> None:
-        """Let training go on without an agent; a worker at the barrier ends."""
+        """Continue training without an agent; a worker at the barrier ends."""
         self._orders.put({})
         self._heard.set()
 

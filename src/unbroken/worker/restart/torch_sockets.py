@@ -1,11 +1,11 @@
 """Find the sockets of torch in this process, and end the waits for them.
 
-Torch does not tell which sockets are its own.  They are recognized by their properties:
+Torch does not reveal which sockets are its own. They are recognized by their properties:
 
 - A store's sockets have the port of a server in this process, or are connected to the address of a
   server of which this process is a client.
 - Gloo's sockets are in one epoll with a listener, and neither epoll nor listener closes on exec.
-  Those of Python, libuv, gRPC and ZeroMQ do.  Those of UCX's TCP transport do not: they are taken
+  Those of Python, libuv, gRPC and ZeroMQ do. Those of UCX's TCP transport do not: they are taken
   for gloo's.
 """
 
@@ -30,8 +30,11 @@ __all__ = ["TorchSockets"]
 TCP_CLOSE, TCP_LISTEN = 7, 10
 """States, as include/net/tcp_states.h of Linux numbers them."""
 CONNECT_SECONDS = 0.25
-"""A store's client that is shut down while it connects sleeps for 0.25 to 0.75 s before it fails
-(TCPStore.cpp of torch 2.13); left alone it connects in a moment, unless its server hangs."""
+"""Seconds in which a store's client that connects is left alone.
+
+Shut down while it connects, it sleeps for 0.25 to 0.75 s before it fails (TCPStore.cpp of torch
+2.13). Left alone it connects in a moment, unless its server hangs.
+"""
 ANSWER_SECONDS = 0.02
 """Pause between two rounds of connections to one listener."""
 SEQUENCE = struct.Struct("=q")
@@ -103,16 +106,19 @@ class TorchSockets:
         )
 
     def shut(self) -> None:
-        """End the waits of all that read, write or connect, in this process and at the other ends,
-        and of those that wait for a peer to connect."""
+        """End the waits of all sockets that read, write or connect, in this process and at the
+        other ends.
+
+        Waits for a peer to connect end as well.
+        """
         with self._lock:
             found = _inodes()
             listeners, gloo = _gloo(found)
             if self._sizes:
                 self._answer(listeners, max(self._sizes))
             for inode, fd in gloo.items():
-                # What is sent still goes out: gloo forgets messages that it cannot send, and the
-                # rank that waits for one is never told (`signalException` in
+                # Queued data still goes out: gloo forgets messages that it cannot send, and the
+                # rank that waits for one would never learn it (`signalException` in
                 # gloo/transport/tcp/pair.cc).
                 _shut(fd, inode, socket.SHUT_RD)
             now = monotonic()
@@ -128,9 +134,10 @@ class TorchSockets:
     def _answer(self, listeners: dict[int, int], size: int) -> None:
         """Connect as each rank that gloo may wait for.
 
-        Gloo waits until the group's timeout, in no socket, for a rank that died before it connected
-        or whose connection was shut down before it sent its number (gloo/transport/tcp/
-        listener.cc).  A connection of ours ends at once, and so does the wait.
+        Gloo waits until the group's timeout, in no socket, for two kinds of ranks: those that died
+        before they connected, and those whose connection was shut down before they sent their
+        number (gloo/transport/tcp/listener.cc). Our own connection ends at once, and so does the
+        wait.
         """
         for inode, fd in listeners.items():
             if monotonic() - self._answered.get(inode, -ANSWER_SECONDS) < ANSWER_SECONDS:
@@ -162,8 +169,10 @@ def _plain(host: str) -> str:
 
 
 def _inodes() -> dict[int, int]:
-    """Map the inodes of this process's sockets to descriptors: the number of a descriptor is
-    another socket's as soon as it is closed."""
+    """Map the inodes of this process's sockets to descriptors.
+
+    The number of a descriptor is another socket's as soon as it is closed.
+    """
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -208,7 +217,8 @@ def _inode(line: str) -> int:
 
 @contextmanager
 def _taken(fd: int, inode: int) -> Iterator[_socket.socket]:
-    """Duplicate a socket, so that it cannot be closed meanwhile.  OSError: it was closed."""
+    """Duplicate a socket, so that it cannot be closed meanwhile. Raises OSError if it was
+    closed."""
     sock = _socket.socket(fileno=os.dup(fd))
     try:
         if os.fstat(sock.fileno()).st_ino != inode:
@@ -234,8 +244,11 @@ def _state(fd: int, inode: int) -> int | None:
 
 
 def _shut(fd: int, inode: int, how: int) -> None:
-    """Shut down a connection over TCP, established or not.  A listening socket is left alone,
-    gloo's thread that accepts would end the process; and one that may listen soon too."""
+    """Shut down a connection over TCP, established or not.
+
+    A listening socket is left alone, as gloo's thread that accepts would end the process; and so is
+    one that may listen soon.
+    """
     if _state(fd, inode) not in (None, TCP_CLOSE, TCP_LISTEN):
         with suppress(OSError), _taken(fd, inode) as sock:
             sock.shutdown(how)

@@ -1,6 +1,7 @@
-"""Which step all ranks go back to, and who gives it to whom; values in, values out.
+"""Choice of the step that all ranks return to, and of the ranks that send it; values in, values
+out.
 
-All ranks decide alike, because all decide by what all have said.
+All ranks decide alike, because all decide by the reports of all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass, field
 from unbroken.worker.typed_values import exchanged
 
 Point = tuple[int, int]
-"""Attempt and step.  A newer attempt comes first: it went on from what it could restore."""
+"""Attempt and step. A newer attempt comes first: it continued from what it could restore."""
 RANGES_CHARACTERS = 500
 
 
 @exchanged
 @dataclass(frozen=True)
 class Shares:
-    """Shares that an agent has of a state that is divided among ranks."""
+    """Shares of a divided state that an agent has."""
 
     world_size: int
     """World size of the ranks that saved it."""
@@ -32,15 +33,15 @@ class Offer:
 
     points: tuple[Point, ...]
     replicas: tuple[int, ...]
-    """Ranks that hold the same state as it, itself among them."""
+    """Ranks that hold the same state, itself among them."""
     has_asked: bool = True
-    """True if what its buddies keep is among the points."""
+    """True if the copies at its buddies are among the points."""
     shares: Mapping[Point, Shares] = field(default_factory=dict)
-    """Shares of divided state that its agent has of any rank."""
+    """Shares of divided state, of any rank, that its agent has."""
 
 
 def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None:
-    """The newest that every rank has, or a replica of it."""
+    """Return the newest point that every rank, or a replica of it, has."""
     for point in sorted(_points(offers) - set(bad), reverse=True):
         if is_divided_otherwise(offers, point):
             if givers(offers, point):
@@ -51,13 +52,13 @@ def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None
 
 
 def is_divided_otherwise(offers: Sequence[Offer], point: Point) -> bool:
-    """True if it was saved by ranks of another number than these."""
+    """True if the point was saved by a different number of ranks."""
     return any(world != len(offers) for world in _worlds(offers, point))
 
 
 def givers(offers: Sequence[Offer], point: Point) -> dict[int, int]:
-    """For each rank that saved its share of it, a rank whose agent has that; empty: not all are
-    there."""
+    """Return, for each rank that saved its share, a rank whose agent has that share; empty: some
+    are missing."""
     having: dict[int, list[int]] = {}
     for giver, offer in enumerate(offers):
         if point in offer.shares:
@@ -74,7 +75,8 @@ def givers(offers: Sequence[Offer], point: Point) -> dict[int, int]:
 
 
 def lacking(offers: Sequence[Offer], point: Point) -> tuple[int, list[int]]:
-    """How many ranks saved it, and which of them nobody has."""
+    """Return the number of ranks that saved the point, and the ranks whose share is missing
+    everywhere."""
     world = max(_worlds(offers, point))
     there = {saver for one in offers if point in one.shares for saver in one.shares[point].ranks}
     return world, [saver for saver in range(world) if saver not in there]
@@ -85,9 +87,12 @@ def _worlds(offers: Sequence[Offer], point: Point) -> set[int]:
 
 
 def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
-    """Ranks that should ask the buddies now: those that lack the newest point there is; then, where
-    that has given no common step, all others."""
-    # Of what was divided otherwise, all that is left is in the agents of these ranks.
+    """Return ranks that should ask the buddies now.
+
+    First the ranks that lack the newest point anywhere; then, if that has given no common step, all
+    others.
+    """
+    # All remaining shares of other divisions are in the agents of these ranks.
     known = _points(offers) - set(bad)
     newest = max((one for one in known if not is_divided_otherwise(offers, one)), default=None)
     point = choose(offers, bad)
@@ -102,10 +107,10 @@ def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
 
 
 def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
-    """Ranks that can give a point to a rank: the rank itself, if it has it."""
+    """Return the ranks that can send a point to a rank: the rank itself, if it has it."""
     if point in offers[rank].points:
         return [rank]
-    # Both must say so: a rank that is declared on one side alone may hold something else.
+    # Both must declare it: a rank that is declared on one side alone may hold something else.
     return [
         other
         for other in offers[rank].replicas
@@ -114,7 +119,8 @@ def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
 
 
 def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:
-    """Pairs of sender and receiver, in the order in which all carry it out; senders take turns."""
+    """Return pairs of sender and receiver, in the order in which all carry it out; senders take
+    turns."""
     found: list[tuple[int, int]] = []
     for rank in range(len(offers)):
         givers = sources(offers, rank, point)
@@ -124,7 +130,7 @@ def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """As `0-2,5`; empty where it is one alone."""
+    """Return ranges such as `0-2,5`; empty if it is a single one."""
     spans: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -1,9 +1,8 @@
-"""Tensors into a slot.
+"""Copies of tensors into a slot.
 
-From the CPU by plain copies.  From CUDA by a stream of its own for each device into the slot, which
-is pinned for it: what the current stream does later waits for these copies (it may write what is
-being read), the host does not.  The header is then written by the thread, when the copies have
-arrived.
+Tensors of the CPU are copied plainly. Each CUDA device copies by a stream of its own into the slot,
+which is pinned for it. Later work of the current stream waits for these copies (it may write what
+is being read), the host does not. The thread writes the header when the copies have arrived.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ PORTABLE = 1
 
 
 class Work(Protocol):
-    """After the copies."""
+    """Work after the copies."""
 
     def commit(self) -> None:
-        """The body is whole."""
+        """Mark the body as whole."""
 
     def finish(self) -> None:
-        """Do what may take its time."""
+        """Do the slow part."""
 
 
 class Thread(Protocol):
-    """Does what may take its time."""
+    """Runs slow work."""
 
     def put(self, work: Callable[[], None]) -> None:
-        """In order."""
+        """Queue the work, in order."""
 
 
 class Copies:
@@ -49,20 +48,20 @@ class Copies:
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
-        """By device."""
+        """Streams by device."""
         self._events: list[tuple[Any, Any]] = []
-        """By device, set when the newest copies from it are in."""
+        """Events by device, set when its newest copies are in."""
         self._pinned: dict[int, Any] = {}
-        """Slots by address, the one used last at the end."""
+        """Slots by address, the most recently used at the end."""
         self._committed = threading.Event()
         self._committed.set()
-        # Of memory that is unmapped while it is pinned the pages are lost; a later slot at its
-        # address would be taken for it, and the device would write into pages that nobody sees.
+        # The pages of memory that is unmapped while pinned are lost. A later slot at its address
+        # would be mistaken for it, and the device would write into pages that no mapping shows.
         release = weakref.finalize(self, _release, self._pinned, self._streams)
         release.atexit = False
 
     def copy(self, state: State, memory: mmap.mmap) -> None:
-        """Begin; what comes from the CPU is copied at the end."""
+        """Begin the copies; those of the CPU are made at the end."""
         torch = import_module("torch")
 
         remote = [one for one in zip(state.pieces, state.tensors, strict=True) if one[1].is_cuda]
@@ -90,7 +89,7 @@ class Copies:
         def arrived() -> None:
             try:
                 for device, event in events:
-                    # A thread that has chosen none would make a context on the first device.
+                    # Without a chosen device, the thread would make a context on the first one.
                     with device_of(device):
                         event.synchronize()
                 work.commit()
@@ -101,11 +100,12 @@ class Copies:
         thread.put(arrived)
 
     def wait(self) -> None:
-        """Until the former save is whole: the next one must not begin while it is the only one."""
+        """Wait until the former save is whole: the next one must not begin while it is the only
+        one."""
         self._committed.wait()
 
     def _copy_remote(self, remote: list[Any], memory: mmap.mmap, device: Any) -> Any:
-        """From one device; its event."""
+        """Copy from one device; return its event."""
         torch = import_module("torch")
 
         cuda = torch.cuda
@@ -116,18 +116,19 @@ class Copies:
         with cuda.stream(stream):
             for piece, tensor in remote:
                 if tensor.numel():
-                    # Else the host would conjugate what has not arrived.
+                    # Otherwise the host would conjugate data that have not arrived.
                     found = tensor.resolve_conj().resolve_neg()
                     view(memory, piece).copy_(found, non_blocking=True)
                     tensor.record_stream(stream)
-            # The thread that waits for it is to sleep, not to spin.
+            # The thread that waits for it must sleep, not spin.
             event = cuda.Event(blocking=True)
             event.record(stream)
         now.wait_event(event)
         return event
 
     def _pin(self, memory: mmap.mmap, device: Any) -> None:
-        """Let the device write there by itself; where it is refused copies are only slower."""
+        """Let the device write directly into the slot; if that is refused, copies are only
+        slower."""
         torch = import_module("torch")
 
         whole = torch.frombuffer(memory, dtype=torch.uint8)
@@ -144,7 +145,7 @@ class Copies:
 
 
 def _is_done(code: Any, device: Any) -> bool:
-    """True if the CUDA runtime did it; an error is not left for the next kernel to find."""
+    """True if the CUDA runtime succeeded; an error is not left for the next kernel to find."""
     torch = import_module("torch")
 
     if code == torch.cuda.cudart().cudaError.success:
@@ -167,7 +168,7 @@ def _unpin(pinned: dict[int, Any], at: int, device: Any) -> None:
 
 
 def _release(pinned: dict[int, Any], streams: dict[Any, Any]) -> None:
-    """Let go of all; copies that are under way come first."""
+    """Release everything; copies under way complete first."""
     try:
         for stream in streams.values():
             stream.synchronize()

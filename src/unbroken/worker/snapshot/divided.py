@@ -1,11 +1,11 @@
-"""A state that ranks of another number have saved, divided anew among those that there are.
+"""A state saved by a different number of ranks, divided again among the present ranks.
 
-Model, optimizer and whatever holds DTensors are one state, told by old rank 0.  Other parts (a
-scheduler, a loader, `extra`) are each rank's own: where all had the same, all get it; else each
-rank gets what its number had, and one whose number is new gets nothing.
+Model, optimizer and all objects with DTensors are one state, taken from old rank 0. Other parts (a
+scheduler, a loader, `extra`) are each rank's own. If all ranks had the same value, all get it.
+Otherwise each rank gets the value of its number, and a rank with a new number gets nothing.
 
-Refused in words: tensors that no mesh divides and that differ between ranks, meshes of some of the
-ranks only, and another kind of division than that of the live model.
+Refused with a reason: tensors that no mesh divides and that differ between ranks, meshes of some of
+the ranks only, and another kind of division than that of the live model.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ logger = logging.getLogger(__name__)
 @exchanged
 @dataclass(frozen=True)
 class Outline:
-    """A part of an old rank's, without the bytes of its tensors."""
+    """A part of an old rank's state, without the bytes of its tensors."""
 
     body: bytes
     pieces: tuple[Piece, ...]
     """In the order in which they are read."""
 
     def filled(self, fill: Callable[[int, Piece], Any]) -> Any:
-        """The state, with something in place of each tensor."""
+        """Return the state, with a replacement for each tensor."""
         numbered = iter(enumerate(self.pieces))
         return decode(self.body, lambda _: fill(*next(numbered)))
 
@@ -67,7 +67,7 @@ class Outline:
         return any(one.sharding for one in self.pieces)
 
     def text(self) -> str:
-        """The same for all ranks that hold shards of one state."""
+        """Return a text that is equal for all ranks with shards of one state."""
         return repr(
             self.filled(lambda _, one: repr((one.dtype, one.kind, one.sharding or one.shape)))
         )
@@ -75,7 +75,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Share:
-    """Share that one of the old ranks has saved, on the rank that gives it."""
+    """A share that an old rank has saved, on the rank that sends it."""
 
     header: Header
     slot: Slot
@@ -83,7 +83,8 @@ class Share:
     outlines: Mapping[str, Outline]
 
     def summary(self, name: str) -> tuple[bytes, bool]:
-        """Equal where ranks had the same, but for shards; and whether there are shards."""
+        """Return a summary, equal if ranks had the same apart from shards; and whether there are
+        shards."""
         found, memory = self.outlines[name], memoryview(self.slot.memory)
         whole = [one for one in found.pieces if not one.sharding]
         sums = [crc32(memory[one.at : one.at + size_of(one)]) for one in whole]
@@ -93,13 +94,13 @@ class Share:
         return digest(f"{found.text()} {sums}"), found.is_sharded
 
     def box(self, want: Want) -> Any:
-        """Piece of it that another rank wants."""
+        """Return the piece of it that another rank wants."""
         name, number = want.key
         return want.of(view(self.slot.memory, self.outlines[name].pieces[number]))
 
 
 def opened(snapshot: Snapshot, rank: int, point: Point, world_size: int) -> Share:
-    """Open the share that this rank's agent has of an old rank, checked in full."""
+    """Open the share of an old rank that this rank's agent has, checked in full."""
     slot = snapshot.other(rank, point)
     header = None if slot is None else slot.header()
     if slot is None or header is None:
@@ -129,14 +130,14 @@ class Anew(Kept):
     outlines: dict[str, Outline] = field(default_factory=dict)
     tensors: dict[Key, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
-    """Parts that nobody has for this rank."""
+    """Parts that are not available for this rank."""
 
     def state(self, part: str, copies: bool) -> Any:
-        """Nobody else has its tensors, whether or not copies are asked for."""
+        """Return the state; its tensors are its own, whether or not copies are requested."""
         return self.outlines[part].filled(lambda number, _: self._given(part, number))
 
     def checksum(self) -> str:
-        """Checksum of what is not each rank's own, and of this rank's shards."""
+        """Return the checksum of all but each rank's own values, and of this rank's shards."""
         found = 0
         for name in sorted(self.outlines.keys() - {EXTRA}):
             found = crc32(self.outlines[name].text().encode(), found)
@@ -161,12 +162,12 @@ class Division:
         self._mine: dict[int, Share] = {}
         self._targets: list[Any] = []
         self._gives: list[list[Any]] = []
-        """To each rank."""
+        """Pieces to send, by rank."""
         self._takes: list[list[Any]] = []
-        """From each."""
+        """Pieces to receive, by rank."""
 
     def open(self) -> dict[int, str]:
-        """Look at what this rank is to give; what is wrong with the shares of which old ranks."""
+        """Open the shares that this rank is to send; return the faults by old rank."""
         problems = {}
         for rank, giver in self._givers.items():
             if giver == self._world.rank:
@@ -178,7 +179,8 @@ class Division:
         return problems
 
     def carry_out(self) -> Anew:
-        """Bring it all here.  CheckpointError, on all ranks: it cannot be divided, and why."""
+        """Bring all pieces here. Raises CheckpointError, on all ranks, if the state cannot be
+        divided, with the reason."""
         summaries = self._gathered(lambda: self._of_mine(Share.summary))
         alike = self._together(lambda: _alike(self._snapshot.parts, summaries))[0]
         own = {name for name, is_alike in alike.items() if not is_alike}
@@ -197,7 +199,7 @@ class Division:
         self._together(lambda: self._prepare(plans))
         torn = ""
         try:
-            # Whatever else goes wrong here ends this process: the others wait for its messages.
+            # Any other error here ends this process: the others wait for its messages.
             exchange(self._world, self._gives, self._takes)
         except WorldError as error:
             torn = str(error)
@@ -210,7 +212,7 @@ class Division:
         alike: Mapping[str, bool],
         outlines: Mapping[int, Mapping[str, Outline]],
     ) -> list[Want]:
-        """Make the tensors; what has to be brought into them."""
+        """Make the tensors; return the pieces to be brought into them."""
         snapshot, size, rank = self._snapshot, len(self._givers), self._world.rank
         saved: dict[Key, Saved] = {}
         for name, is_alike in alike.items():
@@ -243,8 +245,8 @@ class Division:
             self._takes[self._givers[want.rank]].append(target)
 
     def _check(self, torn: str) -> None:
-        """Check that the received bytes are those sent, and that those were still what had been
-        checked."""
+        """Check that the received bytes are those sent, and that those had not changed since they
+        were checked."""
         if torn:
             raise WorldError(torn)
         for rank, share in self._mine.items():
@@ -258,7 +260,7 @@ class Division:
         }
 
     def _gathered(self, act: Callable[[], Mapping[int, T]]) -> dict[int, T]:
-        """Gather what all give, by old rank."""
+        """Return all senders' values, by old rank."""
         return {rank: one for found in self._together(act) for rank, one in found.items()}
 
     def _together(self, act: Callable[[], T]) -> list[T]:
@@ -275,7 +277,8 @@ class Division:
 def _alike(
     parts: Mapping[str, Any], summaries: Mapping[int, Mapping[str, tuple[bytes, bool]]]
 ) -> dict[str, bool]:
-    """For each part, True if all old ranks had the same.  ValueError: they must, and had not."""
+    """Return, for each part, whether all old ranks had the same. Raises ValueError if they had to
+    and had not."""
     torch = import_module("torch")
     found = {}
     for name, (first, is_sharded) in summaries[0].items():
@@ -293,8 +296,10 @@ def _alike(
 def _meshes(
     parts: Mapping[str, Any], outlines: Mapping[str, Outline], size: int
 ) -> dict[tuple[Any, ...], Any]:
-    """The live mesh in place of each saved one, by the tensors of modules.  ValueError: it cannot
-    be said, or is one of some ranks only."""
+    """Return the live mesh in place of each saved one, by the tensors of modules.
+
+    Raises ValueError if it cannot be derived, or is a mesh of some ranks only.
+    """
     nn = import_module("torch.nn")
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
     for name, outline in outlines.items():
@@ -316,7 +321,7 @@ def _meshes(
 
 
 def _empty(piece: Piece, meshes: Mapping[tuple[Any, ...], Any]) -> Any:
-    """A tensor for this rank's part of it."""
+    """Return a tensor for this rank's part of it."""
     torch = import_module("torch")
 
     dtype = torch_dtype(piece.dtype)

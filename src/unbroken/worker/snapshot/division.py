@@ -1,4 +1,4 @@
-"""Which boxes of old shards make up the new ones: torch.distributed.checkpoint plans it."""
+"""Division of old shards into new ones: torch.distributed.checkpoint plans the boxes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unbroken.worker.typed_values import exchanged
 from .state import Piece
 
 Key = tuple[str, int]
-"""A part, and which of its tensors, in the order in which they are read."""
+"""A part, and the number of one of its tensors, in the order in which they are read."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets in the whole, and lengths."""
+"""Offsets in the whole tensor, and lengths."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class Saved:
     """A tensor as the old ranks have saved it."""
 
     piece: Piece
-    """One rank's."""
+    """The piece of one rank."""
     ranks: range
-    """Ranks that have shards, or the rank that is asked for what is not sharded."""
+    """Ranks that have shards, or the rank that provides an unsharded tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole."""
+        """Return the shape of the whole."""
         return self.piece.sharding[0] if self.piece.sharding else self.piece.shape
 
     def boxes(self) -> dict[Box, list[int]]:
-        """All that is saved, and who has it: several where it was replicated."""
+        """Return all saved boxes and the ranks that have each; several if it was replicated."""
         if not self.piece.sharding:
             return {((0,) * len(self.shape), self.shape): [*self.ranks]}
         found: dict[Box, list[int]] = {}
@@ -46,16 +46,16 @@ class Saved:
 @exchanged
 @dataclass(frozen=True)
 class Want:
-    """A box of what an old rank has."""
+    """A box of an old rank's piece."""
 
     rank: int
     key: Key
     offsets: tuple[int, ...]
-    """In that rank's piece."""
+    """Offsets in that rank's piece."""
     lengths: tuple[int, ...]
 
     def of(self, tensor: Any) -> Any:
-        """It, without a copy."""
+        """Return the box, without a copy."""
         for dim, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
             tensor = tensor.narrow(dim, begin, length)
         return tensor
@@ -63,8 +63,10 @@ class Want:
 
 @lru_cache(maxsize=65536)
 def box(sharding: tuple[Any, ...], rank: int) -> Box:
-    """Box of a rank in a DTensor, which is divided as torch.chunk divides.  ValueError: its mesh is
-    not of that rank."""
+    """Return the box of a rank in a DTensor, which is divided as torch.chunk divides.
+
+    Raises ValueError if its mesh is not of that rank.
+    """
     shape, _, (mesh, ranks, _), placements = sharding
     place, offsets, lengths = ranks.index(rank), [0] * len(shape), list(shape)
     strides = [math.prod(mesh[dim + 1 :]) for dim in range(len(mesh))]
@@ -80,9 +82,9 @@ def box(sharding: tuple[Any, ...], rank: int) -> Box:
 def plan(
     tensors: Mapping[Key, Any], saved: Mapping[Key, Saved], rank: int, near: Collection[int]
 ) -> list[tuple[Want, Any]]:
-    """Copies to make, with their targets; near are old ranks whose shares are at hand.
+    """Return the copies to make, with their targets; `near` are old ranks whose shares are at hand.
 
-    ValueError: it does not make up all of the tensors.
+    Raises ValueError if they do not make up all of the tensors.
     """
     planners = import_module("torch.distributed.checkpoint.default_planner")
 
@@ -123,5 +125,5 @@ def _metadata() -> Any:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part."""
+    """Return this rank's part."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

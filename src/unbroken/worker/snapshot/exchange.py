@@ -12,14 +12,15 @@ from unbroken.errors import WorldError
 from unbroken.worker.checkpointing.peers import Peers, device
 
 BATCH_BYTES = 64 * 1024 * 1024
-"""Size of one message, where no tensor alone is larger."""
+"""Bytes of one message, unless a single tensor is larger."""
 _SUM_BYTES = 4
 
 
 def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Sequence[Any]]) -> None:
-    """Tensors to each rank, and into tensors from each; both sides know all of them, in this order.
+    """Send tensors to each rank, and receive into tensors from each; both sides know all of them,
+    in this order.
 
-    WorldError: some were changed on their way; the others have come all the same.
+    Raises WorldError if some were changed on their way; the others have come all the same.
     """
     rank, size, is_whole = world.rank, world.world_size, True
     with import_module("torch").no_grad():
@@ -34,7 +35,7 @@ def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Seque
 
 
 def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender: int) -> bool:
-    """A message each way, of which one may be None; whether what came is what was sent."""
+    """Exchange a message each way, of which one may be None; return whether it arrived as sent."""
     torch, dist = import_module("torch"), import_module("torch.distributed")
 
     operations, came = [], bytearray(_size(taking or []))
@@ -57,7 +58,7 @@ def _size(tensors: Sequence[Any]) -> int:
 
 
 def packed(tensors: Sequence[Any]) -> Any:
-    """A message: their bytes, and the sum of these."""
+    """Return a message: the bytes of the tensors, and their checksum."""
     torch = import_module("torch")
 
     message = bytearray(_size(tensors))
@@ -70,7 +71,8 @@ def packed(tensors: Sequence[Any]) -> Any:
 
 
 def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
-    """Fill them with a message; False: it is not what was sent, and nothing is filled."""
+    """Fill the tensors from a message; return False, with nothing filled, if it is not what was
+    sent."""
     torch = import_module("torch")
 
     body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
@@ -78,7 +80,7 @@ def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
     if crc32(memoryview(message)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(message[end:]):
         return False
     for one in tensors:
-        # A copy of its own begins where any dtype may.
+        # A copy of its own begins at an address that suits any dtype.
         part = body[begin : begin + one.nbytes].clone()
         one.copy_(part.view(one.dtype).view(one.shape))
         begin += one.nbytes
@@ -86,7 +88,7 @@ def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
 
 
 def summed(tensor: Any, before: int) -> int:
-    """CRC-32 of what came before and of a tensor."""
+    """Return the CRC-32 of earlier data and a tensor."""
     torch = import_module("torch")
 
     for part in torch.split(_bytes(tensor), BATCH_BYTES) if tensor.numel() else ():

@@ -1,7 +1,7 @@
 """The pages of a slot, taken from the kernel at once.
 
-Populated by several threads, and in huge pages where the machine gives them to shared memory: half
-as long as fallocate(2) and then a fault at each page of the first copy.
+They are populated by several threads, and in huge pages if the machine allows them for shared
+memory. That takes half as long as fallocate(2) and then a fault at each page of the first copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ AGAIN = (errno.EINTR, errno.EAGAIN)
 
 
 def take(memory: mmap.mmap, fd: int) -> None:
-    """All of it now: where there is none an error is better than SIGBUS in a copy.  WorldError."""
+    """Take all pages now: if memory is short, an error is better than SIGBUS in a copy. Raises
+    WorldError."""
     # Not mmap.madvise, which holds the interpreter's lock.
     ctypes = import_module("ctypes")
     madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -1,4 +1,4 @@
-"""The ranks that restore together: who holds the same, and whole slots from one to another."""
+"""The ranks that restore together: replicas, and transfers of whole slots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from unbroken.worker.checkpointing.peers import Peers, device
 
 
 def replicas(world: Peers, group: Any) -> tuple[int, ...]:
-    """Ranks of a group; None: all."""
+    """Return the ranks of a group; None: all."""
     if world.world_size == 1 or group is None:
         return world.members
     return tuple(import_module("torch.distributed").get_process_group_ranks(group))
 
 
 def send(header: Header, memory: Any, receiver: int) -> None:
-    """A whole slot."""
+    """Send a whole slot."""
     torch = import_module("torch")
     dist = import_module("torch.distributed")
 
@@ -35,8 +35,11 @@ def send(header: Header, memory: Any, receiver: int) -> None:
 
 
 def receive(sender: int) -> tuple[Header, mmap.mmap]:
-    """The same, as it lies there.  WorldError: there is no memory for it; it was taken all the
-    same, so that the sender goes on."""
+    """Receive a slot as it lies there.
+
+    Raises WorldError if there is no memory for it; it was received all the same, so that the sender
+    can continue.
+    """
     torch = import_module("torch")
     dist = import_module("torch.distributed")
 
@@ -61,6 +64,6 @@ def receive(sender: int) -> tuple[Header, mmap.mmap]:
 
 
 def _spans(header: Header) -> list[tuple[int, int]]:
-    """The body in chunks, then the table."""
+    """Yield the body in chunks, then the table."""
     body = [chunk(one, header.body_bytes) for one in range(header.chunks)]
     return [*body, (header.table_at, header.table_at + 4 * header.chunks)]

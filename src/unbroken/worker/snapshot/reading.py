@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
-    """Where something is there that cannot be read."""
+    """Log a complaint if a slot holds a format that this version cannot read."""
     version = slot.version()
     if version not in (None, VERSION):
         snapshot.complain(
@@ -26,7 +26,7 @@ def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
 
 
 def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
-    """Read the structure that a rank has saved; ValueError: it is not that."""
+    """Return the structure that a rank has saved. Raises ValueError if it is malformed."""
     from .snapshot import job_digest
 
     if header.job != job_digest(snapshot.context) or header.name != snapshot.name:
@@ -40,7 +40,8 @@ def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kep
 
 
 def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
-    """State that this rank may load as it is; ValueError: why it may not."""
+    """Return the state that this rank may load as it is. Raises ValueError with the reason if it
+    may not."""
     kept = structure(snapshot, header, memory, rank)
     here = snapshot.context.world_size
     if header.world_size != here and (kept.is_sharded or snapshot.replicas is not None):

@@ -1,9 +1,10 @@
-"""Back to the newest step that all ranks can produce.
+"""Return to the newest step that all ranks can produce.
 
-Rounds: each says what it has; the choice is checked by its owners; who has nothing receives the
-whole slot from a replica and checks it as its own; all load.  What is found bad on one rank is
-given up there, and the next choice is made.  Nothing is touched before everything has been checked
-everywhere.  The buddies are asked only where memory and replicas do not give the newest step.
+Restoring proceeds in rounds. Each rank reports what it has. The owners check the chosen step. A
+rank without it receives the whole slot from a replica and checks it as its own. All load. A step
+found bad on one rank is dropped there, and the next choice is made. No state is changed before
+everything has been checked everywhere. The buddies are asked only if memory and replicas do not
+have the newest step.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 TRIES = 2
-"""Attempts to read a share: memory may have it twice, its own and as a buddy."""
+"""Attempts to read a share: memory may have it twice, as its own and as a buddy's copy."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,16 @@ class Restored:
     `disk`."""
     seconds: float
     checksum: str
-    """Checksum of what replicas share: all but `extra` and `rng`; from disk, of the checkpoint's
-    files, and empty where each node has its own."""
+    """Checksum of the state that replicas share: all but `extra` and `rng`.
+
+    From disk it is that of the checkpoint's files, and empty if each node has its own.
+    """
     attempt: int | None
-    """In which it was saved; None: from disk."""
+    """Attempt that saved it; None: from disk."""
     extra: Any = None
     missing: tuple[str, ...] = ()
-    """Parts that nobody can give: what is each rank's own, as `rng`, stays as it is."""
+    """Parts that are not available: each rank's own values, such as `rng`, which stay as they
+    are."""
 
 
 def restore(snapshot: Snapshot) -> Restored | None:
@@ -101,10 +105,10 @@ class _Copy:
     kept: Kept
     source: str
     slot: Slot | None
-    """Where it may still change."""
+    """Its slot, where it may still change."""
 
     def ready(self) -> _Ready:
-        """To be loaded."""
+        """Return the state, ready to be loaded."""
         return _Ready(self.kept, self.source, lambda: _checksum(self), self.slot)
 
 
@@ -121,7 +125,7 @@ class _Ready:
 
 
 class _Search:
-    """State that this rank and all others have; every method is called by all of them together."""
+    """The state that this rank and all others have; all of them call every method together."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._world, self._began = snapshot, world() or ALONE, perf_counter()
@@ -133,7 +137,7 @@ class _Search:
         self._has_asked = False
         self._offers: Sequence[Offer] = ()
         self._shares: Mapping[Point, Shares] = {}
-        """Shares of divided state that this rank's agent has of any rank."""
+        """Shares of divided state, of any rank, that this rank's agent has."""
         self._failed: Counter[tuple[int, Point]] = Counter()
         if _is_sharded(snapshot.parts):
             self._look_around()
@@ -141,7 +145,8 @@ class _Search:
         self.replicas = self._replicas()
 
     def choice(self) -> Point | None:
-        """The newest step that all can produce; the buddies have been asked, if that may help."""
+        """Return the newest step that all can produce; the buddies have been asked, if that may
+        help."""
         self._offer()
         while ranks := asking(self._offers, self._bad):
             if self._world.rank in ranks:
@@ -152,7 +157,7 @@ class _Search:
         return point
 
     def obtained(self, point: Point) -> _Ready | None:
-        """The choice for this rank, checked in full; None: something has turned out to be bad."""
+        """Return the choice for this rank, checked in full; None: some rank found it bad."""
         if is_divided_otherwise(self._offers, point):
             return self._divided(point)
         had = point in self._own or point in self._elsewhere
@@ -177,7 +182,7 @@ class _Search:
         return self._agreed(self._loaded(copy, point), point)
 
     def from_disk(self, point: Point | None) -> Restored | None:
-        """The newest checkpoint on disk, if it is newer than the choice."""
+        """Return the newest checkpoint on disk, if it is newer than the choice."""
         saved, parts = self._snapshot.checkpoints, self._snapshot.parts
         if saved is None:
             return None
@@ -210,7 +215,7 @@ class _Search:
         self._offers = self._world.gather(own)
 
     def _look_around(self) -> None:
-        """Ask the agent for the state of all ranks; what has failed twice is left."""
+        """Ask the agent for the state of all ranks; points that have failed twice are left out."""
         found: Mapping[Point, Shares] = {}
         try:
             found = self._snapshot.everyone()
@@ -225,7 +230,7 @@ class _Search:
         }
 
     def _regret(self, choice: Point | None) -> None:
-        """Say what is lacking of newer steps that other ranks have divided."""
+        """Log the shares that are missing of newer steps that other ranks have divided."""
         known = {point for offer in self._offers for point in offer.shares} - self._bad
         for point in known:
             if is_divided_otherwise(self._offers, point) and (choice is None or point > choice):
@@ -238,7 +243,7 @@ class _Search:
                 )
 
     def _divided(self, point: Point) -> _Ready | None:
-        """State that ranks of another number have saved, as this rank needs it."""
+        """Return state saved by a different number of ranks, as this rank needs it."""
         from .divided import Division
 
         sharing = givers(self._offers, point)
@@ -267,7 +272,7 @@ class _Search:
             self._snapshot.complain(f"buddies cannot be asked: {error}")
 
     def _take(self, look: Callable[[], list[Offered]]) -> None:
-        """Add what has been found, as far as headers and structures tell."""
+        """Add the slots found, as far as their headers and structures can be read."""
         try:
             found = look()
         except UnbrokenError as error:
@@ -289,7 +294,7 @@ class _Search:
             self._own.setdefault(point, _Copy(header, kept, source, slot))
 
     def _replicas(self) -> tuple[int, ...]:
-        """Sharded state has replicas only where they are declared."""
+        """Return the replicas; sharded state has replicas only if they are declared."""
         if self._snapshot.replicas is not None:
             return replicas(self._world, self._snapshot.replicas)
         kept = any(one.is_sharded for one in (copy.kept for copy in self._own.values()))
@@ -298,7 +303,7 @@ class _Search:
         return self._world.members
 
     def _agreed(self, mine: T | None, point: Point) -> T | None:
-        """It, if every rank has succeeded; else nobody takes this step any more."""
+        """Return it, if every rank has succeeded; otherwise no rank takes this step any more."""
         if all(self._world.gather(mine is not None)):
             return mine
         self._bad.add(point)
@@ -306,7 +311,7 @@ class _Search:
         return None
 
     def _give_up(self, point: Point) -> None:
-        """This rank's copy; a buddy may have a better one, which the agent brings where it finds
+        """Drop this rank's copy; a buddy may have a better one, which the agent brings if it finds
         none here."""
         slot = self._own.pop(point).slot
         if slot is not None:
@@ -332,7 +337,7 @@ class _Search:
             parts = {name: one for name, one in snapshot.parts.items() if name not in copy.missing}
             extra = load(copy.kept, parts, snapshot.has_rng and is_own)
         except Exception:
-            # Whatever a user's load_state_dict raises: the other ranks wait to hear of it.
+            # A user's load_state_dict may raise anything: the other ranks wait for the result.
             logger.exception("unbroken.worker: snapshot %r: it cannot be loaded", snapshot.name)
             return None
         now = None if copy.slot is None else copy.slot.header()
@@ -367,7 +372,8 @@ def _is_sharded(parts: Mapping[str, Any]) -> bool:
 
 
 def _checksum(copy: _Copy) -> str:
-    """Checksum of what comes before `extra` and the generators, which are each rank's own."""
+    """Return the checksum of the parts before `extra` and the generators, which are each rank's
+    own."""
     header, memory = copy.header, copy.kept.memory
     text, end = copy.kept.shared()
     size = 4 * header.chunks

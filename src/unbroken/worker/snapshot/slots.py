@@ -1,6 +1,6 @@
-"""The memory of a process's snapshots: from the agent, or its own where there is none.
+"""The memory of a process's snapshots: from the agent, or its own without an agent.
 
-A slot is mapped once and filled in place.  `Slot.clear` comes before the body is touched,
+A slot is mapped once and filled in place. `Slot.clear` comes before the body is touched,
 `Slot.commit` after it; `Slot.seal` may come later, from another thread.
 """
 
@@ -55,19 +55,19 @@ class Channel(Protocol):
     def request(
         self, message: Mapping[str, Any], answer_type: str, *, seconds: float = ...
     ) -> tuple[Mapping[str, Any], list[int]]:
-        """Ask the agent."""
+        """Send a request to the agent."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the rank whose snapshot it is."""
+    """Identity of the rank that owns a snapshot."""
 
     name: str
     rank: int
     attempt: int
 
     def message(self, kind: str, **keys: int | bool) -> dict[str, Any]:
-        """For the agent."""
+        """Return the fields for the agent."""
         own = {"name": self.name, "rank": self.rank, "attempt": self.attempt}
         return {"type": kind, **own, **keys}
 
@@ -81,35 +81,36 @@ class Slot:
         """Held while headers change."""
         self._number = 0
         self.layout = b""
-        """Layout of what was written into it last."""
+        """Layout of the data that were written into it last."""
         self.capacity = 0
-        """Room for a body; known to who has opened it."""
+        """Bytes for a body; known to the process that has opened it."""
 
     def header(self) -> Header | None:
         """Header of the snapshot that it holds now."""
         return read(self.memory[:HEADERS_BYTES], len(self.memory))
 
     def version(self) -> int | None:
-        """Version of the format in which it holds something; None: nothing."""
+        """Return the version of the format of its contents; None: it is empty."""
         return version(self.memory[:HEADERS_BYTES])
 
     @whole
     def clear(self) -> None:
-        """From here on it holds nothing; a seal that is being made is given up."""
+        """Mark the slot as empty; a seal that is being made is abandoned."""
         with self.changing:
             self._number += 1
             self.memory[:HEADERS_BYTES] = ABSENT
 
     @whole
     def commit(self, header: Header) -> int:
-        """The body is whole; returns what `seal` wants."""
+        """Mark the body as whole; return what `seal` needs."""
         with self.changing:
             data = write(header)
             self.memory[COPIED_AT : COPIED_AT + len(data)] = data
             return self._number
 
     def seal(self, header: Header, number: int) -> bool:
-        """Sum the body; False: it was overwritten meanwhile, and holds or will hold another."""
+        """Compute the checksum of the body; False: it was overwritten meanwhile, and holds or will
+        hold another."""
         sums = bytearray()
         view = memoryview(self.memory)
         for one in range(header.chunks):
@@ -127,21 +128,23 @@ class Slot:
 
 
 def table(memory: Any, header: Header) -> bytes:
-    """The checksums of a body."""
+    """Return the checksums of a body."""
     view = memoryview(memory)
 
     def one(number: int) -> bytes:
         begin, end = chunk(number, header.body_bytes)
         return crc32(view[begin:end]).to_bytes(4, "little")
 
-    # crc32 gives up the interpreter's lock.
+    # crc32 releases the interpreter's lock.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return b"".join(pool.map(one, range(header.chunks)))
 
 
 def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
-    """Faults of a body, by its checksums; a body that was not summed has its order of writing
-    alone, and the checksum of its structure."""
+    """Return the faults of a body, by its checksums.
+
+    A body without checksums has only its order of writing, and the checksum of its structure.
+    """
     view = memoryview(memory)
     structure = view[header.structure_at : header.structure_at + header.structure_bytes]
     if crc32(structure) != header.structure_checksum:
@@ -161,42 +164,42 @@ def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
 
 
 Offered = tuple[Slot, str]
-"""With where it comes from, as `Restored.source` has it."""
+"""A slot with its source, as in `Restored.source`."""
 
 
 class Slots(Protocol):
-    """Where slots come from."""
+    """The source of slots."""
 
     def open(self, index: int, capacity: int) -> Slot:
-        """A new one, 0 or 1; the old one of this index is given up.  WorldError."""
+        """Open a new slot, 0 or 1; the old one of this index is dropped. Raises WorldError."""
 
     def saved(self, index: int, step: int) -> None:
-        """A snapshot is complete.  WorldError: the attempt is over."""
+        """Report a complete snapshot. Raises WorldError if the attempt is over."""
 
     def used(self, attempt: int, step: int) -> None:
-        """All ranks have restored this one."""
+        """Report that all ranks have restored this one."""
 
     def find(self) -> list[Offered]:
-        """Snapshots here that may be restored."""
+        """Return the snapshots here that may be restored."""
 
     def everyone(self) -> dict[Point, Shares]:
-        """Shares that are here, of any rank."""
+        """Return the shares here, of any rank."""
 
     def other(self, rank: int, point: Point) -> Slot | None:
-        """One of these."""
+        """Return one of these."""
 
     def copies(self) -> list[Point]:
-        """Points that are elsewhere; nothing is brought here yet."""
+        """Return the points that are elsewhere; none is brought here yet."""
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """Snapshots that may be restored, when one of these has been brought here."""
+        """Bring one of these here; return the snapshots that may be restored."""
 
 
 class OwnSlots:
     """Slots of this process: they end with it."""
 
     def open(self, index: int, capacity: int) -> Slot:
-        """A new one."""
+        """Open a new slot."""
         size = slot_bytes(capacity)
         try:
             return Slot(mmap.mmap(-1, size))
@@ -204,34 +207,34 @@ class OwnSlots:
             raise WorldError(f"no memory for a snapshot of {size} bytes: {error}") from error
 
     def saved(self, index: int, step: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing: no agent needs the report."""
 
     def used(self, attempt: int, step: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing: no agent needs the report."""
 
     def find(self) -> list[Offered]:
-        """Nothing outlives the process."""
+        """Return none: no snapshot outlives the process."""
         return []
 
     def everyone(self) -> dict[Point, Shares]:
-        """Nothing outlives the process."""
+        """Return none: no snapshot outlives the process."""
         return {}
 
     def other(self, rank: int, point: Point) -> Slot | None:
-        """Nothing outlives the process."""
+        """Return none: no snapshot outlives the process."""
         return None
 
     def copies(self) -> list[Point]:
-        """Nobody else has anything."""
+        """Return none: there are no copies elsewhere."""
         return []
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """Nobody else has it."""
+        """Return none: there are no copies elsewhere."""
         return []
 
 
 class _Ahead:
-    """A slot that a thread opens, so that the save which needs it waits for less."""
+    """A slot that a thread opens, so that the save which needs it waits less."""
 
     def __init__(self, open_: Callable[[], Slot]) -> None:
         self._slot: Slot | None = None
@@ -241,7 +244,8 @@ class _Ahead:
         self._thread.start()
 
     def found(self) -> Slot | None:
-        """It; None: it could not be opened, and who asks again hears why."""
+        """Return the slot; None: it could not be opened, and the next request returns the
+        reason."""
         self._thread.join()
         return self._slot
 
@@ -258,10 +262,10 @@ class AgentSlots:
     def __init__(self, channel: Channel, identity: Identity) -> None:
         self._channel, self._identity = channel, identity
         self._ahead: dict[int, _Ahead | None] = {}
-        """By index, what is being opened before it is asked for; None: it was."""
+        """Slots opened before they are requested, by index; None: already requested."""
 
     def open(self, index: int, capacity: int) -> Slot:
-        """A new one; its memory is taken here and now, that of the other slot soon."""
+        """Open a new slot; its memory is taken now, that of the other slot soon."""
         ahead = self._ahead.get(index)
         self._ahead.setdefault(index, None)
         if ahead is not None:
@@ -271,7 +275,7 @@ class AgentSlots:
                 return slot
         slot = self._open(index, capacity)
         if 1 - index not in self._ahead:
-            # Never a second time: the agent gives up the old one, which may be the only whole one.
+            # Never a second time: the agent drops the old slot, which may be the only whole one.
             self._ahead[1 - index] = _Ahead(lambda: self._open(1 - index, capacity))
         return slot
 
@@ -288,21 +292,21 @@ class AgentSlots:
         return slot
 
     def saved(self, index: int, step: int) -> None:
-        """Tell the agent."""
+        """Report it to the agent."""
         self._ask(SNAPSHOT_SAVED, SNAPSHOT_KEPT, slot=index, step=step)
 
     def used(self, attempt: int, step: int) -> None:
-        """Tell the agent."""
+        """Report it to the agent."""
         self._ask(SNAPSHOT_USED, SNAPSHOT_KEPT, from_attempt=attempt, step=step)
 
     def find(self) -> list[Offered]:
-        """Snapshots that the agent offers."""
+        """Return the snapshots that the agent offers."""
         return self._offered(*self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND))
 
     def everyone(self) -> dict[Point, Shares]:
-        """Shares that the agent has of all ranks, of other nodes' too."""
+        """Return the shares of all ranks that the agent has, those of other nodes included."""
         answer, fds = self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND, everyone=True)
-        # An agent of a release before tells of this rank alone, with descriptors.
+        # An agent of an earlier release reports this rank alone, with descriptors.
         _mapped(fds, len(fds))
         found: dict[Point, dict[int, set[int]]] = {}
         for told in answer.get("steps", []):
@@ -316,21 +320,21 @@ class AgentSlots:
         }
 
     def other(self, rank: int, point: Point) -> Slot | None:
-        """Slot that the agent has of a rank."""
+        """Return the slot that the agent has of a rank."""
         whose = replace(self._identity, rank=rank)
         message = whose.message(SNAPSHOT_FIND, from_attempt=point[0], step=point[1])
         found = self._offered(*self._told(message, SNAPSHOT_FOUND))
         return found[0][0] if found else None
 
     def copies(self) -> list[Point]:
-        """Points that the agent could get from those who have copies, or holds for others
+        """Return the points that the agent could get from holders of copies, or holds for others
         itself."""
         answer, fds = self._fetch(list=True)
         _mapped(fds, len(fds))
         return [(told["attempt"], told["step"]) for told in answer.get("steps", [])]
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """Snapshots that the agent offers when it has got this one."""
+        """Return the snapshots that the agent offers once it has fetched this one."""
         return self._offered(*self._fetch(from_attempt=attempt, step=step))
 
     def _fetch(self, **keys: int | bool) -> tuple[Mapping[str, Any], list[int]]:
@@ -347,8 +351,8 @@ class AgentSlots:
         for slot, told, giver in zip(_mapped(fds, len(steps)), steps, givers, strict=True):
             header = slot.header()
             offered = (told.get("attempt"), told.get("step"))
-            # What a late writer has written since is left out; what nobody can read is kept, so
-            # that it is told.
+            # Data of a late writer are left out. An unreadable slot is kept, so that it is
+            # reported.
             if header is None or (header.attempt, header.step) == offered:
                 found.append((slot, "memory" if giver is None else f"buddy {giver}"))
         return found

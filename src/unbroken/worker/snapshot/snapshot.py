@@ -42,23 +42,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _named: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
 ROOM_BYTES = 64 * 1024
-"""Beyond what the first save needs, so that a structure that grows a little needs no new slot."""
+"""Bytes beyond what the first save needs, so that a structure that grows a little needs no new
+slot."""
 
 
 class Snapshot:
     """The state of some parts, kept from step to step under a name.
 
-    A part has `state_dict` and `load_state_dict`, or is a tensor.  `extra` is a dict, filled again
-    by `restore`, or a function that gives what is kept and comes back as `Restored.extra`.  `rng`
-    keeps Python's, numpy's (where it is loaded) and torch's generators.  Of DTensors each rank
-    keeps its part; ranks of another number divide them anew.
+    A part has `state_dict` and `load_state_dict`, or is a tensor. `extra` is a dict, filled again
+    by `restore`, or a function whose result is kept and comes back as `Restored.extra`. `rng` keeps
+    Python's, numpy's (if it is loaded) and torch's generators. Each rank keeps its part of
+    DTensors; a different number of ranks divides them again.
 
-    `replicas` is the group of ranks that hold the same state as this one: any of them can give it
-    to a rank that has lost it.  Left out, it is the whole world where nothing is sharded.
+    `replicas` is the group of ranks that hold the same state as this one: any of them can send it
+    to a rank that has lost it. By default it is the whole world if nothing is sharded.
 
-    `checkpoints` are `worker.checkpoints` of the same parts, by the same names: `restore` takes the
-    newest that is verified there where memory, replicas and buddies give no step that is as new.
-    When they are saved stays the script's business.
+    `checkpoints` are `worker.checkpoints` of the same parts, by the same names. `restore` takes the
+    newest verified one if memory, replicas and buddies have no step that is as new. The script
+    decides when they are saved.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class Snapshot:
     def save(self, step: SupportsInt) -> bool:
         """Copy the state as it is after this step; call it on every rank after the same steps.
 
-        False: it was not kept, and the log says why (no memory; a newer attempt runs).  SpecError:
-        the state holds what cannot be kept.
+        False: it was not kept, and the log has the reason (no memory; a newer attempt runs). Raises
+        SpecError if the state holds something that cannot be kept.
         """
         number = _number(step)
         if number < 0 or os.getpid() != self._pid:
@@ -129,11 +130,13 @@ class Snapshot:
         return True
 
     def restore(self) -> Restored | None:
-        """Bring back the newest step that all ranks can produce; None: there is none, and nothing
-        was touched.  Every rank calls it, after `init_process_group` where there is one.
+        """Restore the newest step that all ranks can produce; None: there is none, and nothing was
+        changed.
 
-        CheckpointError: memory has none, and none of the checkpoints can be loaded.  WorldError:
-        memory turned out to be bad while it was read, and no other step is left.
+        Every rank calls it, after `init_process_group` if there is a group.
+
+        Raises CheckpointError if memory has none, and none of the checkpoints can be loaded. Raises
+        WorldError if memory turned out to be bad while it was read, and no other step is left.
         """
         from .restore import restore
 
@@ -142,12 +145,12 @@ class Snapshot:
         return self.restored
 
     def flush(self) -> None:
-        """Wait until everything that was saved is summed, and known to the agent."""
+        """Wait until all saved data have checksums, and are known to the agent."""
         self._copies.wait()
         self._sealer.flush()
 
     def close(self) -> None:
-        """Keep what was saved, and save no more."""
+        """Keep the saved data, and save no more."""
         self.flush()
         self._sealer.close()
         self._open = [None, None]
@@ -155,32 +158,32 @@ class Snapshot:
             del _named[self.name]
 
     def find(self) -> list[Offered]:
-        """Snapshots in this rank's own memory, of this attempt and older ones."""
+        """Return the snapshots in this rank's own memory, of this attempt and older ones."""
         return self._slots.find()
 
     def everyone(self) -> dict[Point, Shares]:
-        """Shares that this rank's agent holds of any rank."""
+        """Return the shares that this rank's agent holds of any rank."""
         return self._slots.everyone()
 
     def other(self, rank: int, point: Point) -> Slot | None:
-        """One of these."""
+        """Return one of these."""
         return self._slots.other(rank, point)
 
     def copies(self) -> list[Point]:
-        """Points that its buddies keep."""
+        """Return the points that its buddies keep."""
         return self._slots.copies()
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """The same as `find`, with one of these."""
+        """Return the same as `find`, with one of these."""
         return self._slots.fetch(attempt, step)
 
     def used(self, attempt: int, step: int) -> None:
-        """All ranks go on from there."""
+        """Note that all ranks continue from there."""
         self._slots.used(attempt, step)
 
     @property
     def channel(self) -> Channel | None:
-        """To the agent."""
+        """Return the channel to the agent."""
         if self._given is not None:
             return self._given
         from unbroken.worker.channel import connect
@@ -188,7 +191,7 @@ class Snapshot:
         return connect()
 
     def rebind(self) -> None:
-        """Be the rank and attempt that the environment says now; another's memory is left."""
+        """Take the rank and attempt from the environment; the former rank's memory is released."""
         self.flush()
         before, self.context = self.context, context()
         if before == self.context:
@@ -196,7 +199,7 @@ class Snapshot:
         self._slots, self._open = self._bind(), [None, None]
 
     def complain(self, why: str, what: str = "") -> None:
-        """Log a reason, once, and what comes of it."""
+        """Log a reason, once, and its consequence."""
         if why not in self._complained and len(self._complained) < 100:
             self._complained.add(why)
             logger.warning("unbroken.worker: snapshot %r: %s%s", self.name, what, why)
@@ -209,7 +212,7 @@ class Snapshot:
         return AgentSlots(channel, Identity(self.name, self.context.rank, self.context.attempt))
 
     def _slot(self, index: int, state: State) -> Slot:
-        """One with room; another one where the state has outgrown it."""
+        """Return a slot with enough room; a new one if the state has outgrown it."""
         slot = self._open[index]
         need = aligned(state.payload_bytes + len(state.structure))
         if slot is None or len(slot.memory) < BODY_AT + need + ROOM_BYTES // 2:
@@ -236,7 +239,7 @@ class Snapshot:
 
 
 def job_digest(found: Context) -> bytes:
-    """Digest of the job's identity."""
+    """Return the digest of the job's identity."""
     return digest(job_of(os.environ) or found.job)
 
 
@@ -274,7 +277,7 @@ def _loads(part: Any) -> bool:
 
 
 class _Sealing:
-    """Work that is left for a snapshot whose body has been copied."""
+    """Remaining work for a snapshot whose body has been copied."""
 
     def __init__(
         self, slot: Slot, header: Header, index: int, slots: Slots, complain: Callable[[str], None]
@@ -284,12 +287,12 @@ class _Sealing:
         self._number = 0
 
     def commit(self) -> None:
-        """From here on it can be restored, unless a collective before it was aborted meanwhile."""
+        """Make the snapshot restorable, unless a collective before it was aborted meanwhile."""
         if not is_doubted(self._header.attempt):
             self._number = self._slot.commit(self._header)
 
     def finish(self) -> None:
-        """Sum it, and tell the agent."""
+        """Compute its checksum, and report it to the agent."""
         if self._slot.seal(self._header, self._number):
             try:
                 self._slots.saved(self._index, self._header.step)
@@ -298,21 +301,21 @@ class _Sealing:
 
 
 class _Sealer:
-    """A thread that does it, from the first use on."""
+    """A thread for this work, started on first use."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, work: Callable[[], None]) -> None:
-        """Do it soon, in order."""
+        """Queue the work, in order."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unbroken-snapshot", daemon=True)
             self._thread.start()
         self._queue.put(work)
 
     def flush(self) -> None:
-        """Wait until nothing is left."""
+        """Wait until no work is left."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done.set)
@@ -331,5 +334,6 @@ class _Sealer:
                 work()
             except Exception:
                 logger.exception("unbroken.worker: a snapshot is not summed")
-            # It holds the snapshot, and with it the model, while the next is waited for.
+            # A reference would keep the snapshot, and with it the model, while the thread waits for
+            # the next.
             del work

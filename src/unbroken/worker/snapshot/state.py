@@ -1,9 +1,9 @@
-"""A training state as bytes: tensors flat, and what holds them as typed values.
+"""A training state as bytes: tensors flat, and their containers as typed values.
 
-`typed_values` says what may be in a structure; tensors and numpy arrays of numbers may be anywhere
-in it.  Reading a structure runs no code, whoever wrote the memory.  `save` refuses a value that
-cannot be kept and names its place.  Loading asks the parts themselves (`load_state_dict`); only
-bare tensors and `extra` are written in place.
+`typed_values` lists the types that a structure may have; tensors and numpy arrays of numbers may be
+anywhere in it. Reading a structure runs no code, whoever wrote the memory. `save` refuses a value
+that cannot be kept and names its place. Loading uses the parts' own `load_state_dict`; only bare
+tensors and `extra` are written in place.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Piece:
     """One tensor of the body: this rank's part of it."""
 
     at: int
-    """In the slot."""
+    """Offset in the slot."""
     dtype: str
     shape: tuple[int, ...]
     kind: str = "tensor"
-    """Or `array`, of numpy."""
+    """`tensor`, or `array` for numpy."""
     sharding: tuple[Any, ...] = ()
     """Sharding of a DTensor: shape and stride of the whole, ranks of the mesh, placements."""
 
 
 @dataclass
 class State:
-    """Everything of one step, its tensors still where they are."""
+    """Everything of one step, with its tensors still in place."""
 
     structure: bytes
     pieces: list[Piece]
@@ -58,15 +58,15 @@ class State:
         return any(one.sharding for one in self.pieces)
 
     def clear_gaps(self, memory: Any) -> None:
-        """Between tensors, where another layout may have left something: equal states have equal
-        checksums."""
+        """Clear the gaps between tensors, where another layout may have left data: equal states
+        have equal checksums."""
         for piece, tensor in zip(self.pieces, self.tensors, strict=True):
             end = piece.at + tensor.nbytes
             memory[end : aligned(end)] = bytes(aligned(end) - end)
 
 
 def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
-    """The state of all parts now.  SpecError: something in it cannot be kept."""
+    """Return the present state of all parts. Raises SpecError if something in it cannot be kept."""
     found = {name: _state(part) for name, part in parts.items()}
     if has_rng:
         found[RNG] = _generators()
@@ -77,7 +77,8 @@ def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
 
 
 def collected(found: Mapping[str, Any]) -> State:
-    """The state of parts, given their states.  SpecError: something in it cannot be kept."""
+    """Return the state of parts, from their states. Raises SpecError if something in it cannot be
+    kept."""
     tensors: list[Any] = []
     pieces: list[Piece] = []
     bodies = {}
@@ -119,7 +120,7 @@ class _Holes:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def __call__(self, value: Any) -> int | None:
-        """The number of its piece; None: it is neither."""
+        """Return the number of its piece; None: it is neither."""
         torch = import_module("torch")
 
         if isinstance(value, torch.Tensor):
@@ -135,7 +136,7 @@ class _Holes:
             raise NotEncodable(f"a numpy array of {value.dtype} ({error})") from None
 
     def _take(self, tensor: Any, kind: str) -> int:
-        """The number of its piece; tied tensors have one."""
+        """Return the number of its piece; tied tensors have one."""
         local, sharding = _local(tensor)
         key = (local.data_ptr(), local.dtype, local.shape, local.stride(), str(local.device), kind)
         if key in self._seen and local.numel():
@@ -168,7 +169,7 @@ def _local(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def mesh_name(mesh: Any) -> tuple[Any, ...]:
-    """Description of a mesh in a snapshot: its shape, its ranks, and the names of its
+    """Return the description of a mesh in a snapshot: its shape, its ranks, and the names of its
     dimensions."""
     return (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names)
 
@@ -198,8 +199,8 @@ class Kept:
         return any(one.sharding for one in self.pieces)
 
     def shared(self) -> tuple[str, int]:
-        """State that replicas have alike: all but tensors as a text, and where the last of these
-        ends; they come first."""
+        """Return the state that replicas share: all but tensors as a text, and the end of the last
+        of these tensors; they come first."""
         numbers: set[int] = set()
 
         def hole(number: int) -> str:
@@ -212,7 +213,7 @@ class Kept:
         return text, max((one.at + size_of(one) for one in pieces), default=BODY_AT)
 
     def state(self, part: str, copies: bool) -> Any:
-        """A part's state; tensors lie in the slot unless copies are asked for."""
+        """Return a part's state; tensors lie in the slot unless copies are requested."""
         return decode(self.bodies[part], lambda one: self._tensor(one, copies))
 
     def _tensor(self, number: int, copies: bool) -> Any:
@@ -231,7 +232,7 @@ class Kept:
 
 
 def sharded(local: Any, sharding: tuple[Any, ...], mesh: Any) -> Any:
-    """This rank's part as a DTensor on a live mesh."""
+    """Return this rank's part as a DTensor on a live mesh."""
     tensor = import_module("torch.distributed.tensor")
 
     shape, stride, _, placements = sharding
@@ -244,7 +245,7 @@ def sharded(local: Any, sharding: tuple[Any, ...], mesh: Any) -> Any:
 
 
 def view(memory: Any, piece: Piece) -> Any:
-    """A piece of a slot, without a copy."""
+    """Return a piece of a slot, without a copy."""
     torch = import_module("torch")
 
     dtype = torch_dtype(piece.dtype)
@@ -256,12 +257,12 @@ def view(memory: Any, piece: Piece) -> Any:
 
 
 def size_of(piece: Piece) -> int:
-    """Bytes."""
+    """Return the size in bytes."""
     return int(math.prod(piece.shape) * torch_dtype(piece.dtype).itemsize)
 
 
 def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
-    """Read what `collect` wrote; ValueError: it is none."""
+    """Return what `collect` wrote. Raises ValueError if it is malformed."""
     try:
         bodies, rows = decode(structure)
         pieces = [_piece(row, len(memory)) for row in rows]
@@ -273,8 +274,8 @@ def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
 
 
 def _piece(row: Any, end: int) -> Piece:
-    """One row of a structure; ValueError, TypeError: it describes no tensor of a slot that ends
-    there."""
+    """Return one row of a structure. Raises ValueError or TypeError if it describes no tensor
+    within the slot."""
     at, dtype, shape, kind, sharding = row
     torch_dtype(dtype)
     if not (_are_sizes((at,)) and _are_sizes(shape) and kind in ("tensor", "array")):
@@ -309,7 +310,7 @@ def _meshes(parts: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], Any]]:
 
 
 def difference(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> str:
-    """Why the snapshot does not fit the live parts; empty: nothing is known against it."""
+    """Return why the snapshot does not fit the live parts; empty: no reason is known."""
     wanted = {*parts, *((RNG,) if has_rng else ())}
     if set(kept.bodies) != wanted:
         return f"it has the parts {sorted(kept.bodies)}, not {sorted(wanted)}"
@@ -349,13 +350,13 @@ def _described(found: Any) -> str:
 
 
 def load(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> Any:
-    """Give every part its state; returns that of `extra`."""
+    """Load every part's state; return that of `extra`."""
     torch = import_module("torch")
 
     extra = None
     for name, part in parts.items():
         is_module = isinstance(part, torch.nn.Module)
-        # A module copies from what it is given; others may keep it.
+        # A module copies from the given tensors; other objects may keep them.
         state = kept.state(name, copies=not is_module)
         if name == EXTRA:
             extra = state
