@@ -1,9 +1,9 @@
 """Messages between the operator and the agent in each pod.
 
-Two ways, one meaning.  The documented HTTP endpoints (HyperPod agent 1.1.3) carry `StartCommand`,
-`StopCommand` and the status; the link (`/v1/link`, WebSocket) carries the same commands down and
-`AgentReport` up, whenever it changes and as a heartbeat.  A command states what should be and is
-repeated while that matters; a report states what is.
+Messages have two forms with one meaning. The documented HTTP endpoints (HyperPod agent 1.1.3) carry
+`StartCommand`, `StopCommand` and the status. The link (`/v1/link`, WebSocket) carries the same
+commands to the agent, and `AgentReport` back, whenever it changes and as a heartbeat. A command
+states what should be and is repeated while that matters; a report states what is.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .observation import CollectCommand, RankWatch
 PORT = 8080
 LINK_PATH = "/v1/link"
 LEASE_PATH = "/v1/lease"
-"""Questions of other agents of the attempt (`core.agent.peers`)."""
+"""Path of questions of other agents of the attempt (`core.agent.peers`)."""
 IMPORTS_PATH = "/v1/imports"
 """Path of the modules that workers import, for agents that have started none: `modules`, names in
 order."""
 IMPORTS_MAX = 20_000
 WARM_PEERS_MAX = 3
 WORKERS_MAX = 1024
-"""Workers of an agent, and what it reports of each."""
+"""Workers of an agent, and entries of each list in its report."""
 FAULTS_MAX = 256
 RULES_MAX = 1024
 LINES_MAX = 64
@@ -34,18 +34,19 @@ LINES_MAX = 64
 RECEIPT_CHARACTERS = 256
 """Characters of each text of a receipt."""
 AGENT_ID_CHARACTERS = 128
-"""An agent's own has 32."""
+"""Characters of an agent's id; an id of this project's agent has 32."""
 ADDRESS_CHARACTERS = 300
-"""`host:port`; a host name has 253 at most."""
+"""Characters of `host:port`; a host name has 253 at most."""
 HEARTBEAT_SECONDS = 1.0
-"""Longest silence of a healthy agent on the link, unless who opens it asks for another."""
+"""Seconds of the longest silence of a healthy agent on the link, unless the link requests
+another."""
 HEARTBEAT_KEY = "heartbeat"
 """Key in the link's query: seconds.  An agent that does not know it keeps to HEARTBEAT_SECONDS."""
 HEARTBEAT_SECONDS_MAX = 60.0
 LEASE_OVER = "LeaseOver"
 """`AgentReport.reason` of an agent whose workers have ended with their lease."""
 PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
-"""`StopCommand.restart_mode`: no process lives on; or those do that can leave their training."""
+"""`StopCommand.restart_mode`: no process is kept; or those are that can leave their training."""
 
 
 class AgentState(Enum):
@@ -74,7 +75,7 @@ class FaultKind(Enum):
     SHARED_MEMORY_FULL = "SharedMemoryFull"
     """/dev/shm is full."""
     CUDA_ERROR = "CudaError"
-    """The GPU, its driver or a kernel broke; not what a kernel said of its data."""
+    """The GPU, its driver or a kernel broke; a kernel's complaint about its data is not meant."""
     DISK_FULL = "DiskFull"
     """A disk or a quota is full."""
     SIGNAL = "Signal"
@@ -94,35 +95,35 @@ class FaultKind(Enum):
     LOG_RULE = "LogRule"
     """A log rule of the job matched, or a line that it requires did not come in time."""
     REPORTED = "Reported"
-    """A worker said so itself, over its socket."""
+    """A worker reported the fault itself, over its socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFault:
-    """How one worker ended badly."""
+    """The fault that ended one worker."""
 
     kind: Annotated[FaultKind, Limits(unknown=FaultKind.EXIT_CODE)]
-    """A newer agent knows more kinds; the exit status beside one still tells."""
+    """Kind of the fault; a newer agent may have further kinds, whose exit status still counts."""
     local_rank: int
     rank: int
     pid: int
     at: float
     """Seconds since the epoch, when the agent learned of it."""
     exit_code: int | None = None
-    """None: ended by `signal`, or never started."""
+    """Exit code; None: ended by `signal`, or never started."""
     signal: int | None = None
     message: str = ""
     fingerprint: str = ""
-    """Same for the same error at the same place; empty where there was no exception."""
+    """Equal for the same error at the same place; empty: there was no exception."""
     lines: Annotated[tuple[str, ...], Limits(LINES_MAX, keeps_last=True)] = ()
     """Last lines of the traceback, or of the output; bounded."""
     step: int | None = None
-    """Newest step that the worker had told."""
+    """Newest step that the worker had reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker as it is now."""
+    """The present state of one worker."""
 
     local_rank: int
     rank: int
@@ -138,20 +139,20 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Receipt of a rank for what it has restored from a snapshot, as it told its agent."""
+    """Receipt of a rank for what it has restored from a snapshot, as reported to its agent."""
 
     rank: int
     attempt: int
-    """In which it was restored."""
+    """Attempt in which it was restored."""
     step: int
-    """After which it was saved: training goes on with the next one."""
+    """Step after which it was saved: training continues with the next one."""
     source: Annotated[str, Limits(RECEIPT_CHARACTERS, is_required=True)]
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
     checksum: Annotated[str, Limits(RECEIPT_CHARACTERS)]
-    """Checksum of the state's bytes; equal where all of it is."""
+    """Checksum of the state's bytes; equal states have equal checksums."""
     saved_attempt: int | None = None
-    """In which it was saved; None: not known."""
+    """Attempt in which it was saved; None: not known."""
     name: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
     """Name of the snapshot."""
     replicas: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
@@ -159,7 +160,7 @@ class Receipt:
 
 
 class RuleState(Enum):
-    """How a log rule stands on a node; the worst of what its ranks show."""
+    """State of a log rule on a node; the worst over its ranks."""
 
     WAITING = "Waiting"
     HEALTHY = "Healthy"
@@ -167,12 +168,12 @@ class RuleState(Enum):
     HANGING = "Hanging"
     FAULTED = "Faulted"
     STOPPED = "Stopped"
-    """Its stopPattern was seen."""
+    """Its stopPattern has matched."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """One log rule as it is now on a node."""
+    """The present state of one log rule on a node."""
 
     name: str
     state: RuleState
@@ -180,7 +181,7 @@ class RuleView:
     """`some`, `node`, `every`, or ranks."""
     matches: int = 0
     bad_points: int = 0
-    """In a row, on the worst rank."""
+    """Bad data points in a row, on the worst rank."""
     unreadable: int = 0
     """Captured texts that are no numbers."""
     last_match_at: float | None = None
@@ -188,12 +189,12 @@ class RuleView:
     last_stream: str = ""
     last_line: str = ""
     last_value: str = ""
-    """As logged."""
+    """Last value, as logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """Run the workers of an attempt.  The agent refuses one older than the newest it has seen."""
+    """Run the workers of an attempt. The agent refuses one older than the newest it has seen."""
 
     attempt: int
     """`faultCount` on the wire."""
@@ -203,24 +204,25 @@ class StartCommand:
     master_addr: str
     master_port: int
     log_rules: tuple[Mapping[str, Any], ...] = ()
-    """With the CRD's own keys; for our agents also `ranks`, who must log."""
+    """Log rules with the CRD's own keys; for agents of this project also `ranks`, which must
+    log."""
     detectors: Mapping[str, str] = field(default_factory=dict)
-    """Mode by name (`spec.job.detectors`); what is missing has its default."""
+    """Mode by name (`spec.job.detectors`); a missing one has its default."""
     spare: bool = False
     ip_version: str | None = None
     rank_ips: tuple[tuple[int, str], ...] | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     worker_data: Any = None
-    """Data that the workers of all nodes have told, for those of an agent for in-process
+    """Data that the workers of all nodes have reported, for workers of an agent for in-process
     restart."""
     buddy: str = ""
-    """`host:port` of the agent that is given copies of this node's snapshots; empty: nobody is."""
+    """`host:port` of the agent that gets copies of this node's snapshots; empty: none does."""
     holders: tuple[str, ...] = ()
-    """`host:port` of agents that may have copies of what the ranks of this node have saved in older
+    """`host:port` of agents that may have copies of what the ranks of this node saved in older
     attempts, likeliest first."""
     lease_seconds: float = 0.0
-    """The workers end when their lease was not renewed for so long (`core.agent.lease`); 0: they
-    need none."""
+    """Seconds without renewal of their lease after which the workers end (`core.agent.lease`); 0:
+    they need none."""
     parent: str = ""
     """`host:port` of the agent that vouches for the attempt while no operator is heard; empty: this
     agent is the first, or there is no lease."""
@@ -228,16 +230,17 @@ class StartCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """Let no worker of `attempt` or of an earlier one live, and be ready for the next.
+    """Stop all workers of `attempt` and of earlier ones, and be ready for the next.
 
-    `attempt` None (a stranger's plain `/stop`): whatever runs."""
+    `attempt` None (a stranger's plain `/stop`): whatever runs.
+    """
 
     attempt: int | None = None
     restart_mode: str = PROCESS_RESTART
-    """Restart mode: of two for one attempt the harder one counts, whichever comes first."""
+    """Restart mode; of two stops for one attempt the harder mode counts, whichever comes first."""
     is_graceful: bool = False
     timeout_seconds: float | None = None
-    """None: the agent's own `--shutdown-timeout`."""
+    """Seconds until workers are killed; None: the agent's own `--shutdown-timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +249,16 @@ class ShutdownCommand:
 
 
 Command = StartCommand | StopCommand | ShutdownCommand
-"""Says what should be; the newest counts, and is sent until the agent reports it."""
+"""States what should be; the newest counts, and is sent until the agent reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmCommand:
-    """Import beforehand what the workers of others have imported; starts and stops nothing."""
+    """Import beforehand the modules that workers of other agents have imported; starts and stops
+    nothing."""
 
     peers: Annotated[tuple[str, ...], Limits(WARM_PEERS_MAX)]
-    """`host:port` of agents that know it (`IMPORTS_PATH`), best first."""
+    """`host:port` of agents that know the modules (`IMPORTS_PATH`), best first."""
 
 
 Request = CollectCommand | WarmCommand
@@ -266,7 +270,7 @@ class Renewal:
     """The operator's answer to a Beat, which renews the lease on the agent's workers."""
 
     at: float
-    """As the Beat had it."""
+    """Time in the Beat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +278,7 @@ class Beat:
     """An agent's question whether its workers are still wanted."""
 
     at: float
-    """The agent's own time, which means nothing to others."""
+    """The agent's own time, which is only meaningful to itself."""
 
 
 ToAgent = Command | Request
@@ -283,14 +287,18 @@ ToAgent = Command | Request
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The whole state of an agent.  `attempt` and `newest_attempt` fence: a report says of which
-    attempt it speaks, and in READY that no worker of `newest_attempt` or an earlier one lives."""
+    """The whole state of an agent.
+
+    `attempt` and `newest_attempt` fence: a report names its attempt. In READY it states that no
+    worker of `newest_attempt` or an earlier one is alive.
+    """
 
     agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
-    """Made anew by each agent process; another one means that the old one's workers are gone."""
+    """Id that each agent process chooses; a different one means that the old process's workers are
+    gone."""
     state: AgentState
     newest_attempt: int | None = None
-    """Newest attempt that it was told to start or to stop; None: none yet, or a stock agent."""
+    """Newest attempt that it was ordered to start or to stop; None: none yet, or a stock agent."""
     attempt: int | None = None
     """Attempt whose workers run, have completed or have failed; None in READY."""
     rank: int | None = None
@@ -301,8 +309,11 @@ class AgentReport:
     pid: int | None = None
     """Pid of the agent, in its own pod's view."""
     offered_port: int | None = None
-    """A port found free on the agent's host, for the store of the next attempt should this agent
-    get rank 0; a new one for each attempt.  None: a stock agent."""
+    """A port found free on the agent's host, for the store of the next attempt if this agent gets
+    rank 0.
+
+    It is a new one for each attempt. None: a stock agent.
+    """
     workers: Annotated[tuple[WorkerReport, ...], Limits(WORKERS_MAX)] = ()
     faults: Annotated[tuple[WorkerFault, ...], Limits(FAULTS_MAX)] = ()
     log_rules: Annotated[tuple[RuleView, ...], Limits(RULES_MAX)] = ()
@@ -322,14 +333,18 @@ class AgentReport:
     copies: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
     """Node ranks of which it holds snapshots as their buddy."""
     imports: int | None = None
-    """Modules that its template was told to import, and was fit for use; None: it starts no workers
-    warm, or the job names the modules."""
+    """Modules that a usable template was ordered to import.
+
+    None: the agent starts no workers warm, or the job names the modules.
+    """
     lease_seconds: Annotated[float, Limits(least=0)] | None = None
-    """Lease of the newest attempt that it has started; 0: none.  None: the agent knows no
-    leases."""
+    """Lease of the newest attempt that it has started, in seconds; 0: none. None: the agent does
+    not support leases."""
     unvouched: int | None = None
-    """The newest attempt that it has started, if it has never vouched for it to a peer: nobody's
-    lease was renewed by peers in it.  None: it may have vouched."""
+    """The newest attempt that it has started, if it has never vouched for it to a peer.
+
+    Peers have then renewed no lease in that attempt. None: it may have vouched.
+    """
     unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
     to; empty: it can, or has no parent."""

@@ -1,7 +1,7 @@
 """The documented HTTP bodies of the agent (HyperPod agent 1.1.3): requests and the status.
 
-A request that is not understood is refused with what FastAPI would say of it (`Unprocessable`), all
-of its problems at once.  Where the stock agent answers 500 to nonsense, this answers 422.
+A malformed request is refused with the errors that FastAPI would return (`Unprocessable`), all of
+its problems at once. Where the stock agent answers 500 to malformed input, this answers 422.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HOLDERS_MAX = 8
 RULES_MAX = 1000
 WORKER_DATA_BYTES_MAX = 4 * 1024 * 1024
 OBJECT_BYTES_MAX, OBJECT_DEPTH_MAX = 256 * 1024, 16
-"""A rule, the detectors, worker data: as JSON, and how many objects may be inside each other."""
+"""Bytes as JSON, and levels of nested objects, of a rule, the detectors or worker data."""
 ECHO_BYTES_MAX = 4096
-"""A wrong value that is longer as JSON is not repeated in the answer."""
+"""Bytes as JSON from which on a wrong value is not repeated in the answer."""
 RESTART_MODE = "process_level_restart"
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
@@ -43,7 +43,7 @@ Problem = dict[str, Any]
 
 
 class Unprocessable(PeerError):
-    """A request body that is not what the endpoint takes; `problems` go into the 422 answer."""
+    """A request body that does not fit the endpoint; `problems` go into the 422 answer."""
 
     def __init__(self, problems: list[Problem]) -> None:
         paths = ("/".join(str(part) for part in problem["loc"]) for problem in problems)
@@ -62,18 +62,18 @@ class Status:
     spare: bool = True
     """True before the first start, as with the stock agent."""
     warning: str = ""
-    """Stands in for a message where there is none."""
+    """Shown as the message if there is none."""
     restart_mode: str = RESTART_MODE
-    """Restart mode that the agent offers, or that a worker has asked for."""
+    """Restart mode that the agent offers, or that a worker has requested."""
     worker_data: list[dict[str, Any]] = field(default_factory=list)
     rank_labels: Mapping[str, str] | None = None
-    """None: an agent that restarts processes."""
+    """Labels of the ranks; None: an agent that restarts processes."""
     priority: bool = False
     """True if the state in memory of this pod's workers is worth keeping."""
 
 
 def parse_json(body: bytes) -> object:
-    """The value of a request body; Unprocessable."""
+    """Return the value of a request body. Raises Unprocessable."""
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -85,7 +85,7 @@ def parse_json(body: bytes) -> object:
 
 
 def start_command(value: object) -> StartCommand:
-    """Read the body of `/start` and `/update`; Unprocessable."""
+    """Read the body of `/start` and `/update`. Raises Unprocessable."""
     reader = Reader(value)
     rank = reader.required("rank", _count, 0)
     nnodes = reader.required("nnodes", _count, 1)
@@ -119,7 +119,7 @@ def start_command(value: object) -> StartCommand:
 
 
 def stop_command(value: object) -> StopCommand:
-    """Read the body of `/stop`: the documented keys, and `attempt` from those who know it."""
+    """Read the body of `/stop`: the documented keys, and `attempt` from callers that send it."""
     reader = Reader({} if value is None else value)
     command = StopCommand(
         attempt=reader.optional("attempt", _count, None),
@@ -132,7 +132,7 @@ def stop_command(value: object) -> StopCommand:
 
 
 def start_body(command: StartCommand) -> dict[str, Any]:
-    """`/start` as documented; what has its default is left out where the default is null."""
+    """Return the documented body of `/start`; values equal to a default of null are left out."""
     body: dict[str, Any] = {
         "rank": command.rank,
         "nnodes": command.nnodes,
@@ -164,7 +164,7 @@ def start_body(command: StartCommand) -> dict[str, Any]:
 
 
 def stop_body(command: StopCommand) -> dict[str, Any]:
-    """`/stop` as documented, and the attempt, which a stock agent passes over."""
+    """Return the documented body of `/stop`, and the attempt, which a stock agent ignores."""
     body: dict[str, Any] = {"restart_mode": command.restart_mode}
     if command.attempt is not None:
         body["attempt"] = command.attempt
@@ -177,7 +177,7 @@ def stop_body(command: StopCommand) -> dict[str, Any]:
 
 
 def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
-    """The documented status, keys in the documented order, what is empty left out."""
+    """Return the documented status: keys in the documented order, empty values left out."""
     entered = {state.name: _iso(at) for state, at in status.transitions.items()}
     body: dict[str, Any] = {"status": report.state.value, "transitions": entered}
     if report.reason:
@@ -203,10 +203,10 @@ def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
 
 
 def report_of_status(value: object) -> AgentReport:
-    """Read the status of a stock agent; PeerError.
+    """Read the status of a stock agent. Raises PeerError.
 
-    It names neither itself nor the attempt: the time of its entry into INIT stands for its
-    identity, and the attempt stays None.  Its `progress` is left out: the operator needs none.
+    It names neither itself nor the attempt. The time of its entry into INIT is used as its
+    identity, and the attempt stays None. Its `progress` is left out: the operator needs none.
     """
     reader = Reader(value)
     state = reader.required("status", _state, AgentState.INIT)
@@ -229,7 +229,7 @@ def report_of_status(value: object) -> AgentReport:
 
 
 class _WrongError(ValueError):
-    """A value of the wrong kind; the caller knows where it is."""
+    """A value of the wrong kind; the caller knows its place."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -237,7 +237,7 @@ class _WrongError(ValueError):
 
 
 class Reader:
-    """Takes fields out of an object and collects what is wrong with them."""
+    """Takes fields out of an object and collects the problems with them."""
 
     def __init__(self, value: object) -> None:
         self.problems: list[Problem] = []
@@ -250,7 +250,7 @@ class Reader:
             self.problems.append(_problem("model_attributes_type", ["body"], text, value))
 
     def required(self, name: str, read: Callable[[Any], T], empty: T) -> T:
-        """The field, read; `empty` stands in for one that is missing or wrong."""
+        """Return the field, read; `empty` if it is missing or wrong."""
         if name in self._value:
             return self._read(name, read, empty)
         if self._is_object:
@@ -258,7 +258,7 @@ class Reader:
         return empty
 
     def optional(self, name: str, read: Callable[[Any], T], empty: T) -> T:
-        """The field, read; `empty` where it is absent or null."""
+        """Return the field, read; `empty` if it is absent or null."""
         return empty if self._value.get(name) is None else self._read(name, read, empty)
 
     def fail(self, kind: str, name: str, text: str, value: object) -> None:
@@ -321,7 +321,7 @@ def _port(value: object) -> int:
 
 
 def _seconds(value: object) -> float | None:
-    """0 counts as absent, as with the stock agent."""
+    """Return seconds; 0 counts as absent, as with the stock agent."""
     if isinstance(value, float) and not value.is_integer():
         if not math.isfinite(value) or value < 0:
             raise _WrongError("value_error", "Value error, out of range")
@@ -347,7 +347,7 @@ def _filled_text(value: object) -> str:
 
 
 def _cut(value: object) -> str:
-    """A text, cut, or a number as one."""
+    """Return a text, cut, or a number as a text."""
     if not isinstance(value, str | int | float):
         raise _WrongError("string_type", "Input should be a valid string")
     return clean(str(value))

@@ -1,6 +1,6 @@
 """Agent reports and commands as JSON: the frames of the link and the body of `GET /v1/report`.
 
-Unknown fields are dropped, so that either side may be newer.  A wrong value raises PeerError.
+Unknown fields are dropped, so that either side may be newer. A wrong value raises PeerError.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ BEAT = "beat"
 LINK_BYTES_MAX = 640 * 1024
 """Longest message that an operator reads from an agent's link."""
 REPORT_BYTES_MAX, REPORT_BYTES_PER_WORKER = 256 * 1024, 2048
-"""Longest report of an agent: this, and so much more for each of its workers.  A worker and its
-watch take 0.5 KB; a traceback of 24 lines takes 2 to 12 KB."""
+"""Longest report of an agent, and the addition for each of its workers, in bytes.
+
+A worker and its watch take 0.5 KB; a traceback of 24 lines takes 2 to 12 KB.
+"""
 FAULTS_WITH_LINES = 8
 """Faults that keep their lines in a report that is too long."""
 
 
 class EvidenceError(PeerError):
-    """Evidence that is wrong."""
+    """Evidence is malformed."""
 
 
 def encode_report(report: AgentReport) -> str:
-    """A frame of the link; also the body of `GET /v1/report`.
+    """Return a frame of the link, which is also the body of `GET /v1/report`.
 
     A report that is too long loses, in this order: its progress, the lines of all faults but the
     first few, the lines that log rules matched, the lines of all faults, the metrics.
@@ -61,7 +63,8 @@ def encode_report(report: AgentReport) -> str:
 
 
 def report_bytes_max(nproc: int | None) -> int:
-    """Longest report of an agent with so many workers; None: of an unknown number."""
+    """Return the bytes of the longest report of an agent with this number of workers; None: not
+    known."""
     return min(LINK_BYTES_MAX, REPORT_BYTES_MAX + REPORT_BYTES_PER_WORKER * (nproc or 0))
 
 
@@ -97,7 +100,7 @@ _SHORTER = (
 
 
 def decode_report(frame: str | bytes) -> AgentReport:
-    """Read a frame or body of an agent; PeerError."""
+    """Read a frame or body of an agent. Raises PeerError."""
     return read(AgentReport, load(frame), "report")
 
 
@@ -106,8 +109,8 @@ def decode_answer(
 ) -> AgentReport | Evidence | Beat | None:
     """Read a frame of an agent's link as the operator needs it, without `progress`.
 
-    None: evidence that is not wanted, or a frame of a type that only newer programs know.
-    PeerError; EvidenceError where only the evidence is lost, and the agent reports as before.
+    None: evidence that is not wanted, or a frame of a type that only newer programs know. Raises
+    PeerError; EvidenceError if only the evidence is lost, and the agent's reports are still valid.
     """
     if len(frame) > LINK_BYTES_MAX:
         raise PeerError(f"a message of {len(frame)} bytes; at most {LINK_BYTES_MAX} are read")
@@ -137,7 +140,7 @@ def _stop_frame(command: StopCommand) -> dict[str, Any]:
 
 
 def encode_beat(beat: Beat) -> str:
-    """A frame of the link, from an agent whose workers hold a lease."""
+    """Return a frame of the link, from an agent whose workers hold a lease."""
     return dump({"type": BEAT, **write(beat)})
 
 
@@ -147,9 +150,9 @@ class Frame:
 
     type: str
     body: Callable[[Any], Mapping[str, Any]]
-    """The frame without its type."""
+    """Returns the frame without its type."""
     read: Callable[[Mapping[str, Any]], ToAgent | Renewal]
-    """Read a frame; PeerError."""
+    """Reads a frame. Raises PeerError."""
 
 
 FRAMES: Mapping[type[ToAgent | Renewal], Frame] = {
@@ -164,7 +167,7 @@ _FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}
 
 
 def encode_command(message: ToAgent | Renewal) -> str:
-    """A frame of the link."""
+    """Return a frame of the link."""
     return _stop_text(message) if isinstance(message, StopCommand) else _text(message)
 
 
@@ -174,11 +177,11 @@ def _text(message: ToAgent | Renewal) -> str:
 
 
 _stop_text = lru_cache(maxsize=8)(_text)
-"""All agents of a job are stopped by the same words."""
+"""Cached frames: all agents of a job get the same stop command."""
 
 
 def decode_command(frame: str | bytes) -> ToAgent | Renewal:
-    """Read a frame of an operator; PeerError."""
+    """Read a frame of an operator. Raises PeerError."""
     value = load(frame)
     name = value.get("type")
     if not isinstance(name, str):
@@ -189,7 +192,7 @@ def decode_command(frame: str | bytes) -> ToAgent | Renewal:
 
 
 def decode_imports(body: bytes) -> tuple[str, ...]:
-    """Read the answer of an agent at `IMPORTS_PATH`; PeerError."""
+    """Read the answer of an agent at `IMPORTS_PATH`. Raises PeerError."""
     value = load(body).get("modules")
     if not isinstance(value, list) or len(value) > IMPORTS_MAX:
         raise PeerError(f"no list of {IMPORTS_MAX} modules at most")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 NUMBER_MAX = 2**53
-"""Largest integer that every reader of JSON takes for the same number."""
+"""Largest integer that every JSON reader represents exactly."""
 TEXT_MAX = 4096
 """Characters of a text; a longer one is cut or refused.  Agents cut theirs here or earlier."""
 PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX = 64 * 1024, 4
@@ -18,7 +18,7 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def clean(text: str, longest: int = TEXT_MAX) -> str:
-    """The beginning of a text, with `?` for lone surrogates and without NUL."""
+    """Return the beginning of a text, with `?` for lone surrogates and without NUL."""
     text = text[:longest]
     if not text.isascii():
         text = text.encode(errors="replace").decode()
@@ -26,12 +26,12 @@ def clean(text: str, longest: int = TEXT_MAX) -> str:
 
 
 def is_clean(text: str) -> bool:
-    """True if `clean` would leave a text of any length as it is."""
+    """True if `clean` would leave a text of any length unchanged."""
     return clean(text, len(text)) == text
 
 
 def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
-    """True if a decoded JSON value is neither deeper nor, as JSON, longer than this."""
+    """True if a decoded JSON value is within these bounds of depth and length as JSON."""
     values, count = [value], 0
     for _ in range(depth_max + 1):
         outer = [one for one in values if isinstance(one, dict | list)]
@@ -41,6 +41,6 @@ def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
             inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)
         ]
         count += len(values)
-        if count > bytes_max:  # each takes a byte at least
+        if count > bytes_max:  # each takes at least one byte
             return False
     return False

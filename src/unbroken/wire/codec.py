@@ -1,13 +1,13 @@
 """JSON messages from frozen dataclasses and back: a class is the only definition of its message.
 
-Field names are the keys.  Types say what a value must be, `Limits` how much of it is kept.  `read`
-and `write` are derived from that once for each class, and so is the faster reader of
+Field names are the keys. Types define the allowed values, `Limits` how much of a value is kept.
+`read` and `write` are derived from them once for each class, and so is the faster reader of
 `agent_http.reports`.
 
-Messages come from untrusted peers, which may be newer or older.  `read` drops unknown fields, cuts
-what is too long, and raises PeerError with the place of the first wrong value.  (What users write
-is read by `spec.schema`, which cuts nothing and reports all problems.)  Texts lose NUL and lone
-surrogates, which neither the Kubernetes API nor UTF-8 can store.
+Messages come from untrusted peers, which may be newer or older. `read` drops unknown fields, cuts
+values that are too long, and raises PeerError with the place of the first wrong value. (Manifests
+of users are read by `spec.schema`, which cuts nothing and reports all problems.) Texts lose NUL and
+lone surrogates, which neither the Kubernetes API nor UTF-8 can store.
 """
 
 from __future__ import annotations
@@ -36,32 +36,38 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Record = TypeVar("Record")
 Reader = Callable[[Any], Any]
-"""Takes a JSON value that is not null.  The text of a PeerError begins with the place inside it."""
+"""Reads a JSON value that is not null. The text of a PeerError begins with the place inside it."""
 Writer = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a field is kept, and whether it may be absent: metadata of `Annotated`."""
+    """Bounds of a field, and whether it may be absent: metadata of `Annotated`."""
 
     most: int | None = None
-    """Characters of a text, items of a list or entries of a map; the rest is dropped.  Of a number
-    the greatest value; it stands for greater ones.  Lists and maps of numbers must have it."""
+    """Most characters of a text, items of a list or entries of a map; the rest is dropped.
+
+    For a number it is the greatest value, which replaces greater ones. Lists and maps of numbers
+    must have it.
+    """
     least: int | None = None
     """Least number; a lower one is refused."""
     keeps_last: bool = False
     """A list that is too long loses its first items, not its last ones."""
     is_required: bool = False
-    """It must be present, and is written even if it is empty.  Integers and enums without a default
-    are always required; other fields without a default are empty if absent."""
+    """It must be present, and is written even if it is empty.
+
+    Integers and enums without a default are always required; other fields without a default are
+    empty if absent.
+    """
     is_written: bool = False
     """It is written even if it is empty."""
     unknown: Enum | None = None
-    """Stands for values of an enum that only newer programs know; None: they are refused."""
+    """Replaces values of an enum that only newer programs know; None: they are refused."""
 
 
 def load(frame: str | bytes) -> Mapping[str, Any]:
-    """The object of a frame; PeerError."""
+    """Return the object of a frame. Raises PeerError."""
     if len(frame) > FRAME_BYTES_MAX:
         raise PeerError(f"a message of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
@@ -75,12 +81,13 @@ def load(frame: str | bytes) -> Mapping[str, Any]:
 
 
 def dump(value: Mapping[str, Any]) -> str:
-    """A frame."""
+    """Return a frame."""
     return _ENCODE(value)
 
 
 def read(record: type[Record], value: object, name: str) -> Record:
-    """A dataclass from a decoded JSON value; PeerError, whose text begins with the name."""
+    """Return a dataclass from a decoded JSON value. Raises PeerError, whose text begins with the
+    name."""
     try:
         found: Record = _record_reader(cast(Hashable, record))(value)
     except PeerError as error:
@@ -89,7 +96,7 @@ def read(record: type[Record], value: object, name: str) -> Record:
 
 
 def write(value: Any) -> dict[str, Any]:
-    """The JSON object of a dataclass, without fields that are empty."""
+    """Return the JSON object of a dataclass, without fields that are empty."""
     return {
         name: item if write_item is None else write_item(item)
         for name, get, write_item, is_written in _record_writer(cast(Hashable, type(value)))
@@ -98,7 +105,7 @@ def write(value: Any) -> dict[str, Any]:
 
 
 def resolve(hint: Any, limits: Limits = Limits()) -> tuple[Any, Limits, bool]:
-    """The bare type in a type hint, its limits, and whether it may be None."""
+    """Return the bare type in a type hint, its limits, and whether it may be None."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
         found = (one for one in arguments[1:] if isinstance(one, Limits))
@@ -133,7 +140,8 @@ def _record_reader(record: Hashable) -> Reader:
 
 @cache
 def _record_writer(record: Hashable) -> list[tuple[str, Writer, Writer | None, bool]]:
-    """Name, getter and writer of each field, and whether it is written even if it is empty."""
+    """Return name, getter and writer of each field, and whether it is written even if it is
+    empty."""
     assert isinstance(record, type)
     hints = get_type_hints(record, include_extras=True)
     found: list[tuple[str, Writer, Writer | None, bool]] = []
@@ -166,7 +174,7 @@ def _reader(hint: Any) -> Reader:
 
 
 def _writer(bare: Any) -> Writer | None:
-    """None: the value is JSON already."""
+    """Return the writer of a type; None: the value is JSON already."""
     if get_origin(bare) is tuple:
         write_item = _writer(resolve(get_args(bare)[0])[0])
         return None if write_item is None else lambda items: [*map(write_item, items)]
@@ -178,7 +186,7 @@ def _writer(bare: Any) -> Writer | None:
 
 
 def _blank(bare: Any) -> Any:
-    """The value of an absent field without a default; MISSING: there is none."""
+    """Return the value of an absent field without a default; MISSING: there is none."""
     if get_origin(bare) is tuple:
         return ()
     return {} if is_map(bare) else {str: "", float: 0.0, bool: False}.get(bare, MISSING)
@@ -237,14 +245,14 @@ def _enum(members: Mapping[str, Enum], unknown: Enum | None, value: Any) -> Enum
 
 
 def _integer(value: Any) -> int:
-    # The type of `True` is another one.
+    # `True` is not of this type.
     if type(value) is not int or not 0 <= value <= NUMBER_MAX:
         raise _wrong("not a natural number")
     return value
 
 
 def _float(value: Any) -> float:
-    # NaN is not less than anything.
+    # NaN is not less than any number.
     if type(value) not in (int, float) or not abs(value) <= NUMBER_MAX:
         raise _wrong("not a finite number")
     return float(value)
@@ -264,7 +272,7 @@ def _flag(value: Any) -> bool:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    """A small object of any values."""
+    """Return a small object of any values."""
     if not isinstance(value, dict):
         raise _wrong("not an object")
     if not is_small(value, PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX):
@@ -274,7 +282,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _numbers(most: int, value: Any) -> dict[str, float]:
-    """Numbers by name; other values are dropped."""
+    """Return numbers by name; other values are dropped."""
     if not isinstance(value, dict):
         raise _wrong("not an object")
     return {
@@ -291,10 +299,10 @@ def _any_float(value: object) -> float | None:
         return None
     try:
         return float(value)
-    except OverflowError:  # an integer that no float comes near
+    except OverflowError:  # an integer beyond every float
         return math.inf if value > 0 else -math.inf
 
 
 def _named_numbers(value: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no NaN and no infinities; their names stand for them."""
+    """Return the numbers with NaN and infinities, which JSON lacks, as their names."""
     return {key: one if math.isfinite(one) else str(float(one)) for key, one in value.items()}

@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder, as pickle or as JSON (torch 2.5 to 2.13).
 
-Only plain values are read.  A dump of thousands of entries is reduced to what each process group
-of the rank waits for and has called last.
+Only plain values are read. A dump of thousands of entries is reduced to the operations that each
+process group of the rank waits for and has called last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from unbroken.errors import PeerError
 from . import pickled
 
 DUMP_BYTES_MAX = 256 * 1024 * 1024
-"""A dump of 200,000 entries with stacks has about 200 MB; torch keeps 2,000 by default."""
+"""Bytes of a dump at most; one of 200,000 entries with stacks has about 200 MB, and torch keeps
+2,000 by default."""
 ENTRIES_MAX = 1_000_000
 GROUPS_MAX = 4096
 OPEN_MAX = 32
@@ -42,12 +43,12 @@ class Call:
 
     sequence: int
     operation: str
-    """As `all_reduce`; of a send or receive with its ranks in the group: `send 0->1`."""
+    """Name such as `all_reduce`; for a send or receive with its ranks in the group: `send 0->1`."""
     state: str
     """pending, completed; failed: ended with an error, or never left the host."""
     is_p2p: bool = False
     is_started: bool = False
-    """True if the GPU has begun it, where the job records that."""
+    """True if the GPU has begun it, if the job records that."""
     inputs: str = ""
     outputs: str = ""
     types: str = ""
@@ -65,7 +66,7 @@ class GroupCalls:
     name: str
     description: str
     ranks: tuple[int, ...] = ()
-    """Members by global rank; empty: the dump does not tell them."""
+    """Members by global rank; empty: the dump does not list them."""
     enqueued: int | None = 0
     """Sequence number of the last collective; None: not known, the buffer has lost it."""
     completed: int = 0
@@ -74,7 +75,7 @@ class GroupCalls:
     pairs: tuple[Call, ...] = ()
     """Sends and receives that have not completed."""
     pair_counts: Mapping[str, int] = field(default_factory=dict)
-    """How often each `send 0->1` was called, as far as the buffer reaches."""
+    """Number of calls of each `send 0->1`, as far as the buffer reaches."""
 
 
 @dataclass(slots=True)
@@ -87,9 +88,9 @@ class RankDump:
     is_whole: bool = False
     """True if nothing was overwritten: the buffer begins with the first operation."""
     newest_ns: int = 0
-    """The latest time in it."""
+    """The latest time in it, in nanoseconds."""
     rank: int | None = None
-    """As the dump tells it; None: it does not."""
+    """Rank in the dump; None: the dump has none."""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class _Gathered:
 
 
 def read(data: bytes) -> RankDump:
-    """Read a dump; PeerError says what is wrong with it."""
+    """Read a dump. Raises PeerError with the reason."""
     try:
         return _dump(_value(data))
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -190,7 +191,7 @@ def _group(
     key: tuple[str, str], found: _Gathered, members: Mapping[tuple[str, str], tuple[int, ...]],
     status: Any,
 ) -> GroupCalls:  # fmt: skip
-    # Operations of one group run in order: what was called before a completed one has completed.
+    # Operations of one group run in order: those called before a completed one have completed.
     opened = [one for one in found.open if _whole(one.get("collective_seq_id")) > found.completed]
     if len(opened) > OPEN_MAX:
         opened = opened[: OPEN_MAX // 2] + opened[-OPEN_MAX // 2 :]
@@ -215,7 +216,8 @@ def _group(
 
 
 def _enqueued(found: _Gathered, status: Any) -> int:
-    """The last collective that has left the host: one that fails is recorded before it does."""
+    """Return the last collective that has left the host: one that fails is recorded before it
+    does."""
     if status is None or found.pair_counts:
         return found.enqueued
     one = status.get(str(found.pg_id))
@@ -269,7 +271,7 @@ def _members(config: Any) -> Iterator[tuple[tuple[str, str], tuple[int, ...]]]:
 
 
 def _rank(dump: RankDump, communicators: Any) -> int | None:
-    """The one rank that all groups of the process have in common, or that NCCL tells."""
+    """Return the one rank that all groups of the process have in common, or that NCCL records."""
     sets = [set(one.ranks) for one in dump.groups if one.ranks]
     common = set.intersection(*sets) if sets else set[int]()
     if len(common) == 1:
@@ -289,7 +291,7 @@ def _newest(entry: Any) -> int:
 
 
 def _where(frames: Any) -> str:
-    """The user's innermost function, as `train (train.py:57)`."""
+    """Return the user's innermost function, as `train (train.py:57)`."""
     if not isinstance(frames, list):
         return ""
     for one in frames[:64]:
@@ -301,7 +303,7 @@ def _where(frames: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Lists of numbers and texts as `[2,3][4]`."""
+    """Return lists of numbers and texts as `[2,3][4]`."""
     if not isinstance(value, (list, tuple)):
         return ""
     parts = []

@@ -32,11 +32,12 @@ class PeerQuestion:
     attempt: int
     rank: int
     agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS)] = ""
-    """Id of the parent, as its last answer had it; empty: there was none."""
+    """Id of the parent in its last answer; empty: there was none."""
     token: float = 0.0
     """The time of that answer, on the parent's clock."""
     age: Annotated[float, Limits(least=0)] | None = None
-    """Seconds since the child and all below it were certainly running; None: not all were heard."""
+    """Seconds since the child and all below it were certainly running; None: not all have
+    answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +47,4 @@ class PeerAnswer:
     agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
     token: float
     age: Annotated[float, Limits(least=0)] | None = None
-    """Seconds since all agents were certainly running the attempt; None: not all were heard."""
+    """Seconds since all agents were certainly running the attempt; None: not all have answered."""

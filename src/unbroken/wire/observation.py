@@ -34,78 +34,82 @@ class Bound(Enum):
     STEPS = "steps"
     OUTPUT = "output"
     WORK = "work"
-    """The kernel's counters: the rank tells no steps and prints no regular lines."""
+    """The kernel's counters: the rank reports no steps and prints no regular lines."""
     PHASE = "phase"
-    """Its earlier visits."""
+    """The rank's earlier visits of the phase."""
     START = "start"
     """The rank starts, or still learns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A detector that has found something, and has not seen it end."""
+    """A detector's finding that has not ended."""
 
     detector: Annotated[str, Limits(is_required=True)]
     """`spec.job.detectors.Detector`; a text, since the other side may know more of them."""
     since: float
-    """When what it found began: the last step, the stop, the first bad value."""
+    """Start of the finding: the last step, the stop, the first bad value."""
     at: float
-    """When it was sure."""
+    """Time at which the detector was certain."""
     why: str
     """One line for people."""
     step: int | None = None
-    """At which it began; None: not known."""
+    """Step at which it began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWatch:
-    """One rank as the watchdog sees it now.  Times are seconds since the epoch."""
+    """One rank as the watchdog sees it now. Times are seconds since the epoch."""
 
     rank: int
     phase: str = ""
     """startup, first step, train, eval, checkpoint, or the script's own word."""
     step: int | None = None
-    """Newest that the script has told; None: it tells none."""
+    """Newest step that the script has reported; None: it reports none."""
     step_at: float | None = None
     step_seconds: float | None = None
-    """Median of the newest steps."""
+    """Median of the newest steps, in seconds."""
     sign_at: float | None = None
-    """Last sign of life: a step, output, or work where the rank shows nothing else."""
+    """Last sign of life: a step, output, or work if the rank shows nothing else."""
     allowed_seconds: float | None = None
-    """Silence that is usual in this phase, with a margin; None: still learning."""
+    """Seconds of silence that are usual in this phase, with a margin; None: still learning."""
     checkpoint_step: int | None = None
     metrics: Annotated[Mapping[str, float], Limits(METRICS_MAX)] = field(default_factory=dict)
-    """As last told; NaN and infinities as they are."""
+    """Metrics as last reported; NaN and infinities as they are."""
     alarms: Annotated[tuple[Alarm, ...], Limits(ALARMS_MAX)] = ()
     first_step: int | None = None
-    """The first that it has told; it may be older than the first report with a step."""
+    """The first step that it has reported; it may be older than the first report with a step."""
     bound: str = ""
     """`Bound`; empty: an older agent."""
     look_seconds: float | None = None
-    """Silence after which all ranks are looked at; None: only once an alarm is raised."""
+    """Seconds of silence after which all ranks are looked at; None: only once an alarm is
+    raised."""
     act_seconds: float | None = None
-    """Silence from which on a look that is certain acts."""
+    """Seconds of silence from which on a look with a certain result acts."""
     late_since: float | None = None
     """Last sign of life, while the silence is longer than `look_seconds`; None: it is not late."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectCommand:
-    """Say what every rank is doing, in Evidence, and stop nothing."""
+    """Report the activity of every rank, in Evidence, and stop nothing."""
 
     request: int
-    """Chosen by who asks; the answer has it."""
+    """Number chosen by the sender; the answer has it."""
     attempt: int
     seconds: Annotated[float, Limits(COLLECT_SECONDS_MAX, 0, is_required=True)]
-    """The answer is sent within this time, with what there is by then."""
+    """Seconds within which the answer is sent, with the evidence so far."""
     samples_per_second: Annotated[int, Limits(SAMPLES_PER_SECOND_MAX)] = 0
-    """Stacks to read of each rank, for nearly all of `seconds`; the answer then counts those in
-    which the rank waited for its peers, and has no stacks.  0: two looks, with stacks."""
+    """Stacks to read of each rank per second, for nearly all of `seconds`.
+
+    The answer then counts those in which the rank waited for its peers, and has no stacks. 0: two
+    looks, with stacks.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """Where a thread is."""
+    """The stack of a thread."""
 
     name: str
     is_main: bool
@@ -155,23 +159,23 @@ class RankEvidence:
     waits_in: str = ""
     """Function of the kernel in which the main thread waits."""
     cpu_seconds: float = 0.0
-    """Since it started, children that it has waited for not included."""
+    """Processor seconds since it started, without children that it has waited for."""
     cpu_share: float | None = None
     """Cores used between the looks, with the processes below it; None: not measured."""
     waited_share: float | None = None
     """Cores that main threads of these processes were ready to use and did not get, because the
     machine was busy; None: not measured."""
     io_bytes: int | None = None
-    """Read and written between the looks; None: not measured."""
+    """Bytes read and written between the looks; None: not measured."""
     is_same: bool | None = None
-    """The main thread was in the same functions both times; None: could not be told."""
+    """The main thread was in the same functions both times; None: not known."""
     last_output_at: float | None = None
     last_line: str = ""
     phase: str = ""
     step: int | None = None
     step_at: float | None = None
     threads: Annotated[tuple[ThreadStack, ...], Limits(THREADS_MAX)] = ()
-    """The main thread first."""
+    """The threads, the main thread first."""
     collectives: Annotated[tuple[Collective, ...], Limits(COLLECTIVES_MAX)] = ()
     note: str = ""
     """Why something is missing."""
@@ -193,5 +197,5 @@ class Evidence:
     attempt: int
     agent_id: Annotated[str, Limits(is_required=True)]
     at: float
-    """When it was complete."""
+    """Time at which it was complete."""
     ranks: Annotated[tuple[RankEvidence, ...], Limits(RANKS_MAX)] = ()

@@ -8,11 +8,11 @@ from .codec import FRAME_BYTES_MAX, dump, load, read, write
 from .observation import FRAMES_MAX, Evidence, RankEvidence
 
 EVIDENCE = "evidence"
-"""Type of its frame."""
+"""Type of the frame."""
 
 
 def encode_evidence(evidence: Evidence, longest: int = FRAME_BYTES_MAX) -> str:
-    """The body of `GET /v1/evidence`; with `longest` LINK_BYTES_MAX a frame of the link.
+    """Return the body of `GET /v1/evidence`; with `longest` LINK_BYTES_MAX a frame of the link.
 
     Evidence that is too long loses first all threads but the main one and the one that holds the
     GIL, then outer frames.
@@ -42,5 +42,5 @@ def _shortened(evidence: Evidence, threads_max: int, frames_max: int) -> Evidenc
 
 
 def decode_evidence(frame: str | bytes) -> Evidence:
-    """Read a frame or body of an agent; PeerError."""
+    """Read a frame or body of an agent. Raises PeerError."""
     return read(Evidence, load(frame), EVIDENCE)

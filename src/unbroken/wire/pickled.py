@@ -1,8 +1,8 @@
 """Pickles that torch has written, read as data: an interpreter of its own for the few opcodes.
 
-Python's `pickle` runs what a pickle says.  This module does not use it: a name in a pickle is only
-looked up in a table that the caller gives, and without one each name is refused.  It is the one
-place of the project that reads pickles, and nothing here writes them.
+Python's `pickle` executes code that a pickle names. This module does not use it: a name in a pickle
+is only looked up in a table that the caller gives, and without one each name is refused. It is the
+only place of the project that reads pickles, and nothing here writes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMATS = {
 _TEXTS = {b"X": 4, b"\x8c": 1, b"\x8d": 8}
 LONG1 = b"\x8a"
 _BYTES = {b"B": 4, b"C": 1, b"\x8e": 8, LONG1: 1}
-"""Opcodes followed by data, and how many bytes tell its length."""
+"""Opcodes followed by data, and the number of bytes of their length."""
 _SKIPPED = {b"\x80": 1, b"\x95": 8}
 """PROTO and FRAME, with the bytes of their argument."""
 _PUTS, _GETS = {b"q": 1, b"r": 4}, {b"h": 1, b"j": 4}
@@ -45,18 +45,18 @@ _SIGNED, _UNSIGNED = b"J\x8a", b"KM"
 
 @dataclass(frozen=True)
 class Known:
-    """Meaning of a name in a pickle, where it is a class or a function."""
+    """Meaning of a name in a pickle, if it is a class or a function."""
 
     make: Callable[..., Any]
-    """Called with the arguments that the pickle gives."""
+    """Called with the arguments in the pickle."""
     kind: type | None = None
-    """The class of what is made, where the pickle fills it afterwards."""
+    """The class of the object, if the pickle fills it afterwards."""
     fill: Callable[[Any, Any], None] | None = None
-    """Gives such an object its state."""
+    """Sets the state of such an object."""
 
 
 class Flat:
-    """A dict of plain values that are decoded when they are asked for."""
+    """A dict of plain values that are decoded on access."""
 
     __slots__ = ("_raw", "_reader")
 
@@ -64,7 +64,7 @@ class Flat:
         self._raw, self._reader = raw, reader
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a key, as of a dict."""
+        """Return the value of a key, as a dict does."""
         keys = self._reader.keys
         raw = self._raw.get(keys.get(name, b""))
         if raw is None:
@@ -80,10 +80,10 @@ def load(
     *,
     is_lazy: bool = False,
 ) -> Any:
-    """Read a pickle.  Each name in it must be in the table, as a `Known` or as a plain value.
+    """Read a pickle. Each name in it must be in the table, as a `Known` or as a plain value.
 
-    With `is_lazy` a dict of plain values may be a `Flat`, which takes a tenth of the time.
-    ValueError: it is malformed, uses another opcode, names something else or is too long.
+    With `is_lazy` a dict of plain values may be a `Flat`, which takes a tenth of the time. Raises
+    ValueError if it is malformed, uses another opcode, has an unknown name or is too long.
     """
     reader = _Reader(data, names or {})
     try:
@@ -110,7 +110,7 @@ class _Reader:
         """The stacks below each mark."""
         self._memo: dict[int, Any] = {}
         self.keys: dict[Any, bytes] = {}
-        """How keys of a `Flat` are written."""
+        """Encoded keys of a `Flat`."""
         self._decoded: dict[bytes, Any] = {}
         self._fills = {
             one.kind: one.fill for one in self._names.values()
@@ -138,7 +138,7 @@ class _Reader:
             self.stack.append(self._literal(code))
 
     def flat(self) -> bool:
-        """Read a dict in one piece, where that can be done."""
+        """Read a dict in one piece, if possible."""
         found = _FLAT.match(self._data, self.at)
         if found is None:
             return False
@@ -148,7 +148,7 @@ class _Reader:
         return True
 
     def decoded(self, raw: bytes) -> Any:
-        """The value that these bytes write, here; equal bytes make the same object."""
+        """Return the value of these bytes; equal bytes make the same object."""
         if raw[0] in _UNSIGNED:
             return int.from_bytes(raw[1:], "little")
         if raw[0] in _SIGNED:
@@ -163,7 +163,7 @@ class _Reader:
         return self._decoded[raw]
 
     def _literal(self, code: bytes) -> Any:
-        """A number, text or bytes that follow their opcode."""
+        """Return a number, text or bytes that follow their opcode."""
         if code in _FORMATS:
             form = _FORMATS[code]
             return form.unpack(self._taken(form.size))[0]
@@ -195,7 +195,7 @@ class _Reader:
         return found
 
     def mark(self) -> None:
-        """Begin the parts of something."""
+        """Begin the parts of a container."""
         self._outer.append(self.stack)
         self.stack = []
 
@@ -285,7 +285,7 @@ def _pairs(found: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _hashed(key: Any) -> Any:
-    """A key of a dict or a set.  The hash of deeply nested tuples ends the process."""
+    """Return a key of a dict or a set. The hash of deeply nested tuples would end the process."""
     if type(key) is tuple and any(type(one) is tuple for one in key):
         raise ValueError("a key of nested tuples")
     return key

@@ -1,9 +1,9 @@
-"""How two programs show each other that they have their job's key, which neither of them sends.
+"""Mutual proof of two programs that they have their job's key, without sending it.
 
-Who connects sends a nonce.  The agent answers with a greeting: its own nonce, the uid of its pod,
-and a proof over both.  Out of these each side makes the keys of the session, which are used on this
-connection alone.  Every message then carries a tag over its number and its content, so that what is
-forged, repeated, left out or out of order is found.  (docs/design/agent-authentication.md)
+The connecting side sends a nonce. The agent answers with a greeting: its own nonce, the uid of its
+pod, and a proof over both. From these each side derives the keys of the session, which are used on
+this connection alone. Every message then carries a tag over its number and its content. So forged,
+repeated, missing and reordered messages are detected. (docs/design/agent-authentication.md)
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from unbroken.errors import PeerError
 
 HELLO_PATH = "/v1/hello"
-"""Answers with a greeting; requests of the same connection are tagged from then on."""
+"""Path that returns a greeting; requests of the same connection are tagged from then on."""
 NONCE_HEADER, TAG_HEADER = "Unbroken-Nonce", "Unbroken-Tag"
 DIGEST_HEADER = "Unbroken-Digest"
-"""SHA-256 of a body; of a snapshot see `snapshot_digest`."""
+"""SHA-256 of a body; for a snapshot see `snapshot_digest`."""
 NONCE_BYTES, PROOF_BYTES, TAG_BYTES = 16, 32, 16
 GREETING_BYTES_MAX = NONCE_BYTES + PROOF_BYTES + 256
 _LABEL = b"unbroken-agent/v1"
@@ -29,7 +29,7 @@ _INNER, _OUTER = bytes(i ^ 0x36 for i in range(256)), bytes(i ^ 0x5C for i in ra
 
 
 class Stranger(PeerError):
-    """It did not show that it has the job's key, or it is not the pod that is meant."""
+    """A peer did not prove that it has the job's key, or is not the expected pod."""
 
 
 class Session(NamedTuple):
@@ -42,13 +42,13 @@ class Session(NamedTuple):
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 of parts, which cannot be shifted into each other."""
+    """Return the HMAC-SHA256 of parts, whose boundaries count."""
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(key, message, "sha256")
 
 
 def nonce_of(text: str | None) -> bytes | None:
-    """The nonce in a header; None: there is none."""
+    """Return the nonce in a header; None: it has none."""
     if text is None or len(text) != 2 * NONCE_BYTES:
         return None
     try:
@@ -58,16 +58,17 @@ def nonce_of(text: str | None) -> bytes | None:
 
 
 def greeting(key: bytes, asked: bytes, own: bytes, uid: str, target: str) -> tuple[bytes, Session]:
-    """Answer of an agent to the nonce `asked`; its own nonce is new for each greeting.
+    """Return the answer of an agent to the nonce `asked`; its own nonce is new for each greeting.
 
-    `target`: the path that was asked for, with its query.
+    `target`: the requested path, with its query.
     """
     about = (asked, own, uid.encode(), target.encode())
     return own + mac(key, _LABEL, b"agent", *about) + uid.encode(), _session(key, about)
 
 
 def greeted(key: bytes, asked: bytes, uid: str | None, target: str, message: bytes) -> Session:
-    """The session that a greeting begins; `uid` None: of any pod of the job.  Stranger."""
+    """Return the session that a greeting begins; `uid` None: of any pod of the job. Raises
+    Stranger."""
     begin, end = NONCE_BYTES, NONCE_BYTES + PROOF_BYTES
     if not end <= len(message) <= GREETING_BYTES_MAX:
         raise Stranger("does not prove that it has the job's key")
@@ -89,7 +90,7 @@ def _session(key: bytes, about: tuple[bytes, ...]) -> Session:
 class _Tags:
     """HMAC-SHA256 (RFC 2104) over the number and content of each message of one direction.
 
-    The same as `hmac.digest`, whose set-up takes longer than a message: an operator checks ten
+    It equals `hmac.digest`, whose set-up takes longer than a message: an operator checks ten
     thousand of them a second.
     """
 
@@ -116,19 +117,19 @@ class Seal(_Tags):
     __slots__ = ()
 
     def __call__(self, payload: bytes) -> bytes:
-        """The message with its tag."""
+        """Return the message with its tag."""
         tag = self._tag(payload)
         self._count += 1
         return tag + payload
 
 
 class Unseal(_Tags):
-    """Takes the tag off each message of one direction, in their order."""
+    """Removes the tag of each message of one direction, in their order."""
 
     __slots__ = ()
 
     def __call__(self, message: bytes) -> bytes:
-        """The message without its tag; Stranger where the tag is wrong."""
+        """Return the message without its tag. Raises Stranger if the tag is wrong."""
         payload = message[TAG_BYTES:]
         if not hmac.compare_digest(message[:TAG_BYTES], self._tag(payload)):
             raise Stranger(f"sent a message {self._count} that is forged, repeated or out of order")
@@ -143,40 +144,40 @@ class Asked(NamedTuple):
     target: str
     """Path and query, as they are sent."""
     headers: tuple[str, ...]
-    """Values of those in `TAGGED`, in its order; empty: not given."""
+    """Values of the headers in `TAGGED`, in its order; empty: not given."""
 
 
 TAGGED = ("Content-Length", DIGEST_HEADER, "Unbroken-Keep", "Unbroken-Strict")
-"""Headers that say what a request means."""
+"""Headers that change the meaning of a request."""
 
 
 def request_tag(session: Session, number: int, asked: Asked) -> str:
-    """The tag of the request of this number on its connection."""
+    """Return the tag of the request of this number on its connection."""
     parts = (asked.method, asked.target, *asked.headers)
     found = mac(session.down, b"request", number.to_bytes(8, "big"), *(p.encode() for p in parts))
     return found[:TAG_BYTES].hex()
 
 
 def answer_tag(session: Session, number: int, status: int, digest: str) -> str:
-    """The tag of the answer to that request."""
+    """Return the tag of the answer to that request."""
     parts = (str(status), digest)
     found = mac(session.up, b"answer", number.to_bytes(8, "big"), *(p.encode() for p in parts))
     return found[:TAG_BYTES].hex()
 
 
 def is_tag(given: str | None, wanted: str) -> bool:
-    """True if a header has the tag; takes as long for any other."""
+    """True if a header has the tag; the comparison takes constant time."""
     return hmac.compare_digest((given or "").encode("utf-8", "replace"), wanted.encode())
 
 
 def digest_of(body: bytes) -> str:
-    """For `DIGEST_HEADER`."""
+    """Return the value of `DIGEST_HEADER`."""
     return sha256(body).hexdigest()
 
 
 def snapshot_digest(headers: bytes, size: int) -> str:
-    """The same for a snapshot, whose body is summed by the checksums in its headers.
+    """Return the same for a snapshot, whose body is covered by the checksums in its headers.
 
-    SHA-256 of all of it would hold a restore up (docs/design/agent-authentication.md).
+    SHA-256 of the whole body would delay a restore (docs/design/agent-authentication.md).
     """
     return sha256(headers + size.to_bytes(8, "big")).hexdigest()

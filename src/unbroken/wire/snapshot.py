@@ -57,7 +57,7 @@ class Header:
     """Bytes of the body after the tensors."""
     structure_checksum: int
     table_checksum: int | None = None
-    """None: the body has been copied, but not summed yet."""
+    """Checksum of the table; None: the body has been copied, but has no checksums yet."""
 
     @property
     def body_bytes(self) -> int:
@@ -66,41 +66,41 @@ class Header:
 
     @property
     def chunks(self) -> int:
-        """How many checksums the table has."""
+        """Return the number of checksums in the table."""
         return -(-self.body_bytes // CHUNK_BYTES)
 
     @property
     def table_at(self) -> int:
-        """Where the table begins."""
+        """Return the offset of the table."""
         return BODY_AT + self.capacity
 
     @property
     def structure_at(self) -> int:
-        """Where the structure begins."""
+        """Return the offset of the structure."""
         return BODY_AT + self.payload_bytes
 
 
 def slot_bytes(capacity: int) -> int:
-    """Size of a slot with room for such a body."""
+    """Return the size of a slot with room for such a body."""
     return BODY_AT + capacity + 4 * -(-capacity // CHUNK_BYTES)
 
 
 def job_of(environ: Mapping[str, str]) -> str:
-    """The job whose snapshots a process makes or keeps, by its environment; empty: it is not known.
-    Jobs of one name differ in their uid, in whatever namespace they are.
+    """Return the job whose snapshots a process makes or keeps, by its environment; empty: not
+    known.
 
-    Jobs of one name are told apart by their uid, in whatever namespace they are.
+    Jobs of one name, in any namespaces, are distinguished by their uid.
     """
     return environ.get("UNBROKEN_JOB_UID") or environ.get("UNBROKEN_JOB", "")
 
 
 def digest(text: str) -> bytes:
-    """For `job` and `layout`."""
+    """Return the digest for `job` and `layout`."""
     return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def write(header: Header) -> bytes:
-    """A header's bytes, for `COPIED_AT`, or for `SEALED_AT` when it has a table's checksum."""
+    """Return a header's bytes, for `COPIED_AT`, or for `SEALED_AT` if it has a table's checksum."""
     name = header.name.encode()
     if not 0 < len(name) <= NAME_BYTES_MAX:
         raise ValueError(f"a snapshot's name has 1 to {NAME_BYTES_MAX} bytes: {header.name!r}")
@@ -114,18 +114,19 @@ def write(header: Header) -> bytes:
 
 
 def read(headers: bytes, size: int) -> Header | None:
-    """Header of a slot of `size` bytes, from its first `HEADERS_BYTES`; None: nothing whole."""
+    """Return the header of a slot of `size` bytes, from its first `HEADERS_BYTES`; None: none is
+    whole."""
     copied = _parse(headers, COPIED_AT, size)
     sealed = _parse(headers, SEALED_AT, size)
     if sealed is None or sealed.table_checksum is None:
         return copied
-    # A kill between the two zeroings leaves one of the headers, and the body as it was.
+    # A kill between the two zeroings leaves one of the headers, and the body unchanged.
     is_other = copied is not None and replace(sealed, table_checksum=None) != copied
     return None if is_other else sealed
 
 
 def version(headers: bytes) -> int | None:
-    """Version of the format, whether or not it can be read; None: nothing is there."""
+    """Return the version of the format, whether or not it can be read; None: the slot is empty."""
     for at in (SEALED_AT, COPIED_AT):
         if len(headers) < at + _BEGINNING.size:
             continue
@@ -151,11 +152,11 @@ def _parse(headers: bytes, at: int, size: int) -> Header | None:
 
 
 def chunk(number: int, body_bytes: int) -> tuple[int, int]:
-    """Beginning and end of a chunk in the slot."""
+    """Return the beginning and end of a chunk in the slot."""
     begin = BODY_AT + number * CHUNK_BYTES
     return begin, min(begin + CHUNK_BYTES, BODY_AT + body_bytes)
 
 
 def aligned(number: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
+    """Return the next multiple of `ALIGNMENT`."""
     return -(-number // ALIGNMENT) * ALIGNMENT

@@ -14,13 +14,13 @@ _FRAME = re.compile(r"^    (\S.{0,400} \([^()]{1,300}\))\s*$")
 
 
 def is_spy_dump(text: str) -> bool:
-    """True if a text is what `py-spy dump` prints."""
+    """True if a text is the output of `py-spy dump`."""
     start = text[:4096].splitlines()
     return any(map(_PROCESS.match, start)) and any(map(_THREAD.match, start))
 
 
 def read(text: str, rank: int) -> RankEvidence | None:
-    """The first process of a dump; None: it has none.  The main thread comes first."""
+    """Return the first process of a dump; None: it has none. The main thread comes first."""
     pid, state, threads = 0, "S", list[tuple[str, list[str]]]()
     for name, status, frames in _threads(text):
         if name is None:
@@ -39,7 +39,7 @@ def read(text: str, rank: int) -> RankEvidence | None:
 
 
 def _threads(text: str) -> Iterator[tuple[str | None, str, list[str]]]:
-    """Threads as name, status and frames; a process as None, its pid and nothing."""
+    """Yield threads as name, status and frames; a process as None, its pid and nothing."""
     frames: list[str] = []
     for line in text.splitlines():
         if found := _PROCESS.match(line):

@@ -45,14 +45,15 @@ PER_RANK = (
     "TORCHELASTIC_ERROR_FILE",
     "UNBROKEN_PAGE",
 )
-"""Variables that are another rank's or attempt's otherwise: a module that reads one while it is
-imported is not imported beforehand."""
+"""Variables that differ by rank or attempt: a module that reads one while it is imported is not
+imported beforehand."""
 MESSAGE_BYTES_MAX = 160 * 1024
-"""Below what a pair of sockets holds by default (net.core.wmem_default, 208 KiB)."""
+"""Bytes of a message; below what a pair of sockets holds by default (net.core.wmem_default, 208
+KiB)."""
 SCRIPT, MODULE, RUN_PATH = "script", "module", "run-path"
 """Kinds: `python FILE ARGS`, `python -m NAME ARGS`, and torchrun's `--run-path`."""
 LEARNT_VARIABLE = "UNBROKEN_LEARNT"
-"""Names the inherited descriptor to which a worker writes what it imports, a name per line; taken
-out of the environment before the script begins."""
+"""Names the inherited descriptor to which a worker writes its imports, one name per line; removed
+from the environment before the script begins."""
 IN_PROCESS_VARIABLE = "UNBROKEN_IN_PROCESS"
-"""`off` leaves torch in a worker as it is, also in warm ones; from `unbroken.dev/in-process`."""
+"""`off` leaves torch in a worker unchanged, also in warm ones; from `unbroken.dev/in-process`."""

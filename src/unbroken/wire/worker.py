@@ -1,10 +1,10 @@
-"""The page: what a training process tells the agent in its pod, in shared memory of 4 KiB.
+"""The page: the progress of a training process for the agent in its pod, in shared memory of 4 KiB.
 
-The worker writes it and never waits; the agent reads it when it likes.  Two places are written in
-turn, each with a number and a checksum: whoever reads takes the newest that is whole, so that a
-worker killed while it writes, or a machine that reorders stores, leaves a page that can be read.
+The worker writes it and never waits; the agent reads it at any time. Two places are written in
+turn, each with a number and a checksum. A reader takes the newest whole one. So a worker killed
+during a write, or a machine that reorders stores, leaves a page that can be read.
 
-Both sides run on one machine: numbers are in its own format.  Times are its CLOCK_MONOTONIC.
+Both sides run on one machine: numbers are in its own format. Times are its CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -21,55 +21,58 @@ MAGIC = b"UNBRPAGE"
 VERSION = 1
 PAGE_BYTES = 4096
 PLACES = (64, 2048)
-"""Where records begin: the one with number n at `PLACES[n & 1]`."""
+"""Offsets of records: the one with number n is at `PLACES[n & 1]`."""
 METRICS_MAX = 16
 NAME_BYTES_MAX = 48
 NO_STEP = -(2**63)
 SAMPLES = "samples"
-"""The metric that is a count: of what the data of the rank has given since training began."""
+"""The metric that counts the samples that the rank's data has given since training began."""
 
 HEADER = struct.Struct("=8sI")
 CHECK = struct.Struct("=I")
 seal = CHECK.pack
-"""The CRC-32 of a record and its text, as bytes before it."""
+"""Returns the CRC-32 of a record and its text, as the bytes before it."""
 RECORD = struct.Struct("=QqqQdQdQdQqdHH")
-"""After the checksum: number, first_step, step, calls, step_at, visit, phase_at, visit_calls,
-longest_gap, bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text.  The
-metrics' values and the text follow: the phase and the names of the metrics, a zero byte between."""
+"""Fields after the checksum.
+
+They are number, first_step, step, calls, step_at, visit, phase_at, visit_calls, longest_gap,
+bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text. The metrics' values and
+the text follow: the phase and the names of the metrics, a zero byte between.
+"""
 RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(METRICS_MAX + 1))
-"""By the number of metrics."""
+"""Records by the number of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Progress that a worker has told; seconds of the monotonic clock."""
+    """Progress that a worker has reported; seconds of the monotonic clock."""
 
     first_step: int | None = None
-    """Where the worker began."""
+    """First step of the worker."""
     step: int | None = None
     calls: int = 0
     """Calls of `progress`, in all."""
     step_at: float = 0.0
     """Time of the newest call."""
     phase: str = ""
-    """Empty: none was told."""
+    """Phase; empty: none was reported."""
     visit: int = 0
     """Raised by each change of phase."""
     phase_at: float = 0.0
     visit_calls: int = 0
     """Calls of `progress` in this visit."""
     longest_gap: float = 0.0
-    """Between two of these."""
+    """Longest time between two of these calls, in seconds."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """As told last; NaN and infinities as they are."""
+    """Metrics as last reported; NaN and infinities as they are."""
     bad_calls: int = 0
-    """With a metric that is no finite number."""
+    """Calls with a metric that is no finite number."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
 
 
 def empty() -> bytes:
-    """A page in which nothing is told."""
+    """Return a page without any report."""
     return HEADER.pack(MAGIC, VERSION).ljust(PAGE_BYTES, b"\0")
 
 
@@ -77,7 +80,7 @@ _EMPTY = empty()
 
 
 def version(data: bytes) -> int | None:
-    """Version of a page; None: this is no page."""
+    """Return the version of a page; None: this is no page."""
     if len(data) < HEADER.size:
         return None
     magic, found = HEADER.unpack_from(data)
@@ -85,14 +88,15 @@ def version(data: bytes) -> int | None:
 
 
 def text(phase: str, names: Sequence[str] = ()) -> bytes:
-    """The text of a record; names are cut to what there is room for."""
+    """Return the text of a record; names are cut to the available room."""
     return b"\0".join(_cut(name) for name in (phase, *names[:METRICS_MAX]))
 
 
 def read(data: bytes) -> tuple[int, Page] | None:
-    """Number and contents of the newest whole record, (0, Page()) where none was written.
+    """Return number and contents of the newest whole record, (0, Page()) if none was written.
 
-    None: both are torn, as they were read while they were written; read again."""
+    None: both are torn, because they were read during a write; read again.
+    """
     if version(data) != VERSION or len(data) < PAGE_BYTES:
         return None
     if data == _EMPTY:
