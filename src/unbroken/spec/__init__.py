@@ -1,1 +1,1 @@
-"""What users write and read: the HyperPodPyTorchJob and the Incident, as values; no I/O."""
+"""The HyperPodPyTorchJob and the Incident, which users write and read, as values; no I/O."""

@@ -14,7 +14,7 @@ TRUE: Final = "true"
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Whether a job is resumed, and how often at most."""
+    """Whether a job is resumed, and its largest number of resumptions."""
 
     is_wanted: bool = False
     retries_max: int = 0

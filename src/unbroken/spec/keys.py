@@ -1,7 +1,7 @@
 """Every label, annotation, finalizer, taint and condition type that unbroken reads or writes.
 
-Each is written here once; a test keeps such names out of every other module.  The docstring of a
-key says on which object it is, who writes it, and who reads it.
+Each is written here once; a test keeps such names out of every other module. The docstring of a key
+names its object, its writer, and its readers.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 # --- Jobs: annotations that a user writes on a HyperPodPyTorchJob, and the operator reads
 
 AGENT = f"{OWN_PREFIX}agent"
-"""Where the agent comes from.  `injected`: the operator adds it to the job's pods.  `image`: the
-image of the pods has it."""
+"""Source of the agent. `injected`: the operator adds it to the job's pods. `image`: the image of
+the pods has it."""
 AGENT_AUTH = f"{OWN_PREFIX}agent-auth"
-"""How agents check who commands them.  `token`: each command carries the job's token.  `none`:
-agents obey every caller, as HyperPod's agent does.  The operator repeats it on the pods."""
+"""Authentication of commands by the agents. `token`: each command carries the job's token. `none`:
+agents obey every caller, as HyperPod's agent does. The operator repeats it on the pods."""
 BUDDY = f"{OWN_PREFIX}buddy"
-"""Whether each agent copies its snapshots to an agent on another node."""
+"""`on`: each agent copies its snapshots to an agent on another node. `off`: snapshots are not
+copied."""
 DETECTORS = f"{OWN_PREFIX}detectors"
 """Modes of the detectors of hangs and bad values: `DETECTOR=MODE; DETECTOR=MODE`, with `*` for
 all other detectors.  Modes are `off`, `shadow`, `warn` and `act`."""
 FENCE_BY = f"{OWN_PREFIX}fence-by"
-"""What proves that the workers of a node out of reach have ended.  `lease`: their lease has run
-out, or what `provider` takes.  `provider`: the Node is deleted or has the out-of-service taint."""
+"""Proof that the workers of an unreachable node have ended. `lease`: their lease has run out, or
+the proof of `provider`. `provider`: the Node is deleted or has the out-of-service taint."""
 IN_PROCESS = f"{OWN_PREFIX}in-process"
-"""Whether workers that leave a restartable function keep their process through a restart."""
+"""`on`: workers that leave a restartable function keep their process through a restart. `off`:
+every restart makes new processes."""
 LEASE_SECONDS = f"{OWN_PREFIX}lease-seconds"
-"""Seconds that workers run on when they hear neither the operator nor all peers: 4 to 3600."""
+"""Seconds that workers run while they hear neither the operator nor all peers: 4 to 3600."""
 LOG_RULE_RANKS = f"{OWN_PREFIX}log-rule-ranks"
 """Ranks that must match each log rule: `RULE=RANKS; RULE=RANKS`, with `*` for all other rules.
 RANKS is `some` (any rank, the default), `node`, `every` or a list such as `0,8,16`."""
@@ -54,10 +56,11 @@ RESTART = f"{OWN_PREFIX}restart"
 """Time of the newest order to restart (RFC 3339).  A new value orders a restart; `unbroken
 restart` writes it."""
 SAME_ERROR = f"{OWN_PREFIX}same-error"
-"""What follows when the same error comes again at the same step.  `stop`: the job fails.
-`restart`: it is restarted as long as its restart budget lasts."""
+"""Consequence of the same error at the same step. `stop`: the job fails. `restart`: it is restarted
+as long as its restart budget lasts."""
 WARM = f"{OWN_PREFIX}warm"
-"""Whether restarted workers are forked from a process that has their imports done."""
+"""`on`: restarted workers are forked from a process that has their imports done. `off`: every
+worker starts cold."""
 
 # --- Jobs: what the operator writes
 
@@ -119,13 +122,13 @@ REPAIR = f"{OWN_PREFIX}repair"
 """An `Action` (reset, reboot, replace) that somebody orders whatever NodeRecovery is; the repairer
 removes it when the repair begins."""
 ADVICE = f"{OWN_PREFIX}advised-repair"
-"""By the node daemon: the `Action` that the table of faults names, where the documented label
-cannot say it (`reset-gpu` is labelled UnschedulablePendingReboot)."""
+"""By the node daemon: the `Action` in the table of faults, if the documented label has no value for
+it (`reset-gpu` is labelled UnschedulablePendingReboot)."""
 VERIFIED = f"{OWN_PREFIX}verified"
 """By the repairer: the boot ID (`status.nodeInfo.bootID`), or `check NAME`, after which the node
-was found well.  The daemon takes its faults before that back when it changes."""
+was found healthy. The daemon withdraws its earlier faults when it changes."""
 DAEMON_MEMORY = f"{OWN_PREFIX}node-daemon"
-"""What the node daemon remembers over its restarts."""
+"""The node daemon's memory over its restarts."""
 POWER = f"{OWN_PREFIX}power"
 """`off`: the pool of the local cluster cuts the machine's power; `unbroken chaos` writes it."""
 FENCE = f"{OWN_PREFIX}fence"
@@ -133,12 +136,12 @@ FENCE = f"{OWN_PREFIX}fence"
 DRAIN = f"{OWN_PREFIX}drain"
 """By `unbroken nodes drain`: jobs must have left the node by this time (RFC 3339), or `none`."""
 LINK_BANDWIDTH = f"{OWN_PREFIX}link-bandwidth"
-"""The most GB/s that the node has shown with another of its instance type, in deep checks that it
-passed.  Nodes of a local cluster have none: they share one machine, whatever their names say."""
+"""The most GB/s that the node has had with another of its instance type, in deep checks that it
+passed. Nodes of a local cluster have none: they share one machine, whatever their names."""
 NOT_ENFORCED = f"{OWN_PREFIX}not-enforced"
-"""By a node of the local cluster: what pods ask for and it cannot do, in words."""
+"""By a node of the local cluster: requests of pods that it cannot fulfil, in words."""
 RACK = f"{OWN_PREFIX}rack"
-"""Label by an administrator: the rack, where `topology.kubernetes.io/rack` does not say it."""
+"""Label by an administrator: the rack, if `topology.kubernetes.io/rack` does not name it."""
 
 # --- Repairs, checks, Machines and Clusters
 
@@ -167,7 +170,7 @@ CLUSTER_ARN = f"{OWN_PREFIX}cluster-arn"
 CLIENT_TOKENS = f"{OWN_PREFIX}client-tokens"
 """Annotation of a Cluster: requests that the cluster API has carried out."""
 MADE_BY = f"{OWN_PREFIX}version"
-"""Annotation of a definition: the version of unbroken that it is of."""
+"""Annotation of a definition: the version of unbroken that it belongs to."""
 
 # --- PyTorchJobs
 
@@ -183,20 +186,20 @@ PYTORCHJOB_MANAGER = f"{KUBEFLOW_GROUP}/training-operator"
 RENDEZVOUS_PORT = f"{OWN_PREFIX}rendezvous-port"
 """Annotation of a pod of the local cluster: the port that its job meets at."""
 REPLACED_PODS = f"{OWN_PREFIX}replaced-pods"
-"""Annotation of a PyTorchJob of the local cluster: how many failed pods were made anew, and the
-uids of the latest."""
+"""Annotation of a PyTorchJob of the local cluster: how many failed pods were replaced, and the uids
+of the latest."""
 RAY_HEAD = f"{OWN_PREFIX}ray-head"
 """Annotation of a Ray worker's pod on the local cluster: uid of the head's pod that it joins."""
 AUTO_RESUME = f"{HYPERPOD_PREFIX}enable-job-auto-resume"
 """Annotation of a job of any kind that a user wants resumed; the operator reads it."""
 MAX_RETRIES = f"{HYPERPOD_PREFIX}job-max-retry-count"
-"""Annotation of the same job: how often."""
+"""Annotation of the same job: the largest number of resumptions."""
 RESUME_COUNT, RESUME_FAULT, RESUME_TIME, RESUME_PODS, RESUME_NODES, RESUME_EXHAUSTED = (
     f"{OWN_PREFIX}auto-resume-{name}"
     for name in ("count", "fault", "time", "pods", "nodes", "exhausted")
 )
-"""Annotations by the operator's auto-resume: restarts so far; cause and time of the latest, the
-uids of the pods that it removes, the nodes that were unhealthy; the cause that found no retry
+"""Annotations by the operator's auto-resume. They are the number of restarts, cause and time of the
+latest, the uids of the pods that it removes, the unhealthy nodes, and the cause that found no retry
 left."""
 RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
 """Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
@@ -212,14 +215,14 @@ QUEUE = f"{KUEUE_PREFIX}queue-name"
 QUEUE_PRIORITY = f"{KUEUE_PREFIX}priority-class"
 """Label of a job: a WorkloadPriorityClass."""
 TIME_LIMIT = f"{KUEUE_PREFIX}max-exec-time-seconds"
-"""Label of a job: how long its Workload may be admitted."""
+"""Label of a job: the seconds for which its Workload may be admitted."""
 JOB_UID = f"{KUEUE_PREFIX}job-uid"
 """Label of a Workload, by the operator: the uid of its job."""
 WORKLOAD, POD_SET, TOPOLOGY = (f"{KUEUE_PREFIX}{name}" for name in ("workload", "podset", "tas"))
 """Annotations and labels of pods, by the operator: their Workload, their pod set, and that their
 places were assigned."""
 WORKLOAD_SHAPE = f"{OWN_PREFIX}shape"
-"""Annotation of a Workload, by the operator: which pods it asks for."""
+"""Annotation of a Workload, by the operator: the pods that it requests."""
 
 # --- Kubernetes' own
 

@@ -1,8 +1,8 @@
 """Patterns that users write: RE2, which takes time linear in the text whatever the pattern.
 
-This is the only module that compiles a pattern from outside (`tools/check_patterns.py`).  What RE2
-cannot express (look-around, back-references) is refused, with its place and how to write it.  In
-RE2 `\\d`, `\\w`, `\\s` and `\\b` know ASCII only.
+This is the only module that compiles a pattern from outside (`tools/check_patterns.py`). Constructs
+that RE2 does not support (look-around, back-references) are refused, with their place and an
+alternative. In RE2 `\\d`, `\\w`, `\\s` and `\\b` know ASCII only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATTERN_CHARACTERS_MAX = 10_000
 """The most characters of one pattern.  RE2 compiles the worst pattern of this length in 0.25 s."""
 _PLACES_TRIED = 20
 _LOOK_BEYOND = 2
-"""Characters that tell `(?P=` from `(?P<`, where the error quotes `(?P`."""
+"""Characters that distinguish `(?P=` from `(?P<`, if the error quotes `(?P`."""
 _ADVICE: tuple[tuple[str, str], ...] = (
     (r"\(\?=", "look-ahead; write the text that must follow, as in `.*loss.*`"),
     (r"\(\?!", "negative look-ahead; match the wanted text, or exclude characters, as in `[^#].*`"),

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest: every problem with its place, in Kubernetes' words."""
+"""Problems of a manifest: every problem with its place, in Kubernetes' words."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SHOWN_LENGTH = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with one field."""
+    """A problem of one field."""
 
     path: str
-    """As Kubernetes writes it: `spec.replicaSpecs[0].name`; empty: the whole."""
+    """Path as Kubernetes writes it: `spec.replicaSpecs[0].name`; empty: the whole."""
     message: str
     reason: str = "FieldValueInvalid"
     """Reason of a `metav1.StatusCause`: FieldValueRequired, FieldValueForbidden, ..."""
@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an object may be stored: not if there are problems."""
+    """Whether an object may be stored: only without problems."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -61,31 +61,31 @@ class Report:
             self.problems.append(Problem(path, message, reason))
 
     def required(self, path: str, why: str = "") -> None:
-        """Something must be here."""
+        """Report that a value is required here."""
         self._add(path, "Required value" + (f": {why}" if why else ""), "FieldValueRequired")
 
     def invalid(self, path: str, value: Any, why: str) -> None:
-        """`value` cannot be here."""
+        """Report that `value` is not allowed here."""
         text = f"Invalid value: {shown(value)}: {why}{unsubstituted(value)}"
         self._add(path, text, "FieldValueInvalid")
 
     def unsupported(self, path: str, value: Any, supported: Iterable[str]) -> None:
-        """`value` is none of those that there are."""
+        """Report that `value` is none of the allowed ones."""
         listed = ", ".join(f'"{item}"' for item in supported)
         text = f"Unsupported value: {shown(value)}: supported values: {listed}"
         text += unsubstituted(value)
         self._add(path, text, "FieldValueNotSupported")
 
     def duplicate(self, path: str, value: Any) -> None:
-        """`value` is there twice."""
+        """Report that `value` occurs twice."""
         self._add(path, f"Duplicate value: {shown(value)}", "FieldValueDuplicate")
 
     def forbidden(self, path: str, why: str) -> None:
-        """Nothing may be here."""
+        """Report that no value is allowed here."""
         self._add(path, f"Forbidden: {why}", "FieldValueForbidden")
 
     def unknown(self, path: str, key: str, known: Sequence[str]) -> None:
-        """Nothing called `key` is known at `path`."""
+        """Report that `key` is not known at `path`."""
         key = key[:SHOWN_LENGTH]
         near = get_close_matches(key.lower(), by_lower := {k.lower(): k for k in known}, 1)
         hint = (
@@ -96,7 +96,7 @@ class Report:
         self.forbidden(below(path, key), f"unknown field; {hint}")
 
     def warn(self, text: str) -> None:
-        """Tell the user something that refuses nothing; once."""
+        """Warn the user without refusing anything; once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -105,19 +105,19 @@ class Report:
         return path in self._places
 
     def has_below(self, path: str) -> bool:
-        """True if something at or below `path` is wrong."""
+        """True if there is a problem at or below `path`."""
         return any(
             place == path or place.startswith((f"{path}.", f"{path}[")) for place in self._places
         )
 
 
 def below(path: str, key: str) -> str:
-    """Path of the field `key` of what is at `path`."""
+    """Return the path of the field `key` below `path`."""
     return f"{path}.{key}" if path else key
 
 
 def unsubstituted(value: Any) -> str:
-    """A hint to append to a message, if a text holds `$NAME` or `${NAME}`; else empty."""
+    """Return a hint to append to a message, if a text holds `$NAME` or `${NAME}`; else empty."""
     found = VARIABLE.search(value) if isinstance(value, str) else None
     if found is None:
         return ""
@@ -125,7 +125,7 @@ def unsubstituted(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A bad value in a message: scalars as JSON, cut; of lists and objects the type."""
+    """Return a bad value for a message: scalars as JSON, cut; of lists and objects the type."""
     match value:
         case str():
             text = value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "..."

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them (RFC 3339, UTC) and as we hold them (seconds since the epoch)."""
+"""Times as Kubernetes writes them (RFC 3339, UTC) and as values (seconds since the epoch)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 
 
 def time_text(seconds: float, *, has_microseconds: bool = False) -> str:
-    """Whole seconds as of metav1.Time, or microseconds as of metav1.MicroTime."""
+    """Return the text of a time: whole seconds as metav1.Time, or microseconds as
+    metav1.MicroTime."""
     at = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
     return at.isoformat(timespec="microseconds" if has_microseconds else "seconds") + "Z"
 
 
 def time_seconds(text: str) -> float:
-    """Seconds since the epoch; ValueError when `text` is no RFC 3339 time with a zone."""
+    """Return seconds since the epoch. Raises ValueError if `text` is no RFC 3339 time with a
+    zone."""
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or "T" not in text:
         raise ValueError("no RFC 3339 time with a zone")

@@ -1,7 +1,7 @@
 """Jobs, their status and incidents as objects of the API: exactly the keys that the kind has.
 
-Reading is tolerant: what is garbled becomes a default and a problem.  Values keep what the wire
-keeps: whole seconds in a job's status, microseconds in an incident.
+Reading is tolerant: malformed parts become a default and a problem. Values have the precision of
+the wire: whole seconds in a job's status, microseconds in an incident.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ OTHERS = (
 OTHER = "other"
 """Key under which reading and writing by fields meet `JobStatus.other`; no key of the wire."""
 SECONDS = "seconds"
-"""In an Incident object, for its column: what the fault has cost; worked out, never read."""
+"""Key in an Incident object, for its column: the cost of the fault; computed, never read."""
 
 
 def job_status_to(status: JobStatus) -> dict[str, Any]:
-    """The `status` of a job."""
+    """Return the `status` of a job."""
     written = write_record(status)
     others = written.pop(OTHER, {})
     return {**{key: others[key] for key in OTHERS if key in others}, **written}
 
 
 def job_status_from(status: Any) -> tuple[JobStatus, tuple[Problem, ...]]:
-    """The value of a job's `status`, and what was wrong with it; None: the job has none yet."""
+    """Return the value of a job's `status`, and its problems; None: the job has none yet."""
     report = Report()
     if not isinstance(status, Mapping):
         if status is not None:
@@ -57,7 +57,7 @@ def job_status_from(status: Any) -> tuple[JobStatus, tuple[Problem, ...]]:
 
 
 def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
-    """The Incident object; `job` is the metadata of the job that it belongs to."""
+    """Return the Incident object; `job` is the metadata of the job that it belongs to."""
     name, cost = job["name"], seconds_lost(incident)
     return {
         "apiVersion": f"{incidents.GROUP}/{incidents.VERSION}",
@@ -73,7 +73,7 @@ def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
-    """The incident in an Incident object, and what was wrong with it."""
+    """Return the incident in an Incident object, and its problems."""
     report = Report()
     spec = content.get("spec") if isinstance(content, Mapping) else None
     if not isinstance(spec, Mapping):
@@ -84,12 +84,13 @@ def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
 
 
 def seconds_lost(incident: Incident) -> float | None:
-    """From the last progress before the fault to the first after it, or to the end; None: open."""
+    """Return the seconds from the last progress before the fault to the first after it, or to the
+    end; None: open."""
     end = incident.progress_at if incident.progress_at is not None else incident.ended_at
     return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
 
 
 def lost_since(incident: Incident) -> float:
-    """The last progress before the fault; where none is known, when it was detected."""
+    """Return the last progress before the fault; if none is known, the time of detection."""
     before = incident.progress_before
     return incident.detected_at if before is None else min(before, incident.detected_at)

@@ -1,4 +1,4 @@
-"""What `kubectl explain` says of each field: class and field name -> text for users."""
+"""Texts of `kubectl explain` for each field: class and field name -> text for users."""
 
 from __future__ import annotations
 

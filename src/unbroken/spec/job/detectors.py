@@ -1,8 +1,8 @@
-"""What watches a job without being asked, and what each of it may do: `unbroken.dev/detectors`.
+"""Detectors that watch a job by default, and their modes: `unbroken.dev/detectors`.
 
-The annotation's text is `DETECTOR=MODE; DETECTOR=MODE`, DETECTOR `*` for the others.  A detector
-is promoted by evidence: in `shadow` it only keeps count of what it would have done, and
-`unbroken describe` shows how often it was right on this job.
+The annotation's text is `DETECTOR=MODE; DETECTOR=MODE`, DETECTOR `*` for all others. A detector is
+promoted by evidence. In `shadow` it only counts what it would have done, and `unbroken describe`
+shows how often it was right on this job.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from unbroken.errors import SpecError
 
 
 class Detector(Enum):
-    """What is looked for on every rank."""
+    """A detector that runs on every rank."""
 
     STOPPED = "stopped"
     """The process was stopped by a signal (state T) and not continued."""
     SILENT = "silent"
-    """No step, output or work for longer than the run itself has taught, on the whole job."""
+    """No step, output or work for longer than learned from the run itself, on the whole job."""
     SPINNING = "spinning"
-    """As silent, while a rank uses its processor in one place without getting on."""
+    """As silent, while a rank uses its processor in one place without progress."""
     STUCK = "stuck"
-    """In the kernel, and not to be interrupted (state D)."""
+    """An uninterruptible wait in the kernel (state D)."""
     SLOW = "slow"
     """Steps take markedly longer than they did."""
     NAN = "nan"
@@ -35,7 +35,7 @@ class Detector(Enum):
 
 
 class Mode(Enum):
-    """What a detector may do; each includes the ones before it."""
+    """The actions that a detector may take; each mode includes the ones before it."""
 
     OFF = "off"
     SHADOW = "shadow"
@@ -59,7 +59,7 @@ DEFAULTS: Mapping[Detector, Mode] = {
 
 
 def read_detectors(annotation: str) -> dict[Detector, Mode]:
-    """The mode of every detector.  Raises SpecError."""
+    """Return the mode of every detector. Raises SpecError."""
     given: dict[str, Mode] = {}
     names = {one.value for one in Detector}
     modes = {one.value for one in Mode}
@@ -76,13 +76,13 @@ def read_detectors(annotation: str) -> dict[Detector, Mode]:
 
 
 def written(modes: Mapping[Detector, Mode]) -> dict[str, str]:
-    """For a start command."""
+    """Return the modes for a start command."""
     return {one.value: mode.value for one, mode in modes.items()}
 
 
 def from_command(given: Mapping[str, str]) -> dict[Detector, Mode]:
-    """Read the detectors of a start command; defaults for what it does not name, or names in a
-    newer way."""
+    """Read the detectors of a start command; those that are missing, or have unknown values, get
+    defaults."""
     found = dict(DEFAULTS)
     for one in Detector:
         if given.get(one.value) in {mode.value for mode in Mode}:

@@ -1,4 +1,4 @@
-"""The Incident: what broke, who did it, what was done, and what it cost."""
+"""The Incident: the fault, its culprit, the remedy, and the cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unbroken.spec.schema.fields import Limits
 
 GROUP, VERSION, KIND, PLURAL = OWN_GROUP, "v1", "Incident", "incidents"
 RECOVERED = "recovered"
-"""Outcome of an incident after which the job went on, or completed."""
+"""Outcome of an incident after which the job continued, or completed."""
 
 PLANNED_MOVE = "PlannedMove"
 """Class of an incident that is no fault: a job has left a node before the node went."""
@@ -52,17 +52,17 @@ class Signal:
     evidence: tuple[str, ...] = ()
     """Last lines of the traceback or the log; bounded."""
     exit_code: int | None = None
-    """Exit code of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none
+    """Exit code of the worker, as a shell shows it: 128 + n if signal n ended it. None: no worker
     ended."""
     fingerprint: str = ""
-    """Same for the same exception at the same place; empty where there was none."""
+    """Equal for the same exception at the same place; empty: there was none."""
     step: int | None = None
-    """Newest step that the rank had told."""
+    """Newest step that the rank had reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that were found doing the same."""
+    """Ranks that were found in the same activity."""
 
     ranks: str
     """As ranges: `0-2,5`."""
@@ -72,18 +72,18 @@ class StackGroup:
     stack: tuple[str, ...] = ()
     """Stack of the main thread, innermost first; bounded."""
     is_outlier: bool = False
-    """They do something else than those who wait for them."""
+    """Their activity differs from that of the ranks that wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Ranks that went on with the same state from the same place."""
+    """Ranks that continued with the same state from the same place."""
 
     ranks: str
     """As ranges: `0-2,5`."""
     count: int
     step: int
-    """After which it was saved."""
+    """Step after which it was saved."""
     source: str
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
@@ -91,11 +91,11 @@ class Restored:
     slowest: int
     """The rank that took longest."""
     checksum: str = ""
-    """Checksum of the state's bytes; empty: not told, or there were too many."""
+    """Checksum of the state's bytes; empty: not reported, or there were too many."""
     name: str = ""
     """Name of the snapshot."""
     saved_attempt: int | None = None
-    """In which it was saved; None: not known."""
+    """Attempt in which it was saved; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,13 @@ class Incident:
     culprit: Signal
     """First cause among the signals."""
     signals: tuple[Signal, ...]
-    """All of them, in order of time, the culprit among them."""
+    """All signals, in order of time, the culprit among them."""
     remedy: Remedy
     reason: str
-    """Why this remedy."""
+    """Why this remedy was chosen."""
     detected_at: Time
     stopped_at: Time | None = None
-    """No worker of the attempt lives any more."""
+    """No worker of the attempt is alive any more."""
     ready_at: Time | None = None
     """Every agent of the next attempt is ready to start."""
     examined_at: Time | None = None
@@ -130,30 +130,32 @@ class Incident:
     confidence: str = ""
     """`certain`, `likely` or `unsure` of the culprit; empty: nothing had to be compared."""
     blame: str = ""
-    """Why this rank, in a sentence."""
+    """Why this rank is the culprit, in a sentence."""
     groups: tuple[StackGroup, ...] = ()
-    """What the ranks did, the outliers first."""
+    """Activities of the ranks, the outliers first."""
     progress_before: Time | None = None
     """Last step or other sign of progress before the fault; None: unknown."""
     step: int | None = None
-    """Newest step that the job had made, by any rank; None: the script tells none."""
+    """Newest step of the job, by any rank; None: the script reports none."""
     resumed_step: int | None = None
-    """First step that the next attempt told."""
+    """First step that the next attempt reported."""
     step_seconds: float | None = None
-    """What a step took before the fault."""
+    """Seconds of a step before the fault."""
     kept: int | None = None
-    """Ranks whose process has lived on; None: none has."""
+    """Ranks whose process was kept; None: none was."""
     slowest: Mapping[str, str] = field(default_factory=dict)
     """The pod that each stage (`stopped`, `ready`, `started`) waited for last."""
     restored: tuple[Restored, ...] = ()
-    """What the ranks of the next attempt went on with."""
+    """States with which the ranks of the next attempt continued."""
     steps_lost: int | None = None
-    """From the newest step before the fault back to what was restored; None: not known."""
+    """Steps from the newest before the fault back to the restored one; None: not known."""
     samples_repeated: int | None = None
-    """Given to training again, by all ranks together; None: the script tells no samples."""
+    """Samples given to training again, by all ranks together; None: the script reports no
+    samples."""
     samples_skipped: int | None = None
-    """Samples that the state which training goes on with has never seen."""
+    """Samples that the state with which training continues has never seen."""
     replicas_agree: bool | None = None
-    """True if ranks that call each other replicas restored the same bytes; None: none were told."""
+    """True if ranks that call each other replicas restored the same bytes; None: none were
+    reported."""
     resumed: str = ""
-    """All of that in a sentence."""
+    """All of these facts in a sentence."""

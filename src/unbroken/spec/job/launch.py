@@ -35,7 +35,8 @@ class Launch:
 
 
 def read_launch(words: Sequence[str]) -> Launch:
-    """Read the words of a container's command and args; SpecError if the agent cannot run them."""
+    """Read the words of a container's command and args. Raises SpecError if the agent cannot run
+    them."""
     if not words:
         raise SpecError(f"the container has no command: write {EXPECTED}")
     program, *rest = words
@@ -49,7 +50,7 @@ def read_launch(words: Sequence[str]) -> Launch:
 
 
 def _python(program: str, words: Sequence[str]) -> Launch:
-    """The command of an interpreter."""
+    """Return the command of an interpreter."""
     rest = [*words]
     while rest and rest[0] == "-u":  # workers are never buffered
         del rest[0]
@@ -65,7 +66,7 @@ def _python(program: str, words: Sequence[str]) -> Launch:
 
 
 def training_container(pod: Mapping[str, Any]) -> str:
-    """Name of the container that trains: the one named pytorch..., else the first.
+    """Return the name of the container that trains: the one named pytorch..., else the first.
 
     (Kubeflow's and the stock client's containers are named so; sidecars come in any order.)
     """
@@ -73,7 +74,7 @@ def training_container(pod: Mapping[str, Any]) -> str:
 
 
 def training_name(names: Sequence[str]) -> str:
-    """Name of the container that trains, of the containers' names in their order."""
+    """Return the name of the container that trains, from the containers' names in their order."""
     return next((name for name in names if name.startswith("pytorch")), names[0] if names else "")
 
 

@@ -1,7 +1,8 @@
-"""What of a job's past its incidents no longer tell, kept in the annotation `unbroken.dev/ledger`.
+"""The part of a job's past that is no longer in its incidents, in the annotation
+`unbroken.dev/ledger`.
 
-Incidents are kept in a bounded number; what the deleted ones have cost stays here, as do the time
-before a suspension and how often each detector was right.
+The number of incidents is bounded. The cost of deleted ones stays here, with the time before a
+suspension and how often each detector was right.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from unbroken.spec.keys import LEDGER
 from unbroken.spec.problems import Report
 
 NAMES_MAX = 24
-"""Causes, and detectors, that are written by name; the cheapest causes beyond become one."""
+"""Causes, and detectors, that are written by name; the cheapest causes beyond this number become
+one."""
 NAME_CHARACTERS = 63
 CHARACTERS_MAX = 32_768
-"""Most characters of the annotation; a longer one is none of ours."""
+"""Characters of the annotation at most; a longer one was not written by the operator."""
 OTHERS = "others"
 NUMBER_MAX = 1e12
 """Greatest number of seconds and counts: 30,000 years; more is an error that must not spread."""
@@ -27,36 +29,36 @@ NUMBER_MAX = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How a detector did on this job."""
+    """Accuracy of a detector on this job."""
 
     right: int = 0
-    """Alarms after which the job did not go on by itself."""
+    """Alarms after which the job did not continue by itself."""
     wrong: int = 0
-    """Alarms after which it did."""
+    """Alarms after which the job continued by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Sums over what is no longer kept."""
+    """Sums over incidents that are no longer kept."""
 
     incidents: int = 0
-    """Deleted ones."""
+    """Number of deleted incidents."""
     steps: int = 0
-    """Lost in them."""
+    """Steps lost in them."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Lost in them, by class of the fault."""
+    """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
-    """From creation to suspension, over all suspensions before the present life."""
+    """Seconds from creation to suspension, over all suspensions before the present life."""
     startup_seconds: float = 0.0
     """Active seconds before the first progress."""
     detectors: Mapping[str, Record] = field(default_factory=dict)
-    """By name."""
+    """Accuracy by name of the detector."""
     progress_at: float | None = None
     """First progress of the present life, in seconds since the epoch; None: none yet."""
 
 
 def read_ledger(text: str, report: Report | None = None) -> Ledger:
-    """The ledger in an annotation; what is garbled counts for nothing, and is told in `report`."""
+    """Return the ledger in an annotation; malformed parts are ignored, and added to `report`."""
     told = report or Report()
     if not text:
         return Ledger()
@@ -81,7 +83,7 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
 
 
 def write_ledger(ledger: Ledger) -> str:
-    """A ledger as an annotation; empty: there is nothing to keep."""
+    """Return a ledger as an annotation; empty: it has no content."""
     records = list(ledger.detectors.items())[:NAMES_MAX]
     values = {
         "incidents": _whole(ledger.incidents),
@@ -100,7 +102,7 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def _costliest(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Causes that cost most by name, the rest as one."""
+    """Return the costliest causes by name, the rest as one."""
     ordered = sorted(seconds.items(), key=lambda one: (-_rounded(one[1]), one[0]))
     kept: dict[str, float] = {}
     for name, value in ordered:

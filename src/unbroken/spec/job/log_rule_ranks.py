@@ -3,15 +3,15 @@
 Annotation `unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RULE `*` for the
 others.
 
-- `some`, the default of our operator: the job as a whole must log.  A match of any rank of any node
-  feeds the rule, and it hangs only when no node hears it any more.  So a loss that rank 0 alone
+- `some`, the default of this operator: the job as a whole must log. A match of any rank of any node
+  feeds the rule, and it hangs only when no node has a match any more. So a loss that rank 0 alone
   logs, or the last rank alone as in Megatron, is no hang of the silent nodes.
 - `node`, the meaning of the HyperPod agent, which reads local rank 0 of each node: some rank of
-  each node must log.  Taken where nobody said anything, that is under an operator not ours.
+  each node must log. It applies if no word is given, that is under another operator.
 - `every`: each rank must log.
 - `0,8,16`: each of these ranks must log; lines of other ranks do not count.
 
-Values and `faultOnMatch` need no agreement: they count on whatever watched rank they appear.
+Values and `faultOnMatch` need no agreement: they count on any watched rank.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Watch:
 
     scope: Scope = Scope.NODE
     ranks: frozenset[int] | None = None
-    """None: all."""
+    """Watched ranks; None: all."""
 
     def __str__(self) -> str:
         return self.scope.value if self.ranks is None else ",".join(map(str, sorted(self.ranks)))
@@ -50,7 +50,7 @@ OF_NODE = Watch()
 
 
 def read_watch(text: str) -> Watch:
-    """`some`, `node`, `every`, or ranks with commas.  Raises SpecError."""
+    """Read `some`, `node`, `every`, or ranks with commas. Raises SpecError."""
     word = text.strip()
     if word in {scope.value for scope in Scope}:
         return Watch(Scope(word))
@@ -61,7 +61,7 @@ def read_watch(text: str) -> Watch:
 
 
 def read_watches(annotation: str) -> dict[str, Watch]:
-    """The annotation's text by rule name.  Raises SpecError."""
+    """Return the watches of the annotation's text by rule name. Raises SpecError."""
     watches = {}
     for part in filter(None, map(str.strip, annotation.split(";"))):
         name, is_pair, word = part.rpartition("=")
@@ -72,5 +72,5 @@ def read_watches(annotation: str) -> dict[str, Watch]:
 
 
 def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
-    """Ranks that are watched for the rule, by our operator's default."""
+    """Return the ranks that are watched for the rule, by this operator's default."""
     return watches.get(name) or watches.get("*") or Watch(Scope.JOB)

@@ -1,6 +1,6 @@
-"""What must hold of the rules of `logMonitoringConfiguration` (HyperPod agent 1.1.3).
+"""Validation of the rules of `logMonitoringConfiguration` (HyperPod agent 1.1.3).
 
-The stock agent drops all rules when one is bad, and says so in a file of its own; here each is
+The stock agent drops all rules if one is bad, and reports that in a file of its own; here each is
 checked before the job runs.
 """
 
@@ -20,13 +20,13 @@ POINTS_NEED_THRESHOLD = "metricEvaluationDataPoints needs a metricThreshold"
 
 
 def are_short(rules: Sequence[LogRule]) -> bool:
-    """True where all patterns of a job together compile as fast as one may (0.25 s)."""
+    """True if all patterns of a job together compile as fast as one may (0.25 s)."""
     lengths = (len(one.log_pattern) + len(one.stop_pattern or "") for one in rules)
     return sum(lengths) <= PATTERN_CHARACTERS_MAX
 
 
 def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None:
-    """Report what makes a rule fail, or find nothing."""
+    """Report errors that make a rule fail or never match."""
     if not are_short(rules):
         why = f"all patterns together must have at most {PATTERN_CHARACTERS_MAX} characters"
         report.invalid(f"{path}.logMonitoringConfiguration", [], why)
@@ -43,7 +43,7 @@ def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None
 
 
 def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report: Report) -> None:
-    """Report who is to log for a rule that there is not, or with a rank that there is not."""
+    """Report watches of unknown rules, or of unknown ranks."""
     rules = [rule.name for rule in spec.run_policy.log_monitoring_configuration]
     nproc = spec.nproc_per_node
     is_known = nproc.isdecimal() and len(nproc) < 10
@@ -59,7 +59,7 @@ def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report
 
 
 def _groups(pattern: str, path: str, report: Report) -> int:
-    """Capture groups of a pattern; reports one that RE2 cannot compile."""
+    """Return the number of capture groups of a pattern; report one that RE2 cannot compile."""
     facts = pattern_facts(pattern)
     if facts.problem:
         report.invalid(path, pattern, facts.problem)

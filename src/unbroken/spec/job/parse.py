@@ -1,7 +1,7 @@
-"""A HyperPodPyTorchJob from what a user wrote: the spec, the options, every problem, the warnings.
+"""A HyperPodPyTorchJob from a manifest: the spec, the options, every problem, the warnings.
 
-What is accepted is acted upon; all else is refused here with its place and a reason, or named in a
-warning where a job can run without it.
+Every accepted field has an effect. All others are refused here with place and reason, or named in a
+warning if a job can run without them.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A manifest as understood.  With `problems`, the values are what could be made of it."""
+    """A manifest as understood. With `problems`, the values are the best that could be read."""
 
     name: str
-    """Empty when the API is to make one of `metadata.generateName`."""
+    """Name; empty if the API is to make one of `metadata.generateName`."""
     namespace: str
-    """Empty when the manifest names none."""
+    """Namespace; empty if the manifest names none."""
     spec: JobSpec
     options: JobOptions
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
-    """For the user: what is accepted and yet not as they may think."""
+    """Warnings for the user: accepted values with an unexpected effect."""
 
 
 def parse_job(manifest: Any) -> Parsed:
@@ -90,7 +90,7 @@ def parse_job(manifest: Any) -> Parsed:
 
 
 def load_job(manifest: Any) -> Parsed:
-    """`parse_job` for who can only go on with a good manifest; ManifestError with all problems."""
+    """Return `parse_job` of a good manifest. Raises ManifestError with all problems."""
     parsed = parse_job(manifest)
     if parsed.problems:
         raise ManifestError(f"{KIND} {shown(parsed.name)}", parsed.problems)
@@ -98,13 +98,13 @@ def load_job(manifest: Any) -> Parsed:
 
 
 def admit_job(job: Mapping[str, Any]) -> Verdict:
-    """Whether the API may store a job; for an API server's admission."""
+    """Return whether the API may store a job; for an API server's admission."""
     parsed = parse_job(job)
     return Verdict(parsed.problems, parsed.warnings)
 
 
 def normalized(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the kind as the API knows it; for commands that send what users wrote."""
+    """Return the manifest with the kind's exact name; for commands that send users' manifests."""
     return {**manifest, "kind": KIND} if manifest.get("kind") == OTHER_KIND else dict(manifest)
 
 

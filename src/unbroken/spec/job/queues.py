@@ -1,4 +1,4 @@
-"""Words of Kueue's API that a job may carry, and what they come to where there is no Kueue."""
+"""Words of Kueue's API that a job may carry, and their meaning without Kueue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POD_SETS_MAX = 8
 
 
 def queue_of(job: Mapping[str, Any]) -> str:
-    """The LocalQueue that a job, as the API has it, names; empty: none."""
+    """Return the LocalQueue of a job from the API; empty: it has none."""
     metadata = job.get("metadata")
     labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
     name = labels.get(QUEUE) if isinstance(labels, Mapping) else None
@@ -20,7 +20,7 @@ def queue_of(job: Mapping[str, Any]) -> str:
 
 
 def queue_warnings(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """What of a job is meant for a Kueue that is not there."""
+    """Return warnings about parts of a job that need Kueue, which is not installed."""
     metadata = job.get("metadata")
     found = []
     if queue_of(job):

@@ -1,4 +1,4 @@
-"""What must hold of a job beyond the type and range of each field."""
+"""Validation of a job beyond the type and range of each field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_ELASTIC = "elastic jobs are not supported yet; remove "
 
 
 def check_spec(spec: JobSpec, report: Report) -> JobSpec:
-    """Report what contradicts itself or cannot be done; the spec in its plain form."""
+    """Report contradictions and impossible values; the spec in its plain form."""
     nproc = spec.nproc_per_node
     is_number = nproc.isascii() and nproc.isdecimal() and 0 < _number(nproc) <= INT_MAX
     if nproc not in NPROC_WORDS and not is_number:
@@ -79,7 +79,7 @@ def _check_replicas(replica: ReplicaSpec, path: str, report: Report, *, is_elast
 
 
 def _check_template(template: Mapping[str, Any], path: str, report: Report) -> None:
-    """What a pod cannot do without; the API checks the rest when the pod is created."""
+    """Check the parts that a pod needs; the API checks the rest when the pod is created."""
     for key in template:
         if key not in ("metadata", "spec"):
             report.unknown(path, str(key), ("metadata", "spec"))
@@ -105,7 +105,7 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
 
 
 def port_number(text: str) -> int | None:
-    """The port that a text names; None for anything else."""
+    """Return the port that a text names; None: it names none."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX
     return int(text) if is_number and 0 < int(text) <= PORT_MAX else None
 
@@ -180,7 +180,7 @@ def _check_shape(
     objects: Iterable[str],
     report: Report,
 ) -> None:
-    """Whether what the operator adds to is what it should be: the CRD lets anything pass here."""
+    """Check the types of the parts that the operator adds to: the CRD allows anything here."""
     for key in objects:
         if found.get(key) is not None and not isinstance(found[key], Mapping):
             report.invalid(f"{path}.{key}", found[key], "must be an object")
@@ -227,7 +227,7 @@ def _check_run_policy(policy: RunPolicy, report: Report) -> RunPolicy:
 
 
 def check_names(job: str, spec: JobSpec, report: Report) -> None:
-    """Whether pods can be named after the job: `<job>-<replica spec>-<index>`."""
+    """Check that pods can be named after the job: `<job>-<replica spec>-<index>`."""
     if not is_label(job):
         report.invalid("metadata.name", job, NOT_A_LABEL)
     for index, replica in enumerate(spec.replica_specs):

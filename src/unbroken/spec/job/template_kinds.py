@@ -13,7 +13,7 @@ from typing import Any
 from unbroken.spec.problems import VARIABLE, Report, shown, unsubstituted
 
 DEPTH_MAX = 40
-"""Levels of a template that are looked at; PodSpec has about 15."""
+"""Levels of a template that are checked; PodSpec has about 15."""
 QUANTITY_LENGTH = 100
 QUANTITY = re.compile(
     r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?"
@@ -84,7 +84,8 @@ FREE = frozenset(
         "volumeAttributes",
     ]
 )
-"""Fields whose content is the user's own: keys there mean nothing, and `${NAME}` may be meant."""
+"""Fields whose content is the user's own: keys there have no meaning here, and `${NAME}` may be
+intended."""
 
 
 def check_kinds(pod: Mapping[str, Any], path: str, report: Report) -> None:
@@ -126,7 +127,7 @@ def _check(value: Any, path: str, report: Report, depth: int) -> None:
 
 
 def _check_sources(env: Any, path: str, report: Report, depth: int) -> None:
-    """Check where variables come from; their values are the user's own."""
+    """Check the sources of variables; their values are the user's own."""
     for index, entry in enumerate(env if isinstance(env, list | tuple) else ()):
         source = entry.get("valueFrom") if isinstance(entry, Mapping) else None
         if isinstance(source, Mapping):

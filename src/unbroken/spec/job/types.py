@@ -1,7 +1,7 @@
 """The HyperPodPyTorchJob: its spec and status as values.
 
-Field names are the CRD's in snake case; `codec` renames them.  What a field means, its default and
-its limits are the CRD's (HyperPod training operator, CRD v1; the log rules as of agent 1.1.3).
+Field names are the CRD's in snake case; `codec` renames them. Meanings, defaults and limits of
+fields are the CRD's (HyperPod training operator, CRD v1; log rules as in agent 1.1.3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Object = Mapping[str, Any]
 Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
 Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
 Seconds = Annotated[float, Limits(minimum=0)]
-"""A length of time in which parts of a second count."""
+"""Seconds, with fractions."""
 Time = Annotated[float, Limits(is_time=True)]
 """Seconds since the epoch; RFC 3339 in whole seconds on the wire."""
 Pattern = Annotated[str, Limits(min_length=1, max_length=4096)]
@@ -34,7 +34,7 @@ OPERATORS = ("gt", "gteq", "lt", "lteq", "eq")
 
 
 class CleanPodPolicy(Enum):
-    """Which pods are deleted when the job has ended."""
+    """The pods that are deleted when the job has ended."""
 
     ALL = "All"
     ONLY_COMPLETE = "OnlyComplete"
@@ -58,7 +58,7 @@ class LogRule:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How many restarts before the next rung of the ladder."""
+    """Restarts before the next rung of the ladder."""
 
     eval_period_seconds: Positive
     num_restart_before_full_job_restart: Count | None = None
@@ -79,9 +79,11 @@ class RunPolicy:
     suspend: bool = False
     workload_mode: str | None = None
     ttl_seconds_after_finished: Annotated[int, Limits(minimum=-1, maximum=INT_MAX)] = -1
-    """Seconds that a finished job is kept; -1: for ever.  0 in a manifest means for ever too and is
-    read as -1: the stock client writes 0 into every run policy that it makes, and reads the job
-    back afterwards."""
+    """Seconds that a finished job is kept; -1: for ever.
+
+    0 in a manifest means for ever too, and is read as -1. The stock client writes 0 into every run
+    policy that it makes, and reads the job back afterwards.
+    """
     log_monitoring_configuration: Annotated[tuple[LogRule, ...], Limits(max_length=64)] = ()
     restart_policy: RestartPolicy | None = None
 
@@ -112,7 +114,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a user wants."""
+    """The desired state of a job."""
 
     replica_specs: Annotated[tuple[ReplicaSpec, ...], Limits(min_length=1, max_length=64)]
     nproc_per_node: Annotated[str, Limits(min_length=1, is_int_or_string=True)] = "auto"
@@ -127,23 +129,23 @@ class JobSpec:
 
 
 class AgentAuth(Enum):
-    """How the agents know their operator."""
+    """Authentication of the operator by the agents."""
 
     TOKEN = "token"
     NONE = "none"
 
 
 class AgentSource(Enum):
-    """Where the agent of a job's pods comes from."""
+    """Source of the agent in a job's pods."""
 
     IMAGE = "image"
-    """From the pods' image, whose command starts it."""
+    """The pods' image, whose command starts the agent."""
     INJECTED = "injected"
-    """From the operator, which puts it before the command (`spec.job.launch`)."""
+    """The operator, which puts the agent before the command (`spec.job.launch`)."""
 
 
 class SameError(Enum):
-    """What an error that comes again at the same step leads to."""
+    """Consequence of an error that comes again at the same step."""
 
     STOP = "stop"
     """The job fails at once: no restart would help."""
@@ -152,52 +154,53 @@ class SameError(Enum):
 
 
 class Switch(Enum):
-    """State of what is on unless an annotation says otherwise."""
+    """State of an option that is on by default."""
 
     ON = "on"
     OFF = "off"
 
 
 class FenceBy(Enum):
-    """How it is known that the workers of a node that is out of reach have ended."""
+    """Proof that the workers of an unreachable node have ended."""
 
     PROVIDER = "provider"
     """The Node is deleted, or tainted node.kubernetes.io/out-of-service."""
     LEASE = "lease"
-    """As PROVIDER; or the lease on them has run out (`core.agent.lease`)."""
+    """As PROVIDER; or their lease has run out (`core.agent.lease`)."""
 
 
 LEASE_SECONDS, LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 8.0, 4.0, 3600.0
-"""An agent counts as silent after 3 s: a shorter lease would end workers for less."""
+"""Seconds of a lease: default and bounds. An agent counts as silent after 3 s: a shorter lease
+would end workers for less."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
+    """Options of a job beyond the CRD, as annotations `unbroken.dev/...` of the job."""
 
     agent_auth: AgentAuth = AgentAuth.TOKEN
     restart: Time | None = None
-    """When a restart was last asked for."""
+    """Time of the latest requested restart."""
     log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
     """Ranks that must log, by log rule; `*`: all other rules."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     same_error: SameError = SameError.STOP
     in_process: Switch = Switch.ON
-    """Whether workers that can leave their training keep their process through a restart."""
+    """ON: workers that can leave their training keep their process through a restart."""
     warm: Switch = Switch.ON
-    """Whether restarted workers may begin with their imports done."""
+    """ON: restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
-    """Modules that warm workers begin with; empty: what the first attempt imported."""
+    """Modules that warm workers begin with; empty: those that the first attempt imported."""
     buddy: Switch = Switch.ON
-    """Whether snapshots are copied to an agent on another node."""
+    """ON: snapshots are copied to an agent on another node."""
     packing: Switch = Switch.ON
-    """Whether pods prefer nodes near the other pods of the job."""
+    """ON: pods prefer nodes near the other pods of the job."""
     planned_moves: Switch = Switch.ON
-    """Whether the job leaves a node that has a notice before the node goes."""
+    """ON: the job leaves a node that has a notice before the node goes."""
     fence_by: FenceBy = FenceBy.LEASE
-    """What proves that the workers of a node that is out of reach have ended."""
+    """Proof that the workers of an unreachable node have ended."""
     lease_seconds: float = LEASE_SECONDS
-    """With `fence_by` LEASE: how long workers run on when neither the operator nor all peers are
+    """With `fence_by` LEASE: seconds that workers run while neither the operator nor all peers are
     heard."""
     agent: AgentSource = AgentSource.IMAGE
 
@@ -238,8 +241,11 @@ class FaultyPods:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What became of it.  The stock client refuses keys that it does not know, so there are no
-    others; what this operator does not write (`other`) is kept as it was found."""
+    """The status of a job.
+
+    The stock client refuses keys that it does not know, so there are no others. Fields that this
+    operator does not write (`other`) are kept as found.
+    """
 
     start_time: Time | None = None
     completion_time: Time | None = None

@@ -1,4 +1,4 @@
-"""What a job says of warm workers: annotations in the manifest, variables in its pods."""
+"""Warm workers in a job: annotations in the manifest, variables in its pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def read_preload(text: str) -> tuple[str, ...]:
-    """Names of modules, between commas; SpecError."""
+    """Return names of modules, separated by commas. Raises SpecError."""
     names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     for name in names:
         if not _NAME.fullmatch(name):

@@ -1,9 +1,9 @@
-"""The older HyperPod CLI's `config.yaml` (hyperpod 2.x), and the PyTorchJob that it stands for.
+"""The older HyperPod CLI's `config.yaml` (hyperpod 2.x), and the PyTorchJob that it describes.
 
 Keys, defaults and the manifest are those of aws/sagemaker-hyperpod-cli, branch release_v2:
 `custom_launcher/examples/custom_script/config.yaml`, `k8s_templates/training/training.yaml`,
-`validators/job_validator.py`.  One thing differs: the script is a command of the container and no
-ConfigMap, and it meets where the job's controller says (`PET_RDZV_ENDPOINT`).
+`validators/job_validator.py`. One thing differs: the script is a command of the container and no
+ConfigMap, and its rendezvous is set by the job's controller (`PET_RDZV_ENDPOINT`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, RestartPolicy
 
 Object = dict[str, Any]
 MISSING = "???"
-"""In Hydra: to be filled in."""
+"""Hydra's mark of a value that must be filled in."""
 HEALTHY: Final = {HEALTH: ["Schedulable"]}
 CHECKED: Final = {DEEP_CHECK: ["Passed"]}
 SCHEDULABLE: Final[Object] = {"required": HEALTHY, "preferred": CHECKED, "weights": [100]}
@@ -45,7 +45,7 @@ class Run:
     name: Annotated[str, Limits(min_length=1)]
     nodes: Positive
     ntasks_per_node: Positive | None = field(default=None, metadata=_key("ntasks_per_node"))
-    """None: one for each accelerator."""
+    """Tasks of a node; None: one for each accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class Training:
     entry_script: Annotated[str, Limits(min_length=1)] = field(metadata=_key("entry_script"))
     run: Run
     script_args: tuple[str, ...] = field(default=(), metadata=_key("script_args"))
-    """Each is a piece of the command line."""
+    """Pieces of the command line."""
     pre_script: tuple[str, ...] = field(default=(), metadata=_key("pre_script"))
     post_script: tuple[str, ...] = field(default=(), metadata=_key("post_script"))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PersistentVolumeClaim and where it is seen."""
+    """A PersistentVolumeClaim and its mount path."""
 
     claim_name: str
     mount_path: str
@@ -84,7 +84,7 @@ class LabelSelector:
     required: Mapping[str, Any] = field(default_factory=dict)
     preferred: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
-    """Weight of each preferred label; 100 where there is none."""
+    """Weight of each preferred label; a missing one is 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class ClusterConfig:
     persistent_volume_claim: Mapping[str, Any] = field(
         default_factory=dict, metadata=_key("persistentVolumeClaim")
     )
-    """One, as the earliest files have it."""
+    """A single claim, as in the earliest files."""
     persistent_volume_claims: tuple[Claim, ...] = field(
         default=(), metadata=_key("persistent_volume_claims")
     )
@@ -128,16 +128,16 @@ class HyperpodConfig:
     """The image."""
     base_results_dir: str = field(default="", metadata=_key("base_results_dir"))
     container_mounts: tuple[str, ...] = field(default=(), metadata=_key("container_mounts"))
-    """Paths of the node that are seen at the same place."""
+    """Paths of the node that are mounted at the same place."""
     env_vars: Mapping[str, Any] = field(default_factory=dict, metadata=_key("env_vars"))
     git: Mapping[str, Any] = field(default_factory=dict)
     hydra: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the launcher's own working; not used."""
+    """Settings of the launcher itself; not used."""
     defaults: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_config(content: Any) -> tuple[HyperpodConfig, tuple[Problem, ...]]:
-    """The file's content as values, and everything wrong with it; places as `cluster.x`."""
+    """Return the file's content as values, and all problems; places as `cluster.x`."""
     report = Report()
     found = read_record(HyperpodConfig, _prepared(content, report), "", report)
     _check(found, report)
@@ -145,7 +145,8 @@ def read_config(content: Any) -> tuple[HyperpodConfig, tuple[Problem, ...]]:
 
 
 def _prepared(content: Any, report: Report) -> Any:
-    """The content without what Hydra leaves to be filled in, script arguments as a list."""
+    """Return the content without values that Hydra requires to be filled in, script arguments as a
+    list."""
     content = _without_holes(content, "", report)
     training = content.get("training_cfg") if isinstance(content, dict) else None
     if isinstance(training, dict):
@@ -180,7 +181,8 @@ def _without_holes(value: Any, path: str, report: Report) -> Any:
 
 
 def _lines(value: Any) -> Any:
-    """Pieces of a command line, as people write them: one text, a list, or `--option: value`."""
+    """Return the pieces of a command line, in any of its forms: one text, a list, or `--option:
+    value`."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -217,7 +219,7 @@ def _check(config: HyperpodConfig, report: Report) -> None:
 
 
 def annotations_of(options: ClusterConfig) -> dict[str, str]:
-    """Annotations as texts: YAML makes truth values and numbers of them."""
+    """Return annotations as texts: YAML makes booleans and numbers of them."""
     return {key: _text(value) for key, value in options.annotations.items() if value is not None}
 
 
@@ -229,7 +231,7 @@ def _text(value: Any) -> str:
 
 
 def pytorchjob(config: HyperpodConfig, machine: InstanceType) -> Object:
-    """The job; `machine`: what the instance type has."""
+    """Return the job; `machine`: the resources of the instance type."""
     options, run = config.cluster.cluster_config, config.training_cfg.run
     labels = {"app": run.name, **options.custom_labels}
     metadata: Object = {"name": run.name, "labels": labels}
@@ -251,7 +253,7 @@ def pytorchjob(config: HyperpodConfig, machine: InstanceType) -> Object:
 
 
 def tasks_of(config: HyperpodConfig, machine: InstanceType) -> int:
-    """Processes of each node."""
+    """Return the processes of each node."""
     return config.training_cfg.run.ntasks_per_node or machine.gpus or machine.neuron or 1
 
 
@@ -284,7 +286,7 @@ def _pod(config: HyperpodConfig, machine: InstanceType) -> Object:
 
 
 def command(config: HyperpodConfig, machine: InstanceType) -> str:
-    """The shell script of the container."""
+    """Return the shell script of the container."""
     training = config.training_cfg
     options = f"--nproc_per_node {tasks_of(config, machine)} --nnodes {training.run.nodes}"
     words = ["torchrun", options, shlex.quote(training.entry_script), *training.script_args]
@@ -298,7 +300,7 @@ def _variables(config: HyperpodConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _volumes(config: HyperpodConfig) -> Iterator[tuple[Object, Object]]:
-    """Each volume and its mount."""
+    """Return each volume and its mount."""
     options = config.cluster.cluster_config
     claims = list(options.persistent_volume_claims)
     one = options.persistent_volume_claim
@@ -344,9 +346,9 @@ def _in(key: str, values: Any) -> Object:
     return {"key": key, "operator": "In", "values": listed}
 
 
-# --- what options make of it
+# --- from options
 
 
 def resume_annotations(retries: int) -> Object:
-    """The two that ask for auto-resume."""
+    """Return the two annotations that request auto-resume."""
     return {AUTO_RESUME: True, MAX_RETRIES: retries}

@@ -45,7 +45,7 @@ class Replica(Enum):
 
 
 class RestartPolicy(Enum):
-    """How a pod is treated whose program fails."""
+    """Treatment of a pod whose program fails."""
 
     ON_FAILURE = "OnFailure"
     """Its containers are started again."""
@@ -57,7 +57,7 @@ class RestartPolicy(Enum):
 
 
 class CleanPodPolicy(Enum):
-    """Which pods are deleted when the job has ended."""
+    """The pods that are deleted when the job has ended."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -169,7 +169,7 @@ def _check_name(content: Mapping[str, Any], spec: PyTorchJobSpec, report: Report
     metadata = content.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str):
-        return  # generated, or missing, which the API will say
+        return  # generated, or missing, which the API will report
     if not _NAME.fullmatch(name):
         why = (
             "must be small letters, digits and '-', and begin with a letter: services are named so"

@@ -1,5 +1,7 @@
-"""The status of a PyTorchJob as values, as the training operator 1.8 writes it
-(`common_types.go`).  Reading is tolerant: what is garbled becomes a default."""
+"""The status of a PyTorchJob as values, as the training operator 1.8 writes it (`common_types.go`).
+
+Reading is tolerant: malformed parts become defaults.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,12 @@ class PyTorchJobStatus:
     """The status of a PyTorchJob."""
 
     conditions: tuple[JobCondition, ...] = ()
-    """The newest last."""
+    """Conditions, the newest last."""
     replica_statuses: ReplicaStatuses = ReplicaStatuses()
     start_time: Time | None = None
     completion_time: Time | None = None
     last_reconcile_time: Time | None = None
-    """Not ours to write."""
+    """Never written by this controller."""
 
     def has(self, type: str) -> bool:
         """True if the condition is true."""
@@ -69,18 +71,18 @@ class PyTorchJobStatus:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing is run any more."""
+        """True if nothing is run any more."""
         return self.has("Succeeded") or self.has("Failed")
 
 
 def status_from(content: Any) -> PyTorchJobStatus:
-    """The status of an object; empty where it has none."""
+    """Return the status of an object; empty if it has none."""
     found = content if isinstance(content, Mapping) else {}
     return read_record(PyTorchJobStatus, found, "status", Report())
 
 
 def status_to(status: PyTorchJobStatus) -> dict[str, Any]:
-    """The status as a merge patch that leaves nothing stale of it."""
+    """Return the status as a merge patch that leaves no stale part of it."""
     written = write_record(status)
     replicas = written.get("replicaStatuses") or {}
     counts = dict.fromkeys(("active", "succeeded", "failed"))

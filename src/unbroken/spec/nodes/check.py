@@ -1,6 +1,6 @@
-"""The NodeCheck: nodes to be tested, and what was found.
+"""The NodeCheck: nodes to be tested, and the results.
 
-Made by `unbroken check`, by the cluster API, when a node joins, and after a repair.
+It is made by `unbroken check`, by the cluster API, when a node joins, and after a repair.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from unbroken.spec.schema.fields import Limits
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 KEPT_SECONDS = 86400.0
-"""An ended check is deleted after that."""
+"""Seconds after which an ended check is deleted."""
 
 
 class CheckKind(Enum):
-    """What is tested; all but BASIC have SageMaker's names."""
+    """Kind of a test; all but BASIC have SageMaker's names."""
 
     BASIC = "Basic"
-    """Seconds: is all there, does it answer."""
+    """Tests of a few seconds: whether every part exists and answers."""
     STRESS = "InstanceStress"
     CONNECTIVITY = "InstanceConnectivity"
     TRAINING = "MultiNodeTrainingValidation"
 
 
 class CheckPhase(Enum):
-    """Where a check stands."""
+    """Progress of a check."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -35,7 +35,7 @@ class CheckPhase(Enum):
     FAILED = "Failed"
     """A node is faulty: `status.faulty` names it."""
     UNKNOWN = "Unknown"
-    """It could not be made, or not to its end: `status.message` says why.  No node is blamed."""
+    """It could not be run or completed: `status.message` has the reason. No node is blamed."""
 
 
 class Outcome(Enum):
@@ -54,13 +54,13 @@ class CheckResult:
     node: str
     kind: CheckKind
     test: str
-    """Such as `memory-pattern`, `disk-read-back`, `all-reduce-bandwidth`."""
+    """Name such as `memory-pattern`, `disk-read-back`, `all-reduce-bandwidth`."""
     outcome: Outcome
     seconds: float
     message: str = ""
     measured: float | None = None
     expected: float | None = None
-    """The limit that it was held against."""
+    """The limit that the value was compared with."""
     unit: str = ""
     peer: str = ""
     """The other node of a pair."""
@@ -68,24 +68,24 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeCheckSpec:
-    """What is to be tested."""
+    """The nodes and tests of a check."""
 
     nodes: tuple[str, ...]
     kinds: tuple[CheckKind, ...] = (CheckKind.BASIC,)
     reason: str = ""
     """Author and reason of the check, in words."""
     is_forced: bool = False
-    """Test nodes beside the pods that train there; else a busy node is waited for."""
+    """Test nodes beside the pods that train there; otherwise wait for a busy node."""
     timeout_seconds: Annotated[int, Limits(minimum=1)] = 7200
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCheckStatus:
-    """What was found."""
+    """The results of a check."""
 
     phase: CheckPhase = CheckPhase.PENDING
     message: str = ""
-    """What it is doing or waiting for, or the result in a line."""
+    """Its activity, the reason of its wait, or the result, in a line."""
     started_at: Time | None = None
     ended_at: Time | None = None
     done: int = 0

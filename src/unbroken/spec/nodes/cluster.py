@@ -1,6 +1,7 @@
 """The Cluster: groups of equal machines, as the cluster API made them.
 
-The API's own shapes are kept as they came; what the rest of the project needs of them is here.
+The API's own objects are stored unchanged; this module has the parts that the rest of the project
+needs.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What was asked for.  The object's name is the cluster's, in lower case."""
+    """The request for a cluster. The object's name is the cluster's, in lower case."""
 
     name: str
-    """As given: a cluster's name may have capitals."""
+    """Name as given: a cluster's name may have capitals."""
     cluster_id: str
     """12 of [a-z0-9], the end of its ARN."""
     request: Mapping[str, Any]
@@ -30,12 +31,12 @@ class ClusterSpec:
     node_recovery: Recovery = Recovery.AUTOMATIC
     tags: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, Any] = field(default_factory=dict)
-    """Instance group -> machines wanted, where it is not the request's InstanceCount."""
+    """Instance group -> machines wanted, if different from the request's InstanceCount."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """What has become of it."""
+    """The state of a cluster."""
 
     phase: str = "Creating"
     """A ClusterStatus of the API."""
@@ -47,7 +48,8 @@ class ClusterStatus:
 
 
 def script_names(path: str) -> tuple[str, ...]:
-    """Split the path of a lifecycle script below its folder.  SpecError if it may lead elsewhere.
+    """Return the path of a lifecycle script below its folder, split. Raises SpecError if it may
+    lead elsewhere.
 
     Names are taken literally: `%2e%2e` is an ordinary name.
     """

@@ -1,4 +1,4 @@
-"""What `kubectl explain` says of the kinds about nodes: class and field name -> text for users."""
+"""Texts of `kubectl explain` for the kinds about nodes: class and field name -> text for users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The table of faults: what shows that something of a node is at fault, and what is done then.
+"""The table of faults: the symptoms of faults of a node, and the action for each.
 
-Data, as TOML: `[fault.NAME]` for each.  A user's file changes entries of the shipped one by name,
-field by field, adds some, or turns one off.  Patterns are compiled by who runs them.
+It is data, as TOML: one `[fault.NAME]` for each. A user's file changes entries of the shipped one
+by name, field by field, adds some, or turns one off. The program that uses the patterns compiles
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Xid = Annotated[int, Limits(minimum=1, maximum=XID_MAX)]
 
 
 class FaultClass(Enum):
-    """What is at fault."""
+    """The part at fault."""
 
     APPLICATION = "application"
     GPU = "gpu"
@@ -54,7 +55,7 @@ ACCELERATOR = frozenset(
 
 
 class GpuSign(Enum):
-    """What NVML can show."""
+    """Signs that NVML can show."""
 
     LOST = "lost"
     """NVML_ERROR_GPU_IS_LOST."""
@@ -63,34 +64,34 @@ class GpuSign(Enum):
     MISSING = "missing"
     """Fewer GPUs than the node should have."""
     ECC_UNCORRECTED = "ecc-uncorrected"
-    """More uncorrected errors of memory than at the look before."""
+    """More uncorrected errors of memory than at the last look."""
     SRAM_THRESHOLD = "sram-threshold"
     REMAP_PENDING = "remap-pending"
     REMAP_FAILED = "remap-failed"
     NVLINK_ERRORS = "nvlink-errors"
     NVLINK_DOWN = "nvlink-down"
-    """A link that was up."""
+    """A link that was up is down."""
     THERMAL_SLOWDOWN = "thermal-slowdown"
     POWER_BRAKE = "power-brake"
     RECOVERY = "recovery-action"
-    """The driver names one; `recovery` lists which."""
+    """The driver names a recovery action; `recovery` lists those that count."""
 
 
 class HostSign(Enum):
-    """What the system can show."""
+    """Signs that the system can show."""
 
     DISK_SPACE = "disk-space"
-    """Less of a file system is free than `limit`, a share."""
+    """The free share of a file system is below `limit`."""
     READ_ONLY = "read-only-mount"
-    """A file system that could be written before."""
+    """A file system that was writable is read-only."""
     CLOCK = "clock-unsynchronized"
-    """The clock was synchronised before."""
+    """A synchronised clock is not any more."""
     BLOCKED = "blocked-process"
     """An agent or a worker cannot be interrupted for `limit` seconds."""
 
 
 class Severity(Enum):
-    """As the driver's line says it."""
+    """Severity in the driver's line."""
 
     FATAL = "fatal"
     NON_FATAL = "non-fatal"
@@ -98,7 +99,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Another action when the fault comes often to one part."""
+    """Another action if the fault comes often to one part."""
 
     times: Annotated[int, Limits(minimum=2, maximum=100)]
     within_seconds: Annotated[float, Limits(minimum=1)]
@@ -107,11 +108,11 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Another action when one of these XIDs comes to the same GPU within seconds."""
+    """Another action if one of these XIDs comes to the same GPU within seconds."""
 
     action: Action
     xid: tuple[Xid, ...] = ()
-    """Empty: any other."""
+    """XIDs; empty: any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class FaultEntry:
     kind: FaultClass = field(metadata={"key": "class"})
     action: Action
     source: str
-    """Where the action is from."""
+    """Origin of the action."""
     xid: tuple[Xid, ...] = ()
     severity: Severity | None = None
     """Severity of the XID: None: any."""
@@ -130,23 +131,24 @@ class FaultEntry:
     """Recovery actions (NVML's numbers) that XID 154 or the driver names."""
     sxid: Severity | None = None
     kernel: tuple[str, ...] = ()
-    """Regular expressions for lines of the kernel's log.  One that does not begin with `^` is found
-    anywhere in the line, also in what a user wrote there."""
+    """Regular expressions for lines of the kernel's log.
+
+    One that does not begin with `^` is found anywhere in the line, also in text of a user.
+    """
     level: Annotated[int, Limits(minimum=0, maximum=7)] = WARNING
     """Least severe level of a kernel record that counts, from 0 (emergency) to 7 (debug)."""
     unless_listed: bool = False
-    """The XID asks for nothing while NVML lists its GPU as answering."""
+    """The XID requires no action while NVML lists its GPU as answering."""
     nvml: GpuSign | None = None
     host: HostSign | None = None
     counter: tuple[str, ...] = ()
     """Files of the network and Neuron devices in /sys."""
     limit: Annotated[float, Limits(minimum=0)] = 0.0
-    """Limit of a counter, each second; of `disk-space`, the share that is free; of a process,
-    seconds."""
+    """Limit of a counter, per second; of `disk-space`, the free share; of a process, seconds."""
     condition: str = ""
-    """Condition of the node; empty: by the class."""
+    """Condition of the node; empty: according to the class."""
     after_repair: Action = Action.REPLACE
-    """When the fault comes again after this table's action: the repairer's next rung at least."""
+    """Action if the fault returns after this table's action: at least the repairer's next rung."""
     repeats: Repeats | None = None
     beside: tuple[Beside, ...] = ()
     disabled: bool = False
@@ -159,15 +161,15 @@ class FaultEntry:
 
 @dataclass(frozen=True, slots=True)
 class FaultTable:
-    """Entries by name, those that are turned off left out."""
+    """Entries by name, without those that are turned off."""
 
     entries: Mapping[str, FaultEntry]
     origins: Mapping[str, str]
-    """Name -> title of the text that has the last word."""
+    """Name -> title of the text that defines it last."""
 
 
 def load_fault_table(texts: Sequence[tuple[str, str]]) -> FaultTable:
-    """The table of (title, TOML text), later ones over earlier ones.
+    """Return the table of (title, TOML text), later ones over earlier ones.
 
     Raises ManifestError with every problem of the first text that has one.
     """
@@ -241,7 +243,7 @@ def _entry(name: str, given: Mapping[str, Any], report: Report) -> FaultEntry:
 
 
 def _check_unique(entries: Mapping[str, FaultEntry], report: Report) -> None:
-    """Two entries for one symptom would leave it to chance which is meant."""
+    """Check that no two entries have one symptom: chance would decide between them."""
     seen: dict[tuple[object, ...], str] = {}
     for name, entry in entries.items():
         if entry.disabled:
@@ -269,7 +271,7 @@ def _keys(entry: FaultEntry) -> list[tuple[object, ...]]:
 
 
 def symptom_text(entry: FaultEntry) -> str:
-    """The symptom in a line."""
+    """Return the symptom in a line."""
     recovery = f", recovery action {', '.join(map(str, entry.recovery))}" if entry.recovery else ""
     severity = f", {entry.severity.value}" if entry.severity else ""
     if entry.xid:

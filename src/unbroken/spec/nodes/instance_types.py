@@ -1,4 +1,4 @@
-"""What the machines of an instance type have: CPUs, memory, accelerators, network interfaces.
+"""Resources of instance types: CPUs, memory, accelerators, network interfaces.
 
 The table is a file (`operator/data/instance_types.toml`); this reads its text.
 """
@@ -26,15 +26,15 @@ Count = Annotated[int, Limits(minimum=0)]
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
-    """What one machine of the type has."""
+    """Resources of one machine of the type."""
 
     cpu: Annotated[int, Limits(minimum=1)]
     """Virtual CPUs."""
     memory_gib: float
-    """Memory of the whole machine."""
+    """Memory of the whole machine, in GiB."""
     gpus: Count = 0
     gpu: str = ""
-    """Their kind, such as `H100`."""
+    """Kind of the GPUs, such as `H100`."""
     efa: Count = 0
     """Interfaces of the Elastic Fabric Adapter."""
     neuron: Count = 0
@@ -42,24 +42,25 @@ class InstanceType:
 
     @property
     def memory(self) -> str:
-        """As a Kubernetes quantity."""
+        """Return the memory as a Kubernetes quantity."""
         return f"{round(self.memory_gib * 1024)}Mi"
 
     @property
     def resources(self) -> dict[str, str]:
-        """What else pods may ask for, beside the GPUs; as Kubernetes quantities."""
+        """Return other resources that pods may request, besides the GPUs; as Kubernetes
+        quantities."""
         found = {EFA: self.efa, NEURON: self.neuron}
         return {name: str(count) for name, count in found.items() if count}
 
     @property
     def capacity(self) -> dict[str, str]:
-        """Everything that a node of the type offers, as Kubernetes quantities."""
+        """Return all resources of a node of the type, as Kubernetes quantities."""
         gpus = {GPU: str(self.gpus)} if self.gpus else {}
         return {"cpu": str(self.cpu), "memory": self.memory, **gpus, **self.resources}
 
 
 def read_instance_types(text: str) -> dict[str, InstanceType]:
-    """Instance types by name, from the table's text; SpecError with everything wrong in it."""
+    """Return instance types by name, from the table's text. Raises SpecError with all problems."""
     try:
         decoded = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -73,7 +74,8 @@ def read_instance_types(text: str) -> dict[str, InstanceType]:
 
 
 def instance_type(types: Mapping[str, InstanceType], name: str) -> InstanceType:
-    """The type of a name; SpecError, which names similar ones, where the table has none."""
+    """Return the type of a name. Raises SpecError, which names similar ones, if the table has
+    none."""
     found = types.get(name)
     if found is not None:
         return found
@@ -85,5 +87,6 @@ def instance_type(types: Mapping[str, InstanceType], name: str) -> InstanceType:
 
 
 def instance_type_labels(name: str) -> dict[str, str]:
-    """Labels of a node of the type; HyperPod writes the type with its `ml.` (reference 2.1)."""
+    """Return the labels of a node of the type; HyperPod writes the type with its `ml.` (reference
+    2.1)."""
     return dict.fromkeys(INSTANCE_TYPES, name)

@@ -1,6 +1,6 @@
-"""Our own kinds about nodes as data, and their objects as values.
+"""Kinds of this project about nodes as data, and their objects as values.
 
-Reading is tolerant: what is garbled becomes a default and a problem.
+Reading is tolerant: malformed parts become a default and a problem.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Status = TypeVar("Status")
 
 @dataclass(frozen=True, slots=True)
 class OwnKind(Generic[Spec, Status]):
-    """A kind of `unbroken.dev/v1` whose objects belong to no namespace."""
+    """A kind of `unbroken.dev/v1` whose objects have no namespace."""
 
     kind: str
     plural: str
     short: str
-    """What kubectl also takes for the plural."""
+    """Short name that kubectl accepts for the plural."""
     spec: type[Spec]
     status: type[Status] | None
-    """None: the kind has no status."""
+    """Class of the status; None: the kind has no status."""
 
     @property
     def path(self) -> str:
-        """Path of the collection at the API server."""
+        """Return the path of the collection at the API server."""
         return f"apis/{GROUP}/{VERSION}/{self.plural}"
 
     def new(self, name: str, spec: Spec, metadata: Mapping[str, Any] | None = None) -> Any:
-        """An object to create; `metadata` is what it has beside its name."""
+        """Return an object to create; `metadata` has its fields besides the name."""
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": self.kind,
@@ -50,11 +50,11 @@ class OwnKind(Generic[Spec, Status]):
         }
 
     def spec_of(self, content: Any) -> tuple[Spec, tuple[Problem, ...]]:
-        """The spec of an object, and what was wrong with it."""
+        """Return the spec of an object, and its problems."""
         return _part(self.spec, content, "spec")
 
     def status_of(self, content: Any) -> tuple[Status, tuple[Problem, ...]]:
-        """The status of an object, and what was wrong with it; defaults where there is none yet."""
+        """Return the status of an object, and its problems; defaults if it has none yet."""
         assert self.status is not None
         return _part(self.status, content, "status")
 

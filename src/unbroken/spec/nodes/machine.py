@@ -1,4 +1,4 @@
-"""The Machine: what a provider makes a node of, and what a repair is ordered of.
+"""The Machine: a provider makes a node of it, and repairs are ordered for it.
 
 On the local cluster each is a node of processes; the name is that of the node.
 """
@@ -17,7 +17,7 @@ Count = Annotated[int, Limits(minimum=0)]
 
 
 class MachinePhase(Enum):
-    """Where a machine stands."""
+    """Phase of a machine."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -25,11 +25,11 @@ class MachinePhase(Enum):
     RUNNING = "Running"
     REBOOTING = "Rebooting"
     RESETTING = "Resetting"
-    """Its GPUs."""
+    """Its GPUs are being reset."""
     STOPPING = "Stopping"
-    """Being deleted: processes of it may still live."""
+    """Being deleted: some of its processes may still be alive."""
     FAILED = "Failed"
-    """It cannot come up: see the message."""
+    """It cannot start: see the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +55,28 @@ class LifeCycle:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
-    """What is wanted."""
+    """The desired state of a machine."""
 
     cluster: str = ""
     """Cluster object that it belongs to; empty: none."""
     instance_group: str = ""
     instance_type: str = ""
-    """Such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was started."""
+    """Type such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was
+    started."""
     logical_id: str = ""
     """Logical id of the place in its group, kept when the machine is replaced."""
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[MachineTaint, ...] = ()
     life_cycle: LifeCycle = LifeCycle()
     boots: Count = 0
-    """Reboots ordered so far: who wants one raises it."""
+    """Reboots ordered so far: raise it to order one."""
     resets: Count = 0
     """Resets of the GPUs ordered so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineStatus:
-    """What is."""
+    """The observed state of a machine."""
 
     phase: MachinePhase = MachinePhase.PENDING
     message: str = ""
@@ -83,11 +84,11 @@ class MachineStatus:
     """Reboots carried out: when it equals the spec's, all have been."""
     resets: Count = 0
     index: Count | None = None
-    """Which addresses of this host it has; local cluster only."""
+    """Number of its addresses on this host; local cluster only."""
     boot_id: str = ""
     started_at: Time | None = None
-    """When it last came up."""
+    """Time of its latest start."""
     life_cycle: str = ""
-    """Empty, Skipped, Running, Succeeded or Failed: of the newest script."""
+    """State of the newest script: empty, Skipped, Running, Succeeded or Failed."""
     life_cycle_log: str = ""
     """File with its output."""

@@ -1,4 +1,4 @@
-"""Notices that a node will be lost: how each looks on a Node, and how long it leaves.
+"""Notices that a node will be lost: their form on a Node, and the time that each leaves.
 
 Jobs leave such a node before it goes (`core.job.moves`). A new notice is a row of `NOTICES`.
 HyperPod's labels and conditions of faulty nodes are no notices: jobs leave these nodes at once.
@@ -16,7 +16,7 @@ from unbroken.spec import keys
 from unbroken.spec.times import time_seconds
 
 NO_DEADLINE = "none"
-"""Value of the annotation `unbroken.dev/drain` of a node that may wait for as long as it takes."""
+"""Value of the annotation `unbroken.dev/drain` of a node without a deadline."""
 TEXT_CHARACTERS = 200
 
 
@@ -31,10 +31,10 @@ class Where(Enum):
 
 
 class Clock(Enum):
-    """How the value of a notice tells when the node goes."""
+    """Form of the time in a notice's value."""
 
     NONE = "none"
-    """It does not."""
+    """The value has no time."""
     UNIX = "seconds since the epoch"
     RFC_3339 = "RFC 3339"
 
@@ -52,7 +52,7 @@ class NoticeKind:
     value: str = ""
     """Value of the taint, label, annotation or condition; empty: any."""
     seconds: float | None = None
-    """From the notice to the loss of the node; None: not limited, or told by the value."""
+    """Seconds from the notice to the loss of the node; None: not limited, or in the value."""
     clock: Clock = Clock.NONE
 
 
@@ -71,7 +71,7 @@ class NodeFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     taints: Mapping[str, str] = field(default_factory=dict)
-    """Values by key."""
+    """Values of taints by key."""
     conditions: Mapping[str, ConditionFacts] = field(default_factory=dict)
     is_unschedulable: bool = False
 
@@ -84,9 +84,9 @@ class Notice:
     text: str
     """Why the job leaves the node, for people."""
     deadline: float | None = None
-    """When the node goes, in seconds since the epoch; None: not known."""
+    """Time at which the node goes, in seconds since the epoch; None: not known."""
     seconds: float | None = None
-    """From when the notice was first seen to the loss of the node, where no deadline is known;
+    """Seconds from the first sight of the notice to the loss of the node, if no deadline is known;
     None: not limited."""
 
 
@@ -144,8 +144,8 @@ NOTICES = (
         seconds=900.0,
     ),
     # Taints of aws-node-termination-handler (README, TAINT_NODE). A spot interruption notice comes
-    # 2 minutes before (docs.aws.amazon.com/AWSEC2: Spot Instance interruption notices). The taints
-    # of the others do not say when.
+    # 2 minutes before (docs.aws.amazon.com/AWSEC2: Spot Instance interruption notices). The other
+    # taints have no time.
     NoticeKind(
         "AwsSpot",
         Where.TAINT,
@@ -225,10 +225,12 @@ NOTICES = (
             "CperHardwareErrorFatal",
         )
     ),
-    # Last: what cordons a node often says why in another place. `kubectl drain` cordons first.
+    # Last: a program that cordons a node often gives its reason elsewhere. `kubectl drain` cordons
+    # first.
     NoticeKind("Cordon", Where.UNSCHEDULABLE, "", "it is cordoned"),
 )
-"""Every kind. Of several on one node the one with the earliest deadline counts, else the first."""
+"""Every kind. If a node has several notices, the one with the earliest deadline counts, else the
+first."""
 
 
 def find_notice(node: NodeFacts) -> Notice | None:
@@ -254,7 +256,7 @@ def _find(kind: NoticeKind, node: NodeFacts) -> Notice | None:
 
 
 def _read(kind: NoticeKind, node: NodeFacts) -> tuple[str | None, float | None]:
-    """The value, None where the node has none, and since when."""
+    """Return the value, None if the node has none, and its time."""
     match kind.where:
         case Where.UNSCHEDULABLE:
             return ("true" if node.is_unschedulable else None), None
@@ -270,7 +272,7 @@ def _read(kind: NoticeKind, node: NodeFacts) -> tuple[str | None, float | None]:
 
 
 def _time(clock: Clock, value: str) -> float | None:
-    """The time that a value tells; None: it tells none that can be read."""
+    """Return the time in a value; None: it has none that can be read."""
     try:
         match clock:
             case Clock.UNIX:

@@ -1,6 +1,6 @@
-"""The NodeRecord: what is held against a node, over all jobs, and what was done about it.
+"""The NodeRecord: the blame of a node, over all jobs, and its repairs.
 
-One for each node, with its name; it outlives jobs, and a machine that was replaced.
+There is one for each node, with its name; it outlives jobs, and a machine that was replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BlameKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlameEntry:
-    """One thing held against a node."""
+    """One piece of evidence against a node."""
 
     at: Time
     kind: BlameKind
@@ -44,18 +44,18 @@ class BlameEntry:
     text: str
     """The evidence, in a line."""
     weight: float
-    """Points when it was new; they decay."""
+    """Points when the entry was new; they decay."""
 
 
 class RepairState(Enum):
-    """Where a repair stands, in order."""
+    """Stage of a repair, in order."""
 
     WAITING = "Waiting"
-    """For its turn, for permission or for a person: `message` says for what."""
+    """Waiting for its turn, for permission or for a person; `message` has the reason."""
     DRAINING = "Draining"
     """Jobs are moving off."""
     ACTING = "Acting"
-    """Ordered of the provider."""
+    """Ordered from the provider."""
     CHECKING = "Checking"
     """The node is back and is being tested."""
     DONE = "Done"
@@ -69,45 +69,46 @@ class RepairRecord:
 
     action: Action
     reason: str
-    """Why, in a line."""
+    """Reason of the repair, in a line."""
     asked_by: str
-    """`daemon`, `label`, `annotation`, `check`, `lost`, or who else."""
+    """`daemon`, `label`, `annotation`, `check`, `lost`, or another origin."""
     state: RepairState
     began_at: Time
-    """When the need was seen."""
+    """Time at which the need was seen."""
     fault: str = ""
-    """Reason of the fault (`fault-reasons`), by which repeats are known."""
+    """Reason of the fault (`fault-reasons`), by which repeats are recognised."""
     message: str = ""
     tries: int = 0
     withdrawn_at: Time | None = None
-    """When it was taken out of service: jobs have a bounded time from then on to move off."""
+    """Time at which it was taken out of service: jobs have a bounded time from then on to move
+    off."""
     acted_at: Time | None = None
     returned_at: Time | None = None
-    """When the node, or the one in its place, was Ready again."""
+    """Time at which the node, or its replacement, was Ready again."""
     ended_at: Time | None = None
     check: str = ""
     """NodeCheck that tests the node."""
     replacement: str = ""
-    """Node that took its place; empty: the same, or not known."""
+    """Node that replaces it; empty: the same, or not known."""
     boot_id: str = ""
     """Boot ID of the node when the repair was ordered."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecordSpec:
-    """All that is kept of a node."""
+    """All that is kept about a node."""
 
     blame: tuple[BlameEntry, ...] = ()
-    """Oldest first, at most BLAME_MAX."""
+    """Entries, oldest first, at most BLAME_MAX."""
     repair: RepairRecord | None = None
-    """The one under way."""
+    """The repair under way."""
     history: tuple[RepairRecord, ...] = ()
-    """Ended ones, oldest first, at most HISTORY_MAX."""
+    """Ended repairs, oldest first, at most HISTORY_MAX."""
     quarantined_at: Time | None = None
-    """Since when the node takes no pods until `unbroken nodes clear`; None: it does."""
+    """Time since when the node takes no pods until `unbroken nodes clear`; None: it takes pods."""
     quarantine_reason: str = ""
     probation_until: Time | None = None
-    """A fault before that counts as the last repair's failure."""
+    """Time until which a fault counts as the last repair's failure."""
     cleared_at: Time | None = None
     cleared_by: str = ""
     """Author of the latest appeal that was granted, with its reason."""

@@ -12,7 +12,7 @@ TAINT_VALUE, TAINT_EFFECT = "Unschedulable", "NoSchedule"
 
 
 class Health(Enum):
-    """Health of a node, as the label says it."""
+    """Health of a node, in the words of the label."""
 
     SCHEDULABLE = "Schedulable"
     UNSCHEDULABLE = "Unschedulable"
@@ -36,23 +36,25 @@ class DeepCheck(Enum):
 
 
 class Action(Enum):
-    """What a fault calls for, least first."""
+    """Action that a fault requires, least first."""
 
     NONE = "none"
     """An event only."""
     RESTART_JOB = "restart-job"
-    """The program's fault, or one that a new process is free of: nothing is done to the node."""
+    """The fault of the program, or one that a new process does not have: nothing is done to the
+    node."""
     RESET_GPU = "reset-gpu"
     REBOOT = "reboot"
     REPLACE = "replace"
 
 
 class Recovery(StrEnum):
-    """Setting that says who repairs (`NodeRecovery` of a cluster)."""
+    """Setting of who repairs nodes (`NodeRecovery` of a cluster)."""
 
     AUTOMATIC = "Automatic"
     NONE = "None"
-    """Nothing is touched: labels, taints and events only; a repair that a person orders is made."""
+    """Nodes stay untouched: labels, taints and events only; a repair that a person orders is
+    made."""
 
 
 class NodeProvider(StrEnum):
@@ -67,11 +69,11 @@ class NodeProvider(StrEnum):
 
 
 def health_of(labels: Mapping[str, str]) -> str:
-    """Value of a node's label `node-health-status`, as documents of today write it; empty: none."""
+    """Return the value of a node's label `node-health-status`, in today's words; empty: none."""
     found = labels.get(HEALTH, "")
     return OLDER_HEALTH.get(found, found)
 
 
 def instance_type_of(labels: Mapping[str, str]) -> str:
-    """What a node's labels say of its type; empty: nothing."""
+    """Return the instance type in a node's labels; empty: none."""
     return next((labels[key] for key in INSTANCE_TYPES if key in labels), "")

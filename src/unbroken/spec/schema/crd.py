@@ -1,7 +1,7 @@
 """The CustomResourceDefinitions, made from the dataclasses.
 
-The schema is exact where reading is lenient: the API stores what stock clients can read.  Rules in
-CEL are for Kubernetes 1.25 and later; what no schema can say is `parse`'s, at admission or later.
+The schema is exact where reading is lenient: the API stores what stock clients can read. Rules in
+CEL are for Kubernetes 1.25 and later; `parse` checks the rest, at admission or later.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ OTHERS: Schema = {
     ),
     "elasticWorkloadRef": STRINGS,
 }
-"""What others may write into a job's status (sagemaker-hyperpod 3.12)."""
+"""Fields that others may write into a job's status (sagemaker-hyperpod 3.12)."""
 
 LABEL_CEL = f"matches('^{LABEL.pattern}$')"
 
@@ -173,24 +173,24 @@ every write (tried on 1.36.4), so that a job stored before the rule could not lo
 
 
 def _rules(told: Mapping[str, str]) -> Schema:
-    """The rules as part of a schema; empty without any."""
+    """Return the rules as part of a schema; empty without any."""
     listed = [{"rule": rule, "message": message} for rule, message in told.items()]
     return {"x-kubernetes-validations": listed} if listed else {}
 
 
 def definitions() -> tuple[dict[str, Any], ...]:
-    """All definitions that the operator needs."""
+    """Return all definitions that the operator needs."""
     return job_definition(), incident_definition(), *map(own_definition, OWN_KINDS)
 
 
 def job_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of HyperPodPyTorchJob."""
+    """Return the CustomResourceDefinition of HyperPodPyTorchJob."""
     status = _record(JobStatus, has_defaults=False)
     del status["properties"][OTHER]
     status["properties"].update(OTHERS)
     columns = [
-        # core/job/record/conditions keeps the true one last: a path cannot name the last that is
-        # true.
+        # core/job/record/conditions keeps the true one last: a path cannot select the last true
+        # one.
         _column("State", ".status.conditions[-1:].type", "The state it is in."),
         _column(
             "Ready",
@@ -213,7 +213,7 @@ def job_definition() -> dict[str, Any]:
 
 
 def incident_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of Incident."""
+    """Return the CustomResourceDefinition of Incident."""
     spec = _record(Incident, has_defaults=False)
     cost = "Seconds from the fault to the next progress, or to the end; absent: still open."
     spec["properties"][SECONDS] = {"type": "number", "description": cost}
@@ -232,7 +232,7 @@ def incident_definition() -> dict[str, Any]:
 
 
 def own_definition(kind: OwnKind[Any, Any]) -> dict[str, Any]:
-    """The CustomResourceDefinition of a kind about nodes."""
+    """Return the CustomResourceDefinition of a kind about nodes."""
     parts = {"spec": _record(kind.spec, has_defaults=False)}
     if kind.status is not None:
         parts["status"] = _record(kind.status, has_defaults=False)
@@ -312,7 +312,7 @@ def _definition(
 
 
 def _record(record: type, *, has_defaults: bool = True) -> Schema:
-    """Schema of one of our dataclasses."""
+    """Return the schema of a dataclass."""
     texts = TEXTS[record.__name__]
     properties = {}
     for field in fields_of(record):
@@ -330,7 +330,7 @@ def _record(record: type, *, has_defaults: bool = True) -> Schema:
 
 
 def _default(field: Field) -> Schema:
-    """The default of a scalar; records and lists have none to show."""
+    """Return the default of a scalar; records and lists have none to show."""
     value = field.default() if field.default is not None else None
     if value is None or field.shape.base in (Base.RECORD, Base.LIST, Base.OBJECT):
         return {}

@@ -1,4 +1,4 @@
-"""The fields of our values as data: JSON keys, types, defaults and limits.
+"""The fields of values as data: JSON keys, types, defaults and limits.
 
 Reading, writing and the CRD are all derived from this, so that they cannot disagree.
 """
@@ -17,7 +17,7 @@ INT_MAX = 2**31 - 1
 
 
 class Base(Enum):
-    """What a field holds."""
+    """Kind of a field's value."""
 
     INTEGER = "integer"
     NUMBER = "number"
@@ -28,16 +28,16 @@ class Base(Enum):
     ENUM = "enum"
     LIST = "list"
     RECORD = "record"
-    """One of our dataclasses."""
+    """A dataclass of this project."""
     OBJECT = "object"
-    """Any object, passed on."""
+    """Any object, unchanged."""
     STRINGS = "strings"
     """An object of strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the type does not say, as `typing.Annotated` metadata."""
+    """Limits beyond the type, as `typing.Annotated` metadata."""
 
     minimum: int | None = None
     maximum: int | None = None
@@ -70,7 +70,7 @@ class Field:
     key: str
     shape: Shape
     default: Callable[[], Any] | None
-    """None: it must be given."""
+    """Makes the default; None: the field must be given."""
 
 
 BASES: Mapping[Any, Base] = {
@@ -82,7 +82,7 @@ BASES: Mapping[Any, Base] = {
 
 
 def fields_of(record: type[Any]) -> tuple[Field, ...]:
-    """The fields of a dataclass in order; a field's metadata may name its `key`."""
+    """Return the fields of a dataclass in order; a field's metadata may name its `key`."""
     return _fields(cast(Hashable, record))
 
 
@@ -107,7 +107,7 @@ def _default(field: Any) -> Callable[[], Any] | None:
 
 
 def shape(hint: Any, limits: Limits = Limits()) -> Shape:
-    """What a type hint says; `X | None` is the same as X, for null means absent."""
+    """Return the shape of a type hint; `X | None` is the same as X, for null means absent."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         found = next((a for a in arguments[1:] if isinstance(a, Limits)), limits)
@@ -126,6 +126,6 @@ def shape(hint: Any, limits: Limits = Limits()) -> Shape:
 
 
 def camel(name: str) -> str:
-    """`clean_pod_policy` -> `cleanPodPolicy`."""
+    """Return the camel case: `clean_pod_policy` -> `cleanPodPolicy`."""
     first, *rest = name.split("_")
     return first + "".join(part.title() for part in rest)

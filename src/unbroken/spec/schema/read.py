@@ -1,7 +1,7 @@
-"""Our values from JSON objects, by the fields that their classes declare.
+"""Values from JSON objects, by the fields that their classes declare.
 
-Lenient in form (numbers as text, text as numbers, null as absent), strict in meaning; never raises,
-whatever it is given.  What cannot be used becomes the field's default and a problem.
+It is lenient in form (numbers as text, text as numbers, null as absent) and strict in meaning. It
+never raises, whatever the input. An unusable value becomes the field's default and a problem.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .fields import INT_MAX, Base, Limits, Shape, fields_of
 
 Record = TypeVar("Record")
 BAD: Final = object()
-"""In the place of a value that cannot be used."""
+"""Replaces a value that cannot be used."""
 
 
 def read_record(record: type[Record], value: Any, path: str, report: Report) -> Record:
-    """A dataclass from an object; `report` gets every problem with it."""
+    """Return a dataclass from an object; `report` gets every problem with it."""
     if not isinstance(value, Mapping):
         report.invalid(path, value, "must be an object")
         return blank_record(record)
@@ -43,7 +43,7 @@ def read_record(record: type[Record], value: Any, path: str, report: Report) -> 
 
 
 def blank_record(record: type[Record]) -> Record:
-    """A dataclass of defaults, where nothing usable was given."""
+    """Return a dataclass of defaults, if no usable object was given."""
     fields = fields_of(record)
     return record(**{f.name: f.default() if f.default else _blank(f.shape) for f in fields})
 
@@ -59,7 +59,7 @@ def _blank(shape: Shape) -> Any:
 
 
 def _read(shape: Shape, value: Any, path: str, report: Report) -> Any:
-    """A value of the shape, or BAD after a problem was reported."""
+    """Return a value of the shape, or BAD after a problem was reported."""
     match shape.base:
         case Base.RECORD if isinstance(value, Mapping):
             return read_record(shape.of, value, path, report)
@@ -96,13 +96,13 @@ def _items(shape: Shape, values: Any, path: str, report: Report) -> Any:
         if value is None:
             report.required(place)
         item = BAD if value is None else _read(shape.item, value, place, report)
-        # What cannot be used keeps its place, so that later problems name the right ones.
+        # An unusable item keeps its place, so that later problems name the right ones.
         found.append(_blank(shape.item) if item is BAD else item)
     return tuple(found)
 
 
 def _is_within(limits: Limits, value: Any, path: str, report: Report) -> bool:
-    """True if a value keeps its limits; reports the first that it does not."""
+    """True if a value keeps its limits; report the first that it does not."""
     if limits.choices and value not in limits.choices:
         report.unsupported(path, value, limits.choices)
     elif limits.minimum is not None and value < limits.minimum:
@@ -136,7 +136,7 @@ def _integer(value: Any) -> Any:
 def _text(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    # A larger number was meant as no text that we know, and Python may refuse to print it.
+    # A larger number is not a known text, and Python may refuse to print it.
     number = _integer(value)
     return str(number) if number is not BAD and abs(number) <= INT_MAX else BAD
 

@@ -1,4 +1,4 @@
-"""JSON objects from our values, by the fields that their classes declare."""
+"""JSON objects from values, by the fields that their classes declare."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .fields import Base, Shape, fields_of
 
 
 def write_record(value: Any, *, is_minimal: bool = False) -> dict[str, Any]:
-    """An object with what a dataclass holds, without what is empty by default.
+    """Return an object of a dataclass, without fields that are empty by default.
 
-    `is_minimal` leaves out all that is as by default: the stock client refuses keys that it does
-    not know, such as `faultOnMatch`, whatever their value.
+    `is_minimal` leaves out all defaults: the stock client refuses keys that it does not know, such
+    as `faultOnMatch`, whatever their value.
     """
     out = {}
     for field in fields_of(type(value)):
