@@ -1,10 +1,10 @@
-"""Listens for HTTP, with or without TLS, and bounds the connections of a server.
+"""Listening sockets for HTTP, with or without TLS, and bounds on the connections of a server.
 
 aiohttp alone keeps a half-sent request for ever, so that a stranger can use up a program's file
-descriptors.  Here a connection is a stranger's until a request of it is admitted, and must have
-come so far within some seconds.  When there are too many connections, the oldest stranger makes
-room for a new one, then the oldest connection that waits for its next request.  A connection whose
-admitted request is being answered (a watch, a link, a transfer) is never closed for another.
+descriptors. Here a connection is a stranger's until one of its requests is admitted, which must
+happen within some seconds. When there are too many connections, the oldest stranger makes room for
+a new one, then the oldest connection that waits for its next request. A connection whose admitted
+request is being answered (a watch, a link, a transfer) is never closed for another.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
-"""Connections that the kernel keeps for us."""
+"""Connections that the kernel queues."""
 HANDSHAKE_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
-"""Until connections are accepted again after the system had no file descriptor for one."""
+"""Seconds until connections are accepted again after the system had no file descriptor for one."""
 
 
 class Limits(NamedTuple):
     """Bounds of one server."""
 
     connections: int
-    """Open ones, with those whose TLS handshake is under way."""
+    """Open connections, with those whose TLS handshake is under way."""
     seconds: float = 10.0
-    """From the start of a connection until a request of it is admitted."""
+    """Seconds from the start of a connection until one of its requests is admitted."""
 
 
 class Connections:
@@ -53,7 +53,7 @@ class Connections:
         self._options = {"access_log": None, **options}
         self._listening: list[socket.socket] = []
         self._strangers: dict[_Connection, asyncio.TimerHandle] = {}
-        """The oldest first, as in `_idle`."""
+        """Connections of strangers, the oldest first, as in `_idle`."""
         self._idle: dict[_Connection, None] = {}
         self._in_use: set[_Connection] = set()
 
@@ -64,7 +64,7 @@ class Connections:
         self._resume(listening, tls)
 
     def stop_listening(self) -> None:
-        """Close the listening sockets.  What is connected stays."""
+        """Close the listening sockets; existing connections stay."""
         loop = asyncio.get_running_loop()
         for one in self._listening:
             loop.remove_reader(one)
@@ -102,7 +102,7 @@ class Connections:
             loop.add_reader(listening, self._accept, listening, tls)
 
     def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Accept one connection: a burst of them must not keep all else waiting."""
+        """Accept one connection: a burst of them must not delay all else."""
         loop = asyncio.get_running_loop()
         try:
             accepted, _ = listening.accept()
@@ -151,7 +151,7 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    """A connection that tells when it is answered and when it ends."""
+    """A connection that reports when it is answered and when it ends."""
 
     __slots__ = ("connections", "opening")
 
@@ -164,12 +164,13 @@ class _Connection(web.RequestHandler):
         """Connects it, with the handshake."""
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget it."""
+        """Forget the connection."""
         self.connections.forget(self)
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a defect of ours.  A stranger's bad bytes are none: they could fill the log."""
+        """Log a defect of this project. A stranger's bad bytes are none: they could fill the
+        log."""
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
@@ -209,7 +210,8 @@ async def _readable(
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:
-    """Make a listening socket for each address of the host; empty: all addresses.  OSError."""
+    """Make a listening socket for each address of the host; empty: all addresses. Raises
+    OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,1 +1,1 @@
-"""The Kubernetes API seen from our side: client, informer, lease, event recorder."""
+"""The client side of the Kubernetes API: client, informer, lease, event recorder."""

@@ -1,4 +1,4 @@
-"""How long to wait after the nth failure in a row."""
+"""Delays after failures in a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Backoff:
     factor: float = 2.0
 
     def delay(self, failures: int, random: Random) -> float:
-        """Seconds to wait after `failures` failures in a row (1 or more)."""
+        """Return the seconds to wait after `failures` failures in a row (1 or more)."""
         # The exponent is bounded so that a day of failures does not overflow.
         grown = self.first * self.factor ** min(failures - 1, 64)
         return min(self.limit, grown) * (1.0 - random.random() / 2)

@@ -1,7 +1,7 @@
-"""The knowledge of an informer: the objects of one scope, as told by lists and watch events.
+"""The cache of an informer: the objects of one scope, from lists and watch events.
 
-Pure.  Events may be doubled or stale (a watch that is resumed, a server that restarts): an event
-counts only if it is newer than what is known of the same object.
+Pure. Events may be repeated or stale (a watch that is resumed, a server that restarts). So an event
+counts only if it is newer than the cached state of the same object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Key(NamedTuple):
 
 
 def key_of(item: HasMetadata) -> Key:
-    """The key of an object; empty strings for what it does not say."""
+    """Return the key of an object; empty strings for missing parts."""
     metadata = item.metadata
     if metadata is None:
         return Key("", "")
@@ -65,7 +65,7 @@ def key_of(item: HasMetadata) -> Key:
 
 
 def changed(old: Item | None, new: Item | None) -> Item:
-    """The object that a change is about: as it is now or, if it is gone, as it was last."""
+    """Return the object of a change: as it is now or, if it is gone, as it was last."""
     item = new if new is not None else old
     assert item is not None
     return item
@@ -86,7 +86,7 @@ class Cache(Generic[T]):
         self._tombstones: OrderedDict[str, None] = OrderedDict()
 
     def get(self, key: Key) -> T | None:
-        """The object, or None."""
+        """Return the object, or None."""
         return self._items.get(key)
 
     def __iter__(self) -> Iterator[T]:
@@ -96,7 +96,7 @@ class Cache(Generic[T]):
         return len(self._items)
 
     def replace(self, items: Iterable[T]) -> list[Change[T]]:
-        """Take a whole list; what it lacks is gone."""
+        """Take a whole list; objects that it lacks are gone."""
         listed = {key_of(item): item for item in items}
         changes: list[Change[T]] = []
         for key in [key for key in self._items if key not in listed]:
@@ -113,7 +113,7 @@ class Cache(Generic[T]):
             if held is None or _uid(held) != _uid(item) or _is_older(item, held):
                 self._bury(item)
                 return []
-            # The last state is that of the event: it may have changed with the deletion.
+            # The last state is the event's: it may have changed with the deletion.
             return self._remove(key, item)
         if event not in ("ADDED", "MODIFIED") or _uid(item) in self._tombstones:
             return []
@@ -125,7 +125,7 @@ class Cache(Generic[T]):
             self._items[key] = item
             return [Change(None, item)]
         if _uid(held) != _uid(item):
-            # Deleted and made again under one name; nobody may take it for a change.
+            # Deleted and made again under one name; this must not count as a change.
             gone = self._remove(key)
             self._items[key] = item
             return [*gone, Change(None, item)]
@@ -156,6 +156,6 @@ def _version(item: HasMetadata) -> str:
 
 
 def _is_older(item: HasMetadata, held: HasMetadata) -> bool:
-    # Versions are opaque by contract, but decimal on every server there is (KEP-5504 makes it so).
+    # Versions are opaque by contract, but decimal on every existing server (KEP-5504 makes it so).
     new, old = _version(item), _version(held)
     return new.isdecimal() and old.isdecimal() and int(new) < int(old)

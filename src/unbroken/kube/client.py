@@ -1,8 +1,8 @@
-"""The way into the Kubernetes API: lightkube's client, connected and rounded off.
+"""The Kubernetes API's client: lightkube's, connected and extended.
 
-`connect` finds the configuration; `KubeClient` adds to lightkube what informers and discovery need
-(a page of a list, one watch with bookmarks, plain paths); `api_errors` turns what lightkube raises
-into this project's errors.
+`connect` finds the configuration. `KubeClient` adds to lightkube what informers and discovery need
+(a page of a list, one watch with bookmarks, plain paths). `api_errors` translates lightkube's
+errors into this project's errors.
 """
 
 from __future__ import annotations
@@ -46,21 +46,26 @@ STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 """Headers of a patch that merges lists of built-in kinds by their keys."""
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-"""A request that is no watch: the server's own limit is 60 s (kube-apiserver --request-timeout),
-but nothing here asks for more than a page at a time."""
+"""Timeout of a request that is no watch.
+
+The server's own limit is 60 s (kube-apiserver --request-timeout), but nothing here requests more
+than a page at a time.
+"""
 
 BEGIN_SECONDS = 30.0
-"""Until the first byte of an answer that goes on."""
+"""Seconds until the first byte of a streamed answer."""
 
 RETRY_SECONDS = 1.0
-"""When the server does not say when to come back."""
+"""Seconds before a retry if the server names no time."""
 
-# One line a request at INFO would bury what this project says there.
+# One line per request at INFO would hide this project's own lines.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 BUSY = frozenset({401, 408, 429, 500, 502, 503, 504})
-"""Answers that need not be the last word.  401 is that of a token whose file holds no newer one
-yet; who comes again reads the file again."""
+"""Status codes that may change on a retry.
+
+401 is that of a token whose file does not hold a newer one yet; a retry reads the file again.
+"""
 
 
 class _ListMeta(msgspec.Struct):
@@ -104,7 +109,7 @@ def _page(body: bytes) -> Page:
         items = found.items or []
         metadata = found.metadata
     except (RecursionError, msgspec.DecodeError):
-        # The decoder cannot even step over one item: it is too deep, or no text.
+        # The decoder cannot even skip one item: it is too deep, or no text.
         text, pieces = cut(body, 2)
         envelope = msgspec.json.decode(text, type=_Envelope)
         items = [msgspec.Raw(pieces[number]) for number in envelope.items or ()]
@@ -130,7 +135,7 @@ class Scope:
     fields: str | None = None
 
     def path(self) -> str:
-        """The collection, as a path below the server's root."""
+        """Return the path of the collection below the server's root."""
         info = api_info(self.resource)
         if self.namespace is not None and not issubclass(self.resource, NamespacedResource):
             raise SpecError(f"{info.resource.kind} has no namespaces")
@@ -139,13 +144,13 @@ class Scope:
         return f"{group}/{info.resource.version}/{inner}{info.plural}"
 
     def parameters(self) -> dict[str, str]:
-        """The selectors as query parameters."""
+        """Return the selectors as query parameters."""
         asked = {"labelSelector": self.labels, "fieldSelector": self.fields}
         return {name: value for name, value in asked.items() if value}
 
 
 class KubeClient(AsyncClient):
-    """lightkube's client and what it lacks.  Use as `async with`, or `await client.close()`."""
+    """lightkube's client with additions. Use it as `async with`, or `await client.close()`."""
 
     def __init__(
         self,
@@ -165,18 +170,19 @@ class KubeClient(AsyncClient):
 
     @property
     def is_local(self) -> bool:
-        """True if the server is reached by a loopback address: it is a process of this machine."""
+        """True if the server has a loopback address: it is a process of this machine."""
         return _is_local(self.config.cluster.server)
 
     def guarded(self, may_write: Callable[[], bool]) -> KubeClient:
-        """A client over the same connections whose writes ask first; nobody closes it.
+        """Return a client over the same connections whose writes need permission; it must not be
+        closed.
 
-        Each asks at the moment it leaves, and fails with WorldError where the answer is no.
+        Each write asks at the moment it leaves, and fails with WorldError if the answer is no.
         """
         return KubeClient(self.config, self._carrier, self._manager, may_write)
 
     def require_leave(self) -> None:
-        """WorldError where a write would fail for want of leave: for effects elsewhere."""
+        """Raise WorldError if a write would be refused now: for effects elsewhere."""
         if self._may_write is not None and not self._may_write():
             raise WorldError(NOT_ALLOWED, retry_after_seconds=RETRY_SECONDS)
 
@@ -188,7 +194,8 @@ class KubeClient(AsyncClient):
         return self
 
     async def list_page(self, scope: Scope, limit: int, start: str | None = None) -> Page:
-        """One page of a list; `start` is the page before's `next`.  Raises as `api_errors`."""
+        """Return one page of a list; `start` is the page before's `next`. Raises as
+        `api_errors`."""
         parameters = {**scope.parameters(), "limit": str(limit)}
         if start:
             parameters["continue"] = start
@@ -199,9 +206,9 @@ class KubeClient(AsyncClient):
     async def watch_events(
         self, scope: Scope, version: str, server_seconds: int, idle_seconds: float
     ) -> AsyncGenerator[tuple[str, msgspec.Raw], None]:
-        """One watch from `version`: (type, undecoded object), bookmarks included.
+        """Yield one watch from `version`: (type, undecoded object), bookmarks included.
 
-        Ends when the server ends it, after `server_seconds` at most; raises as `api_errors`, a
+        It ends when the server ends it, after `server_seconds` at most. Raises as `api_errors`, a
         WorldError after `idle_seconds` without a byte, ApiRefusal 410 if the version is gone.
         """
         doing = f"watch {scope.path()}"
@@ -234,9 +241,9 @@ class KubeClient(AsyncClient):
     async def text_lines(
         self, path: str, parameters: Mapping[str, str]
     ) -> AsyncGenerator[str, None]:
-        """Lines of an answer that goes on until the server ends it, such as a followed log.
+        """Yield lines of an answer that lasts until the server ends it, such as a followed log.
 
-        Waits for the next line as long as it takes; raises as `api_errors`.
+        It waits for the next line for any time. Raises as `api_errors`.
         """
         endless = httpx2.Timeout(None, connect=5.0)
         request = BasicRequest("GET", path, params=dict(parameters), timeout=endless)
@@ -267,7 +274,7 @@ class KubeClient(AsyncClient):
         parameters: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The body of the answer to a request for a path below the root, such as `version`.
+        """Return the body of the answer to a request for a path below the root, such as `version`.
 
         Raises as `api_errors`.
         """
@@ -288,7 +295,7 @@ class KubeClient(AsyncClient):
             return content
 
     async def get_or_none(self, path: str, kind: type[T]) -> T | None:
-        """Read an object or a list, decoded as `kind`; None if the API has no such thing."""
+        """Return an object or a list, decoded as `kind`; None if the API has no such object."""
         try:
             found = await self.raw("GET", path)
         except NotFound:
@@ -314,7 +321,7 @@ class KubeClient(AsyncClient):
     ) -> bytes:
         """Merge `body` into an object, and return the object.
 
-        Conflict if its uid is not `uid`, or its resourceVersion no longer `version`.
+        Raises Conflict if its uid is not `uid`, or its resourceVersion no longer `version`.
         """
         wanted = {"uid": uid, "resourceVersion": version}
         given = {key: value for key, value in wanted.items() if value is not None}
@@ -330,7 +337,7 @@ class KubeClient(AsyncClient):
         uid: str | None = None,
         version: str | None = None,
     ) -> bool:
-        """As `merge`; False if the API has no such object."""
+        """Merge as `merge`; return False if the API has no such object."""
         try:
             await self.merge(path, body, uid=uid, version=version)
         except NotFound:
@@ -345,7 +352,8 @@ class KubeClient(AsyncClient):
         grace_seconds: int | None = None,
         propagation: str | None = None,
     ) -> bool:
-        """Delete an object; False if it is gone, or another one (not of `uid`) has its name."""
+        """Delete an object; return False if it is gone, or another one (not of `uid`) has its
+        name."""
         options: Object = {} if uid is None else {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
@@ -365,11 +373,11 @@ class KubeClient(AsyncClient):
 def connect(
     kubeconfig: Path | str | None = None, *, context: str | None = None, manager: str = "unbroken"
 ) -> KubeClient:
-    """A client for the cluster of `kubeconfig`; nothing is sent yet.
+    """Return a client for the cluster of `kubeconfig`; nothing is sent yet.
 
     Without a file: that of KUBECONFIG, else the pod's own service account, else ~/.kube/config.
-    `context` None: the file's current one.  `manager` is the field manager of every write.
-    SpecError where no usable configuration is.
+    `context` None: the file's current one. `manager` is the field manager of every write. Raises
+    SpecError if there is no usable configuration.
     """
     try:
         config = _configuration(kubeconfig).get(context)
@@ -407,11 +415,11 @@ def _is_local(server: str) -> bool:
 
 @contextmanager
 def api_errors(doing: str) -> Iterator[None]:
-    """Raise what a request inside raises as ApiRefusal, PeerError or WorldError.
+    """Raise errors of a request in the block as ApiRefusal, PeerError or WorldError.
 
-    WorldError when trying again may help (no connection, time-out, 401, 429, 5xx), ApiRefusal for
-    any other error of the API, PeerError for an answer that is not of the API.  `doing` starts the
-    text: "bind pod a/b".
+    WorldError: trying again may help (no connection, time-out, 401, 429, 5xx). ApiRefusal: any
+    other error of the API. PeerError: an answer that is not of the API. `doing` starts the text:
+    "bind pod a/b".
     """
     try:
         yield
@@ -420,7 +428,7 @@ def api_errors(doing: str) -> Iterator[None]:
 
 
 def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
-    """The error that `api_errors` raises for an error of lightkube, httpx or msgspec."""
+    """Return the error that `api_errors` raises for an error of lightkube, httpx or msgspec."""
     match error:
         case ApiError():
             status = error.status
@@ -429,7 +437,7 @@ def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
             text = error.response.text[:200].strip()
             return _sorted(doing, text, error.response.status_code, "")
         case ConfigError():
-            # A token's file that is not there for a moment, a program for credentials that failed.
+            # The token's file is missing for a moment, or a program for credentials failed.
             return WorldError(f"{doing}: {error}", retry_after_seconds=RETRY_SECONDS)
         case httpx2.HTTPError():
             text = str(error) or type(error).__name__
@@ -453,9 +461,9 @@ def _refusal(doing: str, raw: msgspec.Raw) -> UnbrokenError:
 
 @asynccontextmanager
 async def _soon(doing: str) -> AsyncIterator[None]:
-    """Limit of the time until a watch begins to be answered: kube-apiserver does so at once.
+    """Limit the time until a watch begins to be answered: kube-apiserver does so at once.
 
-    Only what comes after that may keep one waiting; a connection that is dead must not.
+    Only later data may take any time; a dead connection must not.
     """
     try:
         async with asyncio.timeout(BEGIN_SECONDS):

@@ -1,4 +1,4 @@
-"""Conditions of pods and nodes.  Pure."""
+"""Conditions of pods and nodes. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 
 def ready_status(item: Pod | Node | None) -> str:
-    """Return True, False or Unknown, as the condition Ready says; empty if there is none."""
+    """Return True, False or Unknown, the status of the condition Ready; empty if there is none."""
     conditions = (item and item.status and item.status.conditions) or ()
     return next((one.status for one in conditions if one.type == "Ready"), "")
 

@@ -1,4 +1,4 @@
-"""Answers with which the Kubernetes API declines a request, as exceptions.
+"""Refusals of requests by the Kubernetes API, as exceptions.
 
 This module is light: commands may import it before they need a connection.
 """
@@ -38,7 +38,7 @@ class AlreadyExists(Conflict):
 
 
 class Expired(ApiRefusal):
-    """410: the history since the version that a watch or a list asks for is gone."""
+    """410: the history since the version that a watch or a list requests is gone."""
 
 
 _CLASSES = {403: Forbidden, 404: NotFound, 405: MethodNotAllowed, 409: Conflict, 410: Expired}

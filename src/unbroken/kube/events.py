@@ -1,7 +1,7 @@
-"""Records core/v1 Events: what `kubectl describe` shows below an object.
+"""Recorder of core/v1 Events, which `kubectl describe` shows below an object.
 
-Equal events are counted in one object, as client-go's correlator does.  Recording never waits and
-never fails: what the API cannot take in time is dropped and counted.
+Equal events are counted in one object, as client-go's correlator does. Recording never waits and
+never fails: events that the API cannot take in time are dropped and counted.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MESSAGE = 1024
 """Longest message that the API takes (core/v1 validation, NoteLengthLimit)."""
 
 BURST, REFILL_SECONDS = 25, 300.0
-"""An object may have this many events at once and one more each so many seconds; the rest are
-dropped (client-go v1.33 events_cache.go, defaultSpamBurst and defaultSpamQPS)."""
+"""Events that an object may have at once, and seconds until each further one; the rest are dropped
+(client-go v1.33 events_cache.go, defaultSpamBurst and defaultSpamQPS)."""
 
 
 def reference_to(item: HasMetadata) -> ObjectReference:
-    """A reference to an object that came from the API."""
+    """Return a reference to an object that came from the API."""
     metadata = item.metadata
     assert metadata is not None
     assert isinstance(item, Resource)
@@ -54,7 +54,7 @@ def reference_to(item: HasMetadata) -> ObjectReference:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that happened to an object; what is equal in all of this is one series."""
+    """An event about an object; occurrences that are equal in all fields are one series."""
 
     namespace: str
     kind: str
@@ -87,13 +87,13 @@ class _Budget:
 
 @dataclass(slots=True)
 class Correlator:
-    """Decides which occurrences belong together and which are too many.  Pure."""
+    """Decides which occurrences belong together and which are too many. Pure."""
 
     series: OrderedDict[Occurrence, Series] = field(default_factory=OrderedDict)
     _budgets: OrderedDict[str, _Budget] = field(default_factory=OrderedDict)
 
     def note(self, what: Occurrence, reference: ObjectReference, now: float) -> Series | None:
-        """The series to send for an occurrence at `now` (wall time); None: one too many."""
+        """Return the series to send for an occurrence at `now` (wall time); None: one too many."""
         if not self._may_spend(what, now):
             return None
         series = self.series.get(what)
@@ -123,14 +123,14 @@ class Correlator:
 
 
 class EventRecorder:
-    """Sends events in the background; `run` it beside what records.
+    """Sends events in the background; `run` it beside the code that records.
 
-    `component` and `host` say who reports ("kubelet", "node-1").
+    `component` and `host` name the reporter ("kubelet", "node-1").
     """
 
     def __init__(self, client: KubeClient, component: str, host: str = "") -> None:
         self.dropped = 0
-        """Events that nobody will see: too many, or refused by the API."""
+        """Events that were lost: too many, or refused by the API."""
         self._client = client
         self._component = component
         self._host = host
@@ -141,7 +141,7 @@ class EventRecorder:
     def record(
         self, about: HasMetadata | ObjectReference, type: str, reason: str, message: str
     ) -> None:
-        """Record that something happened to an object; `type` is Normal or Warning."""
+        """Record an event about an object; `type` is Normal or Warning."""
         reference = about if isinstance(about, ObjectReference) else reference_to(about)
         what = Occurrence(
             reference.namespace or "",
@@ -164,7 +164,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is recorded until cancelled."""
+        """Send recorded events until cancelled."""
         while True:
             while self._queue:
                 what, series = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""Keeps a copy of one kind's objects, fresh by list and watch.
+"""A copy of one kind's objects, kept current by list and watch.
 
 `Informer.run` never ends by itself: it lists, watches from the list's version, resumes after a
 break from the last version it saw, and lists again when the server has forgotten that version.
@@ -37,14 +37,18 @@ PAGE = 500
 """Objects a page, as client-go's pager asks for."""
 
 SERVER_SECONDS = (240, 360)
-"""A watch lives this long, at random, so that a server's watches do not end all at once."""
+"""Bounds of a watch's life in seconds, chosen at random, so that a server's watches do not all end
+at once."""
 
 IDLE_SECONDS = 100.0
-"""A watch without a byte for this long is taken for dead.  kube-apiserver sends a bookmark every
-minute or so (storage/cacher, bookmarkFrequency); a server that sends none costs a reconnect."""
+"""Seconds without a byte after which a watch counts as dead.
+
+kube-apiserver sends a bookmark about every minute (storage/cacher, bookmarkFrequency); a server
+that sends none costs a reconnect.
+"""
 
 SETTLED_SECONDS = 1.0
-"""A watch that lasted this long, or brought an event, ends a run of failures."""
+"""Seconds that a watch must last, or else bring an event, to end a run of failures."""
 
 
 T = TypeVar("T", bound=HasMetadata)
@@ -52,14 +56,14 @@ OnChange = Callable[[T | None, T | None], None]
 
 
 OBJECT_BYTES_MAX = 1 << 20
-"""Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it has about
-ten times that."""
+"""Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it takes
+about ten times that."""
 
 COMPONENT = "unbroken"
 """Reporter of the events of refused objects."""
 
 LOUD_FAILURES = 5
-"""Failures in a row that are worth a warning; a restarting server causes fewer."""
+"""Failures in a row after which a warning is logged; a restarting server causes fewer."""
 
 
 class _Meta(msgspec.Struct):
@@ -73,11 +77,11 @@ class _Bookmark(msgspec.Struct):
 class Informer(Generic[T]):
     """A copy of the objects in one scope, and a callback for each change to it.
 
-    `namespace` None: all of them.  `labels`, `fields`: selectors as the API writes them.
+    `namespace` None: all of them. `labels`, `fields`: selectors as the API writes them.
     `on_change(old, new)` is called synchronously and in order; old None: new here, new None: gone.
-    What one object raises, in its decoding or in a handler, is noted in `refusals` and concerns
-    nobody else.  An object that cannot be decoded is kept as it was before, and new ones are left
-    out.  `tells`: write an event on each such object.
+    Errors of one object, in its decoding or in a handler, are noted in `refusals` and affect no
+    other object. An object that cannot be decoded is kept as it was before, and new ones are left
+    out. `tells`: write an event on each such object.
     """
 
     def __init__(
@@ -96,11 +100,11 @@ class Informer(Generic[T]):
         self.refusals = Refusals(resource_type)
         """Objects that could not be decoded, or that a handler could not take."""
         self.lists = self.failures = 0
-        """How often everything was read, and how often reading or watching failed."""
+        """Number of complete reads, and of failures to read or watch."""
         self.heard_at: float | None = None
-        """When the server said something last, by `clock.monotonic`."""
+        """Time of the server's last message, by `clock.monotonic`."""
         self.idle_seconds = IDLE_SECONDS
-        """A watch without a byte for so long is opened again."""
+        """Seconds without a byte after which a watch is opened again."""
         self._client = client
         self._type = resource_type
         self._scope = Scope(cast(type[Resource], resource_type), namespace, labels, fields)
@@ -118,31 +122,32 @@ class Informer(Generic[T]):
         self._random: Random = entropy()
 
     def get(self, name: str, namespace: str | None = None) -> T | None:
-        """The object as last seen, or None; do not change it."""
+        """Return the object as last seen, or None; do not change it."""
         return self._cache.get(Key(namespace or "", name))
 
     def items(self) -> Iterator[T]:
-        """Every object as last seen; do not change them."""
+        """Return every object as last seen; do not change them."""
         return iter(self._cache)
 
     def __len__(self) -> int:
         return len(self._cache)
 
     def subscribe(self, on_change: OnChange[T]) -> None:
-        """Add a callback; it is called at once for what is there already."""
+        """Add a callback; it is called at once for existing objects."""
         self._handlers.append(on_change)
         for item in list(self._cache):
             self._call(on_change, None, item)
 
     def on_refusal(self, handler: Callable[[Refusal], None]) -> None:
-        """Add a callback for objects that cannot be decoded; known ones are told at once."""
+        """Add a callback for objects that cannot be decoded; it is called at once for known
+        ones."""
         self._on_refusal.append(handler)
         for refusal in list(self._left_out.values()):
             handler(refusal)
 
     @property
     def resource(self) -> str:
-        """Path of the collection that is watched."""
+        """Return the path of the collection that is watched."""
         return self._scope.path()
 
     @observed
@@ -176,7 +181,7 @@ class Informer(Generic[T]):
                         log.debug('informer=%s lists="%s"', self._scope.path(), reason)
                         continue
             except Exception:
-                # Nobody watches for this task: ended, it would end the program.
+                # No task waits for this one: an error would end the program.
                 self.failures += 1
                 self._version, reason = None, "an error of this program"
                 log.exception("informer=%s", self._scope.path())
@@ -232,7 +237,7 @@ class Informer(Generic[T]):
             self._version = item.metadata.resourceVersion
 
     def _listed(self, raws: list[msgspec.Raw]) -> Iterator[T]:
-        """Objects of a list; what cannot be read is taken to be as it was, and not as deleted."""
+        """Return the objects of a list; an unreadable one counts as unchanged, not as deleted."""
         for raw in raws:
             item = self._decoded(raw)
             if not isinstance(item, Refusal):
@@ -243,13 +248,13 @@ class Informer(Generic[T]):
                 yield held
 
     def _held(self, head: Head) -> T | None:
-        """The kept copy of this very object."""
+        """Return the kept copy of this very object."""
         held = self._cache.get(head.key)
         metadata = held.metadata if held is not None else None
         return held if metadata is not None and metadata.uid == head.uid else None
 
     def _decoded(self, raw: msgspec.Raw) -> T | Refusal:
-        """The object, or why it is left out."""
+        """Return the object, or why it is left out."""
         content = bytes(raw)
         try:
             if self._is_open:
@@ -306,7 +311,7 @@ def _require_named(item: HasMetadata) -> None:
 
 
 def _forget_managers(item: HasMetadata) -> None:
-    """Drop `managedFields`, which nobody reads here: they are more than half of a pod's memory."""
+    """Drop `managedFields`, which nothing reads here: they are more than half of a pod's memory."""
     metadata: Any = item.metadata
     if hasattr(metadata, "managedFields"):
         metadata.managedFields = None

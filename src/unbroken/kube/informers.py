@@ -13,7 +13,7 @@ T = TypeVar("T", bound=HasMetadata)
 
 
 class Informers:
-    """One informer a kind, over all namespaces; made when first asked for."""
+    """One informer per kind, over all namespaces; made on first use."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -21,7 +21,7 @@ class Informers:
         self._tasks: asyncio.TaskGroup | None = None
 
     def of(self, resource_type: type[T]) -> Informer[T]:
-        """The informer of a kind; it runs while `run` does."""
+        """Return the informer of a kind; it runs while `run` does."""
         informer = self._informers.get(resource_type)
         if informer is None:
             informer = self._informers[resource_type] = Informer(self._client, resource_type)
@@ -30,11 +30,11 @@ class Informers:
         return informer
 
     async def synced(self) -> None:
-        """Return once all that were asked for so far know their objects."""
+        """Return once all informers requested so far know their objects."""
         await all_synced(*self._informers.values())
 
     async def run(self) -> None:
-        """Run every informer, also those that are asked for later, until cancelled."""
+        """Run every informer, also those requested later, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for informer in self._informers.values():

@@ -1,7 +1,7 @@
-"""Keeps a Lease renewed: the sign of life of a node or a program.
+"""Renewal of a Lease: the sign of life of a node or a program.
 
-This is for holders that own their lease by name, as nodes do.  Election among several holders is
-not here.
+This is for holders that own their lease by name, as nodes do. Election among several holders is not
+here.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class LeaseTerms:
     name: str
     namespace: str = NODE_LEASES
     holder: str = ""
-    """Empty: the lease's name."""
+    """Name of the holder; empty: the lease's name."""
     duration_seconds: int = 40
-    """kubelet v1.33: nodeLeaseDurationSeconds."""
+    """Seconds that a renewal lasts; kubelet v1.33: nodeLeaseDurationSeconds."""
     renew_seconds: float = 10.0
-    """kubelet v1.33: a quarter of the duration."""
+    """Seconds between renewals; kubelet v1.33: a quarter of the duration."""
     owners: Sequence[OwnerReference] = ()
 
 
 async def keep_lease(client: KubeClient, terms: LeaseTerms) -> None:
-    """Renew the lease until cancelled, making it where it does not exist.
+    """Renew the lease until cancelled; create it if it does not exist.
 
-    A renewal that fails is tried again soon: after a server's restart, a node should not look
-    dead for longer than it must.
+    A failed renewal is soon tried again: after a server's restart, a node should not seem dead for
+    longer than necessary.
     """
     backoff, random, failures = Backoff(first=0.2, limit=terms.renew_seconds), entropy(), 0
     while True:
@@ -60,7 +60,7 @@ async def keep_lease(client: KubeClient, terms: LeaseTerms) -> None:
 
 
 async def renew_lease(client: KubeClient, terms: LeaseTerms, now: float) -> None:
-    """Renew once; `now` is wall time.  Raises as `api_errors`."""
+    """Renew once; `now` is wall time. Raises as `api_errors`."""
     spec: Object = {
         "holderIdentity": terms.holder or terms.name,
         "leaseDurationSeconds": terms.duration_seconds,

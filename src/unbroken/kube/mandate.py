@@ -1,9 +1,8 @@
-"""Whether this process, which has the lease, may act at this very moment.
+"""Permission of this process, which has the lease, to act at this very moment.
 
-A process may stand still between any two instructions, for longer than its lease is good for.  So
-nobody is told "you lead" once and for all: each effect asks again, at the edge where it leaves,
-and the answer is a comparison of two times.  It needs no request and no task that would have to
-run first.
+A process may stop between any two instructions, for longer than its lease is valid. So leadership
+is never granted once and for all. Each effect asks again at the moment it leaves, and the answer is
+a comparison of two times. It needs no request and no task that would have to run first.
 """
 
 from __future__ import annotations
@@ -19,29 +18,33 @@ NEVER = float("-inf")
 
 @dataclass(slots=True)
 class Tenure:
-    """Until when a lease is certainly ours.  Pure: all times are of one clock, ours."""
+    """The time until which a lease is certainly ours. Pure: all times are of one clock of this
+    process."""
 
     good_seconds: float
-    """How long after the sending of a renewal it certainly is; less than others must wait."""
+    """Seconds after the sending of a renewal for which it is certainly valid; less than others must
+    wait."""
     until: float = NEVER
 
     def renewed(self, sent: float) -> None:
-        """The server has taken a renewal that was sent then.
+        """Note that the server has accepted a renewal that was sent then.
 
         The others count from a later moment: when they see it.
         """
         self.until = max(self.until, sent + self.good_seconds)
 
     def unanswered(self, sent: float) -> None:
-        """A server that nobody else can reach either did not answer what was sent then.
+        """Extend the tenure for a request of this time to a server that answered neither this
+        process nor any other.
 
-        It has given the lease to nobody, provided that the lease was ours at that time.
+        The server has given the lease to no other process, provided that the lease was ours at that
+        time.
         """
         if sent < self.until:
             self.until = max(self.until, sent + self.good_seconds)
 
     def ended(self) -> None:
-        """It is another's, or was given back."""
+        """Note that the lease is another's, or was given back."""
         self.until = NEVER
 
     def holds(self, now: float) -> bool:
@@ -50,7 +53,7 @@ class Tenure:
 
 
 class Mandate:
-    """A tenure and its clock: the permit of whoever leads."""
+    """A tenure and its clock: the permit of the leader."""
 
     def __init__(self, good_seconds: float, clock: Callable[[], float] = boottime) -> None:
         self._tenure = Tenure(good_seconds)
@@ -62,21 +65,21 @@ class Mandate:
         return self._tenure.holds(self._clock())
 
     async def given(self) -> None:
-        """Return once it is; without giving way to other tasks where it is already."""
+        """Return once it is; without yielding to other tasks if it is already."""
         while not self.is_given():
             self._news.clear()
             await self._news.wait()
 
     def renewed(self, sent: float) -> None:
-        """As `Tenure.renewed`."""
+        """Note as `Tenure.renewed`."""
         self._tenure.renewed(sent)
         self._news.set()
 
     def unanswered(self, sent: float) -> None:
-        """As `Tenure.unanswered`."""
+        """Note as `Tenure.unanswered`."""
         self._tenure.unanswered(sent)
         self._news.set()
 
     def ended(self) -> None:
-        """As `Tenure.ended`."""
+        """Note as `Tenure.ended`."""
         self._tenure.ended()

@@ -1,19 +1,23 @@
-"""JSON that is nested too deeply for a recursive decoder, cut without recursion.  Pure."""
+"""Cutting of JSON that is nested too deeply for a recursive decoder, without recursion. Pure."""
 
 from __future__ import annotations
 
 import re
 
 DEPTH_MAX = 64
-"""Levels of an object of a kind without a fixed shape.  A pod template has about 15; kube-apiserver
-takes 10,000, and Python's own functions (copy, comparison, encoding) fail from about 300 on."""
+"""Levels of an object of a kind without a fixed shape.
+
+A pod template has about 15; kube-apiserver takes 10,000, and Python's own functions (copy,
+comparison, encoding) fail from about 300 on.
+"""
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 def cut(text: bytes, depth: int) -> tuple[bytes, list[bytes]]:
-    """The text with each object or list below `depth` levels replaced by its number, and these.
+    """Return the text with each object or list below `depth` levels replaced by its number, and
+    these.
 
-    Takes time linear in the text.  Text that is not JSON gives something that is not, either.
+    It takes time linear in the text. The result for text that is not JSON is not JSON either.
     """
     kept: list[bytes] = []
     pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Which informers and queues of this program run, for those who watch its health."""
+"""The running informers and queues of this program, for its health checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOUND: ContextVar[set[Any] | None] = ContextVar("observed", default=None)
 
 @contextmanager
 def observing() -> Iterator[set[Any]]:
-    """Gives what runs in tasks that are made within the block; the set follows what happens."""
+    """Yield the set of objects that run in tasks made within the block; the set is kept current."""
     found: set[Any] = set()
     token = _FOUND.set(found)
     try:
@@ -26,7 +26,7 @@ def observing() -> Iterator[set[Any]]:
 
 
 def observed(run: Run[T]) -> Run[T]:
-    """A method `run` whose object is found by `observing` for as long as it runs."""
+    """Make a method `run` whose object is found by `observing` for as long as it runs."""
 
     @wraps(run)
     async def listed(self: T) -> None:

@@ -22,7 +22,8 @@ LOUD_FAILURES = 4
 
 
 async def persist(doing: str, request: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a request that is made until the API server gives one; raises ApiRefusal."""
+    """Return the answer to a request that is repeated until the API server gives one. Raises
+    ApiRefusal."""
     random, failures = entropy(), 0
     while True:
         try:

@@ -1,8 +1,8 @@
 """Amounts of resources as Kubernetes writes them: `1500m`, `64Gi`, `2e3`.
 
 The grammar, the bounds (nano to 2^63-1) and the canonical form follow apimachinery v1.33,
-pkg/api/resource/quantity.go: what is read is rounded up to a nano unit, and what is written keeps
-the family of its suffix.
+pkg/api/resource/quantity.go. Values read are rounded up to a nano unit. Values written keep the
+family of their suffix.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import lru_cache
 from unbroken.errors import SpecError
 
 _EXACT = Context(prec=400, Emax=9999, Emin=-9999)
-# A quantity has at most 19 digits before the point and 9 after it; what is longer is not one that
-# a person wrote, and would only cost time.
+# A quantity has at most 19 digits before the point and 9 after it. A longer text was not written by
+# a person, and would only cost time.
 _TEXT_MAX = 100
 _GRAMMAR = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[a-zA-Z]*)")
 _NANO = Decimal("1e-9")
@@ -28,11 +28,11 @@ _FACTORS = {suffix: Decimal(10) ** (3 * i - 9) for i, suffix in enumerate(_THOUS
 
 
 class QuantityError(SpecError):
-    """Text that is no quantity; the text of the error is the one of Kubernetes."""
+    """Text that is no quantity; the text of the error is Kubernetes' own."""
 
 
 def parse_quantity(value: str | int | float) -> Decimal:
-    """Exact amount in units (cores, bytes); JSON numbers are taken too.
+    """Return the exact amount in units (cores, bytes); JSON numbers are accepted too.
 
     Raises QuantityError.
     """
@@ -49,7 +49,7 @@ def canonical_quantity(value: str | int | float) -> str:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> tuple[Decimal, str]:
-    """Amount and family of its suffix: decimal, binary or exponent."""
+    """Return amount and family of its suffix: decimal, binary or exponent."""
     match = _GRAMMAR.fullmatch(text) if len(text) <= _TEXT_MAX else None
     if match is None:
         raise QuantityError(

@@ -1,6 +1,7 @@
-"""Objects that a program cannot read or handle: logged, counted, told in an event of the object.
+"""Objects that a program cannot read or handle: logged, counted, reported in an event of the
+object.
 
-One object of one tenant must not stop the work on all others, so whatever it raises ends here.
+One object of one tenant must not stop the work on all others, so all of its errors end here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REASON = "ObjectRefused"
 UNREADABLE, UNHANDLED = "unreadable", "unhandled"
 """Steps at which an object is refused: its decoding, or a handler of its changes."""
 REMEMBERED = 1024
-"""Refusals that are told once only."""
+"""Refusals that are reported once only."""
 FRAMES = 4
 """Innermost calls that are logged."""
 TEXT_CHARACTERS, NAME_CHARACTERS = 300, 320
@@ -38,7 +39,8 @@ NO_KEY = Key("", "")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The identity of an object whose body may be unreadable; empty strings for what is."""
+    """The identity of an object whose body may be unreadable; empty strings for unreadable
+    parts."""
 
     key: Key = NO_KEY
     uid: str = ""
@@ -53,16 +55,16 @@ class Refusal:
     reason: str
     """Why, as one line of printable text."""
     is_gone: bool = False
-    """The object is deleted."""
+    """True if the object is deleted."""
 
 
 class Refusals:
-    """Counts refusals of one kind; tells each object's reason once."""
+    """Counts refusals of one kind; reports each object's reason once."""
 
     def __init__(self, resource: type[Any]) -> None:
         self.counts = {UNREADABLE: 0, UNHANDLED: 0}
         self.untold: list[tuple[ObjectReference, str]] = []
-        """Events to record; whoever can takes them away."""
+        """Events to record; the first caller that can record takes them."""
         self._resource = resource
         self._known: OrderedDict[tuple[Key, str, str, str], None] = OrderedDict()
 
@@ -118,11 +120,11 @@ class _Metadata(msgspec.Struct):
 
 class _Object(msgspec.Struct):
     metadata: int
-    """Its number among what is cut out."""
+    """Number of the metadata among the parts that are cut out."""
 
 
 def head_of(raw: bytes) -> Head:
-    """The identity of an object, however deep or odd the rest of it is."""
+    """Return the identity of an object, whatever the rest of it is."""
     try:
         body, pieces = cut(raw, 1)
         place = msgspec.json.decode(body, type=_Object).metadata
@@ -137,13 +139,14 @@ def head_of(raw: bytes) -> Head:
 
 
 def _place(error: Exception) -> str:
-    """The innermost functions of an error's traceback; not its text, which is the object's."""
+    """Return the innermost functions of an error's traceback; not its text, which is the
+    object's."""
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     return " > ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)
 
 
 def _text(text: str, most: int) -> str:
-    """One line of at most `most` printable characters."""
+    """Return one line of at most `most` printable characters."""
     cut_text = text if len(text) <= most else f"{text[:most]}..."
     return "".join(
         char if char.isprintable() and char != '"' else ascii(char)[1:-1] for char in cut_text

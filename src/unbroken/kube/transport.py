@@ -1,9 +1,9 @@
-"""Carries the Kubernetes client's requests over aiohttp.
+"""Transport of the Kubernetes client's requests over aiohttp.
 
-lightkube speaks through httpx, whose own transport parses HTTP in Python: 260 us a request and a
-watch event a chunk at a time, against 50 us with aiohttp's C parser (measured over loopback).  The
-transport also evens out what lightkube stumbles over: an error is only read when its content type
-is exactly `application/json`.
+lightkube uses httpx, whose own transport parses HTTP in Python. That takes 260 us per request and
+per chunk of a watch event, against 50 us with aiohttp's C parser (measured over loopback). The
+transport also corrects one flaw of lightkube: it reads an error only if its content type is exactly
+`application/json`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from yarl import URL
 from .clock import entropy, pause
 
 KEEP_ALIVE_SECONDS = 60.0
-"""Idle connections are kept this long; kube-apiserver keeps its side for 3 minutes and more."""
+"""Seconds that idle connections are kept; kube-apiserver keeps its side for 3 minutes and more."""
 
 VANISHED_MILLISECONDS = 30_000
-"""Time within which sent data must be acknowledged."""
+"""Milliseconds within which sent data must be acknowledged."""
 
 CLOSING_ROUNDS = 20
 """Rounds of the loop that a connection may take to notice its end."""
@@ -36,16 +36,19 @@ JSON = b"application/json"
 TOO_MANY, SERVER_ERRORS, UNAVAILABLE = 429, 500, 503
 
 TRIES = 11
-"""A request that the server puts off is sent again so often (client-go v1.33 rest/request.go,
-maxRetries 10, and with_retry.go: 429 or 5xx with Retry-After)."""
+"""Attempts at a request that the server defers (client-go v1.33 rest/request.go, maxRetries 10, and
+with_retry.go: 429 or 5xx with Retry-After)."""
 WAIT_SECONDS_MAX = 60.0
-"""Longest such wait, whatever the server asks for."""
+"""Seconds of the longest such wait, whatever the server asks for."""
 STARTING_SECONDS_MAX = 2.0
-"""Longest such wait after a 503.  A kube-apiserver that starts asks for 10 s for each request for a
-custom resource, and serves them 0.2 s later (measured, v1.20.2)."""
+"""Seconds of the longest such wait after a 503.
+
+A kube-apiserver that starts asks for 10 s for each request for a custom resource, and serves them
+0.2 s later (measured, v1.20.2).
+"""
 
 EARLIEST = 0.2
-"""Part of a back-off that is waited for even if the server answers again before."""
+"""Share of a back-off that is waited for even if the server answers again before."""
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAY_WRITE = "may_write"
@@ -56,9 +59,8 @@ NOT_ALLOWED = "it is not certain that this process leads, so it does nothing"
 class Contact:
     """The state of the connection to the API server, shared by all users of one transport.
 
-    The first request that is answered after an outage wakes everything that waits for its retry.
-    Without it each informer and each lease would find out by itself, up to its longest back-off
-    later.
+    The first request that is answered after an outage wakes all waits for a retry. Otherwise each
+    informer and each lease would find out alone, up to its longest back-off later.
     """
 
     def __init__(self) -> None:
@@ -126,14 +128,15 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         if "upgrade" in request.headers:
             return await self._upgrade(request)
         if self._is_local:
-            # Compression costs more than it saves where no network is in between.
+            # Compression costs more than it saves if no network is in between.
             request.headers["accept-encoding"] = "identity"
         answer = await self._send(request)
         for _ in range(TRIES - 1):
             seconds = _put_off(answer, self._random)
             if seconds is None:
                 break
-            # The server has not done it, and says so: any request may come again, in the same way.
+            # The server has not carried it out, and says so: any request may be repeated, in the
+            # same way.
             answer.release()
             await pause(seconds)
             answer = await self._send(request)
@@ -155,7 +158,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
                 URL(str(request.url), encoded=True),
                 headers=[(key.decode(), value.decode()) for key, value in request.headers.raw],
                 data=_payload(request),
-                # Of what has no content there is no type to be guessed.
+                # Without content there is no type to guess.
                 skip_auto_headers=() if request.content else ("Content-Type",),
                 timeout=timeout,
                 allow_redirects=False,
@@ -177,7 +180,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not self._is_local:
-            # A peer that vanished without a word is noticed by the kernel.
+            # The kernel notices a peer that vanished silently.
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MILLISECONDS)
         self._sockets.add(made)
@@ -190,8 +193,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         if self._session is None:
             return
         await self._session.close()
-        # Requests that were cancelled leave connections that would wait half a minute for the
-        # server's part of closing TLS.
+        # Cancelled requests leave connections that would wait half a minute for the server's part
+        # of closing TLS.
         for left in self._sockets:
             if left.fileno() >= 0:
                 with suppress(OSError):
@@ -203,7 +206,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """The same connections, for one whose writes need leave; who made the transport closes it."""
+    """The same connections, for a user whose writes need permission; the transport's creator closes
+    it."""
 
     def __init__(self, carrier: AiohttpTransport, may_write: Callable[[], bool]) -> None:
         self._carrier = carrier
@@ -219,21 +223,21 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 def _put_off(answer: aiohttp.ClientResponse, random: Random) -> float | None:
-    """Seconds after which the server wants to be asked again; None: this is its answer."""
+    """Return the seconds after which the server wants a retry; None: this is its answer."""
     asked = answer.headers.get("Retry-After", "")
     if not asked.isdecimal() or (answer.status != TOO_MANY and answer.status < SERVER_ERRORS):
         return None
     if answer.status == UNAVAILABLE:
-        # Jitter, as all clients of a server that starts hear this at the same time.
+        # Jitter, as all clients of a starting server get this answer at the same time.
         return min(float(asked), random.uniform(STARTING_SECONDS_MAX / 2, STARTING_SECONDS_MAX))
     return min(float(asked), WAIT_SECONDS_MAX)
 
 
 class _GuardedPayload(aiohttp.BytesPayload):
-    """Content that asks for leave when it is written.
+    """Content that needs permission when it is written.
 
-    aiohttp sends the headers along with the first of the content.  By then a connection may have
-    been made, which takes as long as it takes.
+    aiohttp sends the headers along with the first of the content. Before that a connection may have
+    been made, which takes any time.
     """
 
     def __init__(self, content: bytes, may_write: Callable[[], bool]) -> None:
@@ -270,7 +274,7 @@ class _Body(httpx2.AsyncByteStream):
             raise _translated(error) from error
 
     async def aclose(self) -> None:
-        # A body that was read to its end has given its connection back.  Any other is cut, without
+        # A body that was read to its end has released its connection. Any other is cut, without
         # waiting for the server's part of closing TLS.
         connection = self._answer.connection
         if connection is not None and isinstance(connection.transport, asyncio.WriteTransport):

@@ -1,4 +1,4 @@
-"""Keys to work on: each once, never twice at a time, again after a failure.
+"""A queue of keys: each is handled once, never twice at a time, again after a failure.
 
 `Backlog` and `retry_after` decide and are pure; `WorkQueue` runs a handler over them.
 """
@@ -30,18 +30,21 @@ RETRY = Backoff(first=0.05, limit=60.0)
 """Back-off of each key; client-go starts at 5 ms, for servers that are farther from overload."""
 
 WORLD_SECONDS_MAX = 5.0
-"""Longest delay after errors that name a shorter one.  An API server that was away names 1 s, so
-every key is handled again within this time after an outage, however long the outage was."""
+"""Seconds of the longest delay after errors that name a shorter one.
+
+An API server that was away names 1 s, so every key is handled again within this time after an
+outage, however long the outage was.
+"""
 
 Handler = Callable[[K], Awaitable[float | None]]
-"""Works on one key; returns in how many seconds to do so again, or None."""
+"""Handles one key; returns the seconds until it is to be handled again, or None."""
 
 
 def retry_after(error: Exception) -> float | None:
-    """Return the seconds after which an error calls for a retry; None if only the back-off counts.
+    """Return the seconds after which an error needs a retry; None if only the back-off counts.
 
-    Infinity: the key is handled again only when it is added again, as when its object changes.
-    A conflict calls for a retry at once: the handler decided on an old version of an object.
+    Infinity: the key is handled again only when it is added again, as when its object changes. A
+    conflict needs a retry at once: the handler decided on an old version of an object.
     """
     match error:
         case Conflict():
@@ -55,17 +58,17 @@ def retry_after(error: Exception) -> float | None:
 
 
 class Backlog(Generic[K]):
-    """Which key is next.  Times are seconds of one monotonic clock."""
+    """Decides which key is next. Times are seconds of one monotonic clock."""
 
     def __init__(self, backoff: Backoff, random: Random) -> None:
         self._backoff = backoff
         self._random = random
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
-        """In `_ready`."""
+        """Keys in `_ready`."""
         self._working: set[K] = set()
         self._dirty: set[K] = set()
-        """Added while being worked on."""
+        """Keys added while being handled."""
         self._later: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}
         """Time at which a key of `_later` counts; other entries of it are stale."""
@@ -73,7 +76,7 @@ class Backlog(Generic[K]):
         self._order = 0
 
     def add(self, key: K) -> None:
-        """Work on the key as soon as possible; once, however often it is added before that."""
+        """Handle the key as soon as possible; once, however often it is added before that."""
         self._due.pop(key, None)
         if key in self._working:
             self._dirty.add(key)
@@ -82,7 +85,7 @@ class Backlog(Generic[K]):
             self._ready.append(key)
 
     def add_at(self, key: K, time: float) -> None:
-        """Work on the key at `time`; the earliest of several counts."""
+        """Handle the key at `time`; the earliest of several counts."""
         if key in self._waiting or self._due.get(key, time + 1.0) <= time:
             return
         self._due[key] = time
@@ -90,7 +93,8 @@ class Backlog(Generic[K]):
         heapq.heappush(self._later, (time, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """The next key, which the caller must give to `done` or `failed`; None: nothing is due."""
+        """Return the next key, which the caller must give to `done` or `failed`; None: nothing is
+        due."""
         while self._later and self._later[0][0] <= now:
             time, _, key = heapq.heappop(self._later)
             if self._due.get(key) == time:
@@ -103,15 +107,16 @@ class Backlog(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """The key was worked on; failures before are forgotten."""
+        """Note that the key was handled; earlier failures are forgotten."""
         self._failures.pop(key, None)
         self._release(key)
 
     def failed(self, key: K, now: float, after: float | None = None) -> float:
-        """Have the key worked on again; returns the seconds until then.
+        """Have the key handled again; return the seconds until then.
 
-        After its back-off, or `after` the seconds of `retry_after`.  Only the first of several
-        failures in a row is retried at once: the next ones back off, to `WORLD_SECONDS_MAX`.
+        The delay is its back-off, or `after`, the seconds of `retry_after`. Only the first of
+        several failures in a row is retried at once: the next ones back off, to
+        `WORLD_SECONDS_MAX`.
         """
         if after == math.inf:
             self.done(key)
@@ -126,11 +131,11 @@ class Backlog(Generic[K]):
         return delay
 
     def failures(self, key: K) -> int:
-        """How often the key has failed in a row."""
+        """Return the number of failures of the key in a row."""
         return self._failures.get(key, 0)
 
     def deadline(self) -> float | None:
-        """When `take` may have something that it does not have now; None: only after an `add`."""
+        """Return when `take` may have another key; None: only after an `add`."""
         while self._later and self._due.get(self._later[0][2]) != self._later[0][0]:
             heapq.heappop(self._later)
         return self._later[0][0] if self._later else None
@@ -146,16 +151,16 @@ class Backlog(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """Runs one handler for the keys that are added; `name` is for the log.
+    """Runs one handler for the added keys; `name` is for the log.
 
-    A key is never handled twice at the same time.  A handler that raises is called again when
-    its error says (`retry_after`).
+    A key is never handled twice at the same time. A handler that raises is called again at the time
+    of its error (`retry_after`).
     """
 
     def __init__(self, name: str, handler: Handler[K], *, workers: int = 1) -> None:
         self.name = name
         self.handled = self.failed = 0
-        """How often the handler has returned, and how often it has raised."""
+        """Number of returns of the handler, and of its errors."""
         self._handler = handler
         self._workers = workers
         self._backlog: Backlog[K] = Backlog(RETRY, entropy())
@@ -163,7 +168,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def waiting(self) -> int:
-        """Keys that wait, those that are due later included."""
+        """Return the waiting keys, those that are due later included."""
         return len(self._backlog)
 
     def add(self, key: K) -> None:
@@ -192,7 +197,7 @@ class WorkQueue(Generic[K]):
             again = await self._handle(key)
             if again is not None:
                 self.add_after(key, again)
-            # Another worker may be asleep beside what this one has just freed.
+            # Another worker may sleep although this one has just freed a key.
             self._wake.set()
 
     async def _wait(self) -> None:
@@ -220,7 +225,7 @@ class WorkQueue(Generic[K]):
             )
             return None
         except Exception:
-            # A bug met by one key must not stop the work on all others.
+            # A bug with one key must not stop the work on all others.
             delay = self._failed(key)
             log.exception("queue=%s key=%s retry_seconds=%.2f", self.name, key, delay)
             return None

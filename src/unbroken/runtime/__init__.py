@@ -1,1 +1,1 @@
-"""Runs machines: what the loops of all programs have in common."""
+"""Driving of machines: the shared part of all programs' loops."""

@@ -1,10 +1,10 @@
-"""Drives a machine: its events in their order, and a Tick when its deadline comes.
+"""Driver of a machine: its events in their order, and a Tick when its deadline comes.
 
-A task takes events from an `Inbox`.  A machine that is called back has an `Alarm` instead.
+A task takes events from an `Inbox`. A machine that is called back has an `Alarm` instead.
 
-Both obey one rule: a process that stood still (stopped, starved, suspended) hears all that waits
-for it before it acts on a deadline.  Such a process sees the time pass before it sees what others
-said meanwhile, so a deadline that is found late is acted on only `GLANCE_SECONDS` later.
+Both obey one rule: a process that was paused (stopped, starved, suspended) takes all waiting events
+before it acts on a deadline. Such a process sees the time pass before it sees the events of the
+meantime. So a deadline that is found late is acted on only `GLANCE_SECONDS` later.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import TypeVar
 from unbroken.core.tick import Tick
 
 GLANCE_SECONDS = 0.1
-"""Time to hear what waits.  A process that is later than this is taken to have stood still."""
+"""Seconds to take waiting events. A process that is later than this counts as paused."""
 
 E = TypeVar("E")
 Clock = Callable[[], float]
 
 
 class _Moment:
-    """When a deadline is to be acted on."""
+    """Decides when to act on a deadline."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at = self._glance_until = 0.0
 
     def begin(self, deadline: float) -> float:
-        """Begin to wait for a deadline; the seconds to wait."""
+        """Begin to wait for a deadline; return the seconds to wait."""
         now = self._clock()
         # The system's clock may have been set back since.
         self._at = max(deadline, now, min(self._glance_until, now + GLANCE_SECONDS))
         return self._at - now
 
     def has_come(self) -> bool:
-        """True if to act, now that the wait is over; False: it ended late, so wait once more."""
+        """True to act, now that the wait is over; False: it ended late, so wait once more."""
         now = self._clock()
         is_late = now > self._at + GLANCE_SECONDS and self._at != self._glance_until
         if is_late:
@@ -58,7 +58,7 @@ class Inbox(asyncio.Queue[E]):
         return self
 
     async def __anext__(self) -> E | Tick:
-        """The next event, or a Tick if the deadline comes first."""
+        """Return the next event, or a Tick if the deadline comes first."""
         while self.empty() and (deadline := self._deadline()) is not None:
             try:
                 async with asyncio.timeout(self._moment.begin(deadline)):
@@ -78,7 +78,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, deadline: float | None) -> None:
-        """Call at this deadline, and at no earlier one any more; None: never."""
+        """Call at this deadline, and no longer at an earlier one; None: never."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
