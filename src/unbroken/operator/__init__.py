@@ -1,4 +1,5 @@
-"""The operator: carries between the Kubernetes API, the agents and the machines of the jobs.
+"""The operator: it connects the Kubernetes API, the agents and the machines of the jobs.
 
-Every decision about a job is made in `unbroken.core`; here it is only told and obeyed.
+Every decision about a job is made in `unbroken.core`; this package passes events in and carries
+orders out.
 """

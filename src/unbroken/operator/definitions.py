@@ -1,4 +1,4 @@
-"""Sees to it that the cluster knows our kinds."""
+"""Installation of the project's CustomResourceDefinitions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ PATH = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 async def install(client: KubeClient) -> None:
-    """Apply the definitions of our kinds, and wait until the API serves them.
+    """Apply the definitions of the project's kinds, and wait until the API serves them.
 
-    Those of a later version stay: an operator that waits to lead may be older than the one that
-    does.  Where applying is not allowed, what somebody else has installed will do; SpecError if
-    nobody has.
+    Those of a later version stay: a waiting operator may be older than the leader. If applying is
+    not allowed, the installed definitions are used. Raises SpecError if there are none.
     """
     for definition in definitions():
         name = definition["metadata"]["name"]
@@ -42,15 +41,15 @@ async def install(client: KubeClient) -> None:
 
 
 async def served(client: KubeClient) -> None:
-    """Return once the API serves our kinds."""
+    """Return once the API serves the project's kinds."""
     own = (kind.path for kind in OWN_KINDS)
     for kind in (f"{JOBS}/{job.PLURAL}", f"{INCIDENTS}/{incident.PLURAL}", *own):
         await persist(f"kind={kind} wait=served", partial(_serve, client, kind))
 
 
 async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
-    # Not by server-side apply: servers before 1.25 then refuse rules in CEL, which they would
-    # otherwise leave out.
+    # Not by server-side apply: servers before 1.25 then refuse rules in CEL, which they otherwise
+    # drop.
     name, mark = definition["metadata"]["name"], definition["metadata"]["annotations"]
     path = f"{PATH}/{quote(name)}"
     try:
@@ -70,12 +69,12 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
 
 
 def _parts(version: str) -> list[int]:
-    """Numbers to compare versions by; a text without any is before all."""
+    """Return numbers to compare versions by; a text without any comes before all."""
     return [int(one) for one in re.findall(r"\d+", version)[:3]]
 
 
 async def _serve(client: KubeClient, path: str) -> None:
-    """Return if the API serves the kind; WorldError while it may be about to."""
+    """Return if the API serves the kind. Raises WorldError while it may be about to."""
     try:
         await client.raw("GET", path, parameters={"limit": "1"})
     except NotFound as error:

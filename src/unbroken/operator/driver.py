@@ -1,4 +1,4 @@
-"""Runs the operator: clocks, keys, sockets, and the election of one among several."""
+"""The operator program: clocks, keys, sockets, and the election of one among several."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class OperatorOptions:
     """Options of an operator."""
 
     namespace: str | None = None
-    """Look after the jobs of this one only; None: all."""
+    """Manage the jobs of this namespace only; None: all."""
     terms: LeaderTerms = field(default_factory=LeaderTerms)
     checks: CheckerOptions = field(default_factory=CheckerOptions)
     repair: RepairOptions = field(default_factory=RepairOptions)
     metrics: MetricsPlace | None = None
-    """Where metrics are served; None: nowhere, or by the caller."""
+    """Address of the metrics; None: not served, or served by the caller."""
     agent: AgentToInject | None = None
     """As in `Surroundings.agent`."""
     without: frozenset[PartName] = frozenset()
-    """Parts that are left to somebody else."""
+    """Parts that another program does."""
     key: bytes = field(kw_only=True, repr=False)
     """The master key (`core/keys`), the same for all operators of a cluster."""
 
@@ -71,9 +71,9 @@ async def run_operator(
     options: OperatorOptions,
     metrics: OperatorMetrics | None = None,
 ) -> None:
-    """Install our kinds and run the operator until cancelled, whenever it leads.
+    """Install the definitions and run the operator until cancelled, whenever it leads.
 
-    `informers`: shared ones, which the caller runs; None: of its own.  `metrics`: those of the
+    `informers`: shared ones, which the caller runs; None: of its own. `metrics`: those of the
     caller, who observes what runs; None: of its own.
     """
     if metrics is None:

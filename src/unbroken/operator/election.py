@@ -1,13 +1,13 @@
-"""One operator at a time: whoever holds the Lease acts.
+"""Election of one operator at a time: the holder of the Lease acts.
 
-Who leads holds a mandate (`kube.mandate`), which ends by the clock some seconds before another may
-take the lease.  Every effect asks it, so that a leader that stood still finds out before anything
-else that it may have been replaced.  When the mandate has run out, the program is not ended: it
-waits, and goes on if the lease turns out to be ours still.
+The leader holds a mandate (`kube.mandate`), which ends by the clock some seconds before another
+process may take the lease. Every effect asks the mandate. So a leader that was paused learns that
+it may have been replaced before it does anything else. When the mandate has run out, the program is
+not ended. It waits, and resumes if the lease turns out to be still its own.
 
-Who waits for the lease counts only time in which the API server answered.  After an outage the
-holder therefore has a whole term to renew.  That is why a leader beside a server of its own machine
-goes on while that is away: nobody else can reach it either.
+A process that waits for the lease counts only time in which the API server answered. After an
+outage the holder therefore has a whole term to renew. So a leader beside a server of its own
+machine continues during an outage: no other process can reach that server either.
 """
 
 from __future__ import annotations
@@ -37,49 +37,54 @@ log = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 2.0
 ROUNDS = 3
-"""A lease that others write at the same time is read and written again so often."""
+"""Attempts to read and write a lease that others write at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderTerms:
-    """Which lease, and for how long."""
+    """The lease, and its times."""
 
     name: str = "unbroken-operator"
     namespace: str = "kube-system"
     duration_seconds: int = 15
-    """A holder that was silent for so long has lost it (client-go's LeaseDuration)."""
+    """Seconds of silence after which a holder has lost the lease (client-go's LeaseDuration)."""
     renew_seconds: float = 2.0
-    """client-go's RetryPeriod."""
+    """Seconds between renewals; client-go's RetryPeriod."""
     acts_in_outages: bool | None = None
-    """Go on while the API server does not answer.  Only where nobody else can reach it then; None:
-    where it is a process of this machine."""
+    """Continue while the API server does not answer.
+
+    Only if no other process can reach it then; None: if it is a process of this machine.
+    """
 
     @property
     def good_seconds(self) -> float:
-        """A leader acts for so long after a renewal (client-go's RenewDeadline is two thirds)."""
+        """Return the seconds that a leader acts after a renewal (client-go's RenewDeadline is two
+        thirds)."""
         return self.duration_seconds * 0.8
 
     @property
     def try_seconds(self) -> float:
-        """One request to take or renew may last so long; two fit in before a leader must stop."""
+        """Return the seconds that one request to take or renew may last; two fit in before a leader
+        must stop."""
         return max(1.0, self.duration_seconds / 3)
 
 
 def identity() -> str:
-    """This process, so that others on the machine can tell whether it lives."""
+    """Return the identity of this process, so that others on the machine can check whether it is
+    alive."""
     pid = os.getpid()
     return f"{_here()}/{pid}/{_started(pid)}"
 
 
 def _here() -> str:
-    # The first namespace of processes has the same number on every machine, and hosts may share a
-    # name; no two machines share the identity of their boot.
+    # The first process namespace has the same number on every machine, and hosts may share a name;
+    # no two machines share a boot ID.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()}/{boot}:{os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> int:
-    """Start time in clock ticks; 0: there is no such process."""
+    """Return the start time in clock ticks; 0: there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -97,7 +102,7 @@ def is_dead(holder: str) -> bool:
 
 
 class _Silence:
-    """How long a holder has been silent while the API server answered.  Pure."""
+    """The time that a holder has been silent while the API server answered. Pure."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
@@ -105,18 +110,19 @@ class _Silence:
         self._since = self._last = 0.0
 
     def seen(self, version: str, now: float) -> None:
-        """The lease has this version, says the server."""
-        # Who has not looked for long does not know whether the holder could have renewed.
+        """Note that the lease has this version on the server."""
+        # A process that has not looked for long cannot know whether the holder could have renewed.
         if version != self._version or now - self._last > self._limit / 2:
             self._version, self._since = version, now
         self._last = now
 
     def broken(self) -> None:
-        """The server did not answer: the holder could not have renewed."""
+        """Note that the server did not answer: the holder could not have renewed."""
         self._version = ""
 
     def left(self, now: float) -> float:
-        """Seconds until the holder has lost the lease; the whole time where nothing is known."""
+        """Return the seconds until the holder has lost the lease; the whole time if nothing is
+        known."""
         return self._since + self._limit - now if self._version else self._limit
 
 
@@ -132,7 +138,7 @@ class Election:
         self._title = f"{terms.namespace}/{terms.name}"
         self._silence = _Silence(terms.duration_seconds)
         self._ours: Object | None = None
-        """The lease as it was when we wrote it last."""
+        """The lease as this process wrote it last."""
         self._is_held = False
         self._mandate = Mandate(terms.good_seconds)
         given = terms.acts_in_outages
@@ -159,7 +165,7 @@ class Election:
             log.warning("operator=stopped lease=%s", self._title)
 
     async def _stand_by(self) -> None:
-        """Return when the lease is ours."""
+        """Return when the lease is this process's."""
         is_free = asyncio.Event()
 
         def changed(old: Lease | None, new: Lease | None) -> None:
@@ -199,9 +205,10 @@ class Election:
             was_certain = is_certain
 
     async def _try(self) -> bool:
-        """Take or renew the lease; False: it is another's.
+        """Take or renew the lease; return False if it is another's.
 
-        True also while that cannot be known, to one who had it; the mandate says for how long.
+        Also True while that cannot be known, if this process had it; the mandate limits for how
+        long.
         """
         sent = boottime()
         try:
@@ -224,8 +231,8 @@ class Election:
         return self._is_held
 
     async def _take(self) -> bool:
-        """Write our name into the lease, unless it is another's."""
-        # What we wrote last need not be read again: if it has changed, the server refuses.
+        """Write this process's name into the lease, unless it is another's."""
+        # The version written last need not be read again: if it has changed, the server refuses.
         found, self._ours = self._ours or await self._read(), None
         for _ in range(ROUNDS - 1):
             if found is not None and not self._may_take(found):
@@ -254,7 +261,7 @@ class Election:
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""
         if holder in ("", self._holder) or is_dead(holder):
             return True
-        # By our own clock: the holder's may be anything.
+        # By this process's clock: the holder's may be wrong.
         now = monotonic()
         self._silence.seen(lease["metadata"]["resourceVersion"], now)
         return self._silence.left(now) <= 0.0
@@ -284,7 +291,7 @@ class Election:
         }
 
     async def _release(self) -> None:
-        """Give the lease back, so that the next need not wait for its end."""
+        """Release the lease, so that the next leader need not wait for its end."""
         self._is_held, self._ours = False, None
         try:
             async with asyncio.timeout(RELEASE_SECONDS):

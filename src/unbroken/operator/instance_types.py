@@ -12,6 +12,6 @@ from unbroken.spec.nodes.instance_types import InstanceType, read_instance_types
 
 @cache
 def instance_types() -> Mapping[str, InstanceType]:
-    """Instance types by name, such as `ml.p5.48xlarge`."""
+    """Return instance types by name, such as `ml.p5.48xlarge`."""
     text = files("unbroken.operator").joinpath("data/instance_types.toml").read_text("utf-8")
     return MappingProxyType(read_instance_types(text))

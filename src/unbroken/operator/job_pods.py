@@ -1,4 +1,4 @@
-"""Which pods belong to which job."""
+"""The pods of each job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class JobPods:
         """By the key of the job and the uid of the pod."""
 
     def changed(self, old: Pod | None, new: Pod | None) -> Key | None:
-        """Take in a change that an informer saw; return the key of the pod's job, None if none."""
+        """Take a change that an informer saw; return the key of the pod's job, None: it has
+        none."""
         pod = changed(old, new)
         key = job_of(pod, self._kind)
         if pod.metadata is None or key is None:

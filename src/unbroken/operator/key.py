@@ -1,6 +1,6 @@
 """The operator's master key: a file of 64 hexadecimal digits, in a cluster the file of a Secret.
 
-The operator may create Secrets and may not read them.  It makes the Secret where there is none, and
+The operator may create Secrets and may not read them. It makes the Secret if there is none, and
 reads it as the file that the kubelet mounts.
 """
 
@@ -27,7 +27,7 @@ ENTRY = "key"
 POLL_SECONDS = 1.0
 FILE_BYTES_MAX = 4096
 OTHERS = 0o007
-"""Mode bits of people who are neither the file's owner nor in its group."""
+"""Mode bits of users who are neither the file's owner nor in its group."""
 HINT = "make one with: openssl rand -hex 32"
 
 
@@ -39,7 +39,7 @@ class KeySecret(NamedTuple):
 
 
 def read_key(path: Path) -> bytes | None:
-    """The key in a file; None: there is no file, or it is empty.  SpecError."""
+    """Return the key in a file; None: there is no file, or it is empty. Raises SpecError."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -62,7 +62,7 @@ def read_key(path: Path) -> bytes | None:
 
 
 def kept_key(path: Path) -> bytes:
-    """The key in a file, which is made (mode 0600) where there is none.  SpecError."""
+    """Return the key in a file, which is made (mode 0600) if there is none. Raises SpecError."""
     found = read_key(path)
     if found is not None:
         return found
@@ -90,10 +90,11 @@ def kept_key(path: Path) -> bytes:
 
 
 async def mounted_key(client: KubeClient, path: Path, secret: KeySecret) -> bytes:
-    """The key in a file that the kubelet makes of a Secret; where there is none, of a new Secret.
+    """Return the key in a file that the kubelet makes of a Secret; without the file, of a new
+    Secret.
 
-    The operator that made the Secret knows the key.  The others wait until the kubelet has the
-    file, which takes up to 90 s.  SpecError; ApiRefusal where it may not create Secrets.
+    The operator that made the Secret knows the key. The others wait until the kubelet has the file,
+    which takes up to 90 s. Raises SpecError; ApiRefusal if it may not create Secrets.
     """
     found = read_key(path)
     if found is not None:

@@ -1,4 +1,5 @@
-"""The controller of clusters: asks `core/clusters` what to do, writes it down, then does it."""
+"""The controller of clusters: it gets orders from `core/clusters`, stores the state, then carries
+them out."""
 
 from __future__ import annotations
 
@@ -56,13 +57,13 @@ class Clusters:
         self._queue: WorkQueue[str] = WorkQueue("clusters", self._reconcile)
 
     async def run(self) -> None:
-        """Look after all clusters until cancelled."""
+        """Manage all clusters until cancelled."""
         await all_synced(self._clusters, self._machines, self._nodes, self._checks)
         self._watch()
         await self._queue.run()
 
     def _watch(self) -> None:
-        """Have every cluster looked at, and again whenever something of it changes."""
+        """Queue every cluster, and again whenever a part of it changes."""
         self._clusters.subscribe(lambda old, new: self._queue.add(key_of(changed(old, new)).name))
         self._machines.subscribe(self._on_machine)
         self._nodes.subscribe(lambda old, new: self._on_node(key_of(changed(old, new)).name))
@@ -112,7 +113,7 @@ class Clusters:
             updated_at=now,
             state=write_state(made.state),
         )
-        # What a list gave has no kind of its own.
+        # Objects of a list have no kind of their own.
         own = {"apiVersion": f"{GROUP}/{VERSION}", "kind": CLUSTER.kind}
         body = {**cluster, **own, "status": write_record(status)}
         path = f"{CLUSTER.path}/{quote(key_of(cluster).name)}/status"
@@ -177,14 +178,15 @@ class Clusters:
         def change_machine(machine: Object) -> Object:
             return {"spec": {"labels": labels, "taints": taints(machine["spec"])}}
 
-        # The machine says what its node has been brought to: it comes last.
+        # The Machine records the values that its node was brought to: it comes last.
         await self._change(f"api/v1/nodes/{quote(effect.name)}", change_node)
         await self._change(f"{MACHINE.path}/{quote(effect.name)}", change_machine)
 
     async def _change(self, path: str, change: Callable[[Object], Object]) -> None:
-        """Patch an object as it is now, if it is there.
+        """Patch an object in its present state, if it exists.
 
-        Lists are replaced as a whole: never what was added meanwhile.
+        Lists are replaced as a whole, guarded by the version: never values that were added
+        meanwhile.
         """
         found = await self._client.get_or_none(path, Object)
         if found is not None:

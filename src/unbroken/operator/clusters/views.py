@@ -25,7 +25,7 @@ def world_of(
     node_of: Callable[[str], Node | None],
     checks: Iterable[Object],
 ) -> tuple[World, ClusterState]:
-    """A cluster with its machines; `node_of` finds the node of a name."""
+    """Return a cluster with its machines; `node_of` finds the node of a name."""
     spec, _ = CLUSTER.spec_of(cluster)
     status, _ = CLUSTER.status_of(cluster)
     seen = [machine_view(one) for one in machines]
@@ -45,7 +45,7 @@ def world_of(
 
 
 def phase_of(text: str) -> ClusterPhase:
-    """The phase; Creating where it is none."""
+    """Return the phase; Creating if it is none."""
     try:
         return ClusterPhase(text)
     except ValueError:
@@ -53,7 +53,7 @@ def phase_of(text: str) -> ClusterPhase:
 
 
 def machine_view(machine: Object) -> MachineView:
-    """A Machine object."""
+    """Return the view of a Machine object."""
     spec, _ = MACHINE.spec_of(machine)
     status, _ = MACHINE.status_of(machine)
     metadata = machine["metadata"]
@@ -70,7 +70,7 @@ def machine_view(machine: Object) -> MachineView:
 
 
 def node_view(name: str, node: Node | None) -> ClusterNode:
-    """A Node, which may not be there yet."""
+    """Return the view of a Node, which may not exist yet."""
     metadata = node.metadata if node is not None else None
     if node is None or metadata is None:
         return ClusterNode(name)
@@ -85,7 +85,7 @@ def node_view(name: str, node: Node | None) -> ClusterNode:
 
 
 def check_view(check: Object) -> CheckView:
-    """A NodeCheck object."""
+    """Return the view of a NodeCheck object."""
     spec, _ = NODE_CHECK.spec_of(check)
     status, _ = NODE_CHECK.status_of(check)
     name = check["metadata"]["name"]

@@ -1,7 +1,7 @@
-"""Memory that one job's agents may take of the operator: their reports, evidence, and the inbox.
+"""Memory of the operator that one job's agents may take: their reports, evidence, and the inbox.
 
-The inbox is never over its bound: links wait unread until the job has dealt with what they said.
-Reports and evidence that the job keeps count against a budget; a job over its budget fails, and
+The inbox never exceeds its bound: links wait unread until the job has handled their messages.
+Reports and evidence that the job keeps count against a budget. A job over its budget fails, and
 from then on only the bare state of its agents is kept.
 """
 
@@ -23,16 +23,21 @@ from unbroken.wire.observation import Evidence, ThreadStack
 
 BUDGET_BYTES = 16 * 1024 * 1024
 BUDGET_BYTES_PER_AGENT, BUDGET_BYTES_PER_WORKER = 32 * 1024, 8 * 1024
-"""Memory that a job may take, and the addition for each agent and worker.  A report of 8
-workers that train takes 10 to 20 KiB, one of 8 workers that died of an exception 60 KiB."""
+"""Bytes that a job may take for each agent, and for each worker.
+
+A report of 8 workers that train takes 10 to 20 KiB, one of 8 workers that died of an exception 60
+KiB.
+"""
 WORKERS_UNKNOWN = 16
-"""Workers of a node where `nprocPerNode` is no number."""
+"""Workers of a node if `nprocPerNode` is no number."""
 INBOX_BYTES, INBOX_BYTES_PER_AGENT = 16 * 1024 * 1024, 32 * 1024
-"""Reports and evidence that wait for the job: all agents may have news at once."""
+"""Bytes of reports and evidence that wait for the job, and the addition per agent: all agents may
+have news at once."""
 INBOX_REPORTS, INBOX_REPORTS_PER_AGENT = 1000, 2
-"""Reports that wait for the job: heartbeats too, which take next to nothing."""
+"""Number of reports that wait for the job, and the addition per agent; heartbeats too, which take
+nearly no memory."""
 SMALL_BYTES = 16 * 1024
-"""Reports up to this length are weighed by a formula, longer ones exactly."""
+"""Bytes up to which a report is weighed by a formula; longer ones are weighed exactly."""
 
 
 class _Limits(NamedTuple):
@@ -57,7 +62,7 @@ class AgentMemory:
         self.bytes = 0
         self._spec = spec
         self._limited: JobSpec | None = None
-        """The job that the limits were worked out for: they are asked for at each report."""
+        """The spec that the limits were computed for: they are needed at each report."""
         self._known_limits = _limits_of(None)
         self._reports: dict[PodUid, int] = {}
         self._evidence: dict[PodUid, int] = {}
@@ -68,12 +73,12 @@ class AgentMemory:
 
     @property
     def agents(self) -> int:
-        """How many the job has, or will have."""
+        """Return the number of agents that the job has, or will have."""
         return self._limits().agents
 
     @property
     def budget(self) -> int:
-        """Bytes that reports and evidence may take."""
+        """Return the bytes that reports and evidence may take."""
         return self._limits().budget
 
     def _limits(self) -> _Limits:
@@ -83,25 +88,26 @@ class AgentMemory:
         return self._known_limits
 
     def largest(self) -> PodUid | None:
-        """The pod whose agent takes most."""
+        """Return the pod whose agent takes most."""
         return max(self._reports, key=self._of, default=None)
 
     def report(self, uid: PodUid, weight: int) -> bool:
-        """Keep a report instead of the last; False: the job is now over its budget."""
+        """Keep a report instead of the last; return False if the job is now over its budget."""
         self.bytes += weight - self._reports.get(uid, 0)
         self._reports[uid] = weight
         return self.bytes <= self.budget
 
     def evidence(self, uid: PodUid, weight: int) -> bool:
-        """Keep evidence instead of the last; False: the job is now over its budget."""
+        """Keep evidence instead of the last; return False if the job is now over its budget."""
         self.bytes += weight - self._evidence.get(uid, 0)
         self._evidence[uid] = weight
         return self.bytes <= self.budget
 
     def share(self, evidence: Evidence) -> tuple[Evidence, int]:
-        """The evidence with one copy of each frame for the whole job, and what it takes anew.
+        """Return the evidence with one copy of each frame for the whole job, and the bytes that it
+        adds.
 
-        Most ranks of a job are at the same places: 100,000 ranks would take gigabytes.
+        Most ranks of a job are at the same places: 100,000 ranks would otherwise take gigabytes.
         """
         known = len(self._texts)
         ranks = tuple(replace(one, threads=self._shared(one.threads)) for one in evidence.ranks)
@@ -120,33 +126,33 @@ class AgentMemory:
         )
 
     def drop_evidence(self, uid: PodUid) -> None:
-        """The job has done with an agent's evidence."""
+        """Drop an agent's evidence: the job has used it."""
         self.bytes -= self._evidence.pop(uid, 0)
         if not self._evidence:
             self._texts.clear()
 
     def drop(self, uid: PodUid) -> None:
-        """The pod is gone."""
+        """Drop all of a pod that is gone."""
         self.bytes -= self._reports.pop(uid, 0)
         self.drop_evidence(uid)
 
     def told(self, weight: int) -> None:
-        """A report or evidence is put into the inbox; 0: it is kept already."""
+        """Count a report or evidence that is put into the inbox; 0: it is kept already."""
         self._waiting.append(weight)
         self._waiting_bytes += weight
-        limits = self._known_limits  # looked up at each report that says something new
+        limits = self._known_limits  # needed at each report with news
         if len(self._waiting) > limits.inbox_reports or self._waiting_bytes > limits.inbox_bytes:
             self.room.clear()
 
     def taken(self) -> None:
-        """The oldest that was put into the inbox has been dealt with."""
+        """Count the oldest entry out of the inbox: it has been handled."""
         if not self._waiting:
             return
         self._waiting_bytes -= self._waiting.popleft()
         if self.room.is_set():
             return
         limits, waiting = self._limits(), 2 * len(self._waiting)
-        # Thousands may wait: they are not woken for each report that is taken.
+        # Thousands of links may wait: they are not woken for each report that is taken.
         if waiting < limits.inbox_reports and 2 * self._waiting_bytes < limits.inbox_bytes:
             self.room.set()
 
@@ -167,17 +173,17 @@ def _limits_of(spec: JobSpec | None) -> _Limits:
 
 
 def weigh_report(report: AgentReport, length: int) -> int:
-    """Bytes of memory that a report takes at most; `length`: as it came."""
+    """Return the bytes of memory that a report takes at most; `length`: as received."""
     if length > SMALL_BYTES or report.faults or report.log_rules or report.receipts:
         return weigh(report)
     metrics = sum(len(one.metrics) for one in report.watch)
     parts = len(report.workers) + len(report.watch) + len(report.kept) + len(report.copies)
-    # Texts take up to four bytes a character; the rest is what Python's objects take.
+    # Texts take up to four bytes a character; the rest is Python's objects.
     return 1024 + 4 * length + 256 * parts + 192 * metrics
 
 
 def weigh(value: object) -> int:
-    """Bytes of memory of a value of the wire, with all that is in it."""
+    """Return the bytes of memory of a value of the wire, with everything in it."""
     if isinstance(value, Enum):
         return 0
     size = sys.getsizeof(value)
@@ -191,7 +197,7 @@ def weigh(value: object) -> int:
 
 
 def bare(report: AgentReport) -> AgentReport:
-    """The state of an agent without its workers, faults, rules and receipts."""
+    """Return the state of an agent without its workers, faults, rules and receipts."""
     return replace(
         report, workers=(), faults=report.faults[:1], log_rules=(), watch=(), receipts=(),
         reason=report.reason[:200], message=report.message[:200],

@@ -1,7 +1,7 @@
-"""The agent that is added to a pod whose image knows nothing of it.  Pure.
+"""Injection of the agent into a pod whose image does not have it. Pure.
 
 An init container copies the agent and its own Python from the agent's image to a volume
-(`deploy/relocatable.py` makes them).  The container that trains starts the agent from there, with
+(`deploy/relocatable.py` makes them). The container that trains starts the agent from there, with
 its own command as the agent's arguments (`agent.injected`).
 """
 
@@ -21,13 +21,13 @@ SOURCE = "/opt/unbroken-agent"
 """Folder of the agent in its image (deploy/Containerfile)."""
 VOLUME = INIT_CONTAINER = "unbroken-agent"
 MOUNT = "/unbroken"
-"""Where the volume is, in both containers.  Any user may write there."""
+"""Mount path of the volume, in both containers. Any user may write there."""
 FOLDER = f"{MOUNT}/agent"
 COMMAND = (
     *(f"{FOLDER}/lib/loader", "--library-path", f"{FOLDER}/lib"),
     *(f"{FOLDER}/bin/python3", "-I", "-S", "-u", f"{FOLDER}/run.py"),
 )
-"""Starts the agent without any program or library of the image."""
+"""Command that starts the agent without any program or library of the image."""
 SHARED_RESOURCES = ("cpu", "memory")
 USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
 """Fields of a security context that the init container has from the container that trains."""
@@ -44,7 +44,7 @@ class AgentToInject:
 
 
 def inject(pod: Object, agent: AgentToInject | None) -> None:
-    """Add the agent to a pod's specification; SpecError if there is none to add."""
+    """Add the agent to a pod's specification. Raises SpecError if there is none to add."""
     if agent is None:
         raise SpecError(
             f"{keys.AGENT}: injected needs an operator that knows the agent's image: start it with "
@@ -63,14 +63,17 @@ def inject(pod: Object, agent: AgentToInject | None) -> None:
 
 
 def _init_container(container: Mapping[str, Any], image: str, mount: Object) -> Object:
-    """The container that copies; it asks for no more than the one that trains, so that the pod's
-    place, quality of service and quota are as before."""
+    """Return the container that copies.
+
+    It requests no more than the container that trains, so that the pod's place, quality of service
+    and quota do not change.
+    """
     context = container.get("securityContext") or {}
     asked = container.get("resources") or {}
     found: Object = {
         "name": INIT_CONTAINER,
         "image": image,
-        # -T: after a reboot of the node the folder may be there already.
+        # -T: after a reboot of the node the folder may already exist.
         "command": ["cp", "-rT", SOURCE, FOLDER],
         "volumeMounts": [mount],
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -34,7 +34,7 @@ class _Held:
     heard: AgentReport | None = None
     """Newest report as the agent sent it; heartbeats repeat this very object."""
     report: AgentReport | None = None
-    """The same as the job was told."""
+    """The same report as passed to the job."""
 
 
 class AgentLinks:
@@ -56,30 +56,30 @@ class AgentLinks:
         self._held: dict[PodUid, _Held] = {}
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
-        """The pod is now like this: keep, make or end its link."""
+        """Keep, make or end the link of a pod in its present state."""
         held = self._held.get(pod.uid)
         if pod.address is None or pod.phase not in (PodPhase.RUNNING, PodPhase.UNKNOWN):
             self.drop(pod.uid)
         elif held is None or (held.address, held.place.port) != (pod.address, place.port):
             self._make(pod.uid, pod.address, place)
         elif held.place != place and not held.is_up:
-            # Its container was started again: the agent is looked for at once, and not when the
-            # old link would have tried again.
+            # Its container was started again: look for the agent at once, not at the old link's
+            # next retry.
             self._make(pod.uid, pod.address, place)
 
     def drop(self, uid: PodUid) -> None:
-        """The pod is gone."""
+        """End the link of a pod that is gone."""
         held = self._held.pop(uid, None)
         if held is not None:
             held.task.cancel()
             self._memory.drop(uid)
 
     def counts(self) -> tuple[int, int]:
-        """How many agents can be reached, of how many that are to be."""
+        """Return the number of agents that are connected, and of those that should be."""
         return sum(held.is_up for held in self._held.values()), len(self._held)
 
     def send(self, uid: PodUid, message: ToAgent) -> bool:
-        """Send an agent a message; False: there is no link, and the job says it again later."""
+        """Send an agent a message; return False if there is no link: the job repeats it later."""
         if isinstance(message, CollectCommand):
             self._memory.drop_evidence(uid)
         held = self._held.get(uid)
@@ -110,7 +110,7 @@ class AgentLinks:
         self._held[uid] = held
 
     def _report(self, uid: PodUid, held: _Held, report: AgentReport) -> None:
-        """Tell the job, within its budget."""
+        """Pass a report to the job, within its budget."""
         memory, weight = self._memory, 0
         if held.heard is not report or held.report is None:
             weight = weigh_report(report, held.link.report_bytes)

@@ -1,4 +1,4 @@
-"""All jobs of a cluster: one runner each, told of its own pods and of every node."""
+"""All jobs of a cluster: one runner each, which gets events of its own pods and of every node."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ log = logging.getLogger(__name__)
 INVALID = "InvalidSpec"
 """Reason of the condition of a job that cannot be understood."""
 PROBLEMS_TOLD, REFUSAL_CHARACTERS = 40, 3900
-"""Bounds of the text of a refusal: a job may have thousands of problems."""
+"""Bounds of the text of a refusal, in problems and in characters: a job may have thousands of
+problems."""
 CRASHES = Backoff(first=1.0, limit=60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Watches:
-    """Copies of everything that the operator looks at."""
+    """Copies of all objects that the operator watches."""
 
     jobs: Informer[JobObject]
     pods: Informer[Pod]
@@ -69,13 +70,13 @@ class Watches:
 
     @classmethod
     def shared(cls, informers: Informers) -> Watches:
-        """Informers that the programs of one process share, and that the caller runs."""
+        """Return informers that the programs of one process share, and that the caller runs."""
         of = informers.of
         return cls(of(JobObject), of(Pod), of(Node), of(IncidentObject))
 
     @classmethod
     def own(cls, client: KubeClient, namespace: str | None) -> Watches:
-        """New ones, of the jobs' pods only; `namespace` None: all."""
+        """Return new ones, of the jobs' pods only; `namespace` None: all."""
         return cls(
             Informer(client, JobObject, namespace=namespace),
             Informer(client, Pod, namespace=namespace, labels=JOB_LABEL),
@@ -84,11 +85,11 @@ class Watches:
         )
 
     def all(self) -> Iterator[Informer[Any]]:
-        """Each of them."""
+        """Return each of them."""
         yield from (self.jobs, self.pods, self.nodes, self.incidents)
 
     async def synced(self) -> None:
-        """Return once all are complete."""
+        """Return once all of them are complete."""
         await all_synced(*self.all())
 
 
@@ -138,10 +139,10 @@ class Operator:
             await asyncio.Event().wait()
 
     def health(self) -> Iterator[JobHealth]:
-        """How each job is served."""
+        """Return the operator's service of each job."""
         return (runner.health() for runner in self._runners.values())
 
-    # --- what the API tells
+    # --- events of the API
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         if new is None:
@@ -191,14 +192,14 @@ class Operator:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
 
     def _on_unreadable(self, refusal: Refusal) -> None:
-        """A job that cannot be decoded fails with the reason; one that runs, runs on as it was."""
+        """Fail a job that cannot be decoded, with the reason; one that runs continues as it was."""
         key, text = refusal.head.key, f"the job cannot be read: {refusal.reason}"
         problems = (Problem(refusal.head.uid, text),)
         if refusal.is_gone:
             self._refused.pop(key, None)
             return
         if self._refused.get(key) == problems:
-            return  # the event of our own write
+            return  # the event of this operator's own write
         self._refused[key] = problems
         runner = self._runners.get(key)
         if runner is not None:
@@ -217,7 +218,7 @@ class Operator:
             log.exception("job=%s gate=not_taken", key)
 
     def _is_idle(self, key: Key) -> bool:
-        """True if nothing of a job that may not run is left, or is about to be."""
+        """True if no part of a job that may not run is left, or is about to exist."""
         runner, machine = self._runners.get(key), self._machines.get(key)
         if runner is None or machine is None:
             return key not in self._tasks
@@ -233,7 +234,8 @@ class Operator:
     # --- jobs
 
     async def _keep(self, key: Key) -> None:
-        """Run a job; anew, from what the API and the agents say, should its machine fail."""
+        """Run a job; if its machine fails, run it again from the state in the API and the
+        agents."""
         random, failures = entropy(), 0
         while True:
             job = self._watches.jobs.get(key.name, key.namespace)
@@ -254,13 +256,13 @@ class Operator:
             await pause(CRASHES.delay(failures, random))
 
     def _make(self, key: Key, job: JobObject) -> JobRunner:
-        """A runner that has been told of all that is there."""
+        """Make a runner that has all existing objects."""
         parsed = parse_job(job)
         status, problems = job_status_from(job.get("status"))
         for problem in problems:
             log.warning('job=%s status="%s"', key, problem)
         if any(one.reason == INVALID for one in status.conditions):
-            # The spec is good by now, so the job has yet to begin.
+            # The spec is valid by now, so the job has yet to begin.
             status = JobStatus(other=status.other)
         machine = self._machines[key] = Job(key.name, status)
         runner = self._runners[key] = JobRunner(self._around, job_identity(job), machine)
@@ -279,12 +281,12 @@ class Operator:
                 runner.tell(IncidentSeen(incident))
         runner.tell(Synced())
         if not status.conditions:
-            # Of a job that has begun this has been said, by this operator or by one before it.
+            # For a job that has begun, this or an earlier operator has recorded it.
             _warn(runner, [*_warnings(parsed), *self._queues.warnings(job)])
         return runner
 
     def _refuse(self, key: Key, job: JobObject, parsed: Parsed, runner: JobRunner | None) -> None:
-        """Say what is wrong, once: in the status, or as an event where the job is running."""
+        """Report the problems once: in the status, or as an event if the job is running."""
         if self._refused.get(key) == parsed.problems:
             return
         self._refused[key] = parsed.problems
@@ -313,7 +315,7 @@ class Operator:
         except ApiRefusal as error:
             log.warning('job=%s write=refusal refused="%s"', key, error)
         except Exception:
-            # This task is the program's own: it must not end with one job's status.
+            # This task is the program's own: it must not end because of one job's status.
             log.exception("job=%s write=refusal", key)
 
 

@@ -29,20 +29,26 @@ LEVELS = (
 )
 """Keys of the topology labels, widest level first; at each level the first that a node has."""
 WEIGHTS = (100, 80, 60, 40, 20)
-"""Weight of each level for each pod there, 1 to 100: a wide network counts more than a narrow one,
-so that a job stays under one spine before it stays under one leaf."""
+"""Weight of each level for each pod there, 1 to 100.
+
+A wide network counts more than a narrow one, so that a job stays under one spine before it stays
+under one leaf.
+"""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def topology_keys(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the key of a node's label at each level; empty where it has none."""
+    """Return the key of a node's label at each level; empty: it has none."""
     return tuple(next((key for key in level if labels.get(key)), "") for level in LEVELS)
 
 
 def pack(pod: Object, job: str, present: Collection[str]) -> None:
     """Let a pod prefer nodes near the other pods of the job, by the topology labels that are
-    `present` on nodes.  A label that the template itself has a rule for is left to the template."""
+    `present` on nodes.
+
+    A label with a rule in the template itself is left to the template.
+    """
     affinity: Object = pod.get("affinity") or {}
     near: Object = affinity.get("podAffinity") or {}
     own = {*_keys_of(near), *_keys_of(affinity.get("podAntiAffinity") or {})}

@@ -14,13 +14,13 @@ from unbroken.core.wording import counted
 from unbroken.spec.job.launch import training_name
 
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons for waiting that are none."""
+"""Reasons for waiting that are no trouble."""
 PREEMPTION = " preemption: "
-"""Begins what the scheduler says about jobs of other priorities."""
+"""Marks the scheduler's text about jobs of other priorities."""
 
 
 OF_STATUS = frozenset({"FailedScheduling", "BackOff", "Failed", "Unhealthy"})
-"""Events about what the pod's status says too."""
+"""Events whose content is in the pod's status too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Trouble:
     lines: tuple[str, ...] = ()
     """Last output of the container that ended."""
     ends: int = 0
-    """How often a container without which no agent comes up has ended; 0 while it runs."""
+    """Number of times that a container which the agent depends on has ended; 0 while it runs."""
 
 
 def trouble_of(pod: Pod) -> Trouble:
-    """The trouble of a pod."""
+    """Return the trouble of a pod."""
     status = pod.status or PodStatus()
     found = next((one for one in _of_containers(pod, status) if one.reason), Trouble())
     if status.reason:
@@ -52,7 +52,7 @@ def trouble_of(pod: Pod) -> Trouble:
 
 
 def newest_warning(events: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Reason and message of the newest event; those of no node say what the pod's status says."""
+    """Return reason and message of the newest event, without those that repeat the pod's status."""
     told = [one for one in events if one.get("reason") not in OF_STATUS]
     newest = max(told, key=_time, default=None)
     return None if newest is None else (str(newest.get("reason")), str(newest.get("message")))
@@ -64,7 +64,8 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def _of_containers(pod: Pod, status: PodStatus) -> Iterator[Trouble]:
-    """Containers that come before the agent's must end well; of those beside it nothing follows."""
+    """Return the trouble of containers. Those before the agent's must end well; those beside it do
+    not matter."""
     spec = pod.spec
     stays = {one.name for one in (spec and spec.initContainers) or () if one.restartPolicy}
     trains = training_name([one.name for one in (spec and spec.containers) or ()])

@@ -1,6 +1,6 @@
-"""The Pod and the Secret of a job, as objects.  Pure.
+"""The Pod and the Secret of a job, as objects. Pure.
 
-What the user's template says stands; what is added is named in docs/design/training-jobs.md.
+The user's template takes precedence; docs/design/training-jobs.md lists the additions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLES = {
     keys.PRELOAD: PRELOAD_VARIABLE,
     keys.IN_PROCESS: IN_PROCESS_VARIABLE,
 }
-"""Annotations that agents or workers are told of, and by which variables."""
+"""Annotations that agents or workers need, and their environment variables."""
 
 MORE_THAN_ALL = 1_000_000
 """Pods that must stay, by a job's PodDisruptionBudget; a job has 50,000 at most."""
@@ -51,7 +51,8 @@ class JobIdentity:
 
     @property
     def has_key(self) -> bool:
-        """Its agents and its operator share a key, by which they know each other."""
+        """True if its agents and its operator share a key, by which they authenticate each
+        other."""
         return self.annotations.get(keys.AGENT_AUTH) != "none"
 
     def owner_reference(self) -> Object:
@@ -60,7 +61,7 @@ class JobIdentity:
 
 
 def job_identity(job: Mapping[str, Any]) -> JobIdentity:
-    """The identity of a job object."""
+    """Return the identity of a job object."""
     metadata = job["metadata"]
     return JobIdentity(
         metadata["namespace"],
@@ -71,7 +72,7 @@ def job_identity(job: Mapping[str, Any]) -> JobIdentity:
 
 
 def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
-    """The Secret that gives the job's agents their key."""
+    """Return the Secret that gives the job's agents their key."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -87,10 +88,10 @@ def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
 
 
 def disruption_budget(job: JobIdentity) -> Object:
-    """The budget that refuses every eviction of the job's pods, for as long as it trains.
+    """Return the budget that refuses every eviction of the job's pods, for as long as it trains.
 
-    A job moves from a node by itself, and then deletes its pod there (`core.job.moves`).  A number
-    is asked for, as a share is counted by a subresource `scale` that jobs have not.
+    A job moves from a node by itself, and then deletes its pod there (`core.job.moves`). The budget
+    has a number, because a share is counted by a subresource `scale`, which jobs lack.
     """
     return {
         "apiVersion": "policy/v1",
@@ -108,7 +109,8 @@ def disruption_budget(job: JobIdentity) -> Object:
 
 
 def mounted_secret(pod: Pod) -> str | None:
-    """The name of the Secret from which a pod has its job's key; None: it has none of ours.
+    """Return the name of the Secret from which a pod has its job's key; None: it has none of this
+    operator's.
 
     Pods of versions before the key was derived have a volume of another name.
     """
@@ -127,13 +129,14 @@ def build_pod(
     agent: AgentToInject | None = None,
     topology_keys: Collection[str] = (),
 ) -> Object:
-    """The pod that is ordered, to be created in the job's namespace; SpecError if it cannot be.
+    """Return the ordered pod, to be created in the job's namespace. Raises SpecError if it cannot
+    be made.
 
     `secret`: the name of the Secret with the job's key; None for a job without one.
-    `topology_keys`: the topology labels that nodes have; the job is packed by them.
-    `agent`: what jobs get that ask for an injected agent; None: they are refused.
-    Of the nodes to be avoided it may go to an `unusable` one should there be no other: by the time
-    that the scheduler lets it, the node has become well.
+    `topology_keys`: the topology labels that nodes have; the job is packed by them. `agent`: for
+    jobs that request an injected agent; None: they are refused. If there is no other node, the pod
+    may go to an `unusable` one of the nodes to be avoided: by the time that the scheduler allows
+    it, the node has recovered.
     """
     replica = next(one for one in spec.replica_specs if one.name == order.replica_spec)
     template = copy.deepcopy(dict(replica.template))
@@ -141,13 +144,13 @@ def build_pod(
     pod: Object = dict(template.get("spec") or {})
     pod.setdefault("restartPolicy", "Always")
     if not pod.get("serviceAccountName") and not pod.get("serviceAccount"):
-        # The agent asks nothing of Kubernetes; a service account that was named is the user's wish.
+        # The agent sends nothing to Kubernetes; a named service account is the user's wish.
         pod.setdefault("automountServiceAccountToken", False)
     if secret is not None:
         _add_volume(pod, secret)
     added = _environment(job, spec, order, has_key=secret is not None)
     for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
-        # So that the pod's status says what a container that has failed wrote last.
+        # The pod's status then has the last output of a container that has failed.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     for container in pod.get("containers") or ():
         _equip(container, added, has_key=secret is not None)
@@ -162,7 +165,7 @@ def build_pod(
         "name": order.name,
         "namespace": job.namespace,
         "labels": {
-            # Templates select their own pods by it, under whatever name they chose.
+            # Templates select their own pods by it, under any name.
             keys.JOB_NAME_LABEL: job.name,
             **(given.get("labels") or {}),
             keys.JOB_LABEL: job.name,
@@ -231,7 +234,7 @@ def _open_port(pod: Object) -> None:
 
 
 def _avoid(pod: Object, nodes: Collection[NodeName]) -> None:
-    """Keep the pod off these nodes, whatever else its node affinity asks for."""
+    """Keep the pod off these nodes, in addition to its node affinity."""
     if not nodes:
         return
     by_node = _node_affinity(pod)
@@ -262,7 +265,8 @@ def _not_in(nodes: Collection[NodeName]) -> list[Object]:
 
 
 def _with_rules(term: Object | None, rules: Iterable[Object]) -> Object:
-    # Terms are alternatives, so each must say it.  One without rules matches nothing: it stays so.
+    # Terms are alternatives, so each needs the rule. One without rules matches nothing, and stays
+    # so.
     if term is not None and not any(term.values()):
         return term
     given = term or {}

@@ -32,12 +32,13 @@ FAULTY = "latestFaultyPodInstanceList"
 
 
 def status_patch(status: JobStatus) -> Object:
-    """A merge patch that leaves of the status what others write, and nothing stale of ours."""
+    """Return a merge patch that keeps other writers' parts of the status, and nothing stale of
+    ours."""
     written = job_status_to(status)
     ours = [field.key for field in fields_of(JobStatus) if field.key != OTHER]
     patch: Object = {key: written.get(key) for key in ours if key not in OTHERS}
     if patch[FAULTY] is not None:
-        # A merge goes into objects, where what is empty now would stay as it was.
+        # A merge goes into objects, where a value that is now empty would stay.
         patch[FAULTY] = {**dict.fromkeys(f.key for f in fields_of(FaultyPods)), **patch[FAULTY]}
     return patch
 
@@ -57,22 +58,22 @@ class JobRequests:
         self._incidents = f"{INCIDENTS}/{space}/{incidents.PLURAL}"
 
     async def create_pod(self, body: Object) -> Pod:
-        """Create a pod; ApiRefusal AlreadyExists where the name is taken."""
+        """Create a pod. Raises ApiRefusal AlreadyExists if the name is taken."""
         return msgspec.json.decode(await self._client.raw("POST", self._pods, body=body), type=Pod)
 
     async def pod(self, name: str) -> Pod | None:
-        """The pod of a name as it is now."""
+        """Return the present pod of a name."""
         return await self._client.get_or_none(f"{self._pods}/{quote(name)}", Pod)
 
     async def warnings(self, uid: str) -> list[Object]:
-        """Some events of type Warning about the pod."""
+        """Return some events of type Warning about the pod."""
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning", "limit": "20"}
         found = await self._client.raw("GET", self._events, parameters=query)
         items: list[Object] = msgspec.json.decode(found).get("items") or []
         return items
 
     async def delete_pod(self, order: DeletePod) -> bool:
-        """Delete this very pod; False: it is gone already, perhaps replaced."""
+        """Delete this very pod; return False if it is gone already, perhaps replaced."""
         path, grace = f"{self._pods}/{quote(order.name)}", 0 if order.force else None
         return await self._client.delete_if_present(path, order.uid, grace_seconds=grace)
 
@@ -106,9 +107,9 @@ class JobRequests:
         await self._client.delete_if_present(f"{self._incidents}/{quote(name)}")
 
     async def fence(self, order: FenceNode) -> None:
-        """Ask for the fence of a node that is still not ready; one that is gone runs nothing.
+        """Request the fence of a node that is still not ready; one that is gone runs nothing.
 
-        It may have come back while the API server was away, and is then nobody's to be fenced.
+        It may have come back while the API server was away, and then must not be fenced.
         """
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
         path = f"api/v1/nodes/{quote(order.node)}"
@@ -126,14 +127,14 @@ class JobRequests:
         return found is None or node_view(found).is_fenced
 
     async def create_secret(self, name: str, key: bytes) -> None:
-        """Create the Secret with the job's key, if there is none of its name.
+        """Create the Secret with the job's key, if none has its name.
 
-        Secrets are never read: the name tells which key is in it (`core/keys`).
+        Secrets are never read: the name identifies the key in it (`core/keys`).
         """
         await self._client.create_if_absent(self._secrets, key_secret(self._job, name, key))
 
     async def guard(self) -> None:
-        """Create the job's PodDisruptionBudget, if there is none of its name."""
+        """Create the job's PodDisruptionBudget, if none has its name."""
         await self._client.create_if_absent(self._budgets, disruption_budget(self._job))
 
     async def unguard(self) -> None:

@@ -1,7 +1,7 @@
-"""One job's machine, carried out: feeds it with what happens and does what it orders.
+"""Driver of one job's machine: feeds it with events and carries out its orders.
 
-Orders to agents go out at once.  What goes to the API server is done beside that, each order once
-at a time: the machine says it again while it matters.
+Orders to agents are sent at once. Requests to the API server are made beside that, each order once
+at a time: the machine repeats it while it matters.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ from .writer import JobWriter
 log = logging.getLogger(__name__)
 
 FINAL = frozenset({400, 422})
-"""Refusals of an object that no waiting makes good."""
+"""Status codes of an object that no retry can make acceptable."""
 ORDERS_OF_JOB_MAX = 16
 """Orders of one job that are under way at a time: a job of thousands of pods leaves most of the
 operator's slots to others."""
 TOGETHER_MAX = 200
 """Reports that are taken at once: a few milliseconds of work."""
 EVENTS_AFTER_SECONDS = 3.0
-"""After which a pod that was given to a node, and does not run, has its events read."""
+"""Seconds after which the events of a pod that has a node, and does not run, are read."""
 EVENTS_SECONDS = 15.0
-"""From one reading of a pod's events to the next."""
+"""Seconds from one reading of a pod's events to the next."""
 SECRET_SECONDS = 30.0
-"""How long the Secret of a job's key is taken to be there after it was made."""
+"""Seconds that the Secret of a job's key is assumed to exist after it was made."""
 GUARDED = frozenset({ConditionType.RUNNING.value, ConditionType.FAULTED.value})
 """Conditions of a job whose pods may not be evicted."""
 REPLACED = "AgentKeyUnknown"
@@ -117,17 +117,17 @@ class Surroundings:
     slots: asyncio.Semaphore
     """Orders to the API server that are under way at a time, of all jobs together."""
     permit: Permit = field(default_factory=Always)
-    """Asked before a job is thought about, and before each command to an agent."""
+    """Asked before a job's events are evaluated, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
-    """To connect to agents, of all jobs together."""
+    """Turns for connecting to agents, of all jobs together."""
     agent: AgentToInject | None = None
-    """The agent for jobs that ask for an injected one; None: such jobs are refused."""
+    """The agent for jobs that request an injected one; None: such jobs are refused."""
     incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
-    """Told of each incident that began while this operator ran its job, once or more."""
+    """Called with each incident that began while this operator ran its job, once or more."""
 
 
 class JobRunner:
-    """Runs one job; `run` in a task of its own, and tell it what happens."""
+    """Runs one job. Start `run` in a task of its own, and pass events to `tell`."""
 
     def __init__(self, around: Surroundings, job: JobIdentity, machine: JobMachine) -> None:
         self.job = job
@@ -138,7 +138,7 @@ class JobRunner:
         self._writer = JobWriter(self._requests, around.recorder, job)
         self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, around.clock)
         self._told = self._taken = 0
-        """Events so far, and those of them that the machine knows."""
+        """Number of events so far, and of those that the machine has taken."""
         self._tasks = asyncio.TaskGroup()
         self._under_way: set[Hashable] = set()
         self._slots = asyncio.Semaphore(ORDERS_OF_JOB_MAX)
@@ -158,24 +158,27 @@ class JobRunner:
             self._key = job_key(around.master, job.uid)
             self._secret = job_secret_name(around.master, job.name, job.uid)
         self._is_guarded = False
-        """Whether the job's pods may not be evicted."""
+        """True if the job's pods may not be evicted."""
         self._making = asyncio.Lock()
         self._made_at: float | None = None
-        """When the Secret was last made, or was found to be there."""
+        """Time at which the Secret was last made, or found to exist."""
         self._mounting: dict[PodUid, float] = {}
-        """Pods on a node that do not run yet, and when their events are to be read: the kubelet may
-        wait for a volume, which it says only in an event."""
+        """Pods on a node that do not run yet, with the time at which their events are to be read.
+
+        The kubelet may wait for a volume, which only an event reports.
+        """
         self._is_mounting = asyncio.Event()
-        """Set while `_mounting` has a pod: nothing wakes for a job whose pods all run."""
+        """Set while `_mounting` has a pod: a job whose pods all run never wakes up."""
         self._links: AgentLinks | None = None
         self._memory = AgentMemory(lambda: self._seen.spec if self._seen else None)
 
-    # --- what others tell
+    # --- input
 
     def tell(self, event: JobEvent) -> None:
-        """Something happened."""
+        """Take an event."""
         if isinstance(event, JobSeen):
-            # The ledger is ours: what was found at the start counts, and an echo is no news.
+            # The ledger is written by this operator only: the version found at the start counts,
+            # and an echo is no news.
             event = replace(event, ledger=self._seen.ledger) if self._seen else event
             if event == self._seen:
                 return
@@ -186,7 +189,7 @@ class JobRunner:
         self._inbox.put_nowait(event)
 
     def pod_changed(self, pod: Pod, *, is_gone: bool = False) -> None:
-        """A pod of the job as it is now, or was last."""
+        """Take a pod of the job in its present or last state."""
         view = pod_view(pod)
         if view is None or view.uid in self._gone:
             return
@@ -197,20 +200,20 @@ class JobRunner:
             self.tell(PodSeen(view))
 
     def _tell_gone(self, name: PodName, uid: PodUid) -> None:
-        # A watch may lag behind what a deletion has told already.
+        # A watch may lag behind a deletion that is already known.
         if uid not in self._gone:
             self._gone.add(uid)
             self.tell(PodGone(name, uid))
 
     def health(self) -> JobHealth:
-        """How the job is served."""
+        """Return the operator's service of the job."""
         heard, wanted = (0, 0) if self._links is None else self._links.counts()
         name = JobName(self.job.namespace, self.job.name)
         return JobHealth(name, heard, wanted, self._inbox.qsize())
 
     @property
     def is_done(self) -> bool:
-        """The machine knows all that was told, and nothing that it ordered is under way."""
+        """True if the machine has taken all events, and none of its orders is under way."""
         return self._told == self._taken and not self._under_way
 
     def complain(self, reason: str, message: str) -> None:
@@ -242,7 +245,7 @@ class JobRunner:
                 if not permit.is_given():
                     await permit.given()
                     if isinstance(events[0], Tick):
-                        continue  # What was said meanwhile comes first.
+                        continue  # Events of the meantime come first.
                 await self._step(events, links)
 
     async def _make_secret(self) -> None:
@@ -256,7 +259,7 @@ class JobRunner:
                 self._made_at = now
 
     async def _keep_secret(self) -> None:
-        """Make the Secret again should somebody delete it while a kubelet waits for it."""
+        """Make the Secret again if it is deleted while a kubelet waits for it."""
         while True:
             await self._is_mounting.wait()
             await pause(SECRET_SECONDS)
@@ -267,7 +270,7 @@ class JobRunner:
                 log.warning('job=%s make=secret failed="%s"', self.title, error)
 
     async def _read_events(self) -> None:
-        """Read what nodes say of pods that they have not started: one pod at a time."""
+        """Read events of nodes about pods that they have not started: one pod at a time."""
         while True:
             while not self._mounting:  # The last pod may run before this task does.
                 await self._is_mounting.wait()
@@ -290,7 +293,7 @@ class JobRunner:
                 self.tell(PodHeld(uid, *found))
 
     def _mounts(self, uid: PodUid) -> None:
-        """Watch a pod that a node has, until it runs."""
+        """Watch a pod that has a node, until it runs."""
         self._mounting.setdefault(uid, self._around.clock() + EVENTS_AFTER_SECONDS)
         self._is_mounting.set()
 
@@ -301,7 +304,7 @@ class JobRunner:
             self._is_mounting.clear()
 
     def _with_others(self, first: JobEvent) -> list[JobEvent]:
-        """With what came behind it: reports, and what follows these."""
+        """Return the event with those behind it: reports, and the event after these."""
         events = [first]
         while isinstance(events[-1], AgentReported) and len(events) < TOGETHER_MAX:
             if self._inbox.empty():
@@ -328,7 +331,7 @@ class JobRunner:
         for command in commands:
             self._command(command, links)
         if commands:
-            # They leave before anything is written, and before the next report is looked at.
+            # They are sent before anything is written, and before the next report is evaluated.
             await pause(0)
         has_written = False
         for effect in effects:
@@ -348,7 +351,7 @@ class JobRunner:
         if place.secret == self._secret:
             links.follow(pod, place)
         elif not pod.is_deleting and pod.phase not in (PodPhase.SUCCEEDED, PodPhase.FAILED):
-            # Nobody can command its agent, and an agent out of reach must not stay.
+            # No operator can command its agent, and an agent out of reach must not stay.
             why = "its agent has another key than this operator: an older version, or another"
             self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
             self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
@@ -401,7 +404,7 @@ class JobRunner:
             self._writer.guard(is_guarded)
 
     def _order(self, effect: Order, *, is_after_write: bool) -> None:
-        """Carry out an order to the API server, once the status that it follows is stored."""
+        """Carry out an order to the API server, once the status before it is stored."""
         requests = self._requests
         match effect:
             case CreatePod(name, _, _, avoid):
@@ -427,7 +430,7 @@ class JobRunner:
                     log.info("job=%s node=%s pod=%s prove=fence", self.title, node, pod)
 
     def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
-        """Carry an order out beside the others, unless the same is under way."""
+        """Carry out an order beside the others, unless the same is under way."""
         if key in self._under_way:
             work.close()
             return False
@@ -495,7 +498,7 @@ class JobRunner:
         return True
 
     def _first_seen(self, pod: Pod) -> None:
-        # The watch may have told more of it by now: only what it has not told of is news.
+        # The watch may have reported more of it by now: only an unknown pod is news.
         uid = pod.metadata.uid if pod.metadata else None
         if uid and PodUid(uid) not in self._places:
             self.pod_changed(pod)
@@ -505,7 +508,7 @@ class JobRunner:
         return self._seen.spec
 
     def _log_status(self, status: JobStatus) -> None:
-        """One line for each condition that has changed."""
+        """Log one line for each condition that has changed."""
         before = {(one.type, one.status, one.reason) for one in self._conditions}
         self._conditions = status.conditions
         for one in status.conditions:
@@ -518,5 +521,5 @@ class JobRunner:
 
 
 def _line(text: str) -> str:
-    """Text of users and of others as part of one line."""
+    """Return text of users and of others as part of one line."""
     return " ".join(text.split())[:500]

@@ -21,8 +21,11 @@ from .pod_troubles import trouble_of
 from .pods import mounted_secret
 
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
-"""Values of the health label that want the node empty.  Plain `Unschedulable` is a check under way:
-it keeps new pods off by a taint and must not interrupt what runs."""
+"""Values of the health label that require the node to be empty.
+
+Plain `Unschedulable` is a check under way: it keeps new pods off by a taint and must not interrupt
+what runs.
+"""
 
 FAULTS = frozenset(
     {
@@ -34,7 +37,8 @@ FAULTS = frozenset(
 
 
 def pod_view(pod: Pod) -> PodView | None:
-    """View of a pod for the job's machine; None for a pod that this operator did not make."""
+    """Return the view of a pod for the job's machine; None for a pod that this operator did not
+    make."""
     metadata, status = pod.metadata, pod.status or PodStatus()
     labels = (metadata and metadata.labels) or {}
     index = labels.get(keys.INDEX_LABEL) or ""
@@ -62,7 +66,7 @@ def pod_view(pod: Pod) -> PodView | None:
 
 
 class AgentPlace(NamedTuple):
-    """Where in its pod an agent is to be found."""
+    """The place of an agent in its pod."""
 
     port: int
     restarts: int
@@ -72,14 +76,14 @@ class AgentPlace(NamedTuple):
 
 
 def agent_place(pod: Pod) -> AgentPlace:
-    """The place of the pod's agent."""
+    """Return the place of the pod's agent."""
     statuses = (pod.status and pod.status.containerStatuses) or ()
     restarts = sum(one.restartCount for one in statuses)
     return AgentPlace(_agent_port(pod), restarts, mounted_secret(pod))
 
 
 def _agent_port(pod: Pod) -> int:
-    """AGENT_PORT as a template may set it, where it is a port."""
+    """Return AGENT_PORT as a template may set it, if it is a port."""
     for container in (pod.spec and pod.spec.containers) or ():
         for entry in container.env or ():
             if entry.name == "AGENT_PORT" and (port := port_number(entry.value or "")):
@@ -103,12 +107,15 @@ def _has_started(status: PodStatus) -> bool:
 
 
 def _has_ended(pod: Pod) -> bool:
-    """True if each container has ended.  Of a pod that is being deleted the kubelet starts none
-    again; it says so seconds before the pod is gone."""
+    """True if each container has ended.
+
+    The kubelet starts no container again in a pod that is being deleted; it reports the end seconds
+    before the pod is gone.
+    """
     specs = (pod.spec and pod.spec.containers) or ()
     statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}
     ended = [state.terminated for one in specs if (state := statuses.get(one.name)) is not None]
-    # What the kubelet says of a container that it has not found (`pkg/kubelet/kubelet_pods.go`).
+    # Reason of the kubelet for a container that it has not found (`pkg/kubelet/kubelet_pods.go`).
     return (
         bool(specs)
         and len(ended) == len(specs)
@@ -117,7 +124,7 @@ def _has_ended(pod: Pod) -> bool:
 
 
 def node_view(node: Node) -> NodeView:
-    """View of a node for the job's machine."""
+    """Return the view of a node for the job's machine."""
     metadata, spec, status = node.metadata, node.spec or NodeSpec(), node.status or NodeStatus()
     labels = (metadata and metadata.labels) or {}
     found = {one.type: one for one in status.conditions or ()}

@@ -1,8 +1,8 @@
-"""Writes what a job has become: the status, its events, its incidents, the ledger, and whether
-its pods may be evicted.
+"""Writer of a job's state: the status, its events, its incidents, the ledger, and its
+PodDisruptionBudget.
 
-One write at a time.  Of several statuses the newest is written; while the API server is away all
-waits here, and is written when it is back.
+It makes one write at a time. Of several statuses the newest is written. While the API server is
+away all writes wait, and are made when it is back.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ EVENTS_MAX = 1000
 """Events that wait for the API server; older ones are dropped."""
 
 GATHER_SECONDS = 0.15
-"""News waits this long for more, unless an order waits for it to be stored.  A recovery tells of
-itself several times within this time; writing each would take the processor from the workers that
-are starting, and the last says it all."""
+"""Seconds that news waits for more, unless an order waits for it to be stored.
+
+A recovery reports several times within this time. Writing each would take the processor from the
+workers that are starting, and the last one contains it all.
+"""
 
 
 class JobWriter:
@@ -58,7 +60,7 @@ class JobWriter:
         self._ledger: Ledger | None = None
         self._forgotten: list[int] = []
         self._is_guarded: bool | None = None
-        """Whether the pods are to be guarded from evictions; None: as they are."""
+        """True: guard the pods from evictions; False: do not; None: unchanged."""
         self._wake = asyncio.Event()
         self._stored = asyncio.Event()
         self._stored.set()
@@ -72,7 +74,7 @@ class JobWriter:
         )
 
     def status(self, status: JobStatus) -> None:
-        """The status is now this."""
+        """Set the status to write."""
         self._status = status
         self._stored.clear()
         self._wake.set()
@@ -84,7 +86,7 @@ class JobWriter:
         await self._stored.wait()
 
     def guard(self, is_guarded: bool) -> None:
-        """The job's pods may not be evicted from now on, or may be again."""
+        """Set whether the job's pods are protected from eviction."""
         self._is_guarded = is_guarded
         self._wake.set()
 
@@ -99,12 +101,12 @@ class JobWriter:
         self._wake.set()
 
     def ledger(self, ledger: Ledger) -> None:
-        """The ledger is now this."""
+        """Set the ledger to write."""
         self._ledger = ledger
         self._wake.set()
 
     def forget(self, number: int) -> None:
-        """Delete an incident once the ledger that has taken it in is stored."""
+        """Delete an incident once the ledger with its cost is stored."""
         self._incidents.pop(number, None)
         self._forgotten.append(number)
         self._wake.set()
@@ -148,7 +150,7 @@ class JobWriter:
         written: JobStatus | None = None
 
         async def write() -> None:
-            # At each try the newest there is.
+            # Each attempt writes the newest.
             nonlocal written
             written = self._status
             assert written is not None
@@ -159,8 +161,8 @@ class JobWriter:
         try:
             await persist(f"job={self._title} write=status", write)
         except ApiRefusal as error:
-            # The watch will tell that the job is gone; anything else is a status that was never
-            # meant to be refused.
+            # The watch will report that the job is gone; any other refusal is of a status that
+            # should be valid.
             level = logging.DEBUG if isinstance(error, NotFound | Conflict) else logging.ERROR
             log.log(level, 'job=%s write=status refused="%s"', self._title, error)
         if self._status is written:

@@ -1,4 +1,4 @@
-"""Which version of Kueue's API is served, if any, and when that changes."""
+"""The served version of Kueue's API, if any, and its changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unbroken.spec.keys import KUEUE_GROUP
 from .objects import VERSIONS, WORKLOADS
 
 LAG_SECONDS = 1.0
-"""The API serves a new kind a moment after its definition is established."""
+"""Seconds after which the API serves a kind whose definition is established."""
 
 
 async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncIterator[str | None]:
-    """The newest version that is understood, None where there is no Kueue, and every other later.
+    """Yield the newest supported version, None without Kueue, and every later one.
 
-    Discovery is open to everybody; where the definition itself may not be read, a Kueue that is
+    Discovery is open to every client. If the definition itself may not be read, a Kueue that is
     installed later is found at the next start.
     """
     definition = _Definition()
@@ -44,7 +44,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
 
 
 class _Definition:
-    """Served version of Workloads, as their definition says."""
+    """Served version of Workloads, according to their definition."""
 
     def __init__(self) -> None:
         self.version: str | None = None
@@ -53,7 +53,7 @@ class _Definition:
     def changed(
         self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
     ) -> None:
-        """Tell it of the definition."""
+        """Take the definition."""
         conditions = (new.status and new.status.conditions) if new is not None else None
         is_served = any(
             one.type == "Established" and one.status == "True" for one in conditions or ()

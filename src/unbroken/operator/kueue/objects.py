@@ -32,7 +32,7 @@ from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec
 Object = dict[str, Any]
 
 VERSIONS = ("v1beta2", "v1beta1")
-"""That are understood, the newest first."""
+"""Supported versions, the newest first."""
 WORKLOADS, FLAVORS, PRIORITIES = "workloads", "resourceflavors", "workloadpriorityclasses"
 TOPOLOGY_REQUESTS = {
     "podset-required-topology": "required",
@@ -60,13 +60,13 @@ class Priority:
 
 
 def workload_name(job: JobIdentity) -> str:
-    """Name of the job's Workload; always the same."""
+    """Return the name of the job's Workload; always the same."""
     digest = hashlib.sha256(job.uid.encode()).hexdigest()[:5]
     return f"{f'{KIND.lower()}-{job.name}'[: NAME_CHARACTERS - 6]}-{digest}"
 
 
 def shape_of(job: Mapping[str, Any], spec: JobSpec) -> str:
-    """Digest of the job's request to its queue; another request has another digest."""
+    """Return a digest of the job's request to its queue; another request has another digest."""
     asked = [
         [one.name, pods_of(one), one.template, _topology_request(job, one)]
         for one in spec.replica_specs
@@ -76,14 +76,14 @@ def shape_of(job: Mapping[str, Any], spec: JobSpec) -> str:
 
 
 def pods_of(replica: ReplicaSpec) -> int:
-    """Pods that take quota: those that train and the spares."""
+    """Return the pods that take quota: those that train and the spares."""
     return replica.replicas + replica.spares
 
 
 def workload_body(
     job: Mapping[str, Any], identity: JobIdentity, spec: JobSpec, version: str, priority: Priority
 ) -> Object:
-    """The Workload of a job, to be created."""
+    """Return the Workload of a job, to be created."""
     metadata: Object = {
         "name": workload_name(identity),
         "namespace": identity.namespace,
@@ -127,7 +127,7 @@ def _pod_set(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
 
 
 def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
-    """Topology that the template's annotations ask for, else the job's."""
+    """Return the topology that the template's annotations request, else the job's."""
     own = (replica.template.get("metadata") or {}).get("annotations") or {}
     annotations = {**(job["metadata"].get("annotations") or {}), **own}
     found: Object = {}
@@ -142,13 +142,13 @@ def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     return found
 
 
-# --- what Kueue has made of it
+# --- from Kueue
 
 
 def workload_view(
     found: Mapping[str, Any], spec: JobSpec, flavors: Mapping[str, Mapping[str, Any]]
 ) -> Workload:
-    """A Workload as the API has it; `flavors` are the ResourceFlavors by name."""
+    """Return the view of a Workload from the API; `flavors` are the ResourceFlavors by name."""
     metadata, body = found["metadata"], found.get("spec") or {}
     status = found.get("status") or {}
     return Workload(
@@ -217,7 +217,8 @@ def _placement(
 
 
 def _conflict(replica: ReplicaSpec, placement: Placement) -> str:
-    """Contradiction of the template's node selector and Kueue's placement; empty: none."""
+    """Return the contradiction of the template's node selector and Kueue's placement; empty:
+    none."""
     asked = (replica.template.get("spec") or {}).get("nodeSelector") or {}
     for key, value in placement.node_selector.items():
         if asked.get(key, value) != value:
@@ -241,14 +242,15 @@ def _domains(assignment: Mapping[str, Any]) -> Iterator[Domain]:
 
 
 def _value(level: Mapping[str, Any], index: int) -> str:
-    """Value of the domain with this index; v1beta2 writes a value that all domains share once."""
+    """Return the value of the domain with this index; v1beta2 writes a value that all domains share
+    once."""
     if "universalValue" in level:
         return str(level["universalValue"])
     return f"{level.get('prefix') or ''}{level['roots'][index]}{level.get('suffix') or ''}"
 
 
 def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float) -> Object:
-    """The status of a Workload after the order."""
+    """Return the status of a Workload after the order."""
     status: Object = dict(found.get("status") or {})
     listed = list(status.get("conditions") or ())
     before = {one["type"]: one for one in listed}
@@ -277,7 +279,8 @@ def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float)
 
 
 def _admitted_seconds(admitted: Mapping[str, Any] | None, now: float) -> int:
-    """How long the Workload was admitted, for its limit of time (kueue, SyncAdmittedCondition)."""
+    """Return the seconds that the Workload was admitted, for its limit of time (kueue,
+    SyncAdmittedCondition)."""
     if admitted is None or admitted["status"] != "True":
         return 0
     return max(0, int(now - parse_time(admitted["lastTransitionTime"])))
@@ -287,7 +290,7 @@ def _admitted_seconds(admitted: Mapping[str, Any] | None, now: float) -> int:
 
 
 def place_pod(pod: Object, admission: Admission, replica_spec: str, index: int) -> Object:
-    """The pod where Kueue wants it."""
+    """Return the pod with Kueue's placement."""
     placement = admission.placements.get(replica_spec, Placement())
     body, metadata = pod["spec"], pod["metadata"]
     labels = {
@@ -296,7 +299,7 @@ def place_pod(pod: Object, admission: Admission, replica_spec: str, index: int) 
         keys.JOB_LABEL: metadata["labels"][keys.JOB_LABEL],
         keys.POD_SET: replica_spec,
     }
-    # A pod with a queue of its own would be asked for twice.
+    # A pod with a queue of its own would be requested twice.
     labels.pop(keys.QUEUE, None)
     if placement.domains:
         labels[keys.TOPOLOGY] = "true"

@@ -1,8 +1,8 @@
 """Jobs in Kueue's queues: each owns a Workload, and runs while that is admitted.
 
-What is done is decided in `core.job.kueue`; here the pictures are taken and the orders given.
-Nothing is remembered: a new operator finds everything in the Workloads.  Kueue may be installed, or
-taken away, while this runs; without it every job runs at once.
+`core.job.kueue` decides; this module reads the objects and carries out the orders. It keeps no
+state: a new operator finds everything in the Workloads. Kueue may be installed, or removed, while
+this runs; without it every job runs at once.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ log = logging.getLogger(__name__)
 
 WORKERS = 4
 LOOK_SECONDS = 0.5
-"""To the next look at a job that is to stop: what its operator does tells nobody."""
+"""Seconds to the next look at a job that is to stop: no event reports its operator's progress."""
 OnChange = Callable[[Key], None]
 
 
 class Queues:
-    """The queues' decision about each job; `run` keeps it fresh.
+    """The queues' decision about each job; `run` keeps it current.
 
-    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.  `on_change` hears of
-    jobs whose gate may be another; `is_idle` says whether nothing of a job runs.
+    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all. `on_change` is called
+    with jobs whose gate may have changed; `is_idle` returns whether nothing of a job runs.
     """
 
     def __init__(
@@ -104,27 +104,27 @@ class Queues:
         self._own = JobPods(HYPERPOD_JOB)
         """Pods by job and uid."""
         self._gates: dict[str, Gate] = {}
-        """By the job's uid; those that were decided."""
+        """Gates by the job's uid; only decided ones."""
         self._on_change = on_change
         self._is_idle = is_idle
         self._queue: WorkQueue[Key] = WorkQueue("kueue", self._look, workers=WORKERS)
 
-    # --- what the operator asks
+    # --- questions of the operator
 
     def knows(self, job: JobObject) -> bool:
-        """True if it is known what the queue says; if not, `on_change` will follow."""
+        """True if the queue's decision is known; if not, `on_change` will follow."""
         if not queue_of(job):
             return True
         return self._is_known and (self._version is None or _uid(job) in self._gates)
 
     def gate(self, job: JobObject) -> Gate:
-        """The queue's decision about a job that `knows` is true of."""
+        """Return the queue's decision about a job for which `knows` is true."""
         if not queue_of(job) or self._version is None:
             return None
         return self._gates.get(_uid(job))
 
     def warnings(self, job: JobObject) -> tuple[str, ...]:
-        """Warnings about parts of the job that need Kueue, if the cluster has none."""
+        """Return warnings about parts of the job that need Kueue, if the cluster has none."""
         is_absent = self._is_known and self._version is None
         return queue_warnings(job) if is_absent else ()
 
@@ -174,7 +174,7 @@ class Queues:
         for job in self._jobs.items():
             self._on_job(None, job)
 
-    # --- what the API tells
+    # --- events of the API
 
     def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
         for one in (old, new):
@@ -296,7 +296,8 @@ class Queues:
         self._recorder.record(reference_to(job), "Normal", "CreatedWorkload", text)
 
     async def _priority(self, job: JobObject, spec: JobSpec) -> Priority:
-        """By the job's label, else by the pods' class, else the cluster's default."""
+        """Return the priority by the job's label, else by the pods' class, else the cluster's
+        default."""
         named = (job["metadata"].get("labels") or {}).get(QUEUE_PRIORITY)
         if named:
             path = f"apis/{KUEUE_GROUP}/{self._version}/{PRIORITIES}/{quote(named)}"
@@ -333,7 +334,7 @@ def _annotations(pod: Pod) -> Mapping[str, str]:
 
 
 def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
-    """True if there are enough to train; a spare that is missing keeps nobody waiting."""
+    """True if enough pods are ready to train; a missing spare is not waited for."""
     ready = [
         (pod.metadata.labels or {}).get(REPLICA_LABEL)
         for pod in pods

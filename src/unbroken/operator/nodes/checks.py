@@ -1,7 +1,7 @@
-"""The checker: carries NodeChecks out with pods, and says on the nodes what was found.
+"""The checker: runs NodeChecks with pods, and writes the findings on the nodes.
 
-Everything it knows is in the API: the check's status has the results so far, its pods what runs.  A
-new checker goes on where the last one stopped; one that repeats itself changes nothing.
+All of its state is in the API: the check's status has the results so far, its pods show what runs.
+A new checker continues where the last one stopped; a repeated step changes nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .checks_requests import CheckRequests
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Between two looks at the pods of a check that is under way."""
+"""Seconds between two looks at the pods of a check that is under way."""
 LOST_SECONDS = 60.0
-"""A node that has not been ready for so long has lost its tests; less is a late heartbeat."""
+"""Seconds after which a node that is not ready has lost its tests; less is a late heartbeat."""
 WORKERS = 4
 ENDED = (CheckPhase.PASSED, CheckPhase.FAILED, CheckPhase.UNKNOWN)
 EVENT_FAULTS_MAX = 3
@@ -54,7 +54,7 @@ EVENT_FAULTS_MAX = 3
 
 @dataclass(slots=True)
 class Run:
-    """A check as one look finds it."""
+    """A check in its present state."""
 
     check: Object
     spec: NodeCheckSpec
@@ -67,17 +67,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the NodeCheck."""
+        """Return the name of the NodeCheck."""
         found: str = self.check["metadata"]["name"]
         return found
 
     @property
     def is_deep(self) -> bool:
-        """More than the basic tests."""
+        """True if it has more than the basic tests."""
         return any(kind is not CheckKind.BASIC for kind in self.spec.kinds)
 
     def has(self, step: Step) -> bool:
-        """True if the results of a step are written down."""
+        """True if the results of a step are stored."""
         if step.is_pair:
             return any({one.node, one.peer} == set(step.nodes) for one in self.results)
         node = step.nodes[0]
@@ -102,7 +102,7 @@ class Checker:
         self._queue = WorkQueue("node-checks", self._reconcile, workers=WORKERS)
 
     async def run(self) -> None:
-        """Carry out what is asked for until cancelled."""
+        """Carry out requested checks until cancelled."""
         await all_synced(self._checks, self._nodes)
         self._checks.subscribe(self._on_check)
         self._nodes.subscribe(self._on_node)
@@ -180,7 +180,7 @@ class Checker:
                 await self._requests.patch_node(node, patch)
 
     async def _collect(self, run: Run, step: Step) -> bool:
-        """Add the results of a step that has ended; False: it has not."""
+        """Add the results of a step that has ended; return False if it has not."""
         pods = run.pods[step]
         broken = [why for node in step.nodes if (why := self._why_lost(node, LOST_SECONDS))]
         ended = [pod for pod in pods if _has_ended(pod)]
@@ -189,7 +189,7 @@ class Checker:
             return False
         found: list[CheckResult] = []
         for pod in pods:
-            # Results of tests that came to their end are worth a wait, until their node is lost.
+            # Results of completed tests are worth a wait, until their node is lost.
             said = await self._requests.log_of(pod, is_needed=not broken)
             found += check_pods.read_results(said, check_pods.node_of(pod))
         if broken:
@@ -200,7 +200,7 @@ class Checker:
         return True
 
     def _give_up_late(self, run: Run) -> None:
-        """After the check's time, nothing is waited for."""
+        """Give up waiting after the check's time."""
         limit = run.spec.timeout_seconds
         if wall() < (run.status.started_at or 0.0) + limit:
             return
@@ -214,7 +214,7 @@ class Checker:
         return next_steps(run.spec, run.results, list(running), run.fleet)
 
     async def _begin(self, run: Run) -> bool:
-        """Start what may be started; whether anything was, or was given up."""
+        """Start the steps that may begin; return True if any was started, or given up."""
         has_begun = False
         for step, pods in run.pods.items():
             if step.is_pair and len(pods) == 1:
@@ -235,7 +235,7 @@ class Checker:
         return has_begun
 
     def _patience(self, step: Step) -> float:
-        """A node that is not there, or that nothing can run on, is not waited for."""
+        """Give up nodes that do not exist, or cannot run anything."""
         is_there = len(self._known(step.nodes)) == len(step.nodes)
         return self._options.busy_seconds if is_there and self._can_run(step) else 0.0
 
@@ -244,7 +244,7 @@ class Checker:
         return bool(self._options.image) or all(check_pods.is_local(node) for node in known)
 
     async def _why_not(self, run: Run, step: Step) -> str:
-        """Why a step cannot begin now; empty: it can."""
+        """Return why a step cannot begin now; empty: it can."""
         for name in step.nodes:
             if why := self._why_lost(name):
                 return why
@@ -258,7 +258,7 @@ class Checker:
         return ""
 
     def _why_lost(self, name: str, seconds: float = 0.0) -> str:
-        """Why nothing can run on a node, and has not been able to for so long; empty: it can."""
+        """Return why nothing can run on a node, and could not for some time; empty: it can."""
         node = self._nodes.get(name)
         if node is None:
             return f"there is no node {name}"
@@ -324,7 +324,8 @@ class Checker:
         return [node for name in names if (node := self._nodes.get(name)) is not None]
 
     async def _remember(self, run: Run, found: Conclusion) -> None:
-        """Write on nodes that passed what their links have shown: others will be held to it."""
+        """Write the measured speed of their links on nodes that passed: later checks compare with
+        it."""
         speeds = speeds_shown(run.results, run.fleet)
         for node in self._known(run.spec.nodes):
             name = key_of(node).name

@@ -16,12 +16,12 @@ from .checks_pods import is_local
 
 
 def instance_type(node: Node) -> str:
-    """As its labels say; empty: they do not."""
+    """Return the instance type in its labels; empty: they have none."""
     return instance_type_of((node.metadata and node.metadata.labels) or {})
 
 
 def fleet_of(nodes: Collection[Node], asked: Iterable[str], told: Mapping[str, float]) -> Fleet:
-    """Facts for a check of the nodes `asked`, from all `nodes` of the cluster."""
+    """Return facts for a check of the nodes `asked`, from all `nodes` of the cluster."""
     names = set(asked)
     types = {key_of(node).name: instance_type(node) for node in nodes}
     wanted = {types.get(name, "") for name in names}
@@ -34,9 +34,9 @@ def fleet_of(nodes: Collection[Node], asked: Iterable[str], told: Mapping[str, f
 
 
 def better(node: Node, speed: float | None) -> str | None:
-    """The annotation to write after a check that has shown `speed`; None: it stays as it is.
+    """Return the annotation to write after a check that has measured `speed`; None: it stays.
 
-    The best is kept: a network that gets slower bit by bit does not become the usual.
+    The best is kept: a network that slows down gradually does not become the usual.
     """
     if speed is None or is_local(node) or speed <= (_speed(node) or 0.0):
         return None

@@ -22,7 +22,7 @@ RESULTS = "DeepHealthCheckResults"
 
 
 def line(result: CheckResult, now: float, region: str, instance_type: str) -> str:
-    """The line that tells a result."""
+    """Return the line for a result."""
     if is_error(result):
         return _error(result, now, region, instance_type)
     amount = "" if result.measured is None else f" {result.measured:g} {result.unit}".rstrip()
@@ -32,7 +32,7 @@ def line(result: CheckResult, now: float, region: str, instance_type: str) -> st
 
 
 def is_error(result: CheckResult) -> bool:
-    """True if a test found a fault, or broke off: no part of the machine is named then."""
+    """True if a test found a fault, or was interrupted: no part of the machine is named then."""
     return result.outcome is Outcome.FAIL or (result.outcome, result.test) == (Outcome.UNKNOWN, RUN)
 
 
@@ -42,7 +42,7 @@ def _error(result: CheckResult, now: float, region: str, instance_type: str) -> 
         least, got = f"{result.expected:g}", f"{result.measured:g}"
         limits = f": Expected threshold :{least},{result.test} output: {got} {result.unit}".rstrip()
     is_fault = result.outcome is Outcome.FAIL
-    # A test that broke off proves nothing, so no replacement is asked for.
+    # An interrupted test proves nothing, so no replacement is requested.
     found = "FaultyInstance. Replace the Instance." if is_fault else "UnknownError."
     message = (
         f"Encountered {found} Region: {region or 'none'}, "

@@ -1,7 +1,7 @@
-"""Patches of nodes by a deep check: labels and taint while it runs, and its findings.  Pure.
+"""Patches of nodes by a deep check: labels and taint while it runs, and its findings. Pure.
 
-A label that says more than `Schedulable` belongs to somebody else (a fault, a quarantine, a cluster
-whose nodes join): it is left as it is, but for a check's own failure.
+A label with more than `Schedulable` belongs to another writer (a fault, a quarantine, a cluster
+whose nodes join). It is left unchanged, except for a check's own failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PENDING = (Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value)
 
 
 def held_by(node: Node) -> str:
-    """The check that holds a node; empty: none does."""
+    """Return the check that holds a node; empty: none does."""
     return str(_hold(node).get("check", ""))
 
 
@@ -37,7 +37,7 @@ def _hold(node: Node) -> Object:
 
 
 def take(node: Node, check: str) -> Object | None:
-    """A merge patch that marks a node as being checked; None: nothing is to be written."""
+    """Return a merge patch that marks a node as being checked; None: nothing is to be written."""
     if held_by(node):
         return None
     labels = _labels(node)
@@ -53,7 +53,7 @@ def take(node: Node, check: str) -> Object | None:
 
 
 def give_back(node: Node, standing: CheckPhase) -> Object | None:
-    """A merge patch that ends a check's hold with what it has found; None: it holds nothing."""
+    """Return a merge patch that ends a check's hold with its findings; None: it holds nothing."""
     hold = _hold(node)
     if not hold:
         return None
@@ -65,7 +65,7 @@ def give_back(node: Node, standing: CheckPhase) -> Object | None:
     patch = _patch(node, {DEEP_CHECK: found or None}, None)
     health = health_of(_labels(node))
     if standing is CheckPhase.FAILED:
-        # The taint stays, or comes: whoever repairs takes it away.
+        # The taint stays, or is added: the repair removes it.
         if health not in PENDING:
             patch["metadata"]["labels"][HEALTH] = Health.PENDING_REPLACEMENT.value
         taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}

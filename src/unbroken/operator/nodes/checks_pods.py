@@ -1,4 +1,4 @@
-"""Pods that test nodes: how they are made, and what their logs say.  Pure."""
+"""Pods that test nodes: their specification, and the results in their logs. Pure."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ MESSAGE_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class CheckerOptions:
-    """How checks are made."""
+    """Options of checks."""
 
     image: str = ""
-    """Has this project and torch; empty: only nodes of a local cluster can be tested."""
+    """Image with this project and torch; empty: only nodes of a local cluster can be tested."""
     stress_seconds: float = 60.0
-    """Duration of each test under load, if the check does not say."""
+    """Seconds of each test under load, if the check does not set them."""
     dcgm_level: int = 4
     busy_seconds: float = 600.0
-    """A node that trains is waited for so long."""
+    """Seconds that a node which trains is waited for."""
     log_directory: Path | None = None
-    """Where the documented log files are written; None: nowhere."""
+    """Folder of the documented log files; None: none are written."""
     region: str = ""
-    """Named in the log."""
+    """Region for the log."""
     link_bandwidth: Mapping[str, float] = field(default_factory=dict)
-    """GB/s that a link must reach by instance type; of others it is learned."""
+    """GB/s that a link must reach by instance type; for other types the limit is learned."""
 
 
 def pod_name(check: str, uid: str, step: Step, rank: int) -> str:
-    """Name of a step's pod; the same whichever operator makes it."""
+    """Return the name of a step's pod; the same from every operator."""
     text = " ".join((uid, step.kind.value, *step.nodes, str(rank)))
     return f"{check[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def step_text(step: Step) -> str:
-    """As the annotation says it."""
+    """Return the text of the step for the annotation."""
     return " ".join((step.kind.value, *step.nodes))
 
 
 def step_of(pod: Pod) -> Step | None:
-    """The step that a pod belongs to; None where it does not say."""
+    """Return the step that a pod belongs to; None: it has no valid annotation."""
     kind, *nodes = ((pod.metadata and pod.metadata.annotations) or {}).get(
         CHECK_STEP, ""
     ).split() or [""]
@@ -73,12 +73,12 @@ def step_of(pod: Pod) -> Step | None:
 
 
 def node_of(pod: Pod) -> str:
-    """The node that a pod runs on."""
+    """Return the node that a pod runs on."""
     return (pod.spec and pod.spec.nodeName) or ""
 
 
 def is_local(node: Node) -> bool:
-    """A node whose programs are those of this host."""
+    """True for a node whose programs are those of this host."""
     info = node.status and node.status.nodeInfo
     return bool(info and info.containerRuntimeVersion.startswith(LOCAL_RUNTIME))
 
@@ -86,7 +86,8 @@ def is_local(node: Node) -> bool:
 def build_pod(
     check: Mapping[str, Any], step: Step, node: Node, options: CheckerOptions, host: str = ""
 ) -> Object:
-    """The pod that makes a step's tests on a node; `host` empty: it is the first of a pair."""
+    """Return the pod that makes a step's tests on a node; `host` empty: it is the first of a
+    pair."""
     metadata = check["metadata"]
     assert node.metadata is not None
     name, annotations = node.metadata.name or "", node.metadata.annotations or {}
@@ -108,7 +109,7 @@ def build_pod(
     if gpus and not _is_forced(check):
         container["resources"] = {"limits": {GPUS: gpus}}
     elif gpus:
-        # Those of the jobs beside it: the runtime shows them without their being asked for.
+        # The GPUs of jobs beside it too: the runtime shows them without a request.
         container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
     return {
         "apiVersion": "v1",
@@ -132,7 +133,7 @@ def build_pod(
             ],
         },
         "spec": {
-            # Past the scheduler: a node under test takes no other pods.
+            # It bypasses the scheduler: a node under test takes no other pods.
             "nodeName": name,
             "tolerations": [{"operator": "Exists"}],
             "restartPolicy": "Never",
@@ -155,7 +156,7 @@ def _arguments(
     arguments = [step.kind.value, "--json", "--node", node.metadata.name or ""]
     arguments += ["--seconds", f"{seconds:g}", "--dcgm-level", str(options.dcgm_level)]
     if is_local(node):
-        # They have the memory of one host, and may all be tested at once.
+        # They share the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]
     gpus = _gpus(node)
@@ -172,7 +173,7 @@ def _is_forced(check: Mapping[str, Any]) -> bool:
 
 
 def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
-    """Why a node cannot be tested now; empty: it can."""
+    """Return why a node cannot be tested now; empty: it can."""
     for pod in pods:
         phase = pod.status.phase if pod.status else None
         if node_of(pod) != node or phase in ENDED_PHASES:
@@ -195,7 +196,7 @@ def _takes_gpus(pod: Pod) -> bool:
 
 
 def why_ended(pod: Pod | None) -> str:
-    """Why a pod's tests did not come to their end; empty: they did."""
+    """Return why a pod's tests did not complete; empty: they did."""
     if pod is None or pod.status is None:
         return "its pod was deleted"
     if pod.metadata is not None and pod.metadata.deletionTimestamp is not None:
@@ -211,7 +212,7 @@ def why_ended(pod: Pod | None) -> str:
 
 
 def read_results(log: str, node: str) -> list[CheckResult]:
-    """The results in a pod's log; lines that are none are left out."""
+    """Return the results in a pod's log; other lines are left out."""
     found = []
     for line in log.splitlines():
         try:
@@ -228,12 +229,13 @@ def read_results(log: str, node: str) -> list[CheckResult]:
 
 
 def unmade(node: str, kind: CheckKind, why: str, peer: str = "") -> CheckResult:
-    """The result that says why tests were not made, or not to their end."""
+    """Return the result for tests that were not made, or not completed, with the reason."""
     return CheckResult(node, kind, RUN, Outcome.UNKNOWN, 0.0, why[:MESSAGE_MAX], peer=peer)
 
 
 def softened(results: Sequence[CheckResult]) -> list[CheckResult]:
-    """Results of a pair of which one end was lost: the other's complaint says nothing."""
+    """Return results of a pair of which one end was lost: failures of the other end do not
+    count."""
     return [
         replace(one, outcome=Outcome.UNKNOWN) if one.outcome is Outcome.FAIL else one
         for one in results

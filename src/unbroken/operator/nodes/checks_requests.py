@@ -30,13 +30,13 @@ class _Pods(msgspec.Struct):
 
 
 class CheckRequests:
-    """Each raises as `unbroken.kube.client.api_errors`."""
+    """Requests about one check; each raises as `unbroken.kube.client.api_errors`."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def start(self, body: Object) -> None:
-        """Create a pod, if it is not there; and its namespace."""
+        """Create a pod and its namespace, if they do not exist."""
         try:
             await self._client.create_if_absent(PODS, body)
         except NotFound:
@@ -44,13 +44,13 @@ class CheckRequests:
             await self._client.create_if_absent(PODS, body)
 
     async def _make_namespace(self) -> None:
-        # The tests look at the host's devices, which stricter levels do not allow.
+        # The tests access the host's devices, which stricter levels do not allow.
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
         body = {"metadata": {"name": NAMESPACE, "labels": labels}}
         await self._client.create_if_absent("api/v1/namespaces", body)
 
     async def patch_node(self, node: Node, patch: Object) -> None:
-        """Merge into a node; Conflict if it has changed meanwhile."""
+        """Merge into a node. Raises Conflict if it has changed meanwhile."""
         await self._client.merge(f"api/v1/nodes/{quote(key_of(node).name)}", patch)
 
     async def write(self, check: Object, status: NodeCheckStatus) -> None:
@@ -62,7 +62,7 @@ class CheckRequests:
         await self._client.merge(path, {"status": write_record(status)}, uid=uid)
 
     async def check(self, name: str) -> Object | None:
-        """A NodeCheck as it is now."""
+        """Return the present NodeCheck."""
         return await self._client.get_or_none(f"{NODE_CHECK.path}/{quote(name)}", Object)
 
     async def delete_check(self, name: str) -> None:
@@ -70,11 +70,11 @@ class CheckRequests:
         await self._client.delete_if_present(f"{NODE_CHECK.path}/{quote(name)}")
 
     async def pods_of(self, check: str) -> list[Pod]:
-        """The pods of a check."""
+        """Return the pods of a check."""
         return await self._pods(PODS, {"labelSelector": f"{CHECK_LABEL}={check}"})
 
     async def pods_on(self, node: str) -> list[Pod]:
-        """All pods of a node."""
+        """Return all pods of a node."""
         return await self._pods("api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
 
     async def _pods(self, path: str, selector: Mapping[str, str]) -> list[Pod]:
@@ -84,7 +84,7 @@ class CheckRequests:
     async def log_of(self, pod: Pod, *, is_needed: bool = False) -> str:
         """Read the log of a pod; empty if it cannot be read.
 
-        `is_needed`: WorldError where its node does not answer now, but may later.
+        `is_needed`: raise WorldError if its node does not answer now, but may later.
         """
         assert pod.metadata is not None
         found = b""
@@ -98,6 +98,6 @@ class CheckRequests:
         return found.decode(errors="replace")
 
     async def delete_pod(self, pod: Pod) -> None:
-        """Delete a pod, if it is there."""
+        """Delete a pod, if it exists."""
         assert pod.metadata is not None
         await self._client.delete_if_present(f"{PODS}/{pod.metadata.name}")

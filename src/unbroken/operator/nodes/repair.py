@@ -1,7 +1,8 @@
-"""Repairs nodes: tells `core.nodes.repair` what the API says, and carries out what it orders.
+"""The repairer's driver: passes the API's events to `core.nodes.repair`, and carries out its
+orders.
 
 Effects of one node are carried out in order, each until it has succeeded: the record is written
-before the order that it is about.  Providers are asked beside that, as they may take minutes.
+before its order is sent. Providers are called beside that, as they may take minutes.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ COMPONENT = "unbroken-node-repair"
 """Reporter of the events of nodes."""
 WORKERS = 4
 CALLS_MAX = 32
-"""Calls of a provider at a time; one takes minutes at most."""
+"""Calls of providers at a time; one takes minutes at most."""
 TICK_RETRY_SECONDS = 5.0
 MACHINE_ASK_SECONDS = 1.0
-"""Between two looks at a Machine: they boot in moments, and are read from the API server."""
+"""Seconds between two looks at a Machine: they boot in moments, and are read from the API
+server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class RepairOptions:
 def options_of(
     recovery: str, provider: str, command: str, share: float, is_dry_run: bool
 ) -> RepairOptions:
-    """Options as a person writes them; SpecError for what cannot be."""
+    """Return the options that a person wrote. Raises SpecError for invalid ones."""
     name = provider_name(provider)
     if recovery not in (one.value for one in Recovery):
         raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
@@ -121,10 +123,10 @@ class NodeRepair:
         self._pods: dict[str, dict[str, str]] = defaultdict(dict)
         """By node: pods of jobs, names by uid."""
         self._places: dict[str, str] = {}
-        """Their nodes, by uid."""
+        """Nodes of these pods, by uid."""
         self._effects: dict[str, deque[RepairEffect]] = defaultdict(deque)
         self._orders: dict[str, tuple[RepairOrder, bool]] = {}
-        """By node: what the provider is to be asked, and whether for the first time."""
+        """By node: the question for the provider, and whether it is the first time."""
         self._alarm = Alarm(self._clock, self._tick)
         self._is_over = False
         self._writes: WorkQueue[str] = WorkQueue("node-repair", self._carry_out, workers=WORKERS)
@@ -146,7 +148,7 @@ class NodeRepair:
                 tasks.create_task(self._writes.run())
                 tasks.create_task(self._asks.run())
         finally:
-            self._is_over = True  # informers that are shared live on
+            self._is_over = True  # shared informers outlive this
             self._alarm.set(None)
 
     def _tick(self) -> None:
@@ -157,7 +159,7 @@ class NodeRepair:
             log.exception("node_repair=tick")
             self._alarm.set(self._clock() + TICK_RETRY_SECONDS)
 
-    # What the API says.
+    # Events of the API.
 
     def _take(self, event: RepairEvent) -> None:
         if self._is_over:
@@ -213,19 +215,19 @@ class NodeRepair:
         self._take(ClusterSeen(spec.name, None if new is None else spec.node_recovery))
 
     def incident_ended(self, job: JobIdentity, incident: Incident) -> None:
-        """Hold an incident of a job of this operator against its culprit's node.
+        """Add an incident of a job of this operator to the blame of its culprit's node.
 
-        The Incident objects of the API are not asked: whoever may write in a namespace may make and
-        edit them.  NodeRecords, which only the repairer writes, keep what was held against a node.
+        The Incident objects of the API are not used: anyone who may write in a namespace may make
+        and edit them. NodeRecords, which only the repairer writes, keep a node's blame.
         """
         entry = blame.of_incident(incident, f"{job.namespace}/{job.name}-{incident.number}")
         if entry is not None:
             self._take(Blamed(incident.culprit.node, entry))
 
-    # What is to be done.
+    # Effects.
 
     async def _carry_out(self, name: str) -> None:
-        """Carry out all effects of a node; one that fails is tried again, before the others."""
+        """Carry out all effects of a node; a failed one is tried again, before the others."""
         waiting = self._effects[name]
         while waiting:
             await self._do(waiting[0])
@@ -279,14 +281,14 @@ class NodeRepair:
             await self._client.merge_if_present(path, node_patch(found, effect))
 
     async def _ask(self, name: str) -> None:
-        """Ask the provider; no answer comes of a call that fails, which is made again."""
+        """Ask the provider; a failed call gives no answer, and is made again."""
         order, is_first = self._orders[name]
         ask = self._provider.order if is_first else self._provider.standing
         self._take(ProviderAnswered(order, await ask(order)))
 
 
 def node_patch(found: Object, effect: PatchNode) -> Object:
-    """A merge patch of a node; with its taints, which are one list, its version too."""
+    """Return a merge patch of a node; with its taints, which are one list, its version too."""
     metadata: Object = {"labels": dict(effect.labels), "annotations": dict(effect.annotations)}
     if effect.taint is None:
         return {"metadata": metadata}

@@ -28,7 +28,7 @@ APPEAL = ("clearedAt", "clearedBy")
 
 
 def repair_node(node: Node) -> RepairNode:
-    """View of a node for the repairer."""
+    """Return the view of a node for the repairer."""
     metadata, view = node.metadata, node_view(node)
     assert metadata is not None
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
@@ -60,7 +60,7 @@ def repair_node(node: Node) -> RepairNode:
 
 
 def _rack(topology: tuple[str, ...]) -> str:
-    """The rack with its zone; else the switch nearest to the node; a zone is no rack."""
+    """Return the rack with its zone; else the switch nearest to the node; a zone is no rack."""
     zone, _, _, switch, rack = topology
     return f"{zone}/{rack}" if rack else switch
 
@@ -73,7 +73,7 @@ def _health(text: str) -> Health | None:
 
 
 def _faults(conditions: Mapping[str, NodeCondition]) -> tuple[NodeFault, ...]:
-    """The conditions that are True while the node is at fault, newest first."""
+    """Return the conditions that are True while the node is at fault, newest first."""
     found = [
         NodeFault(
             name,
@@ -99,18 +99,18 @@ def is_of_a_job(pod: Pod) -> bool:
 
 
 def check_seen(name: str, content: object) -> CheckSeen:
-    """View of a NodeCheck for the repairer."""
+    """Return the view of a NodeCheck for the repairer."""
     status, _ = NODE_CHECK.status_of(content)
     return CheckSeen(name, status.phase, status.message, status.faulty)
 
 
 def record_patch(record: NodeRecordSpec) -> Object:
-    """A merge patch that leaves of a record what a person writes, and nothing stale of ours."""
+    """Return a merge patch that keeps a person's part of a record, and nothing stale of ours."""
     written = write_record(record)
     ours = [field.key for field in fields_of(NodeRecordSpec) if field.key not in APPEAL]
     patch: Object = {key: written.get(key) for key in ours}
     if patch["repair"] is not None:
-        # A merge goes into objects, where what is empty now would stay as it was.
+        # A merge goes into objects, where a value that is now empty would stay.
         patch["repair"] = {
             **dict.fromkeys(field.key for field in fields_of(RepairRecord)),
             **patch["repair"],

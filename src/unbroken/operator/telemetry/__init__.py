@@ -1,1 +1,1 @@
-"""Metrics and traces: feeds `unbroken.observe` with what the API says."""
+"""Metrics and traces: feeds `unbroken.observe` with the state in the API."""

@@ -1,6 +1,6 @@
-"""Tells of each incident that ends, as a trace, once.
+"""Sender of each ended incident as a trace, once.
 
-Nothing is written down of it: what had ended before this operator led was told by the one before.
+It stores nothing: incidents that had ended before this operator led were sent by the earlier one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unbroken.operator.kinds import IncidentObject
 from unbroken.spec.job.codec import incident_from
 
 SETTLE_SECONDS = 5.0
-"""Wait after an incident's end: its restored steps may be known only after the first step."""
+"""Seconds after an incident's end: its restored steps may be known only after the first step."""
 
 
 class IncidentTraces:
@@ -31,13 +31,13 @@ class IncidentTraces:
         self._send = send
         self._settle_seconds = settle_seconds
         self._told: set[str] = set()
-        """Uids of those that have ended."""
+        """Uids of incidents that have ended."""
         self._waiting: dict[str, IncidentObject] = {}
-        """The newest of those that are not sent yet, by uid."""
+        """The newest versions of incidents that are not sent yet, by uid."""
         self._is_over = False
 
     async def run(self) -> None:
-        """Send until cancelled, and then what is left."""
+        """Send until cancelled, and then the rest."""
         await self._incidents.synced.wait()
         self._told = {one["metadata"]["uid"] for one in self._incidents.items() if _has_ended(one)}
         self._incidents.subscribe(self._on_incident)

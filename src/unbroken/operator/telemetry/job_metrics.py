@@ -1,4 +1,4 @@
-"""Feeds the metrics of jobs with what the API tells of them."""
+"""Feeds the metrics of jobs from the API."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from unbroken.spec.times import time_seconds
 
 
 def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> None:
-    """Keep the metrics of jobs in `registry`; incidents count that end from `since` on, in seconds
-    since the epoch."""
+    """Keep the metrics of jobs in `registry`.
+
+    Incidents count if they end from `since` on, in seconds since the epoch.
+    """
     metrics = JobMetrics(registry, since, wall)
 
     def on_job(old: JobObject | None, new: JobObject | None) -> None:

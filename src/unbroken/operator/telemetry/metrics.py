@@ -1,4 +1,4 @@
-"""All metrics of the operator: of itself always, of jobs and nodes while it leads."""
+"""All metrics of the operator: its own always, those of jobs and nodes while it leads."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MetricsPlace:
-    """Where they are served."""
+    """Address at which metrics are served."""
 
     host: str = "127.0.0.1"
     port: int = PORT
     is_needed: bool = True
-    """Without, a port that is taken costs the metrics and nothing else."""
+    """False: a port that is taken costs the metrics and affects nothing else."""
 
 
 class OperatorMetrics(Collector):
@@ -53,7 +53,7 @@ class OperatorMetrics(Collector):
 
     @contextmanager
     def leading(self) -> Iterator[CollectorRegistry]:
-        """For the time of the block: gives the registry for what only the leader knows."""
+        """Yield the registry for the leader's metrics, for the time of the block."""
         self._leading = CollectorRegistry()
         try:
             yield self._leading
@@ -66,7 +66,8 @@ class OperatorMetrics(Collector):
 
     @asynccontextmanager
     async def serving(self, place: MetricsPlace | None) -> AsyncIterator[None]:
-        """Serve for the time of the block; None: nowhere.  WorldError where the port is needed."""
+        """Serve for the time of the block; None: not at all. Raises WorldError if a required port
+        is taken."""
         async with AsyncExitStack() as stack:
             if place is not None:
                 server = serving_metrics(self.registry, place.host, place.port)
@@ -79,7 +80,7 @@ class OperatorMetrics(Collector):
             yield
 
     def describe(self) -> Iterable[Metric]:
-        """None: what the leader tells is not known beforehand."""
+        """Return none: the leader's families are not known beforehand."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

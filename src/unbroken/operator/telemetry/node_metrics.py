@@ -1,4 +1,4 @@
-"""Feeds the metrics of nodes with what the API tells of them."""
+"""Feeds the metrics of nodes from the API."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from unbroken.spec.nodes.values import health_of
 
 
 def watch_nodes(informers: Informers, registry: CollectorRegistry, since: float) -> None:
-    """Keep the metrics of nodes, their records and checks in `registry`; what has ended counts
-    from `since`, in seconds since the epoch."""
+    """Keep the metrics of nodes, their records and checks in `registry`.
+
+    Ended repairs and checks count from `since`, in seconds since the epoch.
+    """
     metrics = NodeMetrics(registry, since)
 
     def on_node(old: Node | None, new: Node | None) -> None:

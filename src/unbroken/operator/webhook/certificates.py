@@ -1,7 +1,8 @@
-"""The webhook's certificates: an authority derived from the operator's key, and what it signs.
+"""The webhook's certificates: an authority derived from the operator's key, and certificates signed
+by it.
 
 Each operator derives the same authority, to the last byte, and signs a certificate of its own for a
-few days.  The API server trusts the authority, and so every operator; no key is kept anywhere.
+few days. The API server trusts the authority, and so every operator; no key is stored.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from unbroken.core.keys import authority_number
 
 VALID_DAYS, RENEW_DAYS = 7.0, 4.0
-"""Life of an operator's certificate; it is renewed when fewer than `RENEW_DAYS` are left."""
+"""Days that an operator's certificate lasts; it is renewed when fewer than `RENEW_DAYS` are
+left."""
 EARLY = timedelta(hours=1)
-"""Valid from before it is made: clocks differ."""
+"""Time by which validity begins before the certificate is made: clocks differ."""
 DAY = 86400.0
 BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """Validity of the authority, which lasts as long as the operator's key (RFC 5280, 4.1.2.5)."""
@@ -36,10 +38,10 @@ class Leaf:
     certificate: bytes
     key: bytes = field(repr=False)
     renewal: float
-    """When it is to be renewed, in seconds since the epoch."""
+    """Time at which it is to be renewed, in seconds since the epoch."""
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Use it for every connection that is made from now on; nothing is written to a disk."""
+        """Use it for every connection from now on; nothing is written to a disk."""
         handle = os.memfd_create("unbroken-webhook", os.MFD_CLOEXEC)
         with os.fdopen(handle, "wb") as file:
             file.write(self.key + self.certificate)
@@ -52,12 +54,12 @@ class Authority:
     """Signs operators' certificates."""
 
     certificate: bytes
-    """As PEM: what the API server is told to trust."""
+    """PEM of the authority, which the API server must trust."""
     _key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     @classmethod
     def of(cls, master: bytes) -> Authority:
-        """The authority that belongs to an operator's key."""
+        """Return the authority that belongs to an operator's key."""
         key = ec.derive_private_key(authority_number(master), ec.SECP256R1())
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         title = _title(f"unbroken webhook authority {identifier.digest.hex()[:8]}")
@@ -77,7 +79,7 @@ class Authority:
         return cls(made.public_bytes(serialization.Encoding.PEM), key)
 
     def issue(self, names: Sequence[str], now: float) -> Leaf:
-        """A new certificate for the names that the API server uses."""
+        """Return a new certificate for the names that the API server uses."""
         key, start = ec.generate_private_key(ec.SECP256R1()), datetime.fromtimestamp(now, UTC)
         authority = x509.load_pem_x509_certificate(self.certificate)
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())

@@ -1,4 +1,4 @@
-"""Starts the webhook's server as a process, and starts it again where it ends."""
+"""The webhook's server as a process, which is started again if it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 MODULE = "unbroken.operator.webhook.server"
 RESTARTS = Backoff(first=0.2, limit=30.0)
 STEADY_SECONDS = 60.0
-"""A process that lived so long ends a run of failures."""
+"""Seconds that a process must live to end a run of failures."""
 CLOSING_SECONDS = 3.0
 
 

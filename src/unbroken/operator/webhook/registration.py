@@ -1,11 +1,10 @@
-"""The webhook that the API server asks before it stores a job: its server and its registration.
+"""The webhook that the API server calls before it stores a job: its server and its registration.
 
-Every operator serves it, not only the one that leads: it decides by the job alone.  The server is
-`server`, a process of its own.  The API server is told a path with a secret, so that it
-alone can ask.  Of a pod template the API server itself is asked, by creating the pod as a dry run,
-if the user might create it, too.  An operator that is away
-delays nobody's job (`failurePolicy: Ignore`): what the webhook would have refused, the operator
-refuses in the job's status when it is back.
+Every operator serves it, not only the leader: it decides by the job alone. The server is `server`,
+a process of its own. The API server gets a path with a secret, so that only it can call. For a pod
+template, the webhook asks the API server itself: it creates the pod as a dry run, if the user may
+create it. An absent operator delays no job (`failurePolicy: Ignore`): the operator refuses such a
+job in its status when it is back.
 """
 
 from __future__ import annotations
@@ -44,29 +43,29 @@ PATH = "/validate"
 REGISTRATIONS = "apis/admissionregistration.k8s.io/v1"
 CONFIGURATIONS = f"{REGISTRATIONS}/validatingwebhookconfigurations"
 TIMEOUT_SECONDS = 10
-"""The time that the API server waits (its default)."""
+"""Seconds that the API server waits (its default)."""
 BACKLOG = 64
 LOOK_SECONDS, SETTLE_SECONDS = 3600.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookOptions:
-    """Where the webhook listens, and how the API server reaches it."""
+    """Address on which the webhook listens, and the API server's way to it."""
 
     port: int = 0
-    """0: any that is free."""
+    """Port to listen on; 0: any free one."""
     service: tuple[str, str] | None = None
     """Namespace and name of a Service with port 443; None: by the loopback address."""
     client_authority: str = ""
-    """PEM of who signs the API server's client certificate; empty: it shows none."""
+    """PEM of the authority that signs the API server's client certificate; empty: it uses none."""
 
     @property
     def host(self) -> str:
-        """The address to listen on."""
+        """Return the address to listen on."""
         return "0.0.0.0" if self.service else "127.0.0.1"
 
     def names(self) -> list[str]:
-        """Host names in the certificate."""
+        """Return the host names in the certificate."""
         if self.service is None:
             return ["127.0.0.1"]
         namespace, name = self.service
@@ -74,7 +73,7 @@ class WebhookOptions:
 
 
 def service_of(text: str) -> tuple[str, str]:
-    """Namespace and name of `NAMESPACE/NAME`; SpecError for anything else."""
+    """Return namespace and name of `NAMESPACE/NAME`. Raises SpecError for anything else."""
     namespace, slash, name = text.partition("/")
     if not (namespace and slash and name) or "/" in name:
         raise SpecError(f"--webhook-service {text}: must be NAMESPACE/NAME")
@@ -82,7 +81,7 @@ def service_of(text: str) -> tuple[str, str]:
 
 
 def configuration(options: WebhookOptions, port: int, trusted: bytes, path: str = PATH) -> Object:
-    """The registration of the webhook."""
+    """Return the registration of the webhook."""
     client: Object = {"caBundle": base64.b64encode(trusted).decode()}
     if options.service is None:
         client["url"] = f"https://127.0.0.1:{port}{path}"
@@ -118,10 +117,10 @@ def configuration(options: WebhookOptions, port: int, trusted: bytes, path: str 
 async def serve_webhook(
     client: KubeClient, options: WebhookOptions, master: bytes
 ) -> AsyncIterator[str]:
-    """Serve the webhook and keep it registered during the block; its address.
+    """Serve the webhook and keep it registered during the block; yield its address.
 
-    `master`: the operator's key, from which the authority of the certificate is derived.
-    SpecError where the API server takes no webhooks, WorldError where it cannot listen.
+    `master`: the operator's key, from which the authority of the certificate is derived. Raises
+    SpecError if the API server supports no webhooks, WorldError if it cannot listen.
     """
     await _check_api(client)
     try:
@@ -188,7 +187,7 @@ class _Upkeep:
         self._queue: WorkQueue[str] = WorkQueue("webhook", self._again)
 
     async def run(self) -> None:
-        """Look at once, whenever somebody touches the registration, and now and then."""
+        """Look at once, whenever the registration changes, and at intervals."""
         self._queue.add(NAME)
         registered = Informer(
             self._client,
@@ -209,7 +208,7 @@ class _Upkeep:
         return LOOK_SECONDS
 
     async def look(self) -> None:
-        """Renew the certificate in time, and register its authority where it is not."""
+        """Renew the certificate in time, and register its authority if it is not."""
         now = wall()
         if now >= self._leaf.renewal:
             self._leaf = self._issue(now)
@@ -230,14 +229,14 @@ class _Upkeep:
 
 
 def _client_of(wanted: Object) -> str:
-    """Where the API server asks, without the path, which is a secret."""
+    """Return the address that the API server calls, without the path, which is a secret."""
     client = wanted["webhooks"][0]["clientConfig"]
     service = client.get("service")
     return f"{service['namespace']}/{service['name']}" if service else "127.0.0.1"
 
 
 def _says(found: object, wanted: object) -> bool:
-    """True if all that is wanted is there; the API server adds defaults."""
+    """True if all wanted fields are present; the API server adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(
             _says(found.get(key), value) for key, value in wanted.items()

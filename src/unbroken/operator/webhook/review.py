@@ -1,7 +1,7 @@
-"""Answers to an AdmissionReview of a job.  Pure.
+"""Answers to an AdmissionReview of a job. Pure.
 
-All that the operator would refuse later is refused here, every problem with its path; what is
-accepted and yet not as the user may think comes back as a warning (admission.k8s.io/v1).
+Everything that the operator would refuse later is refused here, every problem with its path.
+Accepted values with an unexpected effect come back as warnings (admission.k8s.io/v1).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Asked:
 
 
 def asked(review: Any) -> Asked:
-    """Read the body of a review; PeerError for anything but a review of a job."""
+    """Read the body of a review. Raises PeerError for anything but a review of a job."""
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
         raise PeerError("the body is no AdmissionReview with a request")
@@ -59,17 +59,17 @@ def _user(found: Any) -> dict[str, Any]:
 
 
 def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
-    """Judge the job alone; returns the parsed job if its pods are to be tried, too."""
+    """Evaluate the job alone; return the parsed job if its pods are to be tried, too."""
     metadata = asked.job.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
-        # Whoever takes a finalizer away must be able to, whatever the job says.
+        # Removing a finalizer must always be possible, whatever the job contains.
         return Verdict(), None
     parsed = parse_job(asked.job)
     warnings = (*parsed.warnings, *rule_warnings(parsed.spec))
     if asked.old is None:
         return Verdict(parsed.problems, warnings), None if parsed.problems else parsed
     before = parse_job(asked.old)
-    # A job that was stored before there was this webhook may be changed in other places.
+    # A job that was stored before this webhook existed may be changed in other places.
     problems = [one for one in parsed.problems if one not in before.problems]
     problems += _immutable(asked.job, asked.old)
     told = [one for one in warnings if one not in before.warnings]
@@ -88,7 +88,7 @@ def _stands(job: Mapping[str, Any]) -> ConditionType | None:
 
 
 def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:
-    """Changes that a running job cannot follow."""
+    """Return changes that a running job cannot follow."""
     if queue_of(job) == queue_of(old):
         return []
     if _stands(old) in (None, ConditionType.SUSPENDED, *ENDS):
@@ -100,7 +100,7 @@ def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:
 def _late(
     job: Mapping[str, Any], old: Mapping[str, Any], parsed: Parsed, before: Parsed
 ) -> list[str]:
-    """Changes that do not take effect at once, or never."""
+    """Return changes that take effect late, or never."""
     stands = _stands(old)
     if parsed.spec == before.spec or stands in (None, ConditionType.SUSPENDED):
         return []
@@ -115,7 +115,7 @@ def _late(
 
 
 def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[Problem]:
-    """Problems that the API server found in a template's pod, with the template's paths."""
+    """Return problems that the API server found in a template's pod, with the template's paths."""
     path = f"spec.replicaSpecs[{index}].template"
     return [
         Problem(
@@ -128,7 +128,7 @@ def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[P
 
 
 def answered(asked: Asked, verdict: Verdict) -> Object:
-    """The review with its response."""
+    """Return the review with its response."""
     response: Object = {"uid": asked.uid, "allowed": not verdict.problems}
     if verdict.warnings:
         response["warnings"] = list(verdict.warnings)

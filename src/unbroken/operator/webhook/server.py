@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 BODY_BYTES = 7 << 19
 """Bytes of a review (3.5 MiB): two objects of at most 1.5 MiB in etcd, and their envelope."""
 REVIEWS_MAX = 8
-"""Reviews at a time; others are answered with 503 at once, and the API server goes on without."""
+"""Reviews at a time; others are answered with 503 at once, and the API server continues without."""
 REVIEW_SECONDS, JUDGE_SECONDS, TRIAL_SECONDS = 8.0, 3.0, 4.0
-"""Limits of a review (the API server waits for 10 s), of its computation, and of asking back."""
+"""Seconds of a review (the API server waits for 10 s), of its computation, and of a dry run."""
 CONNECTIONS_MAX = 128
 """Connections; beyond, the oldest that has sent no review yet is closed."""
 SILENCE_SECONDS = 10.0
-"""A connection that has sent no whole review for so long is closed."""
+"""Seconds after which a connection that has sent no whole review is closed."""
 MEMORY_BYTES = 4 << 30
-"""Address space of the process; eight of the largest reviews take about 0.5 GiB."""
+"""Bytes of address space of the process; eight of the largest reviews take about 0.5 GiB."""
 DESCRIPTORS = 512
 LINE_BYTES = 1 << 20
 REFUSALS = frozenset({400, 422})
@@ -64,12 +64,12 @@ class Settings(msgspec.Struct):
     """The first line of stdin."""
 
     descriptor: int
-    """The listening socket."""
+    """Number of the listening socket."""
     path: str
     """The only path that is answered."""
     leaf: Leaf
     client_authority: str = ""
-    """PEM of who signs the API server's client certificate; empty: it shows none."""
+    """PEM of the authority that signs the API server's client certificate; empty: it uses none."""
     kubeconfig: str | None = None
     context: str | None = None
 
@@ -87,7 +87,7 @@ class Reviewer:
         self._active = 0
 
     async def review(self, request: web.Request) -> web.Response:
-        """One AdmissionReview."""
+        """Answer one AdmissionReview."""
         if not hmac.compare_digest(request.rel_url.raw_path.encode(), self._path):
             return _closed("only the API server is answered", 403)
         if self._active >= REVIEWS_MAX:
@@ -120,9 +120,9 @@ class Reviewer:
         return web.json_response(answered(question, verdict))
 
     async def _may_try(self, question: Asked) -> bool:
-        """True if the user could create these pods; then a trial tells nothing that is not theirs.
+        """True if the user may create these pods; then a trial reveals nothing that is not theirs.
 
-        The namespace is the user's word until the API server has said so.
+        The namespace is the user's claim until the API server has confirmed it.
         """
         wanted = {"namespace": question.namespace, "verb": "create", "resource": "pods"}
         spec = {**question.user, "resourceAttributes": wanted}
@@ -136,13 +136,14 @@ class Reviewer:
             return False
 
     async def _tried(self, namespace: str, parsed: Parsed) -> tuple[Problem, ...]:
-        """Try a pod of each template as a dry run; the problems that the API server found."""
+        """Try a pod of each template as a dry run; return the problems that the API server
+        found."""
         trials = [self._try(namespace, parsed, n) for n in range(len(parsed.spec.replica_specs))]
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
                 found = await asyncio.gather(*trials)
         except (TimeoutError, WorldError, PeerError) as error:
-            # Of the rest the operator will know when it makes the pods.
+            # The operator will find the rest when it makes the pods.
             log.warning('webhook=cannot_try_pods reason="%s"', str(error) or "no answer in time")
             return ()
         return tuple(problem for problems in found for problem in problems)
@@ -165,7 +166,7 @@ class Reviewer:
 
 
 def _closed(text: str, status: int) -> web.Response:
-    """A refusal after which the connection is closed, so that no body is read for it."""
+    """Return a refusal after which the connection is closed, so that no body is read for it."""
     response = web.json_response({"error": text}, status=status)
     response.force_close()
     return response
