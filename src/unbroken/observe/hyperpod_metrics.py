@@ -1,9 +1,10 @@
-"""Jobs under the documented names of HyperPod's training operator and of its dashboards.
+"""Job metrics under the documented names of HyperPod's training operator and of its dashboards.
 
 The names and labels are those of the public documentation of the training operator and of the
-Training dashboard (reference, section 7.1); `namespace` is added, because jobs of two namespaces
-may have one name.  What they do not say, and is decided here: latencies are in seconds; what
-`training_*` counts is what the API keeps of a job.  `cluster_id` is left to whoever scrapes.
+Training dashboard (reference, section 7.1). `namespace` is added, because jobs of two namespaces
+may have one name. The documentation leaves two things open, which are decided here. Latencies are
+in seconds. The counts of `training_*` cover what the API keeps of a job. `cluster_id` is left to
+the scraper.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TRAINING = ("namespace", "job_name")
 
 
 def documented(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
-    """All of them; `now` in seconds since the epoch."""
+    """Return all of the metrics; `now` in seconds since the epoch."""
     yield from _counters(records)
     yield _latency(
         "restart_latency",
@@ -64,7 +65,7 @@ def _counters(records: Iterable[JobRecord]) -> Iterator[Metric]:
 
 
 def _latency(name: str, text: str, found: Iterable[tuple[JobRecord, Latencies]]) -> Metric:
-    """Buckets under the plain name: the dashboards ask for them so, without `_bucket`."""
+    """Return buckets under the plain name: the dashboards query them so, without `_bucket`."""
     family = Metric(f"{PREFIX}_{name}", text, "unknown")
     for record, latencies in found:
         if any(latencies.counts):
@@ -75,7 +76,7 @@ def _latency(name: str, text: str, found: Iterable[tuple[JobRecord, Latencies]])
 
 
 def _training(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
-    """The dashboard's figures of each job, under its names and the documentation's."""
+    """Return the dashboard's figures of each job, under its names and the documentation's."""
     values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     by_fault: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     for one in records:
@@ -126,13 +127,13 @@ def _figures(record: JobRecord, now: float) -> dict[str, float]:
 
 
 def _faults(record: JobRecord) -> Counter[str]:
-    """Incidents by class of the fault, without those that are nobody's."""
+    """Return incidents by class of the fault, without those that have no culprit."""
     found = [one.culprit.fault for one in record.incidents.values()]
     return Counter(fault for fault in found if fault not in UNCHARGED)
 
 
 def _seconds(record: JobRecord) -> dict[str, float]:
-    """Lost by class, in incidents that are kept and in those that are in the ledger."""
+    """Return seconds lost by class, in kept incidents and in the ledger."""
     assert record.now is not None
     seconds: dict[str, float] = defaultdict(float)
     for cause, value in record.now.ledger.seconds.items():

@@ -1,4 +1,4 @@
-"""Jobs as metrics of our own: where they stand, what broke them, and what that has cost.
+"""Jobs as metrics of this project: their state, their faults, and the cost of these.
 
 Series of a job go with the job; histograms, which stay, have no label that a user chooses.
 """
@@ -22,7 +22,8 @@ from .job_records import BUCKETS, JobName, JobRecord, JobRecords, JobState
 
 JOB = ("namespace", "job")
 STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
-"""Lost in an incident: none from a snapshot in memory, many from a checkpoint on disk."""
+"""Buckets of the steps lost in an incident: none from a snapshot in memory, many from a checkpoint
+on disk."""
 
 
 class JobMetrics(Collector):
@@ -63,22 +64,22 @@ class JobMetrics(Collector):
         )
         registry.register(self)
 
-    # --- what is told
+    # --- input
 
     def job(self, name: JobName, job: JobState) -> None:
-        """A job as it is now."""
+        """Take the present state of a job."""
         self._records.job(name, job)
 
     def job_gone(self, name: JobName) -> None:
-        """A job was deleted."""
+        """Note that a job was deleted."""
         self._records.job_gone(name)
 
     def incident(self, name: JobName, uid: str, incident: Incident) -> None:
-        """An incident of the job with this uid, as it is now."""
+        """Take the present state of an incident of the job with this uid."""
         self._records.incident(name, uid, incident)
 
     def incident_gone(self, name: JobName, uid: str, number: int) -> None:
-        """An incident was deleted."""
+        """Note that an incident was deleted."""
         self._records.incident_gone(name, uid, number)
 
     def _ended(self, incident: Incident) -> None:
@@ -90,14 +91,14 @@ class JobMetrics(Collector):
         if steps is not None:
             self._steps.labels(remedy).observe(steps)
 
-    # --- what is read
+    # --- output
 
     def describe(self) -> Iterable[Metric]:
-        """The same families as `collect`, for the registry to know their names."""
+        """Return the same families as `collect`, which the registry needs for their names."""
         return self.collect()
 
     def collect(self) -> Iterable[Metric]:
-        """Counters, and what is."""
+        """Return counters, and the present state."""
         records, now = self._records.all(), self._clock()
         yield _standings(records)
         yield _incidents(records)

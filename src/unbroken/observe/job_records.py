@@ -1,7 +1,7 @@
-"""Data for the metrics of jobs: each job as it is, and what of it has ended.
+"""Data for the metrics of jobs: the present state of each job, and counts of its ended incidents.
 
-Counters belong to a job's name: a job that is deleted and made anew counts on.  They stay for a
-while after a deletion, so that the last of them is still read, and then go.
+Counters belong to a job's name: a job that is deleted and created again continues them. They stay
+for a while after a deletion, so that their last values are still scraped, and then go.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from unbroken.spec.job.types import JobStatus
 from unbroken.spec.keys import ConditionType
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Seconds: from a restart in place to a node that has to be replaced; the whole of HyperPod's
-published recoveries took 94 to 149 s (reference, section 13)."""
+"""Buckets in seconds: from a restart in place to the replacement of a node.
+
+HyperPod's published recoveries took 94 to 149 s in all (reference, section 13).
+"""
 KEPT_SECONDS = 900.0
-"""Counters of a deleted job are served for so long: sixty scrapes of the documented 15 s."""
+"""Seconds that counters of a deleted job are served: sixty scrapes of the documented 15 s."""
 DELETED_MAX = 1000
 """Deleted jobs whose counters are kept; the oldest go first."""
 
@@ -37,7 +39,7 @@ class JobName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as the API tells it."""
+    """The state of a job in the API."""
 
     uid: str
     created_at: float
@@ -47,16 +49,16 @@ class JobState:
 
 @dataclass(slots=True)
 class Latencies:
-    """Lengths of time, counted by bucket."""
+    """Durations, counted by bucket."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
-        """(upper bound as Prometheus writes it, how many are not above it)."""
+        """Return (upper bound as Prometheus writes it, number of durations not above it)."""
         total = 0
         for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
             total += count
@@ -65,11 +67,11 @@ class Latencies:
 
 @dataclass(slots=True)
 class JobRecord:
-    """One job's name: what is there now, and what was counted."""
+    """The record of one job's name: its present state, and its counters."""
 
     name: JobName
     now: JobState | None = None
-    """None: deleted."""
+    """The present state; None: deleted."""
     deleted_at: float | None = None
     incidents: dict[int, Incident] = field(default_factory=dict)
     """Incidents of the job that exists now, as kept by the API."""
@@ -87,19 +89,20 @@ class JobRecord:
     has_ended: bool = False
 
     def goodput(self, now: float) -> Goodput:
-        """Where the time of the job that is there now went."""
+        """Return the time account of the existing job."""
         assert self.now is not None
         job = self.now
         return goodput(job.status, self.incidents.values(), job.ledger, now, job.created_at)
 
     def class_of(self, fault: str) -> str:
-        """The class, or `others` where there have been too many different ones."""
+        """Return the class, or `others` if there have been too many different ones."""
         known = {name for name, _ in self.ended} | {OTHERS}
         return fault if fault in known or len(known) < NAMES_MAX else OTHERS
 
 
 class JobRecords:
-    """All jobs; `on_ended` is called once for each incident that ends from `since` on."""
+    """The records of all jobs; `on_ended` is called once for each incident that ends from `since`
+    on."""
 
     def __init__(
         self, since: float, clock: Callable[[], float], on_ended: Callable[[Incident], None]
@@ -109,10 +112,10 @@ class JobRecords:
         self._on_ended = on_ended
         self._records: dict[JobName, JobRecord] = {}
         self._early: dict[str, dict[int, Incident]] = {}
-        """Incidents told before their job, by its uid."""
+        """Incidents that came before their job, by its uid."""
 
     def job(self, name: JobName, job: JobState) -> None:
-        """A job as it is now."""
+        """Take the present state of a job."""
         record = self._records.setdefault(name, JobRecord(name))
         if record.now is None or record.now.uid != job.uid:
             self._begin(record, job)
@@ -125,7 +128,7 @@ class JobRecords:
         record.has_ended = is_end
 
     def job_gone(self, name: JobName) -> None:
-        """A job was deleted."""
+        """Note that a job was deleted."""
         record = self._records.get(name)
         if record is None or record.now is None:
             return
@@ -135,7 +138,7 @@ class JobRecords:
         self._forget_deleted()
 
     def incident(self, name: JobName, uid: str, incident: Incident) -> None:
-        """An incident as it is now, of the job with this uid."""
+        """Take the present state of an incident, of the job with this uid."""
         record = self._records.get(name)
         if record is None or record.now is None or record.now.uid != uid:
             self._early.setdefault(uid, {})[incident.number] = incident
@@ -148,7 +151,7 @@ class JobRecords:
             self._on_ended(incident)
 
     def incident_gone(self, name: JobName, uid: str, number: int) -> None:
-        """An incident was deleted: there were too many, or its job is gone."""
+        """Note that an incident was deleted: there were too many, or its job is gone."""
         early = self._early.get(uid)
         if early is not None:
             early.pop(number, None)
@@ -159,7 +162,7 @@ class JobRecords:
             record.incidents.pop(number, None)
 
     def all(self) -> list[JobRecord]:
-        """Every job, and those deleted lately, by name."""
+        """Return every job, and those deleted recently, by name."""
         self._forget_deleted()
         return [self._records[name] for name in sorted(self._records)]
 

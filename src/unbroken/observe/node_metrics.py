@@ -1,7 +1,7 @@
-"""Nodes, repairs and checks as metrics: how many are well, and how long it takes to make them so.
+"""Nodes, repairs and checks as metrics: how many nodes are healthy, and how long repairs take.
 
-Gauges show what is; counters count what has ended since this program began, so that a restart
-counts nothing twice.
+Gauges show the present state. Counters count what has ended since this program began, so that a
+restart counts nothing twice.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Health
 
 SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
-"""From a process node that is back in seconds to a replacement, typically 20 to 30 minutes, and a
-deep check of two hours (reference, section 1.5 and 2.2)."""
+"""Buckets in seconds: from a process node that is back in seconds, over a replacement of typically
+20 to 30 minutes, to a deep check of two hours (reference, section 1.5 and 2.2)."""
 DOCUMENTED = {
     Health.SCHEDULABLE: "hyperpod_node_health_status_schedulable",
     Health.UNSCHEDULABLE: "hyperpod_node_health_status_unschedulable",
     Health.PENDING_REBOOT: "hyperpod_node_health_status_unschedulable_pending_reboot",
     Health.PENDING_REPLACEMENT: "hyperpod_node_health_status_unschedulable_pending_replacement",
 }
-"""Names under which CloudWatch's agent tells of HyperPod's nodes (reference, section 2.5)."""
+"""Names under which CloudWatch's agent reports HyperPod's nodes (reference, section 2.5)."""
 GROUP = ("cluster_name", "instance_group")
 T = TypeVar("T")
 
@@ -79,14 +79,14 @@ class NodeMetrics(Collector):
         )
         registry.register(self)
 
-    # --- what is told
+    # --- input
 
     def node(self, name: str, state: NodeState | None) -> None:
-        """A node as it is now; None: it is gone."""
+        """Take the present state of a node; None: it is gone."""
         _put(self._nodes, name, state)
 
     def record(self, name: str, record: NodeRecordSpec | None) -> None:
-        """A node's record as it is now; None: it is gone."""
+        """Take the present state of a node's record; None: it is gone."""
         before = self._records.get(name)
         known = {_identity(one) for one in before.history} if before is not None else set()
         for one in record.history if record is not None else ():
@@ -95,7 +95,7 @@ class NodeMetrics(Collector):
         _put(self._records, name, record)
 
     def check(self, name: str, spec: NodeCheckSpec, status: NodeCheckStatus | None) -> None:
-        """A check as it is now; None: it is gone."""
+        """Take the present state of a check; None: it is gone."""
         before = self._checks.get(name)
         is_new = before is None or before.ended_at is None
         if status is not None and is_new and (status.ended_at or 0.0) >= self._since:
@@ -120,14 +120,14 @@ class NodeMetrics(Collector):
             if begin is not None and end is not None:
                 self._seconds.labels(action, stage).observe(max(end - begin, 0.0))
 
-    # --- what is read
+    # --- output
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """The same families as `collect`, for the registry to know their names."""
+        """Return the same families as `collect`, which the registry needs for their names."""
         return self.collect()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Current state, in gauges."""
+        """Return the present state, in gauges."""
         for health, name in DOCUMENTED.items():
             family = GaugeMetricFamily(name, f"Nodes that are {health.value}.", labels=GROUP)
             states = [one for one in self._nodes.values() if one.health == health.value]

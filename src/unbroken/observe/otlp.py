@@ -1,7 +1,8 @@
-"""Sends traces to a collector by OTLP over HTTP, with OpenTelemetry's library: the extra `otel`.
+"""Sender of traces to a collector by OTLP over HTTP, with OpenTelemetry's library: the extra
+`otel`.
 
-Where to, with which headers, in what batches: the library reads its standard variables.  It sends
-in a thread of its own, from a queue that drops what is too much.
+The library reads address, headers and batch sizes from its standard variables. It sends in a thread
+of its own, from a queue that drops the excess.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from unbroken.core.job.record.spans import Span, Trace
 log = logging.getLogger(__name__)
 
 SERVICE = "unbroken-operator"
-"""Unless OTEL_SERVICE_NAME says otherwise."""
+"""Service name, unless OTEL_SERVICE_NAME is set."""
 _LIBRARY = logging.getLogger("opentelemetry")
 _FULL = "Queue full"
 
 
 class Sender:
-    """Sends traces; a ValueError or RuntimeError where the library's variables make no sense."""
+    """Sends traces. Raises ValueError or RuntimeError if the library's variables are invalid."""
 
     def __init__(self) -> None:
         self._ids = _Ids()
@@ -45,7 +46,7 @@ class Sender:
         _LIBRARY.propagate = False
 
     def send(self, trace: Trace) -> None:
-        """Have a trace sent; returns at once."""
+        """Queue a trace for sending; return at once."""
         self._ids.trace = trace.id
         whole = self._started(trace.whole, Context())
         within = otel.set_span_in_context(whole, Context())
@@ -56,7 +57,7 @@ class Sender:
         whole.end(_nanoseconds(trace.whole.end))
 
     def close(self) -> None:
-        """Send what waits; blocks for half a minute if the collector does."""
+        """Send pending traces; it blocks for half a minute if the collector does."""
         self._provider.shutdown()
         _LIBRARY.removeHandler(self._losses)
         _LIBRARY.propagate = True
@@ -75,7 +76,7 @@ def _nanoseconds(at: float) -> int:
 
 
 class _Ids(IdGenerator):
-    """The ids that the next span is given."""
+    """Provides the ids for the next span."""
 
     def __init__(self) -> None:
         self.trace = self.span = 0
@@ -88,9 +89,9 @@ class _Ids(IdGenerator):
 
 
 class _Losses(logging.Handler):
-    """Says once that spans are lost, and once that they arrive again.
+    """Logs once that spans are lost, and once that they arrive again.
 
-    It hears what the library says, which is a line or more for each try.
+    It reads the library's log, which has a line or more for each attempt.
     """
 
     def __init__(self) -> None:
@@ -101,26 +102,26 @@ class _Losses(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a line of the library."""
         if record.levelno == logging.WARNING or not self._reason:
-            # Why a try has failed; the error after the last says nothing of it.
+            # The reason of a failed attempt; the error after the last attempt does not contain it.
             self._reason = record.getMessage()
         if record.getMessage().startswith(_FULL):
             self.lost()
 
     def lost(self) -> None:
-        """Some are."""
+        """Note that spans are lost."""
         if not self._is_told:
             self._is_told = True
             log.warning('traces=lost reason="%s"', self._reason)
 
     def arrived(self) -> None:
-        """Some were taken."""
+        """Note that spans were accepted."""
         if self._is_told:
             log.info("traces=sent")
         self._is_told, self._reason = False, ""
 
 
 class _Watched(SpanExporter):
-    """An exporter whose losses are told."""
+    """An exporter whose losses are logged."""
 
     def __init__(self, exporter: SpanExporter, losses: _Losses) -> None:
         self._exporter = exporter

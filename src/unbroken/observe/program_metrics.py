@@ -1,4 +1,4 @@
-"""The operator's own health: whether it leads, what it watches, what waits, whom it hears."""
+"""The operator's own health: leadership, watches, queues, and reachable agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WatchHealth:
     refused: Mapping[str, int]
     """Objects by the step that refused them."""
     silent_seconds: float
-    """Since the server said something last."""
+    """Seconds since the server's last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class QueueHealth:
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """How a job is served."""
+    """The operator's service of one job."""
 
     job: JobName
     heard: int
@@ -48,12 +48,12 @@ class JobHealth:
     wanted: int
     """Running pods whose agents are to be reached."""
     waiting: int
-    """Events that the job has yet to be told."""
+    """Events that the job has yet to take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All of it, at one time."""
+    """The complete health at one time."""
 
     is_leading: bool
     watches: Sequence[WatchHealth] = ()
@@ -62,18 +62,18 @@ class Health:
 
 
 class ProgramMetrics(Collector):
-    """Asks `look` at every scrape."""
+    """Calls `look` at every scrape."""
 
     def __init__(self, registry: CollectorRegistry, look: Callable[[], Health]) -> None:
         self._look = look
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """The same families as `collect`, for the registry to know their names."""
+        """Return the same families as `collect`, which the registry needs for their names."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Current state."""
+        """Return the present state."""
         health = self._look()
         text = "1 in the one operator that acts, 0 in those that wait."
         yield GaugeMetricFamily("unbroken_operator_leading", text, value=health.is_leading)

@@ -1,4 +1,4 @@
-"""Serves a registry of metrics over HTTP for Prometheus, and says that the program lives."""
+"""HTTP server of a registry of metrics for Prometheus, and of a liveness probe."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from unbroken.listener import Connections, Limits, bound
 
 PATH = "/metrics"
 HEALTH_PATH = "/healthz"
-"""Answered while the program's event loop turns, for the probes of a kubelet."""
+"""Path that is answered while the program's event loop runs, for the probes of a kubelet."""
 PORT = 8081
 """Port of the training operator's metrics, as documented."""
 LIMITS = Limits(64)
-"""A few scrapers and the kubelet.  The program needs its other descriptors."""
+"""Limits of connections: a few scrapers and the kubelet. The program needs its other
+descriptors."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
 async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> AsyncIterator[str]:
-    """Serve for the time of the block; gives the address.  `port` 0: any.  WorldError."""
+    """Serve for the time of the block; yield the address. `port` 0: any. Raises WorldError."""
     app = web.Application(middlewares=[_close_after])
     app.router.add_get(PATH, _handler(registry))
     app.router.add_get(HEALTH_PATH, _healthy)
@@ -50,7 +51,7 @@ async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> 
 
 @web.middleware
 async def _close_after(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after its answer: everybody is a stranger here."""
+    """Close the connection after its answer: every client is a stranger here."""
     response = await handler(request)
     response.force_close()
     return response
@@ -69,10 +70,10 @@ def _handler(registry: CollectorRegistry) -> Handler:
 
 
 def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """The form that a client accepts, and its name; the plain one for a version that is none."""
+    """Return the form that a client accepts, and its name; the plain one for an invalid version."""
     try:
         encode, content_type = choose_encoder(accepted)
     except (TypeError, ValueError):
-        # prometheus_client 0.26 compares the parts of a version as they come.
+        # prometheus_client 0.26 compares the parts of a version as text.
         return choose_encoder("")
     return (encode, content_type) if content_type.isprintable() else choose_encoder("")

@@ -1,6 +1,6 @@
-"""Traces of incidents, where OpenTelemetry's standard variables ask for them.
+"""Traces of incidents, if OpenTelemetry's standard variables request them.
 
-Whatever is wrong with the collector, or with the variables, costs the traces and nothing else.
+A fault of the collector, or of the variables, costs the traces and affects nothing else.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Send = Callable[[Trace], None]
 
 PROTOCOL = "http/protobuf"
 FLUSH_SECONDS = 3.0
-"""For what is not sent yet when the program ends."""
+"""Seconds for unsent traces when the program ends."""
 CLOSING = "close-traces"
-"""Thread that waits for it."""
+"""Name of the thread that waits for them."""
 
 
 @asynccontextmanager
 async def sending(environment: Mapping[str, str]) -> AsyncIterator[Send | None]:
-    """Gives what sends a trace, and never blocks, for the time of the block; None: off."""
+    """Yield a function that sends a trace and never blocks, for the time of the block; None:
+    off."""
     sender = _sender() if is_wanted(environment) else None
     if sender is None:
         yield None
@@ -57,7 +58,7 @@ def _sender() -> Sender | None:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """True if the variables name a collector that can be had; says so where it cannot."""
+    """True if the variables name a usable collector; log the reason if it is not usable."""
 
     def read(*names: str) -> str:
         return next((environment[name] for name in names if environment.get(name)), "")
@@ -73,12 +74,12 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 async def _close(close: Callable[[], None]) -> None:
-    """Call it, which may block for long, and wait for so long as we have."""
+    """Call it, which may block for long, and wait for the available time."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:
         close()
-        with contextlib.suppress(RuntimeError):  # nobody waits any more
+        with contextlib.suppress(RuntimeError):  # nothing waits any more
             loop.call_soon_threadsafe(done.set)
 
     # Not one of the loop's threads: those are waited for at the end of the program.
