@@ -1,7 +1,7 @@
-"""Checks of jobs by the API server of the local cluster, in the place of webhooks.
+"""Checks of jobs by the API server of the local cluster, in place of webhooks.
 
-A job's pod templates are checked as its pods would be, so that the person who applies the job sees
-a mistake at once, and not minutes later in a pod that cannot be created.
+A job's pod templates are checked as its pods would be. So the person who applies the job sees a
+mistake at once, and not minutes later in a pod that cannot be created.
 """
 
 from __future__ import annotations

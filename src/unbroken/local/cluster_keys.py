@@ -18,7 +18,8 @@ KEY_ID_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 KEY_ID_PREFIX, KEY_ID_RANDOM = "AKIA", 16
 """An access key id of AWS: the prefix of long-term keys and 16 letters and digits."""
 SECRET_BYTES = 30
-"""As many as AWS has, which makes 40 characters; here none that a shell must quote."""
+"""Bytes of a secret: as many as AWS has, which makes 40 characters; here none that a shell must
+quote."""
 
 
 def credentials_file(paths: Paths, options: ClusterOptions) -> Path:

@@ -34,10 +34,11 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def private(directory: Path) -> str:
-    """Make the folder of a cluster, which nobody else may enter; a notice where that was changed.
+    """Make the folder of a cluster, which no other user may enter; return a notice if that was
+    changed.
 
-    WorldError: it belongs to another user, or it is a folder with other things in it that must be
-    left as it is.
+    Raises WorldError if it belongs to another user, or has other contents that must be left as they
+    are.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()

@@ -33,7 +33,7 @@ class JobProgram:
 
     kind: JobKind
     is_wanted: Callable[[ClusterOptions], bool]
-    """Whether the options of the cluster ask for the program."""
+    """Returns whether the options of the cluster request the program."""
     install: Callable[[KubeClient], Awaitable[None]]
     """Installs the definition of the kind and returns once the API serves it."""
     run: Callable[[KubeClient, Informers], Coroutine[None, None, None]]

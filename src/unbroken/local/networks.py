@@ -1,8 +1,9 @@
-"""Which block of loopback addresses a cluster has, so that two on one machine never share any.
+"""Choice of a cluster's block of loopback addresses, so that two clusters on one machine share
+none.
 
-Claims are files in the user's state folder, which no other user can enter or occupy.  A claim is
-void when its cluster's folder is gone; where all blocks are claimed, those of clusters that do not
-run are given away.  Another user's cluster is noticed by its first node's address being taken.
+Claims are files in the user's state folder, which no other user can enter or occupy. A claim is
+void when its cluster's folder is gone. If all blocks are claimed, those of clusters that do not run
+are reassigned. Another user's cluster is noticed because its first node's address is taken.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _claims() -> Iterator[Path]:
 
 
 def _is_free(number: int) -> bool:
-    """True if nobody serves at the first node's address."""
+    """True if nothing listens at the first node's address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

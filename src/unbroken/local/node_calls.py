@@ -1,7 +1,7 @@
-"""Authorization of the API server's calls to a node, which does not show the token.  Pure.
+"""Authorization of the API server's calls to a node without revealing the token. Pure.
 
-A node that is off has left its port, and any local user may listen there.  So the API server sends
-a MAC of each call instead of the token: it is good for one request to one address, for seconds.
+A node that is off has left its port, and any local user may listen there. So the API server sends a
+MAC of each call instead of the token: it is valid for one request to one address, for seconds.
 """
 
 from __future__ import annotations

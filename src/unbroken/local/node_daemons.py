@@ -1,8 +1,8 @@
 """The daemon beside each node of the local cluster.
 
-Its node has no kernel and no GPUs of its own, so files in the node's directory stand for them:
-`kernel.log`, `libnvidia-ml.so.1`, and the file system below `host`.  What befalls this machine
-itself is no fault of one of its nodes: rebooting or replacing that would help nobody.
+Its node has no kernel and no GPUs of its own, so files in the node's directory simulate them:
+`kernel.log`, `libnvidia-ml.so.1`, and the file system below `host`. Faults of the host machine are
+not attributed to one of its nodes: rebooting or replacing that node would not help.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SAMPLE_SECONDS = 5.0
 
 
 def daemon_beside(logs: Path) -> Companion:
-    """What runs a node's daemon; its log is kept below `logs`."""
+    """Return the program that runs a node's daemon; its log is kept below `logs`."""
 
     async def watch(client: KubeClient, node: NodeOptions) -> None:
         kernel_log = node.directory / KERNEL_LOG
         kernel_log.touch()
-        kernel_log.chmod(0o600)  # who can write to it can have the node repaired
+        kernel_log.chmod(0o600)  # a writer of it can have the node repaired
         await run_daemon(client, _options(node, kernel_log, logs))
 
     return watch

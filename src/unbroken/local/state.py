@@ -1,6 +1,6 @@
-"""What a cluster's directory says: its files, its options, the process that runs it.
+"""The state in a cluster's directory: its files, its options, the process that runs it.
 
-Kept apart from `up`, so that commands which only look need not load a cluster.
+It is separate from `up`, so that commands which only look need not load a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEATS_MAX = 25
 
 
 class ClusterOptions(msgspec.Struct, frozen=True):
-    """What a person chooses for a cluster; kept in DIR/cluster.json for the next `up`."""
+    """A person's options for a cluster; kept in DIR/cluster.json for the next `up`."""
 
     nodes: int = 1
     cpu: str = ""
@@ -27,7 +27,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     gpus: int = 0
     """Per node, as nvidia.com/gpu."""
     instance_type: str = ""
-    """What every node offers where nothing else says; empty: what the machine has."""
+    """Instance type of nodes without another one; empty: the host's own resources."""
     resources: dict[str, str] = {}
     """Per node, further resources by name, as Kubernetes quantities; nothing stands behind them."""
     labels: dict[str, str] = {}
@@ -35,20 +35,23 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     operator: bool = True
     """Run the operator too; False: somebody runs it as a process of its own."""
     pytorchjobs: bool = True
-    """Run Kubeflow's PyTorchJobs too; False: their own operator does, or nobody."""
+    """Run Kubeflow's PyTorchJobs too; False: their own operator does, or none."""
     ray: bool = True
-    """Run RayClusters and RayJobs too; False: KubeRay's own operator does, or nobody."""
+    """Run RayClusters and RayJobs too; False: KubeRay's own operator does, or none."""
     images: dict[str, str] = {}
-    """Python environments (directories) by the name of the image that each stands for."""
+    """Python environments (directories) by the name of the image that each replaces."""
     heartbeat_seconds: float = 1.0
-    """How often each node says that it lives."""
+    """Seconds between heartbeats of each node."""
     grace_seconds: float = 4.0
-    """A node that was silent for so long is not ready.  Far below Kubernetes' 40 s: nodes, API
-    server and controllers share one event loop, so only its own standstill could delay a sign of
-    life, and that is told from silence (controllers/node_lifecycle)."""
+    """Seconds of silence after which a node is not ready.
+
+    It is far below Kubernetes' 40 s: nodes, API server and controllers share one event loop. Only a
+    pause of that loop could delay a heartbeat, and that is distinguished from silence
+    (controllers/node_lifecycle).
+    """
 
     node_recovery: str = "Automatic"
-    """Or None: what the operator does about bad nodes whose cluster does not say."""
+    """Automatic or None: the operator's treatment of bad nodes whose cluster does not set it."""
     node_provider: str = "machines"
     """Provider that resets, reboots and replaces nodes (operator/nodes/providers)."""
     node_command: str = ""
@@ -57,14 +60,14 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Share of all nodes that may be under repair at once."""
     repair_dry_run: bool = False
     lifecycle_sources: dict[str, str] = {}
-    """Addresses of lifecycle scripts (`s3://bucket/prefix`) and directories that stand for them."""
+    """Addresses of lifecycle scripts (`s3://bucket/prefix`) and directories that replace them."""
 
     cluster_api_port: int = 0
     """Port of the cluster API on the loopback address; 0: any."""
     cluster_api_credentials: str = ""
     """File of the keys that may call it; empty: DIR/cluster-api-credentials, which `up` makes."""
     metrics_port: int = 0
-    """Where Prometheus reads metrics, on the loopback address; 0: any."""
+    """Port of the metrics for Prometheus, on the loopback address; 0: any."""
 
     def for_nodes(self) -> tuple[float, float]:
         """Heartbeat and grace; longer where many nodes would keep one machine busy with them."""
@@ -86,7 +89,7 @@ class State(msgspec.Struct, frozen=True):
     cluster_api: str = ""
     """Address of the cluster API, as `--endpoint-url` of the aws CLI takes it."""
     metrics: str = ""
-    """Where Prometheus reads them; empty: of an earlier version."""
+    """Address of the metrics for Prometheus; empty: written by an earlier version."""
     cluster_api_credentials: str = ""
     """File of the keys that may call the cluster API; empty: of an earlier version."""
 
@@ -142,7 +145,7 @@ def running(paths: Paths) -> State | None:
 
 
 def saved_options(paths: Paths) -> ClusterOptions:
-    """What the last `up` used; the defaults for a new directory."""
+    """Return the options of the last `up`; the defaults for a new directory."""
     try:
         return msgspec.json.decode(paths.options.read_bytes(), type=ClusterOptions)
     except FileNotFoundError:

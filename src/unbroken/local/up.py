@@ -124,7 +124,8 @@ async def _run_parts(
             for program in job_programs(options):
                 await program.install(client)
             first.append(await _start_machines(parts, paths, options, server, client, informers))
-            # Those that judge nodes come after: after a restart, no node is late because of it.
+            # Programs that evaluate nodes start later: after a restart, no node is late because of
+            # it.
             others = [
                 parts.create_task(part)
                 for part in _programs(paths, options, client, informers, metrics)
@@ -174,7 +175,7 @@ def _programs(
     informers: Informers,
     metrics: OperatorMetrics,
 ) -> Iterator[Coroutine[None, None, None]]:
-    """What runs beside the API server and the nodes."""
+    """Yield the programs beside the API server and the nodes."""
     controllers = ControllerOptions(
         volume_directory=paths.directory / "volumes", node_grace_seconds=options.for_nodes()[1]
     )

@@ -58,7 +58,7 @@ class Serving:
     """Plain HTTP on loopback, for the other parts of this process; needs the token too."""
     token: str
     kubelet_token: str
-    """What nodes ask of whoever wants logs or exec."""
+    """Token that nodes require for logs and exec."""
 
 
 @asynccontextmanager

@@ -1,12 +1,12 @@
 """Objects and their history, in SQLite, with everything that is read often in memory.
 
-The one table is a log: each write adds a row and the newest row of a key is the object.  So a
-write is one INSERT, a watcher that lost its connection resumes from any version that the log
-still holds, and a list at an older version is the present with later changes undone.  What the log
-no longer holds is refused (`Expired`), never guessed.
+The one table is a log: each write adds a row, and the newest row of a key is the object. So a write
+is one INSERT. A watcher that lost its connection resumes from any version that the log still holds.
+A list at an older version is the present with later changes undone. Versions that the log no longer
+holds are refused (`Expired`), never guessed.
 
 A write returns after SQLite has committed it (WAL, synchronous=NORMAL): it survives the death of
-this process at any moment.  After a power cut the last moments may be missing, never half there.
+this process at any moment. After a power cut the last moments may be missing, never half written.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Collection:
             self.waiters.discard(waiter)
 
     def record(self, change: Change) -> None:
-        """Add a change, forget the oldest beyond the limit, wake who waits."""
+        """Add a change, drop the oldest beyond the limit, wake all waiting tasks."""
         self.changes.append(change)
         if len(self.changes) > HISTORY_EVENTS:
             self.compacted = self.changes.popleft().entry.version

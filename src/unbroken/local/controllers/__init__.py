@@ -1,4 +1,4 @@
-"""What keeps a cluster in order: garbage, namespaces, nodes, volumes, accounts, endpoints."""
+"""The controllers of a cluster: garbage, namespaces, nodes, volumes, accounts, endpoints."""
 
 from __future__ import annotations
 

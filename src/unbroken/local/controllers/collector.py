@@ -95,10 +95,10 @@ class GarbageCollector:
     async def _is_there(self, item: Item, owner: Owner) -> bool:
         kind = self._inventory.find(owner.group, owner.kind)
         if kind is None:
-            # Perhaps its definition is just being made; deleting in doubt would be final.
+            # Perhaps its definition is just being made; a deletion would be final.
             raise WorldError(f"owner of {item.key} has the unknown kind {owner.kind}", 1.0)
         if kind.namespaced and not item.key.namespace:
-            return True  # cannot be said; see garbage._is
+            return True  # not known; see garbage._is
         place = item.key.namespace if kind.namespaced else ""
         found = await self._client.get_or_none(kind.path(Key(place, owner.name)), Object)
         return found is not None and found["metadata"].get("uid") == owner.uid

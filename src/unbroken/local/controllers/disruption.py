@@ -78,7 +78,7 @@ class DisruptionBudgets:
                 "status": {**merged, "conditions": [condition]},
             }
             path = f"apis/policy/v1/namespaces/{key.namespace}/poddisruptionbudgets/{key.name}"
-            with suppress(Conflict, NotFound):  # The watch tells of the newer version.
+            with suppress(Conflict, NotFound):  # The watch will deliver the newer version.
                 await self._client.merge(f"{path}/status", body)
         return CONFIRM_SECONDS if wanted["disruptedPods"] else None
 

@@ -1,7 +1,7 @@
-"""Counts how many pods of a PodDisruptionBudget may be evicted now.
+"""Number of pods of a PodDisruptionBudget that may be evicted now.
 
 After kube-controller-manager v1.33, pkg/controller/disruption. A percentage, and `maxUnavailable`,
-are of the pods that there are: the local cluster has no kinds that say how many there should be.
+refer to the existing pods: the local cluster has no kinds with a wanted number of pods.
 """
 
 from __future__ import annotations

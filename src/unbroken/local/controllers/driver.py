@@ -45,7 +45,7 @@ SHARED = [
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
-    """What the controllers need to know besides the API."""
+    """Options of the controllers besides the API."""
 
     volume_directory: Path
     """Directories of PersistentVolumeClaims are made and removed here."""

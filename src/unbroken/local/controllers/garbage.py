@@ -1,8 +1,8 @@
-"""What becomes of objects whose owners are gone or going.  Pure.
+"""Rules for objects whose owners are gone or going. Pure.
 
-After kube-controller-manager v1.33, pkg/controller/garbagecollector: an object goes when all its
-owners are gone; an owner that is deleted in the foreground waits for the dependents that block it;
-one that is deleted with orphans lets its dependents go first.
+After kube-controller-manager v1.33, pkg/controller/garbagecollector. An object goes when all its
+owners are gone. An owner that is deleted in the foreground waits for the dependents that block it.
+An owner that is deleted with orphans releases its dependents first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def is_foreground(item: Item) -> bool:
 
 
 class Graph:
-    """Objects and who owns them, by uid."""
+    """Objects and their owners, by uid."""
 
     def __init__(self) -> None:
         self._items: dict[str, Item] = {}
@@ -118,10 +118,10 @@ class Graph:
 def judge(
     item: Item, graph: Graph, missing: Container[tuple[str, str, Owner]], exists: Container[str]
 ) -> Verdict:
-    """What to do about an object.
+    """Return the action for an object.
 
-    `missing`: (uid, namespace, reference) that the API does not have; `exists`: uids of owners
-    that it has, whatever the graph shows.
+    `missing`: (uid, namespace, reference) that the API does not have; `exists`: uids of owners that
+    it has, whatever the graph shows.
     """
     if item.is_deleting:
         if FOREGROUND in item.finalizers:
@@ -179,7 +179,7 @@ def _judge_owned(
 def _is(held: Item, owner: Owner, item: Item) -> bool:
     """The object with the owner's uid is the one that the reference describes."""
     same_place = not held.kind.namespaced or held.key.namespace == item.key.namespace
-    # An object outside of all namespaces cannot say in which its owner is; it is let be.
+    # An object outside of all namespaces cannot name its owner's namespace; it is kept.
     return (same_place or not item.key.namespace) and (
         (held.kind.group, held.kind.kind, held.key.name) == (owner.group, owner.kind, owner.name)
     )

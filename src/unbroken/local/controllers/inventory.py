@@ -39,14 +39,14 @@ IGNORED = {("", "events"), ("events.k8s.io", "events"), ("extensions", "ingresse
 """Events have no owners and expire; the last is networking.k8s.io's under its old name."""
 
 START_SECONDS = 15.0
-"""For the first lists.  Whatever acts on the inventory asks the API before it does harm."""
+"""Seconds for the first lists. Users of the inventory ask the API before they do harm."""
 
 NEEDED_VERBS = {"delete", "list", "watch"}
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """Where the objects of one kind are."""
+    """Location of the objects of one kind."""
 
     group: str
     version: str
@@ -56,7 +56,7 @@ class ResourceKind:
 
     @property
     def id(self) -> tuple[str, str]:
-        """The same for all versions."""
+        """Return an id that is the same for all versions."""
         return self.group, self.plural
 
     def collection(self, namespace: str = "") -> str:
@@ -119,7 +119,7 @@ OnItem = Callable[[Item | None, Item | None], None]
 
 
 class Inventory:
-    """All objects of all kinds; `run` it, then `ready` says that it knows them."""
+    """All objects of all kinds; `run` it; `ready` returns once it knows them."""
 
     def __init__(
         self, client: KubeClient, informers: Informers, shared: Sequence[type[Any]]
@@ -148,7 +148,7 @@ class Inventory:
         return iter(list(self._by_namespace.get(namespace, {}).values()))
 
     def is_empty(self, namespace: str) -> bool:
-        """Nothing is in the namespace."""
+        """True if the namespace is empty."""
         return namespace not in self._by_namespace
 
     def find(self, group: str, kind: str) -> ResourceKind | None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FINALIZER = "kubernetes"
 AGAIN_SECONDS = 2.0
-"""When something is left that no event told of."""
+"""Seconds until the next look, if something is left that no event reported."""
 
 
 class NamespaceDeleter:
@@ -58,7 +58,7 @@ class NamespaceDeleter:
 
     def _on_item(self, old: Item | None, new: Item | None) -> None:
         namespace = changed(old, new).key.namespace
-        # Not for every change: what goes is expected, and matters when it is the last.
+        # Not for every change: deletions are expected, and only the last one matters.
         if namespace in self._going and (old is None or self._inventory.is_empty(namespace)):
             self._queue.add(namespace)
 
@@ -144,7 +144,8 @@ class NamespaceDeleter:
 
 
 def conditions(left: Iterable[Item], failures: list[str]) -> list[Object]:
-    """What a namespace that cannot go yet says of itself (namespace/deletion, status_condition)."""
+    """Return the conditions of a namespace that cannot go yet (namespace/deletion,
+    status_condition)."""
     kinds: Counter[str] = Counter()
     finalizers: Counter[str] = Counter()
     for item in left:

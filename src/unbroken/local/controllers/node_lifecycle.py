@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 STALLED_SECONDS = 1.0
-"""A check that comes so late means that this program stood still, not the nodes: what they sent
-meanwhile is still to be read."""
+"""Seconds by which a late check shows that this program was paused, not the nodes: their messages
+are still to be read."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Life:
 
     sign: str
     seen: float
-    """By the monotonic clock."""
+    """Time of the last change, by the monotonic clock."""
 
 
 class NodeLifecycle:
@@ -67,7 +67,7 @@ class NodeLifecycle:
         self._leases = informers.of(Lease)
         self._lives: dict[str, _Life] = {}
         self._since: dict[str, dict[str, float]] = {}
-        """Node -> taint -> wall time at which it was first seen; not every taint says when."""
+        """Node -> taint -> wall time at which it was first seen; not every taint has a time."""
         self._by_node: dict[str, set[Key]] = {}
         self._node_of: dict[Key, str] = {}
         self._checks: WorkQueue[str] = WorkQueue("node", self._check, workers=4)
@@ -269,7 +269,7 @@ class NodeLifecycle:
 
 
 def _matters(node: Node) -> object:
-    """What of a node decides about taints and pods; heartbeats do not."""
+    """Return the parts of a node that decide about taints and pods; heartbeats do not."""
     conditions = (node.status and node.status.conditions) or ()
     spec = node.spec
     return (

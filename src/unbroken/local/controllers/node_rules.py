@@ -1,4 +1,4 @@
-"""What a silent node is told to be, and when its pods must go.  Pure.
+"""Conditions and taints of a silent node, and the time when its pods must go. Pure.
 
 After kube-controller-manager v1.33, pkg/controller/nodelifecycle and pkg/controller/tainteviction.
 """
@@ -37,7 +37,7 @@ def _conditions(node: Node) -> Sequence[NodeCondition]:
 
 
 def heartbeat(node: Node) -> str:
-    """What the node itself last wrote into its status; changes when it writes again.
+    """Return the node's own last write into its status; it changes when the node writes again.
 
     Empty for Unknown, which only this program writes.
     """
@@ -49,7 +49,7 @@ def heartbeat(node: Node) -> str:
 
 
 def silence(node: Node, now: float) -> list[Object]:
-    """Conditions to write for a node that is not heard of; empty if they are so already."""
+    """Return the conditions to write for a silent node; empty if they are set already."""
     by_type = {one.type: one for one in _conditions(node)}
     written: list[Object] = []
     for kind in WATCHED:
@@ -97,7 +97,7 @@ def _called_for(node: Node) -> list[tuple[str, str]]:
         case "Unknown":
             calls += [(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")]
         case "":
-            # A node that has said nothing yet takes no pods, but has lost none either.
+            # A node without a report so far takes no pods, but has lost none either.
             calls.append((NOT_READY, "NoSchedule"))
         case _:
             pass
@@ -111,14 +111,14 @@ def _called_for(node: Node) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """How long a pod may stay on a node.  `until` None: as long as it likes."""
+    """Time that a pod may stay on a node. `until` None: any time."""
 
     until: float | None
     """Wall time."""
 
 
 def stay(pod: Pod, taints: Sequence[Taint], now: float) -> Stay:
-    """When the node's NoExecute taints drive the pod away; in the past: now."""
+    """Return when the node's NoExecute taints evict the pod; a time in the past: now."""
     tolerations = list((pod.spec and pod.spec.tolerations) or ())
     tolerations += _defaults(tolerations)
     until: float | None = None
@@ -137,7 +137,7 @@ def stay(pod: Pod, taints: Sequence[Taint], now: float) -> Stay:
 
 
 def _defaults(tolerations: Sequence[Toleration]) -> list[Toleration]:
-    """What admission adds, for an API server without it."""
+    """Return the tolerations that admission adds, for an API server without it."""
     return [
         Toleration(
             key=key,

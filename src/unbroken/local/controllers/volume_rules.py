@@ -1,4 +1,4 @@
-"""Which volume a claim is bound to, and what becomes of a volume without one.  Pure.
+"""Binding of claims to volumes, and treatment of a volume without a claim. Pure.
 
 After kube-controller-manager v1.33, pkg/controller/volume/persistentvolume, without binding modes:
 a claim is bound as soon as it is made.
@@ -38,7 +38,7 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be done yet; `reason` and `message` for an event, if there is one to tell."""
+    """Nothing can be done yet; `reason` and `message` are for an event, if any."""
 
     reason: str = ""
     message: str = ""
@@ -47,7 +47,7 @@ class Wait:
 def bind(
     claim: PersistentVolumeClaim, volumes: Iterable[PersistentVolume]
 ) -> Bind | Provision | Wait:
-    """What to do for a claim that is not bound."""
+    """Return the action for a claim that is not bound."""
     assert claim.spec is not None
     volumes = list(volumes)
     if claim.spec.volumeName:
@@ -104,7 +104,7 @@ def is_claimed_by(volume: PersistentVolume, claim: PersistentVolumeClaim) -> boo
 
 
 def is_free(volume: PersistentVolume) -> bool:
-    """Nobody has claimed the volume."""
+    """True if the volume is not claimed."""
     deleting = volume.metadata is not None and volume.metadata.deletionTimestamp is not None
     return volume.spec is not None and volume.spec.claimRef is None and not deleting
 
@@ -154,10 +154,10 @@ def is_provisioned(volume: PersistentVolume) -> bool:
 
 
 def directory_name(claim: PersistentVolumeClaim) -> str:
-    """Directory of a claim's volume, below that of all volumes.
+    """Return the directory of a claim's volume, below that of all volumes.
 
-    Namespaces and claims have no underscore in their names, so no two claims share one; the uid
-    keeps a claim that was made again from what its predecessor left.
+    Namespaces and claims have no underscore in their names, so no two claims share one. The uid
+    separates a claim that was made again from its predecessor's data.
     """
     key = key_of(claim)
     uid = (claim.metadata and claim.metadata.uid) or ""

@@ -230,7 +230,7 @@ class VolumeBinder:
         if phase != "Released":
             await self._mark_volume(name, "Released")
         if volume.spec.persistentVolumeReclaimPolicy == "Delete" and is_provisioned(volume):
-            # The directory first: without its volume nobody would come back for it.
+            # The directory first: without its volume it would never be removed.
             await asyncio.to_thread(self._remove_directory, volume)
             await self._client.raw("DELETE", f"{VOLUMES}/{name}")
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def power_of(node: Node | None) -> Power:
-    """What a Node asks for; one that is not there asks for nothing."""
+    """Return the power state that a Node requests; a missing Node requests none."""
     is_off, is_fenced, _ = asked_of(node)
     if is_fenced:
         # Proven just as well without power; such a node only does not come back.
@@ -31,7 +31,7 @@ def power_of(node: Node | None) -> Power:
 
 
 def asked_of(node: Node | None) -> tuple[bool, bool, bool]:
-    """Whether the power is to be off, whether a fence is wanted, whether one is proven."""
+    """Return whether the power is to be off, whether a fence is wanted, whether one is proven."""
     asked = annotations_of(node)
     return asked.get(POWER) == "off", bool(asked.get(FENCE)), is_out_of_service(node)
 

@@ -1,7 +1,7 @@
-"""The processes of one machine: its node, its lifecycle scripts, and what runs beside the node.
+"""The processes of one machine: its node, its lifecycle scripts, and the programs beside the node.
 
-Told by the pool to switch on, to cut and to reset; tells it by a callback when it got further.  Who
-stops it by cancelling leaves pods and scripts running, for the next pool to find.
+The pool orders it to switch on, to cut and to reset; a callback reports its progress. Cancelling it
+leaves pods and scripts running, for the next pool to find.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from .scripts import ScriptPlace, kill_scripts, run_script
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 0.2
-"""A runner that is cut off stops within a few rounds of the loop; what it waits for longer, such as
-its server's clients, does not write to the API."""
+"""Seconds for a runner that is cut off: it stops within a few rounds of the loop.
+
+Its longer waits, such as those for its server's clients, do not write to the API.
+"""
 AGAIN = Backoff(first=0.5, limit=60.0)
 """Until a node or a companion that has failed is started again."""
 SETTLED_SECONDS = 60.0
-"""What ran for so long had started well."""
+"""Seconds of running that count as a successful start."""
 
 Companion = Callable[[KubeClient, NodeOptions], Awaitable[None]]
 """A program that runs beside a node while it is on.  It ends only with the node's power; one that
@@ -43,7 +45,7 @@ ends or fails earlier is started again."""
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What all machines of a pool share."""
+    """Resources that all machines of a pool share."""
 
     client: KubeClient
     launcher: Launcher
@@ -63,7 +65,7 @@ class MachineNode:
     ) -> None:
         self.stage = Stage.UNKNOWN
         self.trouble = ""
-        """Why its node does not run now; empty: it does, or nobody wants it to."""
+        """Why its node does not run now; empty: it does, or is not wanted."""
         self.script = ScriptReport()
         self._around = around
         self._directory = directory
@@ -92,7 +94,8 @@ class MachineNode:
         self._life = self._tasks.create_task(self._live(options, place), name=self.name)
 
     async def cut(self) -> None:
-        """Kill whatever runs of it.  What it did is not undone: its pods are found dead later."""
+        """Kill everything that runs of it. Its work is not undone: its pods are found dead
+        later."""
         log.warning("node=%s power=off", self.name)
         self._count_cut()
         life = self._life
@@ -103,7 +106,7 @@ class MachineNode:
         if life is not None:
             await asyncio.wait({life})
             self._life = None
-            # What was being started while the power went.
+            # Programs that were being started while the power went.
             await asyncio.to_thread(self._kill)
         self.stage, self.trouble, self.script = Stage.DARK, "", ScriptReport()
 
@@ -123,7 +126,7 @@ class MachineNode:
 
     @property
     def cuts(self) -> int:
-        """How often its power was cut."""
+        """Return the number of power cuts."""
         try:
             return int((self._directory / "power-cuts").read_text())
         except (FileNotFoundError, ValueError):
@@ -206,7 +209,8 @@ class MachineNode:
 async def keep(
     what: str, start: Callable[[], Awaitable[None]], told: Callable[[str], None]
 ) -> None:
-    """Run something until cancelled, again and again; `told` why it has to be started anew."""
+    """Run a program until cancelled, again and again; `told` is called with the reason of each
+    restart."""
     random, failures = entropy(), 0
     while True:
         began = monotonic()

@@ -1,4 +1,4 @@
-"""What the pool asks of the API about Machines and their Nodes."""
+"""The pool's requests to the API about Machines and their Nodes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class MachineRequests:
         self._client = client
 
     async def ensure(self, count: int) -> Changes:
-        """See to the places `node-0` to `node-<count - 1>`, and to no more of that kind.
+        """Ensure that the places `node-0` to `node-<count - 1>` exist, and no more of that kind.
 
-        What it gives back has been done, but for those that are `blocked`.
+        The returned changes have been made, except for those that are `blocked`.
         """
         found = msgspec.json.decode(await self._client.raw("GET", MACHINE.path), type=Object)
         wanted = changes([_listed(item) for item in found["items"]], count)
         for name in wanted.create:
-            # Its place is kept when it is replaced by one of another name.
+            # Its place is kept when a machine with another name replaces it.
             spec = MachineSpec(logical_id=name)
             body = MACHINE.new(name, spec, {"finalizers": [MACHINE_FINALIZER]})
             await self._client.raw("POST", MACHINE.path, body=body)
@@ -67,12 +67,12 @@ class MachineRequests:
         await self._client.merge_if_present(_path(name), body, version=version)
 
     async def write_status(self, name: str, uid: str, status: MachineStatus) -> None:
-        """Write the status of this very machine; nothing where it is gone.
+        """Write the status of this very machine; do nothing if it is gone.
 
-        What is empty is taken away, never written as an empty string: a kube-apiserver 1.20 that
-        Go 1.19 compiled takes that for null in a custom resource, and refuses it ("must be of type
-        string").  Its validation (go-openapi/validate, type.go) compares a value with its type's
-        zero by `reflect.DeepEqual` of two `reflect.Value`, which are the same since.
+        Empty values are removed, never written as empty strings. A kube-apiserver 1.20 that Go 1.19
+        compiled takes an empty string for null in a custom resource, and refuses it ("must be of
+        type string"). Its validation (go-openapi/validate, type.go) compares a value with its
+        type's zero by `reflect.DeepEqual` of two `reflect.Value`, which are the same since.
         """
         written = write_record(status)
         patch = {field.key: written.get(field.key) for field in fields_of(MachineStatus)}

@@ -1,4 +1,4 @@
-"""What node is made of a Machine: from its spec, its instance type, and the options of `up`."""
+"""Options of a Machine's node: from its spec, its instance type, and the options of `up`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unbroken.spec.schema.write import write_record
 from .pool import MakeOptions
 
 HYPERPOD_LABELS = {HEALTH: Health.SCHEDULABLE.value, COMPUTE_TYPE: COMPUTE_TYPE_VALUE}
-"""What a healthy node of HyperPod has and manifests written for it select by."""
+"""Labels of a healthy node of HyperPod, which manifests written for it select by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class _Capacity:
 
 
 def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOptions:
-    """How this cluster makes the options of a node; SpecError for an unknown instance type."""
+    """Return the function that makes a node's options; it raises SpecError for an unknown instance
+    type."""
     general = _general(options)
     heartbeat_seconds = options.for_nodes()[0]
 
@@ -65,7 +66,7 @@ def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOpti
 
 
 def _general(options: ClusterOptions) -> _Capacity:
-    """What a machine without a type of its own offers."""
+    """Return the capacity of a machine without a type of its own."""
     host = machine_size()
     gpus, resources = 0, {}
     if options.instance_type:

@@ -1,9 +1,9 @@
 """The machines of this host: a node of processes for each Machine object, and none without.
 
-Level-triggered: whatever changes of a machine, its Node, its pods or its processes, the machine is
-looked at as a whole, and `local/machines/decisions/machine` says what to do next.  What the pool
-must not forget is in the Machine's status (its addresses, the reboots that were carried out) or on
-disk beside its pods.
+It is level-triggered. After any change of a machine, its Node, its pods or its processes, the
+machine is examined as a whole, and `local/machines/decisions/machine` decides the next step. The
+pool's lasting state is in the Machine's status (its addresses, the completed reboots) or on disk
+beside its pods.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ WAITING = frozenset({Order.ADOPT, Order.FENCE, Order.UNFENCE, Order.SWITCH_ON, O
 """Orders whose answer is a change of an object or of the node's stage, which is seen then."""
 
 MakeOptions = Callable[[str, MachineSpec, int, str], NodeOptions]
-"""From a machine's name, spec, index on this host and boot ID; SpecError where none can be made."""
+"""Makes the options from a machine's name, spec, index on this host and boot ID. Raises SpecError
+if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """What a pool is told by whoever starts it."""
+    """Options of a pool."""
 
     nodes: Path
     """Each machine has a directory below it, with its name."""
@@ -63,13 +64,13 @@ class PoolOptions:
     """First index of the addresses that this cluster's machines have on this host."""
     make: MakeOptions
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of lifecycle scripts and the directories that stand for them."""
+    """Addresses of lifecycle scripts and the directories that replace them."""
     companions: Sequence[Companion] = ()
 
 
 @dataclass(slots=True)
 class _Member:
-    """A machine that the pool looks after."""
+    """A machine that the pool manages."""
 
     uid: str
     status: MachineStatus
@@ -136,7 +137,7 @@ class MachinePool:
                 self._indexes[name] = index
         for name in names:
             self._reserve(name)
-        # Those without a machine: it went with force while no pool was here.
+        # Folders without a machine: it was force-deleted while no pool ran.
         lost = [path.name for path in self._options.nodes.glob("*") if path.name not in names]
         for name in lost:
             self._checks.add(name)
@@ -178,7 +179,7 @@ class MachinePool:
         if (member is not None and member.uid != uid) or (
             machine is None and self._has_files(name)
         ):
-            # Gone with force: nobody waits for us, but nothing may be left.
+            # Force-deleted: nothing waits for the pool, but nothing may be left.
             await self._retire(name)
         if machine is None:
             # A Node that is none of ours.
@@ -318,7 +319,7 @@ def _is_settled(member: _Member) -> bool:
 
 
 def _matters(machine: MachineObject) -> object:
-    """What of a machine decides; its status is the pool's own."""
+    """Return the parts of a machine that matter; its status is the pool's own."""
     metadata = machine.metadata
     return (
         machine.get("spec"),

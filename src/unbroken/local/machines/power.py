@@ -13,7 +13,7 @@ from unbroken.local.node.processes.supervisor import SIGKILL_ALL, descendants, s
 
 
 def kill_pods(directory: Path) -> None:
-    """Kill every process of a node's pods, those that would tell of it first.  Blocks."""
+    """Kill every process of a node's pods, beginning with those that would report it. Blocks."""
     kill_runs([run for files in pods_below(directory) for run in files.live_runs()])
 
 
@@ -23,7 +23,7 @@ def kill_runs(runs: Sequence[Run]) -> None:
         for run in runs:
             _kill_run(run)
         for run in runs:
-            # What had left its family.
+            # Processes that had left its family.
             kill_marked(run.details[MARKER])
     finally:
         for run in runs:
@@ -31,9 +31,9 @@ def kill_runs(runs: Sequence[Run]) -> None:
 
 
 def kill_gpu_users(directory: Path) -> int:
-    """Kill the containers of a node that hold GPUs; how many there were.  Blocks.
+    """Kill the containers of a node that hold GPUs; return their number. Blocks.
 
-    Their supervisors live to tell how they ended.
+    Their supervisors stay alive to report how they ended.
     """
     runs = list(_gpu_users(directory))
     try:
@@ -51,7 +51,8 @@ def kill_gpu_users(directory: Path) -> int:
 def _gpu_users(directory: Path) -> Iterator[Run]:
     for files in pods_below(directory):
         for run in files.live_runs() if (files.recorded() or {}).get("gpus") else ():
-            # Containers of earlier versions do not say; those of a pod with GPUs may use them.
+            # Containers of earlier versions do not record it; those of a pod with GPUs may use
+            # them.
             if run.details.get("gpus", "all"):
                 yield run
             else:
@@ -59,7 +60,7 @@ def _gpu_users(directory: Path) -> Iterator[Run]:
 
 
 def _kill_run(run: Run) -> None:
-    # All stand still first: who sees another die would act on it, and the dead do not.
+    # Stop all of them first: a process that sees another die would react, and stopped ones cannot.
     run.signal(signal.SIGSTOP)
     stopped: dict[int, int] = {}
     while born := {pid for pid in descendants(run.supervisor) if pid not in stopped}:

@@ -1,7 +1,7 @@
-"""Copies of lifecycle scripts, taken from the folder that was mapped to their address only.
+"""Copies of lifecycle scripts, taken only from the folder that was mapped to their address.
 
-Whoever may call the cluster API chooses addresses and file names.  So both are resolved when they
-are used, and nothing outside the mapped folder is run or copied.
+Callers of the cluster API choose addresses and file names. So both are resolved when they are used,
+and nothing outside the mapped folder is run or copied.
 """
 
 from __future__ import annotations

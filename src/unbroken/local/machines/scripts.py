@@ -1,11 +1,11 @@
 """Lifecycle scripts of machines, run on this host beside their nodes.
 
-Each attempt has a supervisor of its own, as a container has: it goes on when the pool is killed, is
-found again by the next one, and nothing that it started outlives it.  What is on disk:
+Each attempt has a supervisor of its own, as a container has. It continues when the pool is killed,
+the next pool finds it again, and nothing that it started outlives it. Files on disk:
 nodes/NAME/lifecycle/KIND/{record.json,ATTEMPT/,source/} and resource_config.json.
 
-A script runs as the user of `unbroken up`, with what that user may do; it is kept apart from the
-other machines by its own copy of the source only.
+A script runs as the user of `unbroken up`, with that user's rights; only its own copy of the source
+separates it from the other machines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 RESOURCE_CONFIG = "SAGEMAKER_RESOURCE_CONFIG_PATH"
 """Environment variable that names the file (HyperPod, "lifecycle scripts")."""
 NODE, ADDRESS = "UNBROKEN_NODE", "UNBROKEN_NODE_ADDRESS"
-"""Which of the instances in that file the script is on: all share this host's own addresses."""
+"""Environment variables for the script's own instance in that file: all share this host's own
+addresses."""
 STREAM = "LifecycleConfig"
 """Stream of the logs, as HyperPod names it (reference section 1.5)."""
 _REDIRECT = 'exec "$@" >>"$0" 2>&1'
@@ -68,7 +69,7 @@ LEFT_OUT_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptPlace:
-    """Where the scripts of one machine are, and what they are told."""
+    """Location of one machine's scripts, and their environment."""
 
     name: str
     address: str
@@ -86,7 +87,7 @@ class ScriptPlace:
 
     @property
     def log(self) -> Path:
-        """Where the output of both goes."""
+        """Return the path of the output of both scripts."""
         group = _file_name(self.spec.instance_group) or "ungrouped"
         return self.logs / STREAM / group / f"{_file_name(instance_id(self.name))}.log"
 
@@ -97,7 +98,8 @@ async def run_script(
     launcher: Launcher,
     told: Callable[[ScriptReport], None],
 ) -> bool:
-    """Run one script of a machine until it need run no more; whether the machine may go on.
+    """Run one script of a machine until it need run no more; return whether the machine may
+    continue.
 
     Cancelled, it leaves the script running for the next call to find.
     """
@@ -238,7 +240,7 @@ class _Script:
         }
 
     async def _next(self) -> Event:
-        """What happens next: the end of the attempt, or the time for another."""
+        """Return the next event: the end of the attempt, or the time for another."""
         if self._run is not None:
             ended = await self._run.ended()
             self._run.close()
@@ -274,7 +276,7 @@ def _file_name(text: str) -> str:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a file that says something."""
+    """Return the last line of a file that is not empty."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read().decode("utf-8", "replace").split("\n")
@@ -291,9 +293,9 @@ def _alive(node: Path) -> list[Run]:
 
 
 def kill_scripts(node: Path) -> None:
-    """Kill the scripts of a node as its pods are killed when its power goes.  Blocks.
+    """Kill the scripts of a node, as its pods are killed when its power goes. Blocks.
 
-    One that was killed begins anew when the node is switched on, and so does one that was given up.
+    A killed script starts again when the node is switched on, and so does one that was given up.
     """
     kill_runs(_alive(node))
     _forget(node)
@@ -302,7 +304,7 @@ def kill_scripts(node: Path) -> None:
 
 
 async def stop_scripts(nodes: Path) -> None:
-    """End the scripts of all nodes below a directory; the next pool begins them anew."""
+    """End the scripts of all nodes below a directory; the next pool starts them again."""
     directories = await asyncio.to_thread(lambda: list(nodes.glob("*/lifecycle")))
     for node in (directory.parent for directory in directories):
         runs = _alive(node)

@@ -64,7 +64,7 @@ async def _main(given: argparse.Namespace) -> None:
 def main() -> None:
     """Run a node until a signal; its pods stay."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    # One line a request, which nobody reads.
+    # One line per request, which is never read.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     asyncio.run(_main(options()))
 

@@ -1,4 +1,4 @@
-"""What the node asks of the Kubernetes API, as plain objects."""
+"""The node's requests to the Kubernetes API, as plain objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pods of one node share."""
+"""State that all pods of one node share."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class NodeContext:
     api_host: str = ""
     api_port: str = ""
     gpus: dict[int, str] = field(default_factory=dict)
-    """Which pod (by UID) has which GPU."""
+    """UID of the pod that has each GPU."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Python environments by the name of the image that each stands for."""
+    """Python environments by the name of the image that each replaces."""
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -60,7 +60,7 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def with_image(
     variables: Mapping[str, str], image: str, environments: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables with the Python environment that stands for an image, if one does.
+    """Return the variables with the Python environment that replaces an image, if one does.
 
     An environment is given for a name with its tag, or for all tags of a name.
     """

@@ -1,7 +1,8 @@
-"""One node beside others in one event loop: registers, beats, takes pods, gives them back.
+"""One node beside others in one event loop: registers, sends heartbeats, takes pods, gives them
+back.
 
-The only module of the package, with those that act for it, that knows the API server's time from
-its own; everything with a rule in it is pure and elsewhere.
+This module, with those that act for it, is the only one of the package that distinguishes the API
+server's time from its own. Everything with a rule in it is pure and elsewhere.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ from .server import NodeServer
 log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 300.0
-"""How often the node's status is written when nothing changes (nodeStatusReportFrequency)."""
+"""Seconds between writes of an unchanged status (nodeStatusReportFrequency)."""
 RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What a node is told by whoever starts it."""
+    """Options of a node."""
 
     name: str
     directory: Path
@@ -85,10 +86,10 @@ class NodeOptions:
     boot_id: str = ""
     """Boot ID of this life of the node; empty: the host's."""
     kubelet_token: str = ""
-    """Bearer token of the node's own server; empty: it answers nobody."""
+    """Bearer token of the node's own server; empty: it answers no request."""
     heartbeat_seconds: float = 10.0
     images: Mapping[str, str] = field(default_factory=dict)
-    """Python environments by the name of the image that each stands for."""
+    """Python environments by the name of the image that each replaces."""
 
 
 async def run_node(
@@ -354,7 +355,7 @@ class Node:
         )
 
     def _take_over(self) -> None:
-        """What pods of an earlier runner have is not given to others."""
+        """Reserve the addresses and GPUs of an earlier runner's pods."""
         recorded = {files.uid: files.recorded() for files in self._pods_on_disk()}
         addresses = {known["ip"] for known in recorded.values() if known}
         self._context.addresses.keep(addresses - {self._context.address})
@@ -413,7 +414,7 @@ def _capacity(options: NodeOptions) -> dict[str, str]:
 
 
 def host_boot_id() -> str:
-    """The boot ID of this host; empty where it does not tell."""
+    """Return the boot ID of this host; empty: not known."""
     return _first_line("/proc/sys/kernel/random/boot_id")
 
 

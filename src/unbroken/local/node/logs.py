@@ -18,7 +18,7 @@ CHUNK = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Which part of a log, and how (core/v1 PodLogOptions)."""
+    """The part of a log to read, and its form (core/v1 PodLogOptions)."""
 
     follow: bool = False
     previous: bool = False
@@ -90,7 +90,7 @@ class LogReader:
             yield from self._to_end()
             if not self._is_rotated():
                 return
-            # What was written between the last read and the rotation.
+            # Lines that were written between the last read and the rotation.
             yield from self._to_end()
             self.close()
 

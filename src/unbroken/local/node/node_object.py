@@ -24,7 +24,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is said about a node."""
+    """Facts about a node for its object."""
 
     name: str
     address: str
@@ -65,7 +65,7 @@ def new_node(facts: NodeFacts) -> Object:
 
 
 def annotations_of(facts: NodeFacts) -> dict[str, str | None]:
-    """What the node says about itself; None removes."""
+    """Return the node's annotations; None removes."""
     return {NOT_ENFORCED: "; ".join(facts.not_enforced) or None}
 
 
@@ -132,9 +132,11 @@ def _conditions(known: Object, now: float) -> list[Object]:
 
 
 def pod_requests(pod: Object) -> dict[str, Decimal]:
-    """What a pod takes of its node (resource helpers of Kubernetes, PodRequests).
+    """Return the resources that a pod takes of its node (resource helpers of Kubernetes,
+    PodRequests).
 
-    The sum of its containers and sidecars, or what an init container needs at its time if more.
+    It is the sum of its containers and sidecars, or the need of an init container at its time if
+    that is more.
     """
     spec = pod["spec"]
     total: dict[str, Decimal] = {}

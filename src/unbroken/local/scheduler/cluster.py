@@ -1,7 +1,7 @@
-"""The scheduler's picture of the cluster, kept in step by small changes.  Pure.
+"""The scheduler's picture of the cluster, updated by small changes. Pure.
 
-A pod counts on its node from the moment it is assumed there, before the API says so.  Labels are
-indexed, so that what a selector matches is found without looking at every pod.
+A pod counts on its node from the moment it is assumed there, before the API shows it. Labels are
+indexed, so that a selector finds its pods without a look at every pod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Place:
     """A node, the pods on it, and what they take."""
 
     node: NodeInfo | None = None
-    """None: pods name a node that is not known."""
+    """The node; None: pods name a node that is not known."""
     pods: dict[Key, PodInfo] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
-"""The scheduler as a program: follows the cluster, decides, binds, and says why it cannot.
+"""The scheduler as a program: it follows the cluster, decides, binds, and reports why it cannot.
 
-Decisions are made one after the other on the picture in memory; writes go out beside them.  A pod
+Decisions are made one after the other on the picture in memory; writes are made beside them. A pod
 counts on its node as soon as the decision is made.
 """
 
@@ -60,13 +60,13 @@ async def run_scheduler(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a pod that stays without a node is told, and what is done for it."""
+    """Report about a pod that stays without a node, and the preemption for it."""
 
     pod: PodInfo
     reason: str
     message: str
     node: str = ""
-    """Where room is made for it."""
+    """Node on which room is made for it."""
     victims: tuple[PodInfo, ...] = ()
 
 
@@ -180,7 +180,7 @@ class Scheduler:
             self._stir()
 
     def _count(self, info: PodInfo) -> None:
-        """Have the pod count where the API says it is."""
+        """Count the pod on the node that the API shows."""
         known = self._cluster.pod(info.key)
         if info.node and not info.is_finished:
             if known is None or _plain(known) != _plain(info):
@@ -242,7 +242,7 @@ class Scheduler:
             self._binder.add(pod.key)
             return
         if waits_for_room(pod, self._cluster):
-            # It was told already; another word for every victim that ends helps nobody.
+            # It was reported already; another event for every victim that ends would not help.
             return
         sentence = decision.sentence()
         found = preempt(pod, self._cluster, decision)
@@ -275,7 +275,7 @@ class Scheduler:
         try:
             await self._client.raw("POST", f"{_path(pod)}/binding", body=body)
         except ApiRefusal as error:
-            # Gone, bound already, or changed: the informer will say which.
+            # Gone, bound already, or changed: the informer will show which.
             log.info('pod=%s node=%s bound=no reason="%s"', key, pod.node, error)
             await pause(RETRY_SECONDS)
             self._reconsider(pod)

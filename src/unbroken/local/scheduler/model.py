@@ -38,7 +38,7 @@ def amount_of(resource: str, text: str) -> int:
 
 
 def amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
-    """As integers."""
+    """Return the amounts as integers."""
     return {name: amount_of(name, text) for name, text in (quantities or {}).items()}
 
 
@@ -95,7 +95,7 @@ class NodeInfo:
 
 
 def pod_info(pod: Pod) -> PodInfo:
-    """What the scheduler needs of a pod."""
+    """Return the parts of a pod that the scheduler needs."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     assert metadata is not None
     assert spec is not None
@@ -134,7 +134,7 @@ def pod_info(pod: Pod) -> PodInfo:
 
 
 def node_info(node: Node) -> NodeInfo:
-    """What the scheduler needs of a node.
+    """Return the parts of a node that the scheduler needs.
 
     A node that is not ready or not schedulable counts as tainted accordingly even before the
     controllers have written the taint.
@@ -153,7 +153,7 @@ def node_info(node: Node) -> NodeInfo:
 
 
 def pod_requests(spec: m.PodSpec) -> dict[str, int]:
-    """What a pod needs at its largest moment (component-helpers v1.33, resource.PodRequests).
+    """Return a pod's largest need (component-helpers v1.33, resource.PodRequests).
 
     Containers and sidecars run together; each init container runs with the sidecars before it.
     """

@@ -1,7 +1,7 @@
-"""Which node a pod goes to, or why none will do.  Pure.
+"""Choice of a node for a pod, or the reasons why none fits. Pure.
 
-The order of checks, their wording and the scores are those of kube-scheduler v1.33 with its
-default plugins, so far as they are about what is modelled here.
+The order of checks, their wording and the scores are those of kube-scheduler v1.33 with its default
+plugins, as far as they concern what is modelled here.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Decision:
 
     node: str | None = None
     refusals: Mapping[str, Refusal] | None = None
-    """By node; only where there is no node."""
+    """Refusals by node; only if no node fits."""
     obstacle: str = ""
-    """What keeps the pod from any node at all."""
+    """The reason that keeps the pod from every node."""
 
     def sentence(self) -> str:
-        """What kube-scheduler says: 0/3 nodes are available: 1 Too many pods, 2 ..."""
+        """Return kube-scheduler's sentence: 0/3 nodes are available: 1 Too many pods, 2 ..."""
         refusals = self.refusals or {}
         if self.obstacle:
             return f"0/{len(refusals)} nodes are available: {self.obstacle}."
@@ -81,7 +81,7 @@ def place(pod: PodInfo, cluster: Cluster) -> Decision:
 
 
 def claim_obstacle(pod: PodInfo, cluster: Cluster) -> str:
-    """What is wrong with the pod's PersistentVolumeClaims; empty if nothing is."""
+    """Return the problem of the pod's PersistentVolumeClaims; empty if there is none."""
     for name in pod.claims:
         claim = cluster.claims.get(Key(pod.key.namespace, name))
         if claim is None:

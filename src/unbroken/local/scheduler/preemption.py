@@ -26,7 +26,7 @@ class Preemption:
     node: str | None
     victims: tuple[PodInfo, ...] = ()
     explanation: str = ""
-    """What kube-scheduler adds to its sentence."""
+    """Text that kube-scheduler adds to its sentence."""
 
 
 def preempt(pod: PodInfo, cluster: Cluster, decision: Decision) -> Preemption:

@@ -1,7 +1,8 @@
-"""What other pods mean for one pod: affinity, anti-affinity and spreading.  Pure.
+"""Effects of other pods on one pod: affinity, anti-affinity and spreading. Pure.
 
-Worked out once a decision, as topology values that are required, forbidden or too full; then each
-node is a few look-ups.  Rules: kube-scheduler v1.33, plugins interpodaffinity, podtopologyspread.
+They are computed once per decision, as topology values that are required, forbidden or too full;
+then each node is a few look-ups. Rules: kube-scheduler v1.33, plugins interpodaffinity,
+podtopologyspread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Domain = tuple[str, str]
 
 @dataclass(slots=True)
 class Relations:
-    """What the pods that are placed mean for one that is not."""
+    """Effects of the placed pods on one that is not placed."""
 
     near: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     """Required affinity: label and the values at which matching pods are."""
@@ -67,7 +68,7 @@ class Relations:
 
 
 def relations(pod: PodInfo, cluster: Cluster, without: Collection[Key] = ()) -> Relations:
-    """How the placed pods, but those of `without`, bear on where `pod` may go."""
+    """Return the effects of the placed pods, except those of `without`, on the place of `pod`."""
     found = Relations()
     if pod.affinity:
         _attract(found, pod, cluster, without)
@@ -111,7 +112,7 @@ def _concerns(term: PodAffinityTerm, owner: PodInfo, other: PodInfo, cluster: Cl
 
 
 def _domain_of(term: PodAffinityTerm, pod: PodInfo, cluster: Cluster) -> set[Domain]:
-    """Where a placed pod is, in the term's topology; empty if its node does not say."""
+    """Return the domain of a placed pod, in the term's topology; empty if its node has none."""
     place = cluster.places.get(pod.node)
     value = place.node.labels.get(term.topologyKey) if place and place.node else None
     return set() if value is None else {(term.topologyKey, value)}
@@ -120,7 +121,7 @@ def _domain_of(term: PodAffinityTerm, pod: PodInfo, cluster: Cluster) -> set[Dom
 def _each_domain(
     term: PodAffinityTerm, owner: PodInfo, cluster: Cluster, without: Collection[Key]
 ) -> list[Domain]:
-    """Where the pods are that a term speaks of; once for each of them."""
+    """Return the domains of the pods that a term selects; one for each pod."""
     return [
         domain
         for other in cluster.matching(cluster.namespaces_of(term, owner), term.labelSelector)

@@ -1,4 +1,4 @@
-"""Whether labels, nodes and taints match what a pod says of them.  Pure.
+"""Matching of labels, nodes and taints with a pod's selectors and tolerations. Pure.
 
 Rules: apimachinery v1.33 pkg/labels and component-helpers v1.33 scheduling/corev1.
 """

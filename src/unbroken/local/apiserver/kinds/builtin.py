@@ -83,7 +83,7 @@ def _kind(
     traits: str = "",
     stored_as: str | None = None,
 ) -> Kind:
-    """One kind served as v1.
+    """Return a kind served as v1.
 
     Traits: cluster (scope), status, scale, all (a category), question (answered, never stored).
     """

@@ -56,7 +56,7 @@ def validate_definition(crd: Object) -> list[Cause]:
 
 
 def validate_update(crd: Object, old: Object) -> list[Cause]:
-    """What may not change in a definition; beside `validate_definition`."""
+    """Return forbidden changes of a definition; in addition to `validate_definition`."""
     causes = []
     spec, before = crd["spec"], old["spec"]
     fixed = [("group", spec["group"], before["group"])]
@@ -87,7 +87,8 @@ def definition_warnings(crd: Object) -> list[str]:
 
 
 def _path(spec: Object, index: int, key: str) -> str:
-    """Where a version's part stands: what all versions share is reported as the definition's."""
+    """Return the path of a version's part; what all versions share is reported as the
+    definition's."""
     versions = spec["versions"]
     is_shared = all(version.get(key) == versions[0].get(key) for version in versions)
     if key == "schema":
@@ -412,7 +413,8 @@ def _served(spec: Object, version: Object) -> Version:
 
 
 def _whole_schema(declared: Mapping[str, Any], spec: Object, version: str) -> Schema:
-    """The declared schema with what every object has; what it says of a name stays in force."""
+    """Return the declared schema with the fields of every object; its rules about names stay in
+    force."""
     fields = dict(declared.get("properties") or {})
     meta = builtin(OBJECT_META).raw
     narrowed = (fields.get("metadata") or {}).get("properties") or {}

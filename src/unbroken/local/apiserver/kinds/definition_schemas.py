@@ -59,7 +59,7 @@ def schema_causes(root: Raw, path: str) -> list[Cause]:
 
 
 def schema_warnings(root: Raw, path: str) -> list[str]:
-    """What of the schema is accepted and has no effect here."""
+    """Return the parts of the schema that are accepted and have no effect here."""
     warnings = []
     for node, place in _walk(root, path):
         if node.get("x-kubernetes-validations"):

@@ -1,7 +1,7 @@
-"""What a kind of object is to the server: names, versions, scope, schema, columns.
+"""Kinds of objects as the server knows them: names, versions, scope, schema, columns.
 
-The generic resource path works from these values alone.  Built-in kinds are in `builtins`, kinds
-of custom resources are made from their definitions in `crds`.
+The generic resource path works from these values alone. Built-in kinds are in `builtins`, kinds of
+custom resources are made from their definitions in `crds`.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ class Kind:
         return self.stored_as or self.resource
 
     def api_version(self, version: str) -> str:
-        """As objects write it: `v1`, `apps/v1`."""
+        """Return the API version as objects write it: `v1`, `apps/v1`."""
         return f"{self.group}/{version}" if self.group else version

@@ -1,9 +1,9 @@
 """Constraints of one value, in the words of Kubernetes: ranges, lengths, patterns, formats.
 
-`checks_of` turns what a schema node says of a value itself into functions; what a schema says of
-the values inside is in `structural`.  Wording from kube-openapi's `validation/errors` and
-apiextensions-apiserver's `ValidateCustomResource`, v1.33, tried against a v1.20.2 server.
-Not checked, as too rare: the formats isbn*, creditcard, ssn, rgbcolor, bsonobjectid.
+`checks_of` turns a schema node's rules about a value itself into functions; `structural` handles
+the rules about the values inside. The wording is from kube-openapi's `validation/errors` and
+apiextensions-apiserver's `ValidateCustomResource`, v1.33, tried against a v1.20.2 server. Not
+checked, as too rare: the formats isbn*, creditcard, ssn, rgbcolor, bsonobjectid.
 """
 
 from __future__ import annotations

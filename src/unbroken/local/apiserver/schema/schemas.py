@@ -40,7 +40,7 @@ class Schema:
     def __init__(self, source: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
         target = source.get("$ref")
         if isinstance(target, str):
-            # What is written beside the reference (merge rules, default) belongs to this place.
+            # Keys beside the reference (merge rules, default) belong to this place.
             source = {**definitions[target.removeprefix(REF)], **source}
         self.raw: Mapping[str, Any] = source
         self._definitions = definitions

@@ -54,13 +54,13 @@ GO_KINDS: dict[type, str] = {
 }  # fmt: skip
 
 QUANTITY_FORM = "([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)"
-"""As Kubernetes writes it; backtracking, it takes time quadratic in the digits."""
+"""Quantity as Kubernetes writes it; with backtracking, it takes time quadratic in the digits."""
 QUANTITY_OUTLINE = re.compile(r"[+-]?[0-9.]++[eEinumkKMGTP]*[-+]?[0-9]*")
 BASE64 = re.compile(r"[A-Za-z0-9+/\r\n]*={0,2}")
 
 
 class _Rules:
-    """What validation needs of one schema node, worked out when it is first met."""
+    """Validation rules of one schema node, computed on first use."""
 
     __slots__ = ("checks", "expected", "nested", "types", "unique")
 
@@ -305,7 +305,7 @@ def _default_fields(value: Object, schema: Schema) -> None:
 _ZERO: dict[str, Callable[[], Any]] = {
     "string": str, "object": dict, "integer": int, "number": int, "boolean": bool,
 }  # fmt: skip
-"""What Go makes of a null that must be a value."""
+"""Value that Go makes of a null that must be a value."""
 
 
 def without_nulls(value: Any, schema: Schema | None = None) -> Any:
@@ -333,7 +333,7 @@ def _canonical(value: Any, schema: Schema) -> Any:
     try:
         return canonical_quantity(value)
     except QuantityError:
-        return value  # `decode_errors` says what is wrong with it
+        return value  # `decode_errors` reports it
 
 
 def _fields_without_nulls(value: Object, schema: Schema | None) -> Object:
@@ -354,10 +354,11 @@ def _fields_without_nulls(value: Object, schema: Schema | None) -> Object:
 
 
 def decode_errors(value: Any, schema: Schema, *, is_custom: bool = False) -> str | None:
-    """What Go's JSON decoder says of the first value of a wrong type; None if there is none.
+    """Return the error of Go's JSON decoder for the first value of a wrong type; None if there is
+    none.
 
-    The caller adds `Pod in version "v1" cannot be handled as a Pod: `.  `is_custom`: only what
-    every object has is decoded (apiVersion, kind, metadata); the schema says the rest.
+    The caller adds `Pod in version "v1" cannot be handled as a Pod: `. `is_custom`: only the fields
+    of every object are decoded (apiVersion, kind, metadata); the schema covers the rest.
     """
     if is_custom:
         schema = _partial()
@@ -367,7 +368,7 @@ def decode_errors(value: Any, schema: Schema, *, is_custom: bool = False) -> str
 
 @cache
 def _partial() -> Schema:
-    """What the server decodes of a custom resource."""
+    """Return the schema of the parts that the server decodes of a custom resource."""
     text = {"type": "string"}
     fields = {"apiVersion": text, "kind": text, "metadata": {"$ref": REF + OBJECT_META}}
     return Schema({"type": "object", "properties": fields}, builtin_definitions())

@@ -102,7 +102,7 @@ def first_seen(event: Object, now: float) -> str:
 
 
 def last_seen(event: Object, now: float) -> str:
-    """When an event was last seen."""
+    """Return when an event was last seen."""
     if event.get("series"):
         return age(now, event["series"].get("lastObservedTime"))
     last = event.get("lastTimestamp")
@@ -110,7 +110,7 @@ def last_seen(event: Object, now: float) -> str:
 
 
 def event_object(event: Object) -> str:
-    """What an event is about: `pod/a`."""
+    """Return the object of an event: `pod/a`."""
     kind, name = at(event, "involvedObject.kind") or "", at(event, "involvedObject.name")
     return f"{kind.lower()}/{name}" if name else kind.lower()
 
@@ -273,7 +273,7 @@ def owner(content: Object) -> str:
 
 
 def job_status(job: Object) -> str:
-    """What became of a job."""
+    """Return the outcome of a job."""
     for name in ("Complete", "Failed"):
         if podcolumns.has_condition(job, name):
             return name
@@ -295,7 +295,7 @@ def completions(job: Object) -> str:
 
 
 def job_duration(job: Object, now: float) -> str:
-    """How long a job took, or has taken until now."""
+    """Return the duration of a job, until now if it has not ended."""
     start = seconds_of(at(job, "status.startTime"))
     if start is None:
         return ""
@@ -310,13 +310,13 @@ def job_duration(job: Object, now: float) -> str:
 
 
 def suspended(content: Object) -> str:
-    """Whether a cron job rests."""
+    """Return whether a cron job is suspended."""
     value = at(content, "spec.suspend")
     return UNSET if value is None else str(bool(value))
 
 
 def last_schedule(content: Object, now: float) -> str:
-    """When a cron job last made a job."""
+    """Return when a cron job last made a job."""
     last = at(content, "status.lastScheduleTime")
     return age(now, last) if last else NONE
 

@@ -13,14 +13,14 @@ NODE_LOST = "NodeLost"
 
 @dataclass(slots=True)
 class Summary:
-    """What the columns READY, STATUS and RESTARTS say."""
+    """Contents of the columns READY, STATUS and RESTARTS."""
 
     status: str
     ready: int = 0
     total: int = 0
     restarts: int = 0
     restarted_at: str | None = None
-    """When a container last ended before it was started again."""
+    """Time of the last end of a container that was started again."""
 
     def count(self, container: Object) -> None:
         """Add the restarts of a container."""
@@ -96,7 +96,7 @@ def _initialize(pod: Object, found: Summary, sidecars: Summary) -> bool:
 
 
 def _run(pod: Object, found: Summary) -> None:
-    """Take in the containers; the first one that has something to say gives the status."""
+    """Count the containers; the first one with a reason gives the status."""
     has_running = False
     for container in reversed((pod.get("status") or {}).get("containerStatuses") or []):
         found.count(container)
@@ -121,7 +121,7 @@ def _ending(terminated: Object) -> str:
 
 
 def readiness_gates(pod: Object) -> str:
-    """How many of the pod's own readiness conditions are met: `1/2`."""
+    """Return the number of the pod's own readiness conditions that are met: `1/2`."""
     gates = (pod.get("spec") or {}).get("readinessGates") or []
     if not gates:
         return "<none>"
@@ -130,7 +130,7 @@ def readiness_gates(pod: Object) -> str:
 
 
 def row_conditions(pod: Object) -> list[Object]:
-    """What a table says of a pod that has ended, so that clients can hide it."""
+    """Return the row conditions of a pod that has ended, by which clients can hide it."""
     phase = (pod.get("status") or {}).get("phase")
     messages = {
         "Succeeded": "The pod has completed successfully.",

@@ -1,4 +1,4 @@
-"""What a valid container is, in Kubernetes' words.
+"""Validation of containers, in Kubernetes' words.
 
 Source: kubernetes v1.33, pkg/apis/core/validation/validation.go.
 """
@@ -45,7 +45,7 @@ POD_FIELDS = (
     "status.podIP",
     "status.podIPs",
 )
-"""What `fieldRef` can take into the environment, beside single labels and annotations."""
+"""Fields that `fieldRef` can take into the environment, besides single labels and annotations."""
 POD_LISTS = ("metadata.labels", "metadata.annotations")
 CONTAINER_RESOURCES = (
     "limits.cpu",
@@ -103,7 +103,7 @@ def _container(container: Object, path: str, volumes: set[str], *, is_init: bool
 
 
 def _role(container: Object, path: str, *, is_init: bool) -> list[Cause]:
-    """What only some containers can have."""
+    """Check fields that only some containers can have."""
     policy = container.get("restartPolicy")
     if not is_init:
         text = "may not be set for non-init containers"

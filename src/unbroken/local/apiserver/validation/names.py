@@ -195,7 +195,7 @@ def name_rule(kind: Kind) -> NameRule:
 
 
 def each(rule: NameRule, path: str, text: str) -> list[Cause]:
-    """FieldValueInvalid for everything that a rule says of a text."""
+    """Return FieldValueInvalid for each violation of a rule by a text."""
     return [invalid_value(path, text, reason) for reason in rule(text)]
 
 

@@ -1,4 +1,5 @@
-"""What a pod may say of the node it wants, in Kubernetes' words: tolerations, affinity, spread.
+"""Validation of a pod's requirements of its node, in Kubernetes' words: tolerations, affinity,
+spread.
 
 Source: kubernetes v1.33, pkg/apis/core/validation/validation.go.
 """

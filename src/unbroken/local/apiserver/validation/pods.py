@@ -1,7 +1,7 @@
-"""What a valid pod is, and what may change in one, in Kubernetes' words.
+"""Validation of pods and of their changes, in Kubernetes' words.
 
-Source: kubernetes v1.33, pkg/apis/core/validation/validation.go.  Checked is what can go wrong on
-this cluster; fields that only a container runtime or a network would use are taken as they are.
+Source: kubernetes v1.33, pkg/apis/core/validation/validation.go. It checks mistakes that matter on
+this cluster; fields that only a container runtime or a network would use are accepted unchecked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rules of the built-in kinds beyond their schemas, and which rules are whose.
+"""Rules of the built-in kinds beyond their schemas, and the table of rules by kind.
 
-Source: kubernetes v1.33, pkg/apis/*/validation.  Pods have theirs in `podrules`, what makes pods in
-`workloadrules`.  Where a cluster without a proxy differs, the place says so.
+Source: kubernetes v1.33, pkg/apis/*/validation. Rules of pods are in `podrules`, those of kinds
+that make pods in `workloadrules`. Where a cluster without a proxy differs, a comment says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PRIORITY_MAX = 1_000_000_000
 """Largest value of a priority class that is not the system's."""
 SYSTEM_PRIORITIES = ("system-cluster-critical", "system-node-critical")
 WHOLE = "[]"
-"""How Kubernetes' errors name the object as a whole."""
+"""Name of the object as a whole in Kubernetes' errors."""
 ADDRESS_TEXT = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 
 
@@ -99,7 +99,7 @@ def _secret(content: Object) -> list[Cause]:
 
 
 def _typed_secret(content: Object, data: dict[str, bytes]) -> list[Cause]:
-    """What secrets of Kubernetes' own types must hold."""
+    """Check the contents of secrets of Kubernetes' own types."""
     kind = str(content.get("type") or "").removeprefix("kubernetes.io/")
     if kind in ("dockerconfigjson", "dockercfg"):
         return _credentials(data, f".{kind}")

@@ -148,7 +148,7 @@ def _single(tokens: _Tokens) -> str:
 
 
 def _listed(tokens: _Tokens) -> list[str]:
-    """`(x, y)`; a place left empty stands for the empty value."""
+    """Return the values of `(x, y)`; an empty place is the empty value."""
     opening = tokens.take()
     if opening != "(":
         raise _unparsed(f"found '{opening}' expected: '('")

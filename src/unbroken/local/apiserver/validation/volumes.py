@@ -1,7 +1,7 @@
-"""What a valid volume of a pod is, in Kubernetes' words.
+"""Validation of a pod's volumes, in Kubernetes' words.
 
-Source: kubernetes v1.33, pkg/apis/core/validation/validation.go.  Sources of volumes that nothing
-here can mount are known by name and otherwise taken as they are.
+Source: kubernetes v1.33, pkg/apis/core/validation/validation.go. Sources of volumes that nothing
+here can mount are known by name and otherwise accepted unchecked.
 """
 
 from __future__ import annotations

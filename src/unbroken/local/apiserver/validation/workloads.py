@@ -47,7 +47,7 @@ def _selector(spec: Object, kind: str) -> list[Cause]:
     causes = label_selector(selector, path)
     labels = at(spec, "template.metadata.labels") or {}
     if selector is None:
-        # Of a daemon set only the mismatch is told (kubernetes v1.33 too).
+        # For a daemon set only the mismatch is reported (kubernetes v1.33 too).
         causes += [required_value(path)] if kind != "daemonset" else []
     elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
         text = f"empty selector is invalid for {kind}"
@@ -200,7 +200,7 @@ def _job_selector(spec: Object, selector: Object) -> list[Cause]:
 
 
 def cron_job(content: Object) -> list[Cause]:
-    """A cron job; the schedule's own grammar is left to the one who runs it."""
+    """Check a cron job; the schedule's own grammar is left to its controller."""
     spec = content.get("spec") or {}
     causes = [] if spec.get("schedule") else [required_value("spec.schedule")]
     counters = (

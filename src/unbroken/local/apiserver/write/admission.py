@@ -1,10 +1,10 @@
-"""What the server adds to, or refuses in, a new object because of other objects.
+"""Admission of a new object because of other objects: additions and refusals.
 
-A fixed list, as the default admission plugins of kube-apiserver: NamespaceLifecycle,
-ServiceAccount (it must exist; pods here get no API token), Priority.  Services are headless: there
-is no proxy that could serve a cluster address, so none is given out.
+It is a fixed list, like the default admission plugins of kube-apiserver: NamespaceLifecycle,
+ServiceAccount (it must exist; pods here get no API token), Priority. Services are headless: without
+a proxy no cluster address can be served, so none is assigned.
 
-Custom kinds may have a judge, in the place of a validating webhook.
+Custom kinds may have a function in place of a validating webhook.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def check_namespace(store: Store, target: Target) -> None:
 
 
 def judge(admit: Admit, old: Object | None, new: Object) -> tuple[list[Cause], tuple[str, ...]]:
-    """What is wrong with `new`, and warnings.
+    """Return the problems of `new`, and warnings.
 
-    What was wrong with `old` already refuses no update: else nobody could repair or delete it.
+    Problems that `old` already had refuse no update: otherwise the object could not be repaired or
+    deleted.
     """
     found = admit(new)
     known = admit(old).problems if old is not None and found.problems else ()

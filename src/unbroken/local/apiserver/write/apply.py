@@ -1,9 +1,10 @@
 """Managers of fields, and server-side apply.
 
-`track_update` keeps metadata.managedFields right after an ordinary write, `server_side_apply`
-merges what an applier wants with what is there, tells it of conflicts, and drops what it no longer
-wants.  Rules and words are those of apimachinery v0.33, pkg/util/managedfields, and
-structured-merge-diff v4.  An entry of another API version is taken to have the same paths.
+`track_update` keeps metadata.managedFields correct after an ordinary write. `server_side_apply`
+merges an applier's configuration with the existing object, reports conflicts, and drops fields that
+the applier no longer has. Rules and wording are those of apimachinery v0.33,
+pkg/util/managedfields, and structured-merge-diff v4. An entry of another API version is assumed to
+have the same paths.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _entry(identity: _Identity, api_version: str, now: str, fields: FieldSet) ->
 
 
 def _identity(entry: Object) -> _Identity:
-    """What makes two entries one: an applier keeps its entry over versions."""
+    """Return the identity of an entry: an applier keeps its entry over versions."""
     operation = entry["operation"]
     api_version = entry["apiVersion"] if operation == UPDATE else ""
     return entry.get("manager", ""), operation, api_version, entry.get("subresource", "")
@@ -90,7 +91,7 @@ def _is_usable(entries: object) -> bool:
 
 
 def _sorted(entries: Sequence[Object]) -> list[Object]:
-    """As the real server writes them: appliers first, the oldest first."""
+    """Return the entries as the real server sorts them: appliers first, the oldest first."""
     return sorted(
         entries,
         key=lambda e: (
@@ -156,12 +157,12 @@ def track_update(
     now: str,
     subresource: str = "",
 ) -> list[Object]:
-    """metadata.managedFields of `new`, which `manager` puts in the place of `old` (None: created).
+    """Return metadata.managedFields of `new`, with which `manager` replaces `old` (None: created).
 
-    `new` holds what will be stored, defaults included.  Its own managedFields are honoured: `[]`
-    and `[{}]` drop all records, a usable list is taken as the state before this write, and nothing
-    or an unusable list leaves that of `old`.  An object without records stays without until it is
-    applied, as on the real server.
+    `new` is the object to be stored, defaults included. Its own managedFields count: `[]` and
+    `[{}]` drop all records. A usable list is taken as the state before this write. A missing or
+    unusable list leaves that of `old`. An object without records stays without until it is applied,
+    as on the real server.
     """
     entries = _recorded(old) if old is not None else []
     given = new.get("metadata", {}).get("managedFields")
@@ -259,14 +260,14 @@ def _check_applied(applied: Object, schema: Schema, api_version: str) -> None:
 
 
 def _configuration(applied: Object) -> Object:
-    """What is applied, without the metadata that no manager has."""
+    """Return the applied configuration, without the metadata that no manager has."""
     meta = applied.get("metadata", {})
     claimed = {name: item for name, item in meta.items() if name not in OWNED_BY_SERVER}
     return {**applied, "metadata": claimed}
 
 
 def _base(live: Object | None, applied: Object) -> Object:
-    """What the configuration is merged into: the live object, or the name of a new one."""
+    """Return the object to merge the configuration into: the live one, or the name of a new one."""
     if live is not None:
         return live
     meta = applied.get("metadata", {})
@@ -279,8 +280,9 @@ def _claims(config: Object, schema: Schema) -> FieldSet:
 
 
 def _pruned(merged: Object, last: FieldSet, owned: list[FieldSet], schema: Schema) -> Object:
-    """`merged` without what this applier had claimed, claims no more, and nobody else has."""
-    # Of metadata only parts can go: the rest belongs to the server.
+    """Return `merged` without fields that this applier had claimed, claims no more, and no other
+    manager has."""
+    # Only parts of metadata can go: the rest belongs to the server.
     last = difference(with_structs(last, schema), {"f:metadata": {}})
     pruned = remove(merged, last, schema)
     everything = with_structs(field_set(merged, schema), schema)
@@ -288,7 +290,7 @@ def _pruned(merged: Object, last: FieldSet, owned: list[FieldSet], schema: Schem
     for fields in owned:
         kept = union(kept, with_structs(fields, schema))
     pruned = remove(merged, difference(everything, kept), schema)
-    # Parts of what went (a list item, say) that it never claimed come back.
+    # Parts of removed fields (a list item, say) that it never claimed come back.
     kept = with_structs(field_set(pruned, schema), schema)
     return remove(merged, intersection(difference(everything, kept), last), schema)
 

@@ -18,7 +18,7 @@ TOLERATION_SECONDS = 300
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 REVISION_HISTORY = 10
 AFFINITY_SECONDS = 3 * 3600
-"""How long a client stays with a pod of a service that has session affinity."""
+"""Seconds that a client stays with a pod of a service that has session affinity."""
 
 
 def apply_defaults(kind: Kind, content: Object) -> None:
@@ -388,7 +388,7 @@ def _namespace(content: Object) -> None:
 
 
 def _node(content: Object) -> None:
-    """Allocatable is all of the capacity unless the node says less."""
+    """Set allocatable to all of the capacity, unless the node has set less."""
     status = _part(content, "status")
     if status.get("capacity"):
         fill(_part(status, "allocatable"), status["capacity"])
@@ -443,7 +443,7 @@ def _disruption_budget(content: Object) -> None:
 
 
 def _event(content: Object) -> None:
-    """Events always say who reported them, were it no one."""
+    """Set the reporter of an event, possibly empty: events always have one."""
     fill(content, {"reportingComponent": "", "reportingInstance": ""})
 
 
@@ -482,4 +482,4 @@ DEFAULTS: dict[str, Callable[[Object], None]] = {
     "events": _event,
     "limitranges": _limit_range,
 }
-"""By resource."""
+"""Functions that set defaults, by resource."""

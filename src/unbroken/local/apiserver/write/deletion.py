@@ -1,4 +1,4 @@
-"""When a deleted object is gone: preconditions, grace, finalizers, propagation.  Pure.
+"""Rules for the end of a deleted object: preconditions, grace, finalizers, propagation. Pure.
 
 Sources: kube-apiserver v1.33 registry/generic/registry/store.go (finalizers by policy) and
 registry/core/pod/strategy.go (grace of pods).
@@ -45,7 +45,7 @@ class DeleteOptions:
     """`metav1.DeleteOptions`."""
 
     grace_seconds: int | None = None
-    """None: what the object says."""
+    """Grace in seconds; None: as in the object."""
     propagation: str = ""
     uid: str = ""
     version: str = ""
@@ -53,7 +53,8 @@ class DeleteOptions:
 
 
 def delete_options(query: Query, body: Object | None) -> DeleteOptions:
-    """From the body if there is one, else from the query; ApiError 400 or 422."""
+    """Return the options of the body if there is one, else of the query. Raises ApiError 400 or
+    422."""
     source: dict[str, Any] = dict(body or {})
     grace = source.get("gracePeriodSeconds", query.integer("gracePeriodSeconds"))
     propagation = source.get("propagationPolicy") or query.text("propagationPolicy")
@@ -141,7 +142,7 @@ def mark(
 
 
 def is_finished(kind: Kind, content: Object) -> bool:
-    """A deleted object that nobody holds any longer."""
+    """True for a deleted object without finalizers or grace."""
     meta = content["metadata"]
     return (
         "deletionTimestamp" in meta
@@ -184,7 +185,7 @@ def _grace(kind: Kind, content: Object, wanted: int | None) -> int:
 
 
 def success(kind: Kind, content: Object) -> Object:
-    """The Status that tells of a finished deletion."""
+    """Return the Status of a finished deletion."""
     meta = content["metadata"]
     details = {"name": meta["name"], "group": kind.group, "kind": kind.plural, "uid": meta["uid"]}
     if not kind.group:

@@ -60,7 +60,7 @@ def _budget_of(store: Store, pod: Entry) -> Entry | None:
 
 
 def _may_be_ignored(pod: Object, budget: Object) -> bool:
-    """Whether the pod's end disrupts nothing, so that its budget has no say."""
+    """True if the pod's end disrupts nothing, so that its budget does not count."""
     status = pod.get("status") or {}
     is_over = status.get("phase", "Pending") in {*ENDED_PHASES, "Pending"}
     if is_over or "deletionTimestamp" in pod["metadata"]:

@@ -1,13 +1,14 @@
-"""Sets of fields of objects, in the form of `FieldsV1`, and how objects differ by field.
+"""Sets of fields of objects, in the form of `FieldsV1`, and differences of objects by field.
 
-A set is a nested dict as managedFields writes it: `{"f:spec": {"f:replicas": {}}}`.  A key names
-a field (`f:name`), an item of a list by its keys (`k:{"name":"a"}`), by its value (`v:"x"`) or by
-its index (`i:0`); `"."` says that the path itself belongs to the set, and so does an empty dict
-below the root.  Sets are values: nothing here changes one, and results share parts with what they
-were made from.
+A set is a nested dict as managedFields writes it: `{"f:spec": {"f:replicas": {}}}`. A key names a
+field (`f:name`), or an item of a list. Items are named by their keys (`k:{"name":"a"}`), by value
+(`v:"x"`) or by index (`i:0`). `"."` means that the path itself belongs to the set, and so does an
+empty dict below the root. Sets are values: nothing here changes one, and results share parts with
+their sources.
 
 The rules are those of sigs.k8s.io/structured-merge-diff v4: maps and structs by field, lists as
-the schema says, atomic values whole.  Where nothing is declared maps are by field, lists atomic.
+declared in the schema, atomic values whole. Without a declaration, maps are by field and lists
+atomic.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _MISSING: Any = object()
 
 
 class Shape:
-    """What server-side apply knows of one schema node; children are made when asked for."""
+    """Merge rules of one schema node; children are made on demand."""
 
     def __init__(self, schema: Schema | None, *, is_builtin: bool) -> None:
         self.is_atomic_map = schema is not None and schema.is_atomic_map
@@ -90,7 +91,8 @@ class Shape:
         self.keys = self._keys() if self.list_type == "map" else ()
 
     def _always_present(self) -> dict[str, Any]:
-        """Fields of a built-in struct that are there even if nobody writes them, and as what."""
+        """Return the fields of a built-in struct that are present even if nobody writes them, with
+        their values."""
         assert self._schema is not None
         present: dict[str, Any] = {}
         for name, field in self._schema.properties.items():
@@ -236,7 +238,7 @@ def _everything(value: Any, shape: Shape) -> FieldSet:
 
 
 def problems(value: Object, schema: Schema) -> list[str]:
-    """What makes an applied configuration unusable: unknown fields, doubled or keyless items."""
+    """Return the errors of an applied configuration: unknown fields, doubled or keyless items."""
     return list(_problems(value, shape_of(schema), ""))
 
 
@@ -267,7 +269,7 @@ def _problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How an object differs from an earlier one."""
+    """Differences of an object from an earlier one."""
 
     added: FieldSet
     changed: FieldSet
@@ -280,9 +282,10 @@ class Changes:
 
 
 def compare(old: Object | None, new: Object, schema: Schema) -> Changes:
-    """Paths that differ; `old` is None for a new object.  What belongs to no manager is left out.
+    """Return the paths that differ; `old` is None for a new object. Fields without a manager are
+    left out.
 
-    Removed are also all paths below what went.
+    All paths below a removed one count as removed too.
     """
     shape = shape_of(schema)
     was = old or {}
@@ -330,9 +333,9 @@ def _compare_fields(
 
 
 def _compare(old: Any, new: Any, shape: Shape) -> _Difference:
-    """Differences at and below one place; equal parts are passed over at the speed of `==`.
+    """Return the differences at and below one place; equal parts are skipped at the speed of `==`.
 
-    So true and 1 are no difference, which only matters where no schema says which it is.
+    So true and 1 are no difference. That only matters if no schema declares the type.
     """
     if old is new or old == new:
         return None
@@ -347,7 +350,7 @@ def _compare(old: Any, new: Any, shape: Shape) -> _Difference:
     old_items, new_items = by_items(old, shape), by_items(new, shape)
     if (old_items or old is None) and (new_items or new is None) and (old or new):
         return _compare_items(old or [], new or [], shape)
-    # Of another type, or a leaf: written as a whole, with what is below on either side.
+    # A leaf, or a change of type: written as a whole, with everything below on either side.
     added = _inside(_everything(new, shape)) if new_fields or new_items else None
     removed = _inside(_everything(old, shape)) if old_fields or old_items else None
     return added, {}, removed

@@ -1,9 +1,9 @@
 """JSON patch (RFC 6902) and JSON merge patch (RFC 7396), with the errors of Kubernetes.
 
-A patch is applied to a copy; what is returned shares no part with what was given.  Where the real
-server departs from RFC 6902 so does this: `test` for null passes when the key is missing, `add`
-without a value adds null, and negative list indexes count from the end (json-patch v4).
-Strategic merge patches are in `strategic`.
+A patch is applied to a copy; the result shares no part with the input. It departs from RFC 6902
+where the real server does: `test` for null passes when the key is missing, `add` without a value
+adds null, and negative list indexes count from the end (json-patch v4). Strategic merge patches are
+in `strategic`.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _merge(target: Any, patch: Any, depth: int) -> Any:
 def json_patch(target: Object, operations: object) -> Object:
     """Apply the operations in order to a copy of `target`; all of them or none.
 
-    Raises ApiError 400 for what is no list of objects, 413 for too many operations, 422 for one
-    that cannot be applied (a missing path, a failed test, an unknown operation).
+    Raises ApiError 400 for anything but a list of objects, 413 for too many operations, and 422 for
+    one that cannot be applied (a missing path, a failed test, an unknown operation).
     """
     if not isinstance(operations, list):
         raise bad_request(f"a JSON patch must be an array, not {_json_type(operations)}")

@@ -1,9 +1,9 @@
 """Strategic merge patch: the merge by field that `kubectl apply` and `kubectl patch` send.
 
-Lists whose schema says `merge` are merged by their merge key (or as sets of scalars), everything
-else is replaced; directives in the patch say what to delete and in which order lists end up.  The
-rules are those of k8s.io/apimachinery v0.33, pkg/util/strategicpatch.  Where that server answers a
-malformed patch with a bare 500, this one says 400 with the same words.
+Lists with `merge` in their schema are merged by their merge key (or as sets of scalars), everything
+else is replaced. Directives in the patch delete items and set the order of lists. The rules are
+those of k8s.io/apimachinery v0.33, pkg/util/strategicpatch. Where that server answers a malformed
+patch with a bare 500, this one answers 400 with the same words.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def _merge_in_order(
 
 
 def _server_order(old: list[Any], merged: list[Any], identity: _Identity) -> list[Any]:
-    """The order that items not named in `$setElementOrder` keep to.
+    """Return the order for items that `$setElementOrder` does not name.
 
-    Apimachinery deletes and appends in place, in the very list that it later reads the order from:
-    as many new items as were deleted take the freed places at its end.
+    Apimachinery deletes and appends in place, in the very list that it later reads the order from.
+    So new items, as many as were deleted, take the freed places at its end.
     """
     left, known = _places(merged, identity), _places(old, identity)
     kept = [item for item in old if identity(item) in left]
@@ -196,7 +196,7 @@ def _merge_list(old: list[Any], patch: list[Any], schema: Schema | None) -> list
 def _apply_item_directives(
     old: list[Any], patch: list[Any], identity: _Identity
 ) -> tuple[list[Any], list[Any]]:
-    """Take the items with `$patch` out of the patch and do what they say."""
+    """Take the items with `$patch` out of the patch and carry them out."""
     gone = set()
     replaces = False
     rest = []
@@ -217,7 +217,7 @@ def _apply_item_directives(
 
 
 def _identity(schema: Schema) -> _Identity:
-    """What makes two items of this list the same one."""
+    """Return the function that identifies items of this list."""
     key = schema.merge_key
     if key is None:
         return _scalar

@@ -1,8 +1,8 @@
 """Create, update, patch and delete: one path for every kind.
 
 Each write is checked and completed as a whole, then stored with one INSERT; an error anywhere
-stores nothing.  What a kind needs beyond this path is data in its `Kind` or a rule in `defaults`,
-`rules` and `admission`.
+stores nothing. A kind's further needs are data in its `Kind` or a rule in `defaults`, `rules` and
+`admission`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ GENERATED_NAME_TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the write path takes from outside: clock, identities, random name endings."""
+    """Dependencies of the write path: clock, identities, random name endings."""
 
     clock: Callable[[], float]
     """Seconds since the epoch."""
@@ -83,7 +83,7 @@ def timestamp(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Result:
-    """What a write left behind."""
+    """Result of a write."""
 
     entry: Entry
     is_new: bool = False
@@ -239,7 +239,7 @@ class Writer:
         return result
 
     def delete(self, target: Target, live: Entry, options: deletion.DeleteOptions) -> Result:
-        """Remove `live`, or mark it for those who must act first (grace, finalizers)."""
+        """Remove `live`, or mark it for those that must act first (grace, finalizers)."""
         content = live.decode()
         deletion.check_preconditions(target, content, options)
         now = self._around.clock()
@@ -420,7 +420,7 @@ class Writer:
         self, target: Target, old: Object | None, new: Object, options: WriteOptions
     ) -> list[Object]:
         if target.version.has_status and not target.subresource:
-            # Of what a write of the object cannot change, nobody becomes the manager by it.
+            # A write of the object makes no one the manager of fields that it cannot change.
             old = _without_status(old) if old is not None else None
             new = _without_status(new)
         tracked: list[Object] = track_update(
@@ -481,7 +481,7 @@ class Writer:
 
 
 def _check_identity(target: Target, content: Object) -> None:
-    if not target.kind.is_custom:  # the path says what it is
+    if not target.kind.is_custom:  # the path has the kind
         content.setdefault("kind", target.kind.kind)
         content.setdefault("apiVersion", target.api_version)
     kind, api_version = content.get("kind"), content.get("apiVersion")
@@ -515,7 +515,7 @@ def _without_status(content: Object) -> Object:
 
 
 def _unfit(error: ApiError) -> ApiError:
-    """What a patch made is no object of the kind: the patch is invalid, not the request."""
+    """Return the error for an invalid result of a patch: the patch is invalid, not the request."""
     if error.reason != "BadRequest" or "strict decoding" in error.message:
         return error
     cause = Cause("FieldValueInvalid", "patch", f"Invalid value: {error.message}")

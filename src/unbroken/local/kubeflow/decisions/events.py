@@ -109,4 +109,4 @@ class Plan:
     replaced: Replaced | None = None
     """Annotation to write after the status and before the orders; None: it is up to date."""
     again_at: float | None = None
-    """When to decide again without a change; None: only after a change."""
+    """Time at which to decide again without a change; None: only after a change."""

@@ -90,7 +90,7 @@ def pod_body(job: JobPicture, replica: Replica, index: int, port: int) -> Object
     metadata["annotations"] = {**(given.get("annotations") or {}), keys.RENDEZVOUS_PORT: str(port)}
     pod = template.get("spec") or {}
     policy = mine.restart_policy
-    # A pod that is restarted for its exit code is made anew (`SetRestartPolicy`).
+    # A pod that is restarted for its exit code is replaced (`SetRestartPolicy`).
     pod["restartPolicy"] = "Never" if policy is RestartPolicy.EXIT_CODE else policy.value
     names = [
         pod_name(job.name, other, number)
@@ -114,7 +114,7 @@ def _avoid_unhealthy(pod: Object) -> None:
     by_node = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     terms = (by_node.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     is_well = {"key": keys.HEALTH, "operator": "NotIn", "values": LEAVING}
-    # One of the terms must hold, so that each has to ask for it.
+    # One of the terms must hold, so each needs the requirement.
     by_node[REQUIRED] = {
         "nodeSelectorTerms": [
             {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), is_well]}
@@ -130,7 +130,7 @@ def environment(
     replicas = spec.replicas()
     total = sum(one.replicas for one in replicas.values())
     yield "PYTHONUNBUFFERED", "1"
-    # Else rank 0 tells the others its host name, which nobody here can look up.
+    # Otherwise rank 0 sends its host name to the others, which cannot be resolved here.
     yield "PET_LOCAL_ADDR", HERE
     if Replica.MASTER in replicas:
         rank = index if replica is Replica.MASTER else index + 1

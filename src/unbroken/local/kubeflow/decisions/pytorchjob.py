@@ -1,8 +1,8 @@
-"""Runs a PyTorchJob: which pods should be there, and what its status says.  Pure.
+"""Controller logic of a PyTorchJob: the pods that should exist, and its status. Pure.
 
-As the training operator 1.8 does it (`common/job.go`, `common/pod.go`, `pytorchjob_controller.go`,
-`util/status.go`), without what needs more than this cluster has: gang scheduling, autoscaling.
-Everything is worked out anew from what is there; nothing is remembered.
+It follows the training operator 1.8 (`common/job.go`, `common/pod.go`, `pytorchjob_controller.go`,
+`util/status.go`), without features that this cluster lacks: gang scheduling, autoscaling.
+Everything is computed from the present state; nothing is remembered.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Course:
     # --- the ends of a job
 
     def refuse(self) -> Plan:
-        """Fail a job whose spec is invalid, and say why."""
+        """Fail a job whose spec is invalid, with the reason."""
         if self._seen.status.is_finished:
             return Plan()
         text = "; ".join(map(str, self._seen.parsed.problems))
@@ -110,7 +110,7 @@ class _Course:
         return self._made()
 
     def fail(self, message: str, *, removes_all: bool = False) -> Plan:
-        """Fail the job.  `removes_all`: delete all pods, whatever its policy says."""
+        """Fail the job. `removes_all`: delete all pods, whatever its policy."""
         if self.say("Failed", message):
             self._tell("Failed", message, is_warning=True)
         self._status = replace(self._status, completion_time=self._now)
@@ -268,7 +268,8 @@ class _Course:
 
 
 def _count(pods: Iterable[JobPod]) -> ReplicaStatus:
-    """As `updateJobReplicaStatuses`: a running pod that is being deleted counts as failed."""
+    """Count pods as `updateJobReplicaStatuses`: a running pod that is being deleted counts as
+    failed."""
     listed = list(pods)
     return ReplicaStatus(
         active=sum(pod.phase == "Running" and not pod.is_leaving for pod in listed),
@@ -282,10 +283,10 @@ def _count(pods: Iterable[JobPod]) -> ReplicaStatus:
 def with_condition(
     status: PyTorchJobStatus, type: str, value: str, why: tuple[str, str], now: float
 ) -> PyTorchJobStatus:
-    """Return the status with a condition set.  `why`: reason and message.
+    """Return the status with a condition set. `why`: reason and message.
 
-    `kubectl get` prints the type of the last condition whatever its status.  So the newest that is
-    true is the last: Created, for a job that is resumed and does not run yet.
+    `kubectl get` prints the type of the last condition whatever its status. So the newest true one
+    is the last: Created, for a resumed job that does not run yet.
     """
     held = next((one for one in status.conditions if one.type == type), None)
     reason, message = why

@@ -1,8 +1,8 @@
-"""What is done next about one machine of the local cluster's pool.
+"""The next step for one machine of the local cluster's pool.
 
-`decide` compares what is wanted of a machine with what is seen of it.  It is asked again after each
-answer until it orders nothing more, so a pool that is killed between any two orders goes on where
-it was: an order that was half carried out is given again, and each may be carried out twice.
+`decide` compares the desired state of a machine with the observed one. It is called again after
+each answer until it orders nothing more. So a pool that is killed between any two orders continues
+from there: a half-completed order is given again, and each may be carried out twice.
 
 A reboot is counted when nothing of the machine runs any more, before it is switched on: one that is
 killed in the middle has happened once.
@@ -19,7 +19,7 @@ from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 
 class Power(Enum):
-    """What the machine's Node asks for."""
+    """Power state that the machine's Node requests."""
 
     ON = "on"
     OFF = "off"
@@ -29,7 +29,7 @@ class Power(Enum):
 
 
 class Stage(Enum):
-    """How far the machine's processes are."""
+    """Stage of the machine's processes."""
 
     UNKNOWN = "unknown"
     """The pool has just begun: what ran under an earlier one may run."""
@@ -46,7 +46,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScriptReport:
-    """The newest lifecycle script, as the status tells it."""
+    """The newest lifecycle script, for the status."""
 
     state: str = ""
     """Empty: there was none; else as `MachineStatus.life_cycle`."""
@@ -65,11 +65,11 @@ class Seen:
     uid: str
     spec: MachineSpec
     status: MachineStatus
-    """As the pool wrote it last."""
+    """Status as the pool wrote it last."""
     host_boot: str = ""
     """Boot ID of the host."""
     cuts: int = 0
-    """How often its power was cut so far."""
+    """Number of times that its power was cut so far."""
     is_leaving: bool = False
     """It was deleted."""
     is_ours: bool = True
@@ -88,7 +88,7 @@ class Seen:
 
 
 class Order(Enum):
-    """What is to be done."""
+    """An order to the pool."""
 
     ADOPT = "adopt"
     """Add the finalizer, without which a deletion would leave processes behind."""
@@ -127,7 +127,8 @@ def boot_id(host_boot: str, uid: str, boots: int, cuts: int) -> str:
 
 
 def decide(seen: Seen, now: float) -> list[Effect]:
-    """What to do next, in this order; nothing when all is as wanted.  `now`: since the epoch."""
+    """Return the next effects, in this order; none if the state is as wanted. `now`: since the
+    epoch."""
     if seen.is_leaving:
         text = "its processes are ended"
         return [*_tell(seen, replace(seen.status, phase=MachinePhase.STOPPING, message=text)),
@@ -186,7 +187,7 @@ def _start(seen: Seen) -> list[Effect]:
             message="",
             started_at=seen.status.started_at if is_same else None,
         )
-    # Told before anything runs there: nobody else gets these addresses.
+    # Written before anything runs there: no other machine gets these addresses.
     return [*_tell(seen, status), Order.SWITCH_ON]
 
 

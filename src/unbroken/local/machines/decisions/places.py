@@ -1,4 +1,4 @@
-"""Which machines a pool of a given size is to have, and which addresses each gets."""
+"""Machines of a pool of a given size, and their addresses."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Listed:
 
     @property
     def place(self) -> int | None:
-        """Its number in the pool of `unbroken up --nodes`; None: somebody else's machine.
+        """Return its number in the pool of `unbroken up --nodes`; None: it is not a machine of that
+        pool.
 
-        A machine in the place of another has its `logicalId`, under a name of its own.
+        A replacement has the `logicalId` of the machine that it replaces, under a name of its own.
         """
         if self.spec.cluster:
             return None
@@ -33,16 +34,16 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to be done about the pool."""
+    """Changes of the pool."""
 
     create: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
-    """To be created when the machine of that name, which leaves, has gone."""
+    """Machines to be created when the leaving machine of that name has gone."""
 
 
 def changes(machines: Iterable[Listed], count: int) -> Changes:
-    """How to come to `count` places, each with a machine."""
+    """Return the changes to reach `count` places, each with a machine."""
     listed = list(machines)
     held = {one.place for one in listed if not one.is_leaving}
     taken = {one.name for one in listed}
@@ -72,6 +73,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def free_index(held: Mapping[str, int] | Collection[int], limit: int) -> int | None:
-    """The lowest index below `limit` that nobody holds; None: all are taken."""
+    """Return the lowest free index below `limit`; None: all are taken."""
     taken = set(held.values()) if isinstance(held, Mapping) else set(held)
     return next((index for index in range(limit) if index not in taken), None)

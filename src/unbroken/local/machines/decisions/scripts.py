@@ -1,7 +1,7 @@
-"""The lifecycle scripts of a machine: when each runs, again, and no more; what it is told.
+"""The lifecycle scripts of a machine: when each runs, or runs again, and its environment.
 
-`OnCreate` runs before a machine joins, `OnInitComplete` after.  Each succeeds once in a machine's
-life: a reboot repeats neither, a machine in its place runs both (reference section 1.5).
+`OnCreate` runs before a machine joins, `OnInitComplete` after. Each succeeds once in a machine's
+life: a reboot repeats neither, a replacement runs both (reference section 1.5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ S3 = "s3://"
 
 
 class ScriptKind(Enum):
-    """Which of the two, by its documented name."""
+    """One of the two scripts, by its documented name."""
 
     ON_CREATE = "OnCreate"
     ON_INIT_COMPLETE = "OnInitComplete"
@@ -33,7 +33,7 @@ class ScriptKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecord:
-    """What is kept of a script over restarts of the pool."""
+    """State of a script that is kept over restarts of the pool."""
 
     state: str = ""
     attempts: int = 0
@@ -42,13 +42,13 @@ class ScriptRecord:
 
     @property
     def is_over(self) -> bool:
-        """It runs no more in this boot of the machine."""
+        """True if it runs no more in this boot of the machine."""
         return self.state in (SUCCEEDED, SKIPPED, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found of the attempt that the record names: whether it runs, or how it ended."""
+    """State of the attempt in the record: whether it runs, or how it ended."""
 
     is_alive: bool = False
     exit_code: int | None = None
@@ -56,7 +56,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The attempt has ended; `last_line` is what it said last."""
+    """The attempt has ended; `last_line` is its last line of output."""
 
     exit_code: int
     last_line: str = ""
@@ -71,7 +71,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """No directory stands for the script's source."""
+    """No directory is mapped to the script's source."""
 
     source: str
 
@@ -103,7 +103,7 @@ class ScriptRun:
         self._retry_at: float | None = None
 
     def deadline(self) -> float | None:
-        """When `Tick` is due; None: when something happens."""
+        """Return when `Tick` is due; None: only after an event."""
         return self._retry_at
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -160,7 +160,7 @@ class ScriptRun:
 
 
 def after_boot(record: ScriptRecord) -> ScriptRecord:
-    """What a reboot makes of a record: a script that was given up gets new attempts."""
+    """Return the record after a reboot: a script that was given up gets new attempts."""
     return ScriptRecord() if record.state == FAILED else record
 
 
@@ -175,9 +175,9 @@ class LocalSource:
 
 
 def local_source(source: str, mapped: Mapping[str, str]) -> LocalSource | None:
-    """The folder that stands for an address such as `s3://bucket/prefix`; None: none does.
+    """Return the folder that is mapped to an address such as `s3://bucket/prefix`; None: none is.
 
-    Of several mapped addresses that contain it, the longest counts.  SpecError for an address that
+    If several mapped addresses contain it, the longest counts. Raises SpecError for an address that
     may lead out of the mapped folder.
     """
     wanted = source.removesuffix("/")
@@ -204,7 +204,7 @@ def source_mapping(pairs: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A machine of a cluster, as scripts are told of it."""
+    """A machine of a cluster, in the form for scripts."""
 
     name: str
     """Name of the machine and its node."""
@@ -219,7 +219,7 @@ def instance_id(name: str) -> str:
 
 
 def resource_config(cluster: str, arn: str, members: Iterable[Member]) -> dict[str, Any]:
-    """What the file of `SAGEMAKER_RESOURCE_CONFIG_PATH` holds.
+    """Return the contents of the file of `SAGEMAKER_RESOURCE_CONFIG_PATH`.
 
     Its members are those of the example in the documentation ("Customize SageMaker HyperPod
     clusters using lifecycle scripts", resource_config.json).

@@ -18,7 +18,8 @@ from .events import Object
 OUTPUT_MAX = 10 * 1024
 """Bytes of a probe's output that are kept (kubelet, prober.go maxProbeMessageLength)."""
 HOOK_SECONDS = 3600.0
-"""A hook is ended by its container's grace; this only bounds one that nobody waits for."""
+"""Seconds after which a hook is ended that nothing waits for; otherwise its container's grace ends
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Target:
 
 
 def exec_request(target: Target, argv: Sequence[str], *, tty: bool = False) -> Object:
-    """What the launcher is asked for a command in this container."""
+    """Return the launcher's request for a command in this container."""
     return {
         "argv": list(argv),
         "cwd": target.run.details["cwd"],
@@ -66,7 +67,7 @@ async def output_of(
                 os.close(null)
             try:
                 code = await command.ended()
-                # What it left running may hold the pipe, so only what has come is read.
+                # Processes that it left running may hold the pipe, so only available data is read.
                 text = await _available(reader)
             finally:
                 command.close()
@@ -101,7 +102,7 @@ async def perform(
     session: aiohttp.ClientSession,
     seconds: float,
 ) -> tuple[bool, str]:
-    """Carry out a probe's or hook's action: (did it succeed, what it said)."""
+    """Carry out a probe's or hook's action; return whether it succeeded, and its output."""
     try:
         if command := action.get("exec"):
             code, text = await output_of(launcher, target, command.get("command") or (), seconds)

@@ -46,7 +46,7 @@ class Role(Enum):
 
 
 class Stage(Enum):
-    """Where a container is in its life."""
+    """Stage of a container's life."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -55,7 +55,7 @@ class Stage(Enum):
 
 
 class Stopping(Enum):
-    """How far the stopping of a running container is."""
+    """Progress of stopping a running container."""
 
     NO = "no"
     HOOK = "hook"
@@ -91,13 +91,13 @@ class Container:
     """End of the run before."""
     last_id: str = ""
     start_at: float = 0.0
-    """Not before this may it be started."""
+    """Earliest time of its next start."""
     stopping: Stopping = Stopping.NO
     kill_at: float = field(default=float("inf"))
     is_post_start_pending: bool = False
     probes: dict[ProbeKind, ProbeState] = field(default_factory=dict)
     was_ready: bool = False
-    """Readiness that an earlier runner saw, until the probe says otherwise."""
+    """Readiness that an earlier runner saw, until the probe reports another."""
     _back_off: float = 0.0
     _backed_off_at: float = field(default=float("-inf"))
     _wants_stop: float | None = None
@@ -109,7 +109,7 @@ class Container:
 
     @property
     def field_path(self) -> str:
-        """How events refer to it."""
+        """Return the path by which events refer to it."""
         kind = "containers" if self.role is Role.MAIN else "initContainers"
         return f"spec.{kind}{{{self.name}}}"
 
@@ -123,7 +123,7 @@ class Container:
 
     @property
     def is_ready(self) -> bool:
-        """What the status says about it."""
+        """Return the readiness for the status."""
         if self.role is Role.INIT:
             return self.has_succeeded
         if not self.is_started:
@@ -222,7 +222,7 @@ class Container:
         self.stopping, self.kill_at = Stopping.NO, float("inf")
 
     def restore(self, attempt: int, container_id: str, at: float, now: float) -> None:
-        """A run that an earlier runner started goes on; its postStart hook is not repeated."""
+        """Take over a run that an earlier runner started; its postStart hook is not repeated."""
         self.attempt = attempt
         self._enter_run(container_id, at)
         self._begin_probes(now)
@@ -239,7 +239,7 @@ class Container:
 
     @property
     def is_startup_passed(self) -> bool:
-        """The startup probe has said yes in this run."""
+        """True if the startup probe has succeeded in this run."""
         startup = self.probes.get(ProbeKind.STARTUP)
         return startup is not None and startup.is_passed
 
@@ -361,7 +361,7 @@ class Container:
         return self.stage in (Stage.STARTING, Stage.RUNNING)
 
     def deadline(self) -> float:
-        """When something is due next."""
+        """Return when something is due next."""
         if self.stage is Stage.WAITING:
             return self.start_at
         if self.stage is not Stage.RUNNING:
@@ -377,6 +377,6 @@ class Container:
 
 
 def _duration(seconds: float) -> str:
-    """As Go prints a duration of whole seconds: 10s, 1m20s, 5m0s."""
+    """Return a duration of whole seconds as Go prints it: 10s, 1m20s, 5m0s."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -28,7 +28,7 @@ DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 
 
 class Place(Protocol):
-    """Where preparing a pod leaves what starting its containers needs."""
+    """Results of preparing a pod that starting its containers needs."""
 
     address: str
     volumes: dict[str, Path]
@@ -128,7 +128,7 @@ class ContainerStart:
         variables |= {MARKER: identity, **gpus}
         uid, gid = _user(container, self._pod)
         if uid in (None, os.getuid()):
-            # With the pod, not in the machine's own /tmp: there nobody would clear them away.
+            # With the pod, not in the machine's own /tmp: there nothing would remove them.
             variables.setdefault("UNBROKEN_LOG_DIR", str(directory / "ranks"))
         cwd = container.get("workingDir") or str(directory / "work")
         groups = self._node.limits.create(identity, container.get("resources") or {})
@@ -185,7 +185,7 @@ class ContainerStart:
         return sorted(gpu for gpu, uid in self._node.gpus.items() if uid == self._files.uid)
 
     def _gpu_variables(self, container: Object) -> dict[str, str]:
-        """Which of the node's GPUs this container has."""
+        """Return the variables for the node's GPUs that this container has."""
         limits = (container.get("resources") or {}).get("limits") or {}
         count = int(limits.get(GPU_RESOURCE, 0))
         own = self._gpus()

@@ -1,6 +1,6 @@
-"""What a container is started with: environment and command line, computed from values.
+"""Environment and command line of a container, computed from values.
 
-References are resolved against objects that the caller has at hand; what cannot be resolved is a
+References are resolved against objects that the caller has at hand. An unresolved reference is a
 ConfigProblem, which becomes the reason a container waits (kubelet v1.33, kubelet_pods.go
 makeEnvironmentVariables; expansion as in third_party/forked/golang/expansion).
 """
@@ -34,7 +34,7 @@ class ConfigProblem(UnbrokenError):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the environment of a container is made from."""
+    """Sources of a container's environment."""
 
     pod: Object
     pod_ip: str
@@ -65,10 +65,10 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def command_line(container: Object, variables: Mapping[str, str]) -> list[str]:
-    """The program and its arguments; ConfigProblem where there is nothing to run.
+    """Return the program and its arguments. Raises ConfigProblem if there is nothing to run.
 
-    Arguments alone are taken as the whole line: that is what they are to an image without an entry
-    point, such as busybox, python or most that people build for training.
+    Arguments alone are taken as the whole line. They have this meaning for an image without an
+    entry point, such as busybox, python or most that people build for training.
     """
     parts = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not parts:

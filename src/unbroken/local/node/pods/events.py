@@ -1,4 +1,4 @@
-"""What happens to a pod on its node, and what is to be done about it: values only."""
+"""Events of a pod on its node, and the resulting orders: values only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HookKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a run of a container ended; times in seconds since the epoch."""
+    """The end of a container's run; times in seconds since the epoch."""
 
     exit_code: int
     reason: str
@@ -76,7 +76,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Nothing of a run lives any more."""
+    """Nothing of a run is alive any more."""
 
     name: str
     attempt: int

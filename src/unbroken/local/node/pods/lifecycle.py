@@ -57,7 +57,7 @@ class PodLifecycle:
     def __init__(self, pod: Object, start_time: float) -> None:
         self.pod = pod
         self.start_time = start_time
-        """When the node accepted it, in seconds since the epoch."""
+        """Time at which the node accepted it, in seconds since the epoch."""
         self.ending: Ending | None = None
         self.end_reason = ""
         self.end_message = ""
@@ -102,7 +102,7 @@ class PodLifecycle:
         return self._by_name[name]
 
     def set_pod(self, pod: Object) -> None:
-        """The object has changed: readiness gates and the deadline are read from it anew."""
+        """Take the changed object: readiness gates and the deadline are read from it again."""
         self.pod = pod
 
     def restore(
@@ -128,7 +128,7 @@ class PodLifecycle:
     # --- events
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take in an event and say what is to be done now."""
+        """Take an event and return the effects to carry out now."""
         effects = self._take(event, now)
         if not self.is_finished:
             effects += self._advance(now)
@@ -278,7 +278,7 @@ class PodLifecycle:
         return True
 
     def _stop_sidecars(self, now: float) -> list[Effect]:
-        """When all others have ended, the last sidecar goes first."""
+        """Stop the sidecars, the last one first, when all other containers have ended."""
         if any(c.is_alive for c in self.all if c.role is not Role.SIDECAR):
             return []
         for container in reversed(self.init):
@@ -287,7 +287,7 @@ class PodLifecycle:
         return []
 
     def deadline(self) -> float | None:
-        """When the next Tick is due; None: only events can change anything."""
+        """Return when the next Tick is due; None: only events can change anything."""
         if self.is_finished:
             return None
         times = [c.deadline() for c in self.all if self._is_timed(c)]

@@ -1,4 +1,4 @@
-"""Where a pod's things are on disk, and how they are found again.
+"""Files of a pod on disk, and how they are found again.
 
 pods/UID/pod.json, hosts, volumes/, containers/NAME/ATTEMPT/{log,run.json,main.json,exit.json}
 """
@@ -46,7 +46,7 @@ class PodFiles:
         write_json(str(self.directory / "pod.json"), known)
 
     def recorded(self) -> Object | None:
-        """What was written down; None for a directory that never came that far."""
+        """Return the recorded facts; None for a directory that never reached that point."""
         try:
             found: Object = json.loads((self.directory / "pod.json").read_bytes())
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class PodFiles:
         return sorted(int(name) for name in names)
 
     def new_run(self, container: str, attempt: int) -> Path:
-        """Make the directory of a run, and drop those that nobody can ask for any more."""
+        """Make the directory of a run, and drop those that can no longer be requested."""
         for old in self.attempts(container):
             if old <= attempt - KEPT_RUNS or old >= attempt:
                 shutil.rmtree(self.run_directory(container, old))
@@ -129,7 +129,7 @@ def hosts_text(pod: Object, address: str, cluster_domain: str = "cluster.local")
 
 
 def termination_message(directory: Path, container: Object, ended: Exit) -> str:
-    """What the container had to say at its end."""
+    """Return the container's termination message."""
     path = directory / "termination-log"
     text = path.read_bytes()[-MESSAGE_MAX:] if path.exists() else b""
     is_fallback = container.get("terminationMessagePolicy") == "FallbackToLogsOnError"

@@ -1,7 +1,7 @@
-"""One pod on its node, carried out: feeds its machine with what happens and does what it says.
+"""Driver of one pod on its node: feeds its machine with events and carries out its orders.
 
-The worker lives until the pod has left the API.  Cancelled, it leaves the containers running; the
-next runner's worker finds them by what is on disk.
+The worker lives until the pod has left the API. Cancelled, it leaves the containers running; the
+next runner's worker finds them by the files on disk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class PodWorker:
-    """Runs one pod; `run` in a task of its own, and tell it what changes."""
+    """Runs one pod. Start `run` in a task of its own, and pass changes to it."""
 
     def __init__(self, node: NodeContext, pod: Object, rejection: Rejected | None = None) -> None:
         self.node = node
@@ -79,7 +79,7 @@ class PodWorker:
         if rejection is not None:
             self._events.put_nowait(rejection)
 
-    # --- what others tell and ask
+    # --- input and questions
 
     def changed(self, pod: Object) -> None:
         """The API has a newer version of the pod."""

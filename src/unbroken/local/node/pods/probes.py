@@ -1,4 +1,4 @@
-"""When a probe is due and what its answers amount to (kubelet v1.33, prober/worker.go)."""
+"""Schedule of a probe, and the result of its answers (kubelet v1.33, prober/worker.go)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ProbeState:
     kind: ProbeKind
     spec: Object
     due: float
-    """When it runs next; infinite while one is running."""
+    """Time of its next run; infinite while one is running."""
     is_passed: bool
     """The verdict so far."""
     is_decided: bool = False
@@ -53,5 +53,5 @@ class ProbeState:
 
 
 def timeout_seconds(spec: Object) -> float:
-    """How long one run of a probe may take."""
+    """Return the seconds that one run of a probe may take."""
     return float(spec.get("timeoutSeconds") or 1)

@@ -17,7 +17,7 @@ from .lifecycle import Ending, PodLifecycle
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a pod and its node are."""
+    """Addresses of a pod and its node."""
 
     host: str
     pod: str = ""

@@ -24,7 +24,7 @@ OWNED = (
     "ContainersReady",
     "PodScheduled",
 )
-"""Conditions that the node writes; PodScheduled only where nobody has."""
+"""Conditions that the node writes; PodScheduled only if it is missing."""
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class StatusWriter:
             await self._write()
             await self._delete_finished()
         except PeerError as refusal:
-            # Not found or another pod of this name: the watch will tell the worker.
+            # Not found, or another pod of this name: the watch will inform the worker.
             is_expected = isinstance(refusal, NotFound | Conflict)
             level = logging.DEBUG if is_expected else logging.WARNING
             log.log(level, "pod=%s status refused: %s", self._pod["metadata"]["name"], refusal)

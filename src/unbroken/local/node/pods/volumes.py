@@ -1,6 +1,6 @@
-"""A pod's volumes as directories of the host, and what of them each container sees where.
+"""A pod's volumes as directories of the host, and their mounts in each container.
 
-What a volume holds is decided from values (`content`); `provide` makes it so.  A change of a
+The contents of a volume are decided from values (`content`); `provide` makes them. A change of a
 ConfigMap or Secret after the pod's start is not carried into its volumes.
 """
 
@@ -211,7 +211,7 @@ def provide(name: str, wanted: Content, pod_directory: Path, uid: str) -> Path:
 
 
 def memory_directory(uid: str) -> Path:
-    """Where a pod's volumes of medium Memory are."""
+    """Return the folder of a pod's volumes of medium Memory."""
     return SHARED_MEMORY / f"unbroken-{uid}"
 
 
@@ -222,7 +222,7 @@ def private_memory(uid: str) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise VolumeProblem(f"{folder} belongs to user {found.st_uid}: have it removed")
-    # What an earlier version made is open to all.
+    # An earlier version made it accessible to all users.
     folder.chmod(0o700)
     return folder
 
@@ -307,9 +307,10 @@ KEY_VARIABLE = "UNBROKEN_AGENT_KEY_FILE"
 def without_namespaces(
     wanted: Iterable[Mount], isolation: Isolation, variables: dict[str, str]
 ) -> None:
-    """Where nothing can be mounted, only volumes that are at their place already will do.
+    """Check the mounts of a host on which nothing can be mounted: only volumes at their place
+    already will do.
 
-    The key of a job's agents is read where a variable says, which then says where it is: a job
+    The key of a job's agents is read from the path in a variable, which is set accordingly: a job
     runs on any host.
     """
     if isolation is not Isolation.NONE:

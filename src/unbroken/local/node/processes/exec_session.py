@@ -30,13 +30,13 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR = range(4)
 CHUNK = 32 * 1024
 DRAIN_SECONDS = 0.2
-"""For output that is still on its way when the command has ended but left a process behind that
-holds its output open."""
+"""Seconds for output that is still on its way when the command has ended but left a process behind
+that holds its output open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the client asked for."""
+    """The client's request."""
 
     argv: Sequence[str]
     stdin: bool
@@ -56,7 +56,7 @@ class Ends:
     terminal: int | None = None
 
     def close_theirs(self) -> None:
-        """They have been handed over."""
+        """Close the descriptors that have been passed on."""
         for fd in set(self.theirs):
             os.close(fd)
 

@@ -1,9 +1,9 @@
 """Namespaces and mounts of one container, made by its own process before its program starts.
 
-A container sees the host's files, with its volumes at their mount paths.  Paths that the host does
-not have are made to appear without touching the host: the nearest directory that exists is covered
-by a tmpfs that binds everything it held.  Root needs a mount namespace for this, everyone else a
-user namespace as well (same user inside and outside).  Needs Linux 5.12 (mount_setattr).
+A container sees the host's files, with its volumes at their mount paths. Paths that the host lacks
+are made to appear without touching the host: the nearest directory that exists is covered by a
+tmpfs that binds everything it held. Root needs a mount namespace for this, any other user a user
+namespace as well (same user inside and outside). Needs Linux 5.12 (mount_setattr).
 
 Standard library only: this runs in the launcher, which loads nothing else.
 """
@@ -31,14 +31,14 @@ PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 class Isolation(Enum):
-    """How far this host lets a container have mounts of its own."""
+    """Degree to which this host lets a container have mounts of its own."""
 
     ROOT = "root"
     """Mount namespace, made by root."""
     USER = "user"
     """Mount namespace inside a user namespace."""
     NONE = "none"
-    """Not at all: volumes are where they are and nowhere else."""
+    """None: volumes are only at their own place."""
 
 
 @dataclass(frozen=True, slots=True)

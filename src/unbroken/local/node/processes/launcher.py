@@ -1,8 +1,8 @@
 """The launcher: a small process, started once, that forks supervisors in a millisecond.
 
-It reads requests from a socket: one descriptor holds the request as JSON, the next is where the
-supervisor reports, the rest are the streams of a command.  It keeps nothing and ends with the
-runner; the supervisors it forked go on.
+It reads requests from a socket. One descriptor holds the request as JSON, the next is for the
+supervisor's report, the rest are the streams of a command. It keeps nothing and ends with the
+runner; the supervisors it forked continue.
 
 Standard library only, and little of it: every supervisor is a copy of this process.
 """

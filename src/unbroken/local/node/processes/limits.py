@@ -1,8 +1,8 @@
-"""Limits of containers in control groups (version 2), where this host lets us make them.
+"""Limits of containers in control groups (version 2), if this host lets the user make them.
 
-The first directory upwards from our own group in which groups with a memory controller can be made
-becomes the base; systemd's user sessions, containers with their own hierarchy and root have one.
-Nothing else is touched.  Where there is none, the node says that limits are not enforced.
+The base is the first directory upwards from the own group in which groups with a memory controller
+can be made. Systemd's user sessions, containers with their own hierarchy and root have one. Nothing
+else is changed. Without such a directory, the node reports that limits are not enforced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_SHARES, MAX_SHARES = 2, 262144
 
 
 def hierarchy(mountinfo: str) -> str | None:
-    """Where the version 2 hierarchy is mounted."""
+    """Return the mount point of the version 2 hierarchy."""
     for line in mountinfo.splitlines():
         fields = line.split()
         if fields[fields.index("-") + 1] == "cgroup2":

@@ -1,8 +1,8 @@
 """Containers as processes, from the runner's side: start, find again, signal, notice the end.
 
-Every container has a directory of its own per run, in which this writes `run.json` (who supervises
-it) before the program may start, and the supervisor writes `main.json`, `exit.json` and `log`.  A
-runner that starts anew finds its containers by them.
+Every container has a directory of its own per run. In it this module writes `run.json` (the
+supervisor's identity) before the program may start, and the supervisor writes `main.json`,
+`exit.json` and `log`. A restarted runner finds its containers by these files.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .isolation import Isolation
 from .supervisor import SIGKILL_ALL, START_ERROR, start_ticks, write_json
 
 ANSWER_SECONDS = 20.0
-"""How long the launcher and a new supervisor may take to answer on a loaded machine."""
+"""Seconds that the launcher and a new supervisor may take to answer on a loaded machine."""
 MARKER = "UNBROKEN_CONTAINER_ID"
-"""Environment variable that tells every process of a container from all others."""
+"""Environment variable that distinguishes every process of a container from all others."""
 _SOURCE = str(Path(__file__).resolve().parents[4])
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1));"
@@ -47,14 +47,14 @@ class Run:
     """Process number of the program; valid until the supervisor's end only."""
     started_at: float
     details: Mapping[str, Any]
-    """What the runner noted when it started it."""
+    """Facts that the runner recorded when it started it."""
 
     def signal(self, number: int) -> None:
         """Give the supervisor an order: SIGTERM or, for everything's end, SIGUSR1."""
         try:
             signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
-            # It has ended, which its pidfd tells as well.
+            # It has ended, which its pidfd shows as well.
             return
 
     async def ended(self) -> Exit:
@@ -74,7 +74,7 @@ class Run:
 
 
 def unknown_exit(directory: Path, started_at: float) -> Exit:
-    """Record that nobody saw how the run ended (kubelet reports the same after lost containers)."""
+    """Record an end that was not seen (kubelet reports the same after lost containers)."""
     found = Exit(
         exit_code=137,
         reason="ContainerStatusUnknown",
@@ -90,7 +90,7 @@ def unknown_exit(directory: Path, started_at: float) -> Exit:
 
 
 async def readable(fd: int) -> None:
-    """Wait until a descriptor has something to say."""
+    """Wait until a descriptor is readable."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     loop.add_reader(fd, event.set)
@@ -109,13 +109,13 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_exit(directory: Path) -> Exit | None:
-    """How the run in this directory ended; None while it runs."""
+    """Return how the run in this directory ended; None while it runs."""
     found = _read_json(directory / "exit.json")
     return None if found is None else Exit(**found)
 
 
 def read_details(directory: Path) -> dict[str, Any] | None:
-    """What was noted when the run was started; None: its program never started."""
+    """Return the facts recorded when the run was started; None: its program never started."""
     return _read_json(directory / "run.json")
 
 
@@ -195,7 +195,8 @@ class Command:
         self._control = control
 
     async def ended(self) -> int:
-        """Its exit code; WorldError if it could not be started or was killed with its container."""
+        """Return its exit code. Raises WorldError if it could not be started or was killed with its
+        container."""
         loop = asyncio.get_running_loop()
         answer = await loop.sock_recv(self._control, 8192)
         if not answer:
@@ -219,7 +220,7 @@ class Launcher:
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self.isolation = Isolation.NONE
-        """What this host allows; known once started."""
+        """The isolation that this host allows; known once started."""
 
     async def start(self) -> None:
         """Start the launcher process."""
@@ -246,7 +247,7 @@ class Launcher:
         self._socket = ours
 
     async def close(self) -> None:
-        """End the launcher; containers go on."""
+        """End the launcher; containers continue."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -269,7 +270,7 @@ class Launcher:
             try:
                 started = await _answer(report)
             except TimeoutError:
-                # Whether the program runs is not known, and nobody would watch it.
+                # Whether the program runs is not known, and nothing would watch it.
                 signal.pidfd_send_signal(pidfd, SIGKILL_ALL)
                 started = {}
         if not started:
@@ -317,7 +318,7 @@ class Launcher:
 
 
 async def _answer(report: socket.socket) -> dict[str, Any]:
-    """What a supervisor says next; empty when it has gone.  TimeoutError."""
+    """Return a supervisor's next message; empty when it has gone. Raises TimeoutError."""
     async with asyncio.timeout(ANSWER_SECONDS):
         received = await asyncio.get_running_loop().sock_recv(report, 4096)
     decoded: dict[str, Any] = json.loads(received or b"{}")

@@ -33,9 +33,9 @@ START_ERROR = 128
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none.
+    """Return when a process started, in clock ticks since boot; None if there is none.
 
-    With the number of the process it names one process for as long as the machine is up.
+    With the number of the process it identifies one process for as long as the machine is up.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -226,7 +226,7 @@ def read_all(fd: int) -> bytes:
 
 
 def exit_code(status: int) -> int:
-    """As a shell and the container runtimes count: 128 + signal."""
+    """Return the exit code as a shell and the container runtimes count: 128 + signal."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -325,7 +325,7 @@ def _copy(fd: int, stream: str, log: LogFile) -> bool | None:
 
 
 def oom_kills(group: str) -> int:
-    """How often the kernel killed in this cgroup for want of memory."""
+    """Return the number of OOM kills of the kernel in this cgroup."""
     with open(f"{group}/memory.events", encoding="ascii") as file:
         counts = dict(line.split() for line in file)
     return int(counts.get("oom_kill", 0))
@@ -354,8 +354,8 @@ def _write_exit(request: Request, started_at: int, code: int, reason: str, messa
 def run_exec(request: Request, streams: Sequence[int], control: socket.socket) -> None:
     """Be the supervisor of a command inside a container: it dies with the container.
 
-    What the command leaves running stays, until the container ends; when the client goes away
-    before the command's end, everything of it goes.
+    Processes that the command leaves running stay, until the container ends. When the client goes
+    away before the command's end, all of them are killed.
     """
     os.setsid()
     reaper = Reaper()
