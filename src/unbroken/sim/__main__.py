@@ -38,7 +38,7 @@ Result = tuple[int, Counter[str], list[tuple[int, str]]]
 
 @dataclass(slots=True)
 class Found:
-    """What the worlds up to now went through."""
+    """Events that the worlds so far went through."""
 
     seeds: int = 0
     probes: Counter[str] = field(default_factory=Counter)

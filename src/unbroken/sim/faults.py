@@ -1,4 +1,4 @@
-"""The faults: what each does to the world, and what the checkers are told of it."""
+"""The faults: the effect of each on the world, and the record of it for the checkers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NOTICED = {
 }
 """Seconds after which an operator that lives has stopped the attempt that was hurt."""
 BY_ALARM = ("stall", "stop")
-"""Faults of which an alarm tells every operator anew."""
+"""Faults that an alarm reports to every operator again."""
 BY_PEERS = ("early_exit", "hang")
 """Faults that only the peers notice, perhaps by their watchdogs."""
 
@@ -144,9 +144,9 @@ def early_exit(world: World) -> None:
     """A worker ends with 0 while its peers train."""
     worker = any_worker(world)
     if worker is None or worker.rank in world.truth.stalled.get(worker.attempt, ()):
-        return  # What stands still does not end by itself.
+        return  # A stopped process does not end by itself.
     if worker.world_size > 1 and not world.training.is_work_done:
-        # Its agent calls it a success, so that only the peers' failures tell of it.
+        # Its agent reports a success, so only the peers' failures show it.
         _worker_note(world, "early_exit", worker, is_anyones=True)
         world.training.exit_early(worker)
 
@@ -189,7 +189,7 @@ def _stand_still(world: World, kind: str, worker: Worker) -> None:
 
 
 def false_silence(world: World) -> None:
-    """Nobody shows anything for a while in which one rank works."""
+    """No rank shows any activity for a while, in which one rank works."""
     worker = _trainer(world)
     if worker is not None and not world.training.place(worker).is_quiet:
         place = world.training.place(worker)
@@ -198,7 +198,7 @@ def false_silence(world: World) -> None:
         place.is_quiet, place.at_work = True, worker.rank
         seconds = world.schedule.between(3.0, 120.0)
         if world.schedule.chance(0.3):
-            # Nobody can be seen at work, and the others wait longer than links flap.
+            # No rank can be seen at work, and the others wait longer than links flap.
             agent = world.agent_of(worker)
             if agent is not None:
                 agent.is_blind = True
@@ -217,7 +217,7 @@ def lone_silence(world: World) -> None:
 
 
 def _trainer(world: World) -> Worker | None:
-    """One whose attempt gets on."""
+    """Return a worker whose attempt makes progress."""
     worker = any_worker(world)
     is_fit = worker is not None and world.scenario.rhythm and world.training.trains(worker)
     return worker if is_fit else None
@@ -283,7 +283,7 @@ def node_power(world: World) -> None:
 
 
 def node_cut(world: World) -> None:
-    """A machine runs on, but nobody can reach it."""
+    """A machine continues to run, but cannot be reached."""
     node = any_node(world)
     if node is not None:
         note(world, "node_cut", node.locals.values(), node)
@@ -293,7 +293,7 @@ def node_cut(world: World) -> None:
 
 
 def node_cut_short(world: World) -> None:
-    """A machine cannot be reached for a moment that nobody should care for."""
+    """A machine cannot be reached for so short a time that it must not matter."""
     node = any_node(world)
     if node is not None and not world.has_cuts:
         world.cluster.cut_off(node)
@@ -350,7 +350,7 @@ def suspend(world: World) -> None:
 
 
 def agent_freeze(world: World) -> None:
-    """An agent is stopped by a signal, for a moment or for long; its workers go on."""
+    """An agent is stopped by a signal, for a short or long time; its workers continue."""
     agent = _agent(world)
     if agent is not None and not agent.is_frozen:
         seconds = world.schedule.between(SILENCE_SECONDS, 60.0)
@@ -384,7 +384,7 @@ def quota(world: World) -> None:
 
 
 def forbidden(world: World) -> None:
-    """From now on the API takes no pod, and says that it never will."""
+    """From now on the API takes no pod, and reports that as final."""
     refused = PodRefused(PodName(""), "violates PodSecurity", is_final=True)
 
     def refuse() -> PodRefused:
@@ -412,7 +412,7 @@ def operator_crash_soon(world: World) -> None:
 
 
 def api_away(world: World) -> None:
-    """The API server answers nobody for a while."""
+    """The API server answers no request for a while."""
     seconds = world.schedule.between(1.0, 60.0)
     world.cluster.go_away()
     world.operator.cut_watches(seconds + 1.0)
@@ -420,7 +420,7 @@ def api_away(world: World) -> None:
 
 
 def watches_cut(world: World) -> None:
-    """The operator hears nothing of the API for a while, and then lists it all."""
+    """The operator gets no events of the API for a while, and then lists all objects."""
     world.operator.cut_watches(world.schedule.between(0.5, 20.0))
 
 

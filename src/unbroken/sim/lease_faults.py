@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from .world import World
 
 KEEPER_LATE_SECONDS = 0.9
-"""For a keeper to look and to kill, at most. With the 0.5 s that it leaves to its agent this is 0.1
-s less than the operator's margin."""
+"""Seconds for a keeper to look and to kill, at most.
+
+With the 0.5 s that it leaves to its agent this is 0.1 s less than the operator's margin.
+"""
 LOST_SECONDS = 90.0
 """A way stays cut for so long at most."""
 CUTS = ("agent_unheard", "operator_unheard", "peers_unheard")
@@ -29,21 +31,21 @@ CUTS = ("agent_unheard", "operator_unheard", "peers_unheard")
 
 
 def agent_unheard(world: World) -> None:
-    """Nothing comes from a node to operators, which the node hears."""
+    """No message of a node reaches operators; the node receives theirs."""
     node = any_node(world)
     if node is not None:
         _cut_ways(world, node, "agent_unheard", Way.DOWN)
 
 
 def operator_unheard(world: World) -> None:
-    """A node hears no operator; operators hear it."""
+    """No message of operators reaches a node; operators receive its messages."""
     node = any_node(world)
     if node is not None:
         _cut_ways(world, node, "operator_unheard", Way.UP)
 
 
 def peers_unheard(world: World) -> None:
-    """A node hears no other node, and perhaps no operator either."""
+    """No message of other nodes reaches a node, and perhaps none of operators either."""
     node = any_node(world)
     if node is not None:
         node.is_deaf = True
@@ -61,7 +63,7 @@ def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
 
 
 def free_ways(world: World, node: Node) -> None:
-    """Let a node hear and be heard."""
+    """Let all messages from and to a node pass."""
     _end_cuts(world, node)
     node.way, node.is_deaf = Way.BOTH, False
     world.look_at(node)
@@ -75,7 +77,7 @@ def _end_cuts(world: World, node: Node) -> None:
 
 
 def island(world: World) -> None:
-    """Some nodes are cut off together: they hear each other and nobody else."""
+    """Some nodes are cut off together: they exchange messages with each other only."""
     nodes = [node for node in world.cluster.machines.values() if node.is_up]
     few = world.schedule.random.sample(nodes, min(len(nodes), world.schedule.random.choice([2, 3])))
     for node in few:
@@ -124,7 +126,7 @@ def wake(world: World, node: Node) -> None:
 
 
 def _judge_woken(world: World, node: Node) -> None:
-    """What the machine was late to end must have ended."""
+    """Check that workers which the paused machine ended late have ended."""
     newest = max((worker.attempt for worker in world.training.live.values()), default=0)
     late = [w for w in _workers(world, node) if w.attempt < newest and not w.is_lease_over]
     late = [w for w in late if not w.is_at_barrier]
@@ -141,8 +143,11 @@ def _workers(world: World, node: Node) -> list[Worker]:
 
 
 def lease_edge(world: World) -> None:
-    """Aim at the end of a lease: a rank is lost right after a renewal, while another one breaks, so
-    that the operator waits for that lease alone and goes on as soon as it may."""
+    """Aim at the end of a lease.
+
+    A rank is lost right after a renewal, while another one breaks. So the operator waits for that
+    lease alone and continues as soon as it may.
+    """
     schedule, worker = world.schedule, any_worker(world)
     agent = world.agent_of(worker) if worker is not None else None
     if worker is None or agent is None:

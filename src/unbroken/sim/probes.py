@@ -1,4 +1,4 @@
-"""What a long simulation must have gone through to show anything."""
+"""Situations that a long simulation must have reached to prove anything."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REACHED = (
 
 
 LEASE_REACHED = ("lease_over", "keeper_ends_it", "vouched")
-"""What worlds with leases must have gone through."""
+"""Situations that worlds with leases must have reached."""
 
 
 def unreached(probes: Mapping[str, int]) -> list[str]:

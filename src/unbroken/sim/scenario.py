@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, the cluster, the network, and which faults come when."""
+"""Meaning of a seed: the job, the cluster, the network, and the faults with their times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOISE = {
     "suspend": 1,
     "quota": 1,
 }
-"""What must never end an attempt, with weights."""
+"""Faults that must never end an attempt, with weights."""
 FAULTS = {
     "worker_crash": 6,
     "early_exit": 2,
@@ -54,7 +54,7 @@ FAULTS = {
     "forbidden": 0.3,
     "job_delete": 0.3,
 }
-"""What may, with weights."""
+"""Faults that may end an attempt, with weights."""
 
 
 STALLS = {"stall": 3, "stop": 3, "false_silence": 3, "lone_silence": 1}
@@ -67,7 +67,7 @@ BESIDE = (
     "agent_freeze",
     "suspend",
 )
-"""What may come while they are looked at."""
+"""Faults that may occur during an examination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Timed:
     moment: str = ""
     """`start` or `stop` of an attempt, `finish` of the work; empty: the beginning of the world."""
     number: int = 0
-    """Of the attempt."""
+    """Number of the attempt."""
 
 
 CALM_SEEDS = 3100
@@ -104,16 +104,16 @@ LEASE_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Restartable:
-    """How workers leave their training and wait for the next attempt."""
+    """Leaving of the training by workers, and their wait for the next attempt."""
 
     share: float
-    """How many can."""
+    """Share of the workers that can leave."""
     arrive_seconds: float
-    """In which those that come are at the barrier."""
+    """Seconds in which the arriving workers are at the barrier."""
     absent: float
-    """How many never come."""
+    """Share that never arrives."""
     mortal: float
-    """How many die there."""
+    """Share that dies at the barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Scenario:
     faults: tuple[Timed, ...]
     heal_after: float
     rhythm: Rhythm | None = None
-    """What the watchdogs learn; None: there are none."""
+    """Times that the watchdogs learn; None: there are no watchdogs."""
     members: Restartable | None = None
     """None: no worker can leave its training."""
     in_process: Switch = Switch.ON
@@ -145,15 +145,15 @@ class Scenario:
     is_warm: bool = False
     """Agents import beforehand."""
     lease_seconds: float = 0.0
-    """Of the workers; 0: they hold none."""
+    """Lease of the workers in seconds; 0: they hold none."""
     drift: float = 0.0
     """By how much the clocks of agents may run fast or slow, beside the operator's."""
     has_lease_faults: bool = False
     """Its seed is of those with `LEASE_FAULTS`."""
     counts_pauses: bool = True
-    """Clocks go on while their machine stands still."""
+    """Clocks advance while their machine is paused."""
     busy_seconds: float = 0.0
-    """For so long at most the operator is busy before it takes what agents say."""
+    """Seconds, at most, that the operator is busy before it takes reports."""
 
 
 def draw(seed: int) -> Scenario:
@@ -228,8 +228,10 @@ def _with_lease_faults(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
-    """A world in which a lease runs out while nothing else holds the operator up: ranks are lost,
-    nobody answers for their nodes, and there is a place for others at once."""
+    """Return a world in which a lease runs out while nothing else delays the operator.
+
+    Ranks are lost, their nodes cannot be asked, and there is a place for others at once.
+    """
     template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     ranks, lease = rng.choice([2, 3, 4]), rng.choice([4.0, 8.0, 8.0, 50.0, 200.0])
     at = rng.uniform(2.0, 10.0)
@@ -289,7 +291,8 @@ def _rhythm(rng: random.Random) -> Rhythm:
 
 
 def _stalls(rng: random.Random) -> Iterator[Timed]:
-    """Where workers stand still, or seem to; sometimes with something else that happens then."""
+    """Yield times at which workers stall, or seem to; sometimes with another fault at that
+    moment."""
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choices(list(STALLS), list(STALLS.values()))[0]
         moment = rng.choice(["", "start"])
@@ -353,8 +356,8 @@ def _manners(rng: random.Random, slots: int) -> Manners:
 
 def _quality(rng: random.Random, is_stock: bool) -> Quality:
     usual = rng.choice([0.002, 0.02, 0.2])
-    # A stock agent has no fence, so nobody can save it from commands that come twice or late;
-    # it is polled, and requests do not do that.
+    # A stock agent has no fence, so nothing protects it from repeated or late commands. It is
+    # polled, and requests do neither.
     if is_stock or rng.random() < 0.4:
         return Quality(usual_seconds=usual, is_polled=is_stock)
     return Quality(

@@ -18,7 +18,8 @@ class Schedule:
         self.random = random.Random(seed)
         self.now = EPOCH
         self.probes: Counter[str] = Counter()
-        """What the world went through; a simulation that never gets somewhere shows nothing."""
+        """Situations that the world reached; a simulation that never reaches one proves nothing
+        about it."""
         self.events = 0
         self._tell = tell
         self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -30,7 +31,7 @@ class Schedule:
         return self._tell is not None
 
     def trace(self, who: str, what: object) -> None:
-        """Note what happened, for a person who replays the seed."""
+        """Record an event, for a person who replays the seed."""
         if self._tell is not None:
             self._tell(f"{self.now - EPOCH:9.3f} {who:<14} {what}")
 
@@ -62,7 +63,7 @@ RINGS_MAX = 20
 
 
 class Spinning(AssertionError):
-    """Time does not go on."""
+    """Time does not advance."""
 
 
 class Alarm:

@@ -33,11 +33,11 @@ from .scenario import Scenario, Timed, draw
 from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
-"""Of a healed world, until its job must have ended."""
+"""Seconds of rest of a healed world, until its job must have ended."""
 SETTLE_SECONDS = 60.0
 """After the end, until everything must be in order."""
 ACTIONS = faults.ACTIONS | lease_faults.ACTIONS
-"""What each fault does, by its name."""
+"""Effect of each fault, by its name."""
 
 
 def real_agent(settings: Settings) -> AgentMachine:
@@ -136,7 +136,7 @@ class World:
         )
 
     def _lease_ran_out(self, agent: Agent) -> None:
-        """Only what nobody could reach, or tell the truth, ends by its lease."""
+        """Check that only unreachable agents, or agents with bad links, end by their lease."""
         quality = self.surroundings.quality
         is_lossy = quality.loss or quality.late or self.has_cuts or agent.is_frozen
         is_needless = not is_lossy and self._is_vouched_for(agent)
@@ -154,7 +154,7 @@ class World:
         return next((one for one in agents if isinstance(one, Agent) and one.is_alive), None)
 
     def _is_vouched_for(self, agent: Agent) -> bool:
-        """Whether all ranks of the agent's attempt run it, and hear each other."""
+        """Return whether all ranks of the agent's attempt run it, and reach each other."""
         told = agent.told
         if told is None or not agent.local.node.is_up:
             return False
@@ -219,13 +219,13 @@ class World:
 
     @property
     def is_over(self) -> bool:
-        """The API knows that the job has ended, or has been told to forget it."""
+        """True if the API shows that the job has ended, or was ordered to delete it."""
         if self.truth.is_deleted or "job" not in self.control.jobs.objects:
             return True
         status = self.control.statuses.objects.get("job", JobStatus())
         return any(condition(status, kind) for kind in TERMINAL)
 
-    # What faults do.
+    # Effects of faults.
 
     def agent(self, uid: PodUid) -> Agent | None:
         """The pod's agent, if an operator can reach it."""
@@ -234,7 +234,7 @@ class World:
         return agent if isinstance(agent, Agent) and self.way(uid) is Way.BOTH else None
 
     def way(self, uid: PodUid) -> Way:
-        """What comes through between an operator and the pod's agent."""
+        """Return the direction in which messages pass between an operator and the pod's agent."""
         local = self.cluster.local(uid)
         if local is None or not local.node.is_up or self._cuts.get(uid, 0.0) > self.schedule.now:
             return Way.NONE
@@ -284,7 +284,7 @@ class World:
             self.truth.is_undisturbed = False
 
     def thaw(self, agent: Agent) -> None:
-        """Let a frozen agent go on."""
+        """Resume a frozen agent."""
         if not agent.local.node.is_paused:
             agent.thaw()
         self.operator.look(agent.local.uid)
@@ -325,8 +325,8 @@ class World:
     def _noticed(self, attempt: int, fault: Fault, seconds: float, ran: Attempt | None) -> None:
         operator, now = self.operator, self.schedule.now
         if self.checkers.attempt(attempt) is not ran:
-            # A suspension, or the loss of all who knew of it, has ended what was hurt; what runs
-            # now has the same number.
+            # A suspension, or the loss of all processes that knew the attempt, has ended the
+            # affected one; the present one has the same number.
             return
         if attempt in self.truth.ended or self.checkers.is_over or self.truth.is_deleted:
             return
@@ -340,8 +340,8 @@ class World:
         # An attempt that is resumed after a suspension has the same number.
         is_told = fault.kind in faults.BY_ALARM and not self.schedule.probes["suspend"]
         if not self.truth.is_undisturbed and not is_told:
-            # Of an attempt that was never written down, and an agent that is gone or was never
-            # heard, only the peers' watchdogs tell, or the operator's patience.
+            # An unwritten attempt of a lost or unheard agent is only noticed by the peers'
+            # watchdogs, or by the operator's timeout.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
         if since is None or since > now - seconds:
             self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
@@ -349,10 +349,11 @@ class World:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
 
     def _could_know(self, fault: Fault, until: float) -> bool:
-        """Whether an operator saw enough of a fault before it passed.
+        """Return whether an operator saw enough of a fault before it passed.
 
-        Where operators crashed, what is out of reach may be back before a new one misses it: that
-        waits for agents which it has not heard, and then goes on with what it finds.
+        If operators crashed, an unreachable agent may be back before a new operator misses it. The
+        new operator waits for agents that it has not heard, and then continues with the state it
+        finds.
         """
         ready, now = self.operator.ready_at, self.schedule.now
         until = min(until, EPOCH + self.scenario.heal_after)
@@ -403,7 +404,7 @@ class World:
                     self.thaw(local.process)
             self.look_at(node)
 
-    # How the parts meet.
+    # Connections of the parts.
 
     def agent_of(self, worker: Worker) -> Agent | None:
         """The agent that has started it, if that lives."""

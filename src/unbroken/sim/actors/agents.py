@@ -31,7 +31,7 @@ from .watches import Watches
 
 SIGTERM = 15
 BEAT_SECONDS = 1.0
-"""Between two times that an agent tells the operator, where it holds leases."""
+"""Seconds between two beats of an agent to the operator, if it holds leases."""
 ALONE_SECONDS = 1.5
 """Without an answer for so long it asks its peers."""
 ASK_SECONDS = 0.5
@@ -44,34 +44,34 @@ AWAKE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Leasing:
-    """How leases are held in a world."""
+    """Leases of a world."""
 
     drift: float
-    """By how much clocks run fast or slow at most."""
+    """Fraction by which clocks run fast or slow at most."""
     kill_seconds: float
-    """For a keeper to kill what is late, at most."""
+    """Seconds for a keeper to kill late workers, at most."""
     peer: Callable[[str], Agent | None]
     """The agent at `host:port`; None: none lives there."""
     ran_out: Callable[[Agent], None]
-    """Is told of each lease that has run out."""
+    """Called with each agent whose lease has run out."""
 
 
 class Machine(Protocol):
-    """`core.agent.machine.Workers`, or one that stands for a stock agent."""
+    """`core.agent.machine.Workers`, or a simulation of a stock agent."""
 
     def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
         """Take one event; return what must be done."""
 
     def deadline(self) -> float | None:
-        """When `Tick` is due."""
+        """Return when `Tick` is due."""
 
     def report(self) -> AgentReport:
-        """How it stands."""
+        """Return the machine's state."""
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all agents of a world share."""
+    """Resources that all agents of a world share."""
 
     schedule: Schedule
     training: Training
@@ -85,17 +85,17 @@ class Surroundings:
     agents: int = 0
     kill_seconds: float = 0.02
     stubborn: float = 0.0
-    """How often a worker takes no notice of a signal that asks."""
+    """Share of signals that request an end and that a worker ignores."""
     skew_seconds: float = 0.0
-    """How wrong the clocks of agents may be."""
+    """Seconds by which the clocks of agents may be wrong."""
     watches: Watches | None = None
-    """None: the agents look at nothing."""
+    """Watchdogs; None: the agents have none."""
     ill: float = 0.0
-    """How often a program cannot be started."""
+    """Share of programs that cannot be started."""
     members: Restartable | None = None
-    """How workers leave their training; None: none can."""
+    """Restartable workers; None: no worker can leave its training."""
     snapshots: Snapshots | None = None
-    """None: no worker saves any."""
+    """Snapshots; None: no worker saves any."""
     imports: Imports | None = None
     """None: workers always start cold."""
     leasing: Leasing | None = None
@@ -116,7 +116,7 @@ class Agent:
         self.links: list[Link] = []
         self.order = LinkOrder()
         self.workers: dict[int, Worker] = {}
-        """By local rank; those of the newest stage."""
+        """Workers by local rank; those of the newest stage."""
         self.crash_in: int | None = None
         """Orders after which the process dies."""
         self._machine = world.make(self.id)
@@ -127,11 +127,11 @@ class Agent:
         """Events that wait while the process is frozen."""
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
         self._rate = 1.0
-        """Of its clock."""
+        """Rate of its clock."""
         self.beats_at = 0.0
-        """When it tells the operator the time next."""
+        """Time of its next beat to the operator."""
         self._renewed_at = 0.0
-        """When the operator answered last."""
+        """Time of the operator's last answer."""
         self._expiry: float | None = None
         """The end of its lease, as its keeper knows it."""
         self._is_kept = False
@@ -141,7 +141,7 @@ class Agent:
         self.told: StartCommand | None = None
         """The newest start that its workers have followed."""
         self._peers: Vouching | None = None
-        """What it knows of the others of that attempt."""
+        """Its knowledge of the other agents of that attempt."""
         self._asks = False
         """It asks its parent every moment."""
         self.slow: dict[type[machine.AgentEffect], float] = {}
@@ -203,12 +203,12 @@ class Agent:
         self._schedule.after(ASK_SECONDS, self._ask_parent)
 
     def _post(self, to: Agent, arrive: Callable[..., None], *message: object) -> None:
-        """Send another agent something; a node that is cut off meanwhile hears it all the same."""
+        """Send another agent a message; it arrives even at a node that is cut off meanwhile."""
         if to.local.node.hears(self.local.node):
             self._schedule.after(self.quality.usual_seconds, arrive, *message)
 
     def asked(self, child: Agent, question: PeerQuestion, asked_at: float) -> None:
-        """Answer a child, if it can be heard and this agent is not frozen."""
+        """Answer a child, if it can be reached and this agent is not frozen."""
         peers = self._peers
         if peers is not None and self.is_alive and not self.is_frozen:
             vouches = self.vouches(peers.attempt)
@@ -230,7 +230,7 @@ class Agent:
             self.give(machine.Vouched(peers.attempt, at))
 
     def vouches(self, attempt: int) -> bool:
-        """Whether peers in this attempt may go on, as far as it knows."""
+        """Return whether the agent vouches that peers in this attempt may continue."""
         if not isinstance(self._machine, machine.Workers) or self.is_frozen:
             return False
         return self.is_alive and self._machine.vouch(attempt)
@@ -271,7 +271,7 @@ class Agent:
 
     @property
     def is_frozen(self) -> bool:
-        """It does nothing at all, while its workers go on."""
+        """True if it does nothing at all, while its workers continue."""
         return self._inbox is not None
 
     def freeze(self) -> None:
@@ -279,7 +279,7 @@ class Agent:
         self._inbox = self._inbox or []
 
     def wake(self, seconds: float, *, counts: bool) -> None:
-        """Its machine has stood still for so long. `counts`: its clock has not."""
+        """Resume after a pause of its machine. `counts`: its clock counted the pause."""
         if not counts:
             self._skew -= seconds * self._rate
         self.thaw()
@@ -291,13 +291,13 @@ class Agent:
             self.give(event)
 
     def report(self) -> AgentReport:
-        """How it stands now."""
+        """Return its present state."""
         report, world = self._machine.report(), self._world
         report = world.imports.report(self.id, report) if world.imports else report
         return world.snapshots.report(self.id, report) if world.snapshots else report
 
     def publish(self) -> None:
-        """Tell all who are linked to it."""
+        """Send the report over all links."""
         for link in self.links:
             link.up()
 
@@ -320,7 +320,7 @@ class Agent:
             self._world.imports.tell(self, command)
 
     def watch(self, attempt: int) -> None:
-        """Its watchdog has something new to say."""
+        """Report news of its watchdog."""
         watches = self._world.watches
         if watches is not None:
             views = tuple(watches.view(w) for w in self._living() if w.attempt == attempt)
@@ -507,7 +507,7 @@ class Agent:
         self.workers[local_rank] = later
         self._world.training.go_on(worker, later)
         self._schedule.probes["goes_on"] += 1
-        # Of a process that wrote long ago this is the first sign of life.
+        # If the process wrote long ago, this is its first sign of life.
         self._world.training.wrote(later)
         self.give(machine.Passed(local_rank, worker.pid))
 

@@ -1,8 +1,8 @@
-"""The API server's objects and what their watchers are told, and when.
+"""The API server's objects, and when their watchers get the changes.
 
-Each kind has a log of changes, as etcd has.  A watcher is at a position of the log: it lags, its
-stream breaks, and after a break, as at its start, it lists the objects.  A list is never stale: our
-client asks for the newest version.
+Each kind has a log of changes, as etcd has. A watcher is at a position of the log: it lags, its
+stream breaks, and after a break, as at its start, it lists the objects. A list is never stale: the
+client of this project requests the newest version.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Table(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How late a watcher is."""
+    """Delay of a watcher."""
 
     usual_seconds: float = 0.02
     worst_seconds: float = 0.02
@@ -52,7 +52,8 @@ class Lag:
 class Watch(Generic[Value]):
     """One client's informer on one kind: `changed(name, old, new)` for every difference.
 
-    A change between two lists is told as one, and an object that came and went is never told of.
+    A change between two lists is reported as one, and an object that came and went is never
+    reported.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Nodes and pods: API objects, scheduler, kubelets, node lifecycle, fencing and repair.
 
-Level-triggered, as the real ones: a kubelet that can reach the API compares what it should run with
-what it runs.  A node without power runs nothing; one without network runs on and nobody can ask it.
+They are level-triggered, as the real ones: a kubelet that can reach the API compares wanted and
+running pods. A node without power runs nothing. One without network continues to run, and cannot be
+asked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Process(Protocol):
         """SIGKILL: nothing of it lives when this returns."""
 
     def report(self) -> AgentReport:
-        """How it stands."""
+        """Return the agent's state."""
 
 
 Launch = Callable[["Local"], Process]
@@ -69,11 +70,11 @@ class Node:
     topology: tuple[str, ...] = ()
     has_power: bool = True
     island: str = ""
-    """Nodes that are cut off hear those of the same island; empty: it is not cut off."""
+    """Nodes that are cut off receive messages of the same island only; empty: it is not cut off."""
     way: Way = Way.BOTH
-    """What comes through between operators and its agents, beside all else."""
+    """Direction in which messages pass between operators and its agents, on top of other faults."""
     is_deaf: bool = False
-    """It hears nothing of other nodes, which may hear it."""
+    """It receives nothing from other nodes, which may receive its messages."""
     paused_at: float | None = None
     """Since when it stands still as a whole, with all its processes; None: it runs."""
     excused_until: float = 0.0
@@ -92,11 +93,11 @@ class Node:
 
     @property
     def is_paused(self) -> bool:
-        """It stands still as a whole."""
+        """True if it is paused as a whole."""
         return self.paused_at is not None
 
     def hears(self, other: Node) -> bool:
-        """Whether what agents on another node say arrives here."""
+        """Return whether messages of agents on another node arrive here."""
         if not (self.has_power and other.has_power) or self.is_paused or other.is_paused:
             return False
         return self is other or (self.island == other.island and not self.is_deaf)
@@ -104,7 +105,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How a cluster behaves; all in seconds."""
+    """Behaviour of a cluster; all in seconds."""
 
     slots: int = 1
     start: float = 1.0
@@ -119,7 +120,7 @@ class Manners:
     """Terminating pods of a fenced node are removed by the cluster itself."""
     restarts_containers: bool = True
     removal: float = 0.0
-    """From the end of a deleted pod's containers to the end of its object."""
+    """Seconds from the end of a deleted pod's containers to the end of its object."""
 
 
 class Cluster:
@@ -180,7 +181,7 @@ class Cluster:
         if self.manners.fence_after is not None and not self.nodes.objects[name].is_fenced:
             self._schedule.after(self.manners.fence_after, self._fenced, node)
 
-    # What happens to machines.
+    # Faults of machines.
 
     def power_off(self, node: Node) -> None:
         """Everything on it ends at once."""
@@ -202,18 +203,18 @@ class Cluster:
         self._miss(node)
 
     def repair(self, node: Node) -> None:
-        """Power and network are back; what ran before and is still wanted starts anew."""
+        """Restore power and network; pods from before that are still wanted start again."""
         node.has_power, node.island = True, ""
         node.down_at, node.is_fence_asked = None, False
         node.is_repaired_at = self._schedule.now
         self._schedule.after(1.0, self._back, node)
 
     def go_away(self) -> None:
-        """The API server answers nobody."""
+        """Stop answering: the API server is away."""
         self.is_away = True
 
     def come_back(self) -> None:
-        """It answers again; everybody looks anew."""
+        """Answer again; all watchers look again."""
         self.is_away = False
         self.answers_since = self._schedule.now
         for name in self.machines:

@@ -1,7 +1,7 @@
-"""What agents have imported beforehand: learned from their workers, or from other agents.
+"""Imports of agents' templates: learned from their workers, or from other agents.
 
-Answers are late, fail, or come from a process that has gone; templates die.  Rule: nobody is told
-who starts no workers warm.
+Answers are late, fail, or come from a process that has gone; templates die. Rule: an agent that
+starts no workers warm is never ordered to import.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Learner(Protocol):
     is_alive: bool
 
     def report(self) -> AgentReport:
-        """How it stands."""
+        """Return the agent's state."""
 
     def publish(self) -> None:
-        """Tell all who are linked to it."""
+        """Send the report over all links."""
 
 
 class Imports:
@@ -52,7 +52,7 @@ class Imports:
             self._schedule.after(self._random.uniform(0.5, 8.0), self._learn, agent, count)
 
     def tell(self, agent: Learner, command: WarmCommand) -> None:
-        """It asks the others; what it gets, and when, is left to chance."""
+        """Have it ask the other agents; the answers and their times are random."""
         assert agent.report().imports is not None, "told that starts no workers warm"
         self._schedule.probes["spare_is_told"] += 1
         self._schedule.after(self._random.uniform(0.1, 5.0), self._ask, agent, command)

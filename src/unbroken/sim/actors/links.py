@@ -14,23 +14,23 @@ from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, Request
 from unbroken.wire.observation import Evidence
 
 POLL_SECONDS = 0.15
-"""From a command to the question how the agent stands, where it has no link."""
+"""Seconds from a command to the status request, for an agent without a link."""
 
 
 class Way(Enum):
-    """What comes through between an operator and an agent."""
+    """Direction in which messages pass between an operator and an agent."""
 
     BOTH = "both"
     UP = "up"
-    """Only what the agent says."""
+    """Only messages of the agent."""
     DOWN = "down"
-    """Only what the operator says."""
+    """Only messages of the operator."""
     NONE = "none"
 
 
 @dataclass(slots=True)
 class Quality:
-    """Of the network between operators and agents; `heal` makes it perfect."""
+    """Quality of the network between operators and agents; `heal` makes it perfect."""
 
     loss: float = 0.0
     double: float = 0.0
@@ -38,10 +38,13 @@ class Quality:
     late_seconds: float = 3.0
     usual_seconds: float = 0.01
     is_beating: bool = False
-    """Heartbeats go on until nothing is under way, for what comes late may be out of date."""
+    """Heartbeats continue until nothing is under way, because late messages may be outdated."""
     is_polled: bool = False
-    """Requests and answers in turn, as `agent_http` does: a command waits for the answer that is
-    under way, the newest one alone, and what is under way is lost with the one who asked."""
+    """Requests and answers alternate, as `agent_http` does.
+
+    A command waits for the answer that is under way, and only the newest is sent. A message under
+    way is lost with its sender.
+    """
     outlives_cuts: bool = False
     """Messages that are under way to an agent when the way is cut still arrive: they were past the
     cut, or wait in the agent's socket."""
@@ -60,7 +63,7 @@ class Reporter(Protocol):
     order: LinkOrder
 
     def report(self) -> AgentReport:
-        """How it stands now."""
+        """Return the agent's present state."""
 
     def command(self, command: Command) -> None:
         """Obey."""
@@ -73,8 +76,11 @@ class Reporter(Protocol):
 
 
 class Link:
-    """One connection.  Commands that are under way arrive even if the operator is gone, and count
-    as long as no newer link is open; reports that are under way are lost with the connection."""
+    """One connection.
+
+    Commands under way arrive even if the operator is gone, and count as long as no newer link is
+    open. Reports under way are lost with the connection.
+    """
 
     def __init__(
         self,
@@ -93,25 +99,25 @@ class Link:
         agent.order.open(self._number)
         self.is_open = True
         self.way = Way.BOTH
-        """What comes through, while nobody knows yet that something does not."""
+        """Direction in which messages pass, while no side has noticed a cut."""
         self.heard_at = schedule.now
-        """When the operator heard the agent last."""
+        """Time of the agent's last message to the operator."""
         self._has_reported = False
         self._repeats = False
         self._trails = False
         self._answers = self._orders = 0
-        """Where it is polled: under way."""
+        """Number of answers under way, if the agent is polled."""
         self._next: Command | None = None
         """Goes out when nothing is."""
         self._astray_until = 0.0
-        """When the newest of the messages that are late or doubled has come at the latest."""
+        """Latest time at which the newest late or repeated message arrives."""
 
     def _comes_up(self) -> bool:
-        """Whether the agent is heard."""
+        """Return whether the agent's messages arrive."""
         return self.way in (Way.BOTH, Way.UP)
 
     def _comes_down(self, *, is_new: bool = False) -> bool:
-        """Whether the agent hears. `is_new`: it is spoken to now."""
+        """Return whether the agent receives messages. `is_new`: the message is sent now."""
         is_through = self.way in (Way.BOTH, Way.DOWN)
         return is_through or (self.agent.quality.outlives_cuts and not is_new)
 
@@ -144,7 +150,7 @@ class Link:
             self.agent.renew(at)
 
     def resume(self) -> None:
-        """Messages come through again; what was lost is lost, and the next heartbeat tells."""
+        """Let messages pass again; lost ones stay lost, and the next heartbeat shows the state."""
         if self.way is not Way.BOTH:
             self.way = Way.BOTH
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
@@ -179,7 +185,7 @@ class Link:
         return self._send(arrive, message, self._comes_down(is_new=True))
 
     def _send(self, arrive: Callable[..., None], message: object, is_through: bool) -> bool:
-        """Whether the message arrives once and in order."""
+        """Send a message; return whether it arrives once and in order."""
         schedule, quality = self._schedule, self.agent.quality
         if not is_through or (quality.loss and schedule.chance(quality.loss)):
             schedule.trace("link", f"{self.pod} loses {type(message).__name__}")
@@ -193,8 +199,11 @@ class Link:
         return not is_late
 
     def _trail_later(self) -> None:
-        """Send a heartbeat once nothing is astray, or an old report would be the last word: a real
-        agent's heartbeats never end, and the one after the last late message stands for them."""
+        """Send a heartbeat once no message is late any more; otherwise an old report would be the
+        last one.
+
+        A real agent's heartbeats never end; the one after the last late message represents them.
+        """
         if not self._trails:
             self._trails = True
             seconds = HEARTBEAT_SECONDS + self._astray_until - self._schedule.now

@@ -1,7 +1,7 @@
 """The operator program: informers, links and writes around the job's machine, as the real one.
 
-It may crash between any two orders.  What it has not yet written is then lost; commands that it has
-sent are on their way.
+It may crash between any two orders. Pending writes are then lost; commands already sent are on
+their way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SILENCE_SECONDS = 3.0
 
 
 class Judge(Protocol):
-    """Who looks at what the operator orders."""
+    """Checks the operator's orders."""
 
     def ordered(self, effect: core.JobEffect) -> None:
         """Before it is carried out."""
@@ -50,34 +50,35 @@ class Judge(Protocol):
         """The operator is given evidence."""
 
     def crashed(self, report: AgentReport, effects: Sequence[core.JobEffect]) -> None:
-        """The operator, in the middle of training, has heard that workers have failed."""
+        """Note that the operator, in the middle of training, has received a report of failed
+        workers."""
 
 
 @dataclass(slots=True)
 class Control:
-    """What all operators of a world share."""
+    """Resources that all operators of a world share."""
 
     schedule: Schedule
     cluster: Cluster
     judge: Judge
     make: Callable[[JobStatus], core.JobMachine]
     agent: Callable[[PodUid], Agent | None]
-    """The agent of a pod, if it hears an operator and is heard."""
+    """Returns the agent of a pod, if messages pass both ways."""
     way: Callable[[PodUid], Way]
-    """What comes through between an operator and the agent of a pod."""
+    """Returns the direction in which messages pass between an operator and the agent of a pod."""
     is_running: Callable[[], bool]
-    """Whether any worker lives."""
+    """Returns whether any worker is alive."""
     lag: Lag
     jobs: Table[core.JobSeen] = field(default_factory=Table)
     statuses: Table[JobStatus] = field(default_factory=Table)
     incidents: Table[Incident] = field(default_factory=Table)
     ledger: Ledger = field(default_factory=Ledger)
     ambiguous: float = 0.0
-    """How often a write is done, but its answer is lost."""
+    """Share of writes that are done, but whose answer is lost."""
     busy_seconds: float = 0.0
-    """For so long at most what agents say waits for the operator, which then takes it together."""
+    """Seconds, at most, that reports wait for the operator, which then takes them together."""
     refuses: Callable[[], core.PodRefused | None] = lambda: None
-    """What the API says to a pod that it will not have."""
+    """Returns the API's refusal of a pod; None: it accepts pods."""
 
 
 @dataclass(eq=False, slots=True)
@@ -120,7 +121,7 @@ class Operator:
         return not self._writes
 
     def start(self) -> None:
-        """Read what there is, tell the machine, and watch."""
+        """Read the existing objects, pass them to the machine, and watch."""
         if not self.is_alive:
             return
         control = self._control
@@ -288,7 +289,7 @@ class Operator:
                 self._note(effect)
 
     def _note(self, effect: core.JobEffect) -> None:
-        """A request about what is told of the job."""
+        """Write what an order records about the job."""
         control = self._control
         match effect:
             case core.WriteStatus(status):
@@ -343,7 +344,7 @@ class Operator:
             self._partly(pod, peer, self._control.way(pod))
 
     def _partly(self, pod: PodUid, peer: Peer, way: Way) -> None:
-        """Not everything comes through; an agent that is heard is not missed."""
+        """Handle a link that passes one direction only; an agent that can be heard is not lost."""
         if peer.link is not None:
             peer.link.way = way
         if way is Way.UP:
@@ -389,7 +390,8 @@ class Operator:
         self.give(core.EvidenceReceived(pod, evidence))
 
     def _miss(self, pod: PodUid, peer: Peer) -> None:
-        """It does not answer; whether that is told depends on how long."""
+        """Handle an agent that does not answer; whether the job learns of it depends on the
+        duration."""
         peer.away_since = self._schedule.now
         if peer.link is None:
             return

@@ -1,9 +1,9 @@
-"""Snapshots in the memory of agents: who saved what, whose buddy has a copy, what was restored.
+"""Snapshots in the memory of agents: saves, copies at buddies, and restores.
 
-Every rank saves now and then while its attempt trains; its agent sends a copy to the buddy that it
-was told of.  When an attempt begins, its ranks take the newest step that each of them can have: in
-its agent's memory, or in that of the holders that its agent was told of.  With a process dies what
-it had.  Rules: a copy that lives in the gang can be found, and an incident has what was restored.
+Every rank saves at intervals while its attempt trains; its agent sends a copy to the buddy in its
+orders. When an attempt begins, its ranks take the newest step that each of them can have: in its
+agent's memory, or in that of the holders in its orders. A process that dies loses its memory.
+Rules: a copy that is alive in the gang can be found, and an incident records what was restored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How a world saves."""
+    """Saves of a world."""
 
     seed: int
     every_seconds: float = 3.0
@@ -55,15 +55,15 @@ class Host(Protocol):
     told: StartCommand | None
 
     def report(self) -> AgentReport:
-        """How it stands."""
+        """Return the agent's state."""
 
     def publish(self) -> None:
-        """Let its links tell that again."""
+        """Send the state over its links again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a pod with a living agent is."""
+    """Location of a pod with a living agent."""
 
     uid: PodUid
     node: NodeName
@@ -71,7 +71,7 @@ class Home:
 
 
 Memory = dict[str, dict[int, list[Kept]]]
-"""By agent and global rank, newest first."""
+"""States by agent and global rank, newest first."""
 
 
 class Snapshots:
@@ -101,12 +101,12 @@ class Snapshots:
         self._orderers: dict[tuple[int, int], dict[PodUid, int]] = {}
         """Generations of the operators that gave these orders."""
         self.restored: dict[int, dict[int, Receipt]] = {}
-        """What was restored in an attempt, by rank."""
+        """Receipts of an attempt, by rank."""
 
-    # What the workers do.
+    # Actions of the workers.
 
     def begun(self, place: Gathering) -> None:
-        """All workers of an attempt are there: they go on from what they find, and save."""
+        """Restore and save, once all workers of an attempt have begun."""
         workers = list(place.members.values())
         homes = self._homes()
         options = {worker.rank: self._options(worker, homes) for worker in workers}
@@ -119,7 +119,7 @@ class Snapshots:
         self._schedule.after(self._keeping.every_seconds, self._save, place)
 
     def _options(self, worker: Worker, homes: dict[str, Home]) -> dict[Kept, str]:
-        """What a rank could go on with, and from where."""
+        """Return the states that a rank could continue with, and their sources."""
         found: dict[Kept, str] = {}
         agent = next((h.agent for h in homes.values() if h.agent.id == worker.agent), None)
         holders = agent.told.holders if agent is not None and agent.told is not None else ()
@@ -186,7 +186,8 @@ class Snapshots:
         return tuple(sorted({rank // self._nproc for rank in self._copies.get(agent.id, ())}))
 
     def report(self, agent: str, report: AgentReport) -> AgentReport:
-        """The report of an agent with what it has heard from its workers, and has in memory."""
+        """Return the report of an agent with its workers' receipts, and the copies in its
+        memory."""
         receipts = tuple(
             one for one in self._receipts.get(agent, {}).values() if one.attempt == report.attempt
         )
@@ -201,18 +202,19 @@ class Snapshots:
     def ordered(
         self, epoch: int, generation: int, pod: PodUid, command: StartCommand
     ) -> Iterator[str]:
-        """What is wrong with the orders of an attempt, once all of its pods have one."""
+        """Yield errors in the orders of an attempt, once all of its pods have one."""
         orders = self._ordered.setdefault((epoch, command.attempt), {})
         orderers = self._orderers.setdefault((epoch, command.attempt), {})
         orderers[pod] = generation
         for uid in [uid for uid, one in orders.items() if one.rank == command.rank]:
             if orderers[uid] < generation:
-                del orders[uid]  # a dead operator gave the rank to this pod, which never heard it
+                # a dead operator gave the rank to this pod, which never received the order
+                del orders[uid]
         is_new = pod not in orders
         orders[pod] = command
         if is_new and len(orders) == command.nnodes:
             by_uid = {home.uid: (address, home) for address, home in self._homes().items()}
-            # Who cannot be reached any more has been told of a moment ago.
+            # An unreachable pod got its order a moment ago.
             if orders.keys() <= by_uid.keys():
                 found = {uid: by_uid[uid] for uid in orders}
                 early = {uid for uid in orders if orderers[uid] < generation}
@@ -225,9 +227,11 @@ class Snapshots:
         homes: dict[PodUid, tuple[str, Home]],
         early: set[PodUid],
     ) -> Iterator[str]:
-        """`early`: pods that were ordered by an operator that has died since, which made a choice
-        of its own.  An agent that runs is told no other buddy if that one's pod is lost, or has no
-        rank any more."""
+        """Check the buddies. `early`: pods with orders of an operator that has died since, which
+        made its own choice.
+
+        A running agent gets no new buddy if the old one's pod is lost, or has no rank any more.
+        """
         named = [command.buddy for command in orders.values()]
         if self._keeping.buddy is Switch.OFF or len(orders) < 2:
             if any(named):
@@ -267,7 +271,7 @@ class Snapshots:
     def judge_end(
         self, incidents: Iterable[Incident], status: JobStatus, newest: int
     ) -> Iterator[str]:
-        """What the incident that led to the last attempt does not say."""
+        """Yield facts that the incident before the last attempt lacks."""
         start = status.start_time or 0.0
         past = [i for i in incidents if i.detected_at >= start and i.attempt < newest]
         told = {

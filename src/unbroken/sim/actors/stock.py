@@ -1,7 +1,8 @@
-"""A stock agent (HyperPod agent 1.1.3, process-level mode): knows no attempts and offers no port.
+"""A stock agent (HyperPod agent 1.1.3, process-level mode): it knows no attempts and offers no
+port.
 
-It takes `/start` in READY whatever the attempt, and `/stop` in any state with workers; a command
-that comes in another state is passed over, but its rank is remembered all the same.
+It takes `/start` in READY whatever the attempt, and `/stop` in any state with workers. A command in
+another state is ignored, but its rank is remembered all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class StockWorkers:
         return None
 
     def report(self) -> AgentReport:
-        """What `/status` says, as our operator reads it."""
+        """Return the report of `/status`, as the operator reads it."""
         return AgentReport(f"stock-{self._settings.agent_id}", self._state, rank=self._rank)
 
     def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:

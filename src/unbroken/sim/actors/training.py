@@ -1,9 +1,9 @@
-"""What really runs: worker processes that train together, fail, end, and are killed.
+"""The simulated worker processes: they train together, fail, end, and are killed.
 
-Processes of one attempt that got the same master meet in one store; once all have met they work
-until the job's work is done, and what they did is kept when one is lost (a checkpoint of every
-moment).  Peers of a lost process fail soon, or hang until their watchdog ends them; those that can
-leave their training wait for the agent's word first.
+Processes of one attempt with the same master meet in one store. Once all have met they work until
+the job's work is done. Their work is kept when one is lost (a checkpoint of every moment). Peers of
+a lost process fail soon, or hang until their watchdog ends them; restartable ones wait for the
+agent's order first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KILLED = WorkerEnd(None, SIGKILL)
 WENT_ON = WorkerEnd(None)
 """No end: the process trains in a later attempt, as another `Worker`."""
 TOLD_SECONDS = 5.0
-"""For the agent to say that a peer is lost (worker/restart/restartable.py)."""
+"""Seconds for the agent to report a lost peer (worker/restart/restartable.py)."""
 
 
 def raised(error: str) -> WorkerEnd:
@@ -34,7 +34,7 @@ def raised(error: str) -> WorkerEnd:
 PEER_LOST = raised("torch.distributed.DistBackendError: gloo: Connection closed by peer")
 PORT_TAKEN = raised("torch.distributed.DistNetworkError: EADDRINUSE, address already in use")
 CONFUSED = raised("RuntimeError: got nothing")
-"""What a peer may say that was left alone, where the library hides the reason."""
+"""Error of a peer that lost another, if the library hides the reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +63,7 @@ class Worker:
     """It makes no more progress, and never will."""
     is_stopped: bool = False
     is_member: bool = False
-    """It leaves its training when it is told."""
+    """It can leave its training on request."""
     is_at_barrier: bool = False
     """It has, and waits."""
     is_lease_over: bool = False
@@ -72,7 +72,7 @@ class Worker:
 
 
 class Watcher(Protocol):
-    """Who is told of the truth."""
+    """Receives the true events."""
 
     def worker_started(self, worker: Worker) -> None:
         """A process was born; it is already among the living."""
@@ -99,22 +99,22 @@ class Gathering:
     at_work: int = -1
     """Rank that works while the others wait, and shows nothing of it."""
     quiet: int = 0
-    """How often it fell silent or was heard again."""
+    """Number of times that it fell silent or wrote again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How the workers of a world behave."""
+    """Behaviour of a world's workers."""
 
     work_seconds: float = 30.0
     peers_hang: bool = False
     watchdog_seconds: float = 20.0
     finish_seconds: float = 0.5
-    """In which the workers end, once the work is done."""
+    """Seconds in which the workers end, once the work is done."""
     is_doomed: bool = False
     """The script fails soon in every attempt: a bug of its user."""
     are_confused: bool = False
-    """What peers say of a lost one does not show that they lost one."""
+    """Errors of peers do not show that they lost another one."""
 
 
 class Training:
@@ -142,11 +142,11 @@ class Training:
         """Steps that were made by the end of each attempt."""
 
     def place(self, worker: Worker) -> Gathering:
-        """Where it trains with the others."""
+        """Return the gathering of a worker's attempt."""
         return self._gatherings[worker.attempt, worker.master]
 
     def trains(self, worker: Worker) -> bool:
-        """Whether its attempt gets on."""
+        """Return whether its attempt makes progress."""
         place = self.place(worker)
         return place.trains_since is not None and not place.is_broken and not place.is_done
 
@@ -185,8 +185,11 @@ class Training:
                 self._schedule.after(self._schedule.between(0.5, 3.0), self._doom, place)
 
     def _enter(self, worker: Worker) -> Gathering:
-        """Join the workers that meet at this master.  Where they broke and have all ended, their
-        store is gone too, and the worker is the first of a new gathering."""
+        """Join the workers that meet at this master.
+
+        If they broke and have all ended, their store is gone too, and the worker is the first of a
+        new gathering.
+        """
         key = worker.attempt, worker.master
         place = self._gatherings.setdefault(key, Gathering())
         others = (other for other in self.live.values() if other is not worker)
@@ -204,7 +207,7 @@ class Training:
                 self._fail(worker, PEER_LOST)
 
     def end(self, worker: Worker, how: WorkerEnd) -> None:
-        """A process ends, whatever the reason; what was not its own doing its peers notice."""
+        """End a process, for any reason; its peers notice unless they caused it."""
         if worker.exit is not None:
             return
         worker.exit = how
@@ -310,7 +313,7 @@ class Training:
         if place.is_broken:
             return
         if place.is_quiet:
-            # What one does without a word comes on top.
+            # Silent steps of a worker are added.
             self._schedule.after(1.0, self._finish, place)
             return
         self.is_work_done = place.is_done = True

@@ -1,4 +1,4 @@
-"""What the watchdogs of all agents see of the workers, and what a look at a worker shows.
+"""Readings of all agents' watchdogs, and looks at a worker.
 
 The truth is simple here: a worker has stalled, was stopped, or the whole gathering is quiet for a
 while with one of its workers at work.  Half of those that work are in one place at each look, as
@@ -33,12 +33,12 @@ BATCH = 8
 POLL_SHARE, POLLS_PER_SECOND = 0.0001, 2.0
 """Cores, and times a second, that a worker uses which polls."""
 LATE_SECONDS = 1.0
-"""How late an alarm may be."""
+"""Seconds that an alarm may be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """What the watchdogs of a world learn."""
+    """Times that the watchdogs of a world learn."""
 
     learn_seconds: float = 3.0
     allowed_seconds: float = 5.0
@@ -64,7 +64,7 @@ class Watches:
         self._schedule.after(self._rhythm.learn_seconds, self._learned, place)
 
     def knows(self, place: Gathering) -> bool:
-        """Whether a silence of this attempt would be found."""
+        """Return whether a silence of this attempt would be found."""
         return all(w.allowed_seconds is not None for w in place.members.values())
 
     def silence(self, place: Gathering, seconds: float | None = None) -> None:
@@ -97,7 +97,7 @@ class Watches:
             self._schedule.after(seconds, self._continue, worker)
 
     def look(self, worker: Worker) -> RankEvidence:
-        """What a look at the worker shows now."""
+        """Return the result of a look at the worker now."""
         place = self._training.place(worker)
         frames: tuple[str, ...] = WORKS
         state, is_same = "R", False
@@ -180,7 +180,7 @@ class Watches:
         return replace(view, alarms=tuple(worker.alarms.values()), late_since=worker.late_since)
 
     def judge_end(self, incidents: Iterable[Incident], newest: int, ranks: int) -> Iterator[str]:
-        """What incidents say of samples, and is not so."""
+        """Yield incidents with wrong samples."""
         found = sorted(incidents, key=lambda one: one.number)
         for one, after in zip_longest(found, found[1:]):
             end = newest if after is None else after.attempt
@@ -188,14 +188,16 @@ class Watches:
             if said == (None, None):
                 continue
             self._schedule.probes["samples"] += 1
-            # Of several that it led to, as operators crashed, the one is meant that told samples.
+            # If operators crashed, the incident led to several attempts: the one with reported
+            # samples counts.
             later = range(one.attempt + 1, end + 1)
             if said not in [_counted(one, attempt, ranks) for attempt in later]:
                 yield f"samples repeated and skipped are not {said}: {one}"
 
 
 def shift(rank: int, attempt: int) -> int:
-    """By how many samples the data of a rank is ahead of its steps in an attempt."""
+    """Return the number of samples by which the data of a rank is ahead of its steps in an
+    attempt."""
     return (rank * 7 + attempt * 13) % 5 * BATCH
 
 

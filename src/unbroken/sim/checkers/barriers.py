@@ -1,4 +1,4 @@
-"""Rules of workers that live on over attempts: who may, and when."""
+"""Rules for workers that keep their process over attempts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Barriers:
         self._last: tuple[int, int] | None = None
         """Epoch and attempt of the newest stop that let processes live."""
         self._ended: dict[PodUid, int] = {}
-        """The newest attempt of which nobody was to live on."""
+        """The newest attempt of which no process was to be kept."""
 
     def progressed(self, epoch: int, attempt: int) -> None:
         """The attempt has something to show."""
         self._progressed.add((epoch, attempt))
 
     def worker_started(self, worker: Worker) -> None:
-        """A process that was there before goes on from the barrier, where it was, and may."""
+        """Check that a process from before continues from the barrier, where it was, and may."""
         before = self._processes.get(worker.pid)
         self._processes[worker.pid] = worker
         if before is None:
@@ -45,7 +45,7 @@ class Barriers:
         require(not must_end, "a worker lives on that was to end", before, worker)
 
     def stop_ordered(self, pod: PodUid, command: StopCommand, epoch: int) -> None:
-        """Nobody is let live twice without progress in between."""
+        """Check that no process is kept twice without progress in between."""
         attempt, probes = command.attempt or 0, self._schedule.probes
         if command.restart_mode != IN_PROCESS_RESTART:
             if self._last == (epoch, attempt):
@@ -61,6 +61,6 @@ class Barriers:
             probes["kept_again"] += 1
 
     def operator_crashed(self) -> None:
-        """What was not written is forgotten."""
+        """Forget decisions that were not written."""
         self._last = None
         self._ended.clear()

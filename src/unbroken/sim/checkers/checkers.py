@@ -31,7 +31,7 @@ from .truth import Truth
 EFFECTS_PER_POD_MAX = 40
 """In any ten seconds; more is a storm."""
 STALE_SECONDS = 60.0
-"""How far an operator's view of the API may lag behind."""
+"""Seconds that an operator's view of the API may lag behind."""
 NODE_TRIED = "another node is tried"
 TERMINAL = ("Completed", "Failed")
 
@@ -47,13 +47,13 @@ class Attempt:
     master: tuple[str, int]
     world_size: int
     generation: int
-    """Of the operator that first ordered it."""
+    """Generation of the operator that first ordered it."""
     born: dict[int, Worker] = field(default_factory=dict)
     pods: dict[int, PodUid] = field(default_factory=dict)
 
 
 def condition(status: JobStatus, kind: str) -> bool:
-    """Whether the condition is True."""
+    """Return whether the condition is True."""
     return any(c.type == kind and c.status == "True" for c in status.conditions)
 
 
@@ -80,7 +80,7 @@ class Checkers:
         self._holders: dict[int, tuple[PodUid, int]] = {}
         """Last pod of each node rank, and how many pods had been made by then."""
         self.generation = 0
-        """How many operators have crashed."""
+        """Number of operators that have crashed."""
         self._found_count = 0
         """`restartCount` as the present operator found it."""
         self._has_found_start = False
@@ -88,11 +88,11 @@ class Checkers:
         self._ordered_in: dict[int, int] = {}
         """The operator's generation that first ordered the attempt."""
         self.moment: Callable[[str, int], None] = lambda name, number: None
-        """Is told when an attempt is ordered to start, and when it is given up."""
+        """Called when an attempt is ordered to start, and when it is given up."""
         self.newest = -1
         """Newest attempt that was ordered to start."""
         self.is_over = False
-        """The job was said to have ended."""
+        """The job was reported as ended."""
         self.ordered_status = JobStatus()
         self.incidents: dict[int, Incident] = {}
         self._full_restarts: set[int] = set()
@@ -106,7 +106,7 @@ class Checkers:
         self.hearing = Hearing()
         self.snapshots: Snapshots | None = None
         self._seen: dict[int, RankEvidence] = {}
-        """What the operator was shown in answer to its newest question."""
+        """Evidence that the operator got in answer to its newest question."""
 
     def require(self, holds: bool, rule: str, *facts: object) -> None:
         """Raise unless it holds."""
@@ -137,7 +137,7 @@ class Checkers:
         attempt.born[worker.rank] = worker
         holder = attempt.pods.setdefault(worker.node_rank, worker.pod)
         if holder != worker.pod and attempt.generation != self.generation:
-            # Nobody knows of the former holder: it must be gone, and only then.
+            # No process knows the former holder: it must be gone, and only then.
             is_free = self._cluster.local(holder) is None or self._truth.has_leases
             require(is_free, "a rank is taken", worker, holder)
             attempt.pods[worker.node_rank] = holder = worker.pod
@@ -148,7 +148,8 @@ class Checkers:
             require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
 
     def _may_linger(self, worker: Worker) -> bool:
-        """Whether its machine stands still, or woke so lately that it is not ended yet."""
+        """Return whether its machine is paused, or woke so recently that the worker is not ended
+        yet."""
         local = self._cluster.local(worker.pod) if self._truth.has_leases else None
         return local is not None and self._schedule.now < local.node.excused_until
 
@@ -181,7 +182,8 @@ class Checkers:
         return attempt
 
     def _is_forgotten(self, attempt: Attempt, worker: Worker) -> bool:
-        """Whether nobody who knew of the attempt lives: then its number may be used again."""
+        """Return whether all processes that knew the attempt are gone: then its number may be used
+        again."""
         if attempt.generation == self.generation:
             return False
         if self._truth.is_stock:
@@ -194,10 +196,10 @@ class Checkers:
         return not any(old.agent in living for old in attempt.born.values())
 
     def _is_known(self, key: tuple[int, int]) -> bool:
-        """Whether the present operator can know of the attempt.
+        """Return whether the present operator can know of the attempt.
 
-        Stock agents tell no attempt.  If the operator that ordered it died before it wrote so, and
-        nothing of it lives, its number is lost: the job goes on from the status that was written.
+        Stock agents report none. If its operator died before it wrote the attempt, and nothing of
+        it is alive, the number is lost: the job continues from the written status.
         """
         attempt = self._attempts[key]
         is_lost = attempt.generation != self.generation and key[1] > self._found_count
@@ -205,8 +207,10 @@ class Checkers:
         return not (self._truth.is_stock and is_lost and has_ended)
 
     def _is_nameless(self) -> bool:
-        """Whether the newest attempt is one of stock agents that an earlier operator has started:
-        they tell no number, and end it whatever number a stop has."""
+        """Return whether stock agents run the newest attempt, ordered by an earlier operator.
+
+        They report no number, and end it whatever the number of a stop.
+        """
         return self._truth.is_stock and self._ordered_in.get(self.newest) != self.generation
 
     def _note_holder(self, worker: Worker) -> None:
@@ -220,10 +224,10 @@ class Checkers:
         """Any end is possible; what it means is judged where something is concluded from it."""
 
     def progressed(self, worker: Worker) -> None:
-        """What comes after it is no repetition."""
+        """Note progress: a later keep is no repetition."""
         self.barriers.progressed(self._truth.epochs, worker.attempt)
 
-    # What the operator orders.
+    # Orders of the operator.
 
     def ordered(self, effect: core.JobEffect) -> None:
         """Before it is carried out."""
@@ -273,8 +277,8 @@ class Checkers:
         self.require(not self.is_over, "workers are started after the end", attempt)
         self._rank_ordered(pod, rank)
         if truth.is_stock and not self._live:
-            # Stock agents tell no attempt: if an operator dies before it has written which one it
-            # started, and all of it is stopped, nobody can know.
+            # If an operator dies before it wrote which attempt stock agents run, and all of it is
+            # stopped, the number is unknown.
             self.newest = min(self.newest, attempt)
         elif attempt <= self.newest and self._is_lost(attempt):
             self._use_again(attempt)
@@ -287,9 +291,9 @@ class Checkers:
             self._ordered_in[attempt] = self.generation
         elif is_resumed:
             del truth.ended[attempt]
-            # Suspended and resumed in one step, which no status tells.
+            # Suspended and resumed in one step, which no status shows.
             truth.epochs += (truth.epochs, attempt) in self._attempts
-            # What it made before that is no progress of the restarts that follow.
+            # Its earlier progress does not count for the restarts that follow.
             self.hearing.steps.pop(attempt, None)
         else:
             return
@@ -297,8 +301,8 @@ class Checkers:
         self.moment("start", attempt)
 
     def _is_lost(self, attempt: int) -> bool:
-        """Whether nobody can know of this attempt or a later one: the operators that ordered them
-        died before they wrote it, and so did every agent that had heard of one."""
+        """Return whether every operator and agent that knew this attempt, or a later one, died
+        before it was written."""
         is_told = attempt == self._found_count and self._has_found_start
         is_written = attempt < self._found_count or is_told
         is_known = is_written or self._is_ours(attempt)
@@ -313,13 +317,12 @@ class Checkers:
         return all(newest is None or newest < attempt for newest in heard)
 
     def is_untold(self, attempt: int) -> bool:
-        """Whether the present operator was told nothing of this attempt or a later one: others
-        ordered them and died before they wrote it, and no agent has named one since."""
+        """Return whether the present operator has no knowledge of this attempt or a later one."""
         known = max(self._found_count, self.hearing.newest)
         return not self._is_ours(attempt) and known < attempt
 
     def _is_ours(self, attempt: int) -> bool:
-        """Whether the present operator ordered this attempt or a later one."""
+        """Return whether the present operator ordered this attempt or a later one."""
         numbers = range(attempt, self.newest + 1)
         return any(self._ordered_in.get(number) == self.generation for number in numbers)
 
@@ -344,8 +347,8 @@ class Checkers:
         if had != rank:
             local = self._cluster.local(pod)
             agent = local.process if local else None
-            # Two agents may tell one rank: one of a pod that was to go, one of a pod in its place.
-            # If the operator that decided so dies unheard, nobody can tell who was later.
+            # Two agents may report one rank: one of a pod that was to go, one of its replacement.
+            # If the deciding operator dies unheard, the order is unknown.
             newest = next(
                 other for other, (told, _) in reversed(self._truth.rank_of.items()) if told == had
             )
@@ -371,16 +374,15 @@ class Checkers:
         self.require(is_known, f"attempt {attempt} is given up without a fault", why)
 
     def _is_half_started(self, number: int) -> bool:
-        """Whether the operator died in the middle of this start: the next one may not be able to
-        tell who was given which rank."""
+        """Return whether the operator died in this start, so that ranks may be unknown."""
         attempt = self._attempts.get((self._truth.epochs, number))
         is_whole = attempt is not None and len(attempt.born) == attempt.world_size
         return not is_whole and self._ordered_in.get(number, self.generation) != self.generation
 
     def _is_unheard(self, number: int) -> bool:
-        """Whether a new operator has had no word from a rank for as long as it waits for one.
+        """Return whether a new operator waited in vain for a report of some rank.
 
-        Where links lose messages, that happens without a fault, and looks like a lost agent.
+        If links lose messages, that happens without a fault, and looks like a lost agent.
         """
         attempt = self._attempts.get((self._truth.epochs, number))
         if attempt is None or self._truth.is_clear or attempt.generation == self.generation:
@@ -388,7 +390,7 @@ class Checkers:
         return self.hearing.misses(attempt.pods.values(), ADOPT_SECONDS, self._schedule.now)
 
     def _is_out_of_time(self) -> bool:
-        """Whether a limit of time that the user has set has passed."""
+        """Return whether a limit of time that the user has set has passed."""
         now, policy = self._schedule.now + 0.001, self._policy
         start = self.ordered_status.start_time or now
         waits = [i.detected_at for i in self.incidents.values() if i.ended_at is None] or [now]
@@ -404,7 +406,7 @@ class Checkers:
             for attempt in range(before.restart_count, status.restart_count):
                 self._ends(attempt, "restartCount is raised")
         if condition(status, "Completed"):
-            # Of a stock agent nobody but the operator that started it knows which attempt it runs.
+            # Only the operator that started a stock agent knows which attempt it runs.
             number = self.newest if self._truth.is_stock else status.restart_count
             self.require(self._has_succeeded(number), "Completed is not true", status)
         if condition(status, "Suspended") and not condition(before, "Suspended"):
@@ -425,9 +427,9 @@ class Checkers:
         )
 
     def _fence_asked(self, name: core.NodeName) -> None:
-        """Only a node that is not well, or was not a moment ago, is asked to be fenced.
+        """Check that only an unhealthy node, or one that was so recently, is to be fenced.
 
-        What was ordered while the API was away is asked when it is back.
+        Orders from an outage of the API are carried out after it.
         """
         node, view = self._cluster.machines[name], self._cluster.nodes.objects.get(name)
         since = node.is_repaired_at
@@ -470,8 +472,8 @@ class Checkers:
             or condition(self.ordered_status, "Suspended")
             # Deletions are decided with the remedy, and some are carried out after it was changed.
             or (newest is not None and newest.number in self._full_restarts)
-            # An error that comes again on a node is laid to the node, once: the first cause,
-            # elsewhere, may be heard of only after the deletion was ordered.
+            # An error that repeats on a node is attributed to the node, once: the first cause may
+            # become known only after the deletion was ordered.
             or pod.node in self._suspects.values()
         )
         was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
@@ -531,7 +533,7 @@ class Checkers:
         self.require(is_stopped, "a crash is waited with", report)
 
     def _blame_ordered(self, incident: Incident) -> None:
-        """A hang is blamed on who stands still, as far as the operator was shown it."""
+        """Check that a hang is attributed to the stalled rank, as far as the operator saw it."""
         truth, culprit, probes = self._truth, incident.culprit, self._schedule.probes
         if self._is_asked and incident.examined_at is None:
             probes["crash_in_a_look"] += 1
@@ -551,13 +553,13 @@ class Checkers:
             self.require(culprit.rank is not None, "nobody is blamed for a hang", incident)
 
     def _stands_out(self, guilty: set[int]) -> bool:
-        """Whether the operator was shown one that stands still, and one that waits for it."""
+        """Return whether the operator saw a stalled rank, and one that waits for it."""
         found = {rank: one.threads[0].frames for rank, one in self._seen.items()}
         stands = [rank for rank in guilty & found.keys() if found[rank] == STANDS]
         return bool(stands) and WAITS in found.values()
 
     def operator_crashed(self, status: JobStatus, incidents: Iterable[Incident]) -> None:
-        """What was decided and not written is forgotten; these are what the API has."""
+        """Forget decisions that were not written; the arguments are the API's state."""
         self.incidents = {incident.number: incident for incident in incidents}
         self._full_restarts &= self.incidents.keys()
         self._suspects = {n: node for n, node in self._suspects.items() if n in self.incidents}
@@ -568,14 +570,14 @@ class Checkers:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False
         self.ordered_status, self._found_count = status, status.restart_count
-        # PodsRunning says nothing of this: pods are counted before they train.
+        # PodsRunning does not show it: pods are counted before they train.
         self._has_found_start = condition(status, "Running") or any(
             incident.attempt + 1 == status.restart_count and incident.started_at is not None
             for incident in self.incidents.values()
         )
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
 
-    # What the API holds.
+    # Objects of the API.
 
     def written(self, effect: core.JobEffect) -> None:
         """A write reaches the API."""

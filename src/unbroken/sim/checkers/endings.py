@@ -1,4 +1,4 @@
-"""What must be true of a job that has ended, once all is quiet."""
+"""Checks of a job that has ended, once all is quiet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ending:
     """Steps that were made by the end of each attempt."""
 
     def judge(self, kept: Iterable[Incident]) -> str:
-        """Check what is told of it; the name of its end."""
+        """Check the records of the job; return the name of its end."""
         require, status = self.checkers.require, self.status
         ends = [c for c in status.conditions if c.type in TERMINAL and c.status == "True"]
         require(len(ends) == 1, "a job ends in one way", status)
@@ -50,7 +50,7 @@ class Ending:
         return ends[0].type
 
     def _may_fail(self, end: Condition) -> bool:
-        """Whether the truth bears out the reason."""
+        """Return whether the truth confirms the reason."""
         policy, status = self.spec.run_policy, self.status
         lasted = (status.completion_time or 0.0) - (status.start_time or 0.0)
         match end.reason:
@@ -69,7 +69,7 @@ class Ending:
                 return self._is_budget_used()
 
     def _is_budget_used(self) -> bool:
-        """Whether no restart is left, and there was one fault more."""
+        """Return whether no restart is left, and there was one fault more."""
         used, status = limits(self.spec.run_policy), self.status
         is_begun = status.restart_count <= self.checkers.newest
         if not self.truth.end(status.restart_count, is_begun=is_begun):
@@ -89,14 +89,14 @@ class Ending:
         )
 
     def _has_progressed(self, attempts: int) -> bool:
-        """Whether one of the newest attempts made new steps that the operator was told of.
+        """Return whether one of the newest attempts made new steps that the operator knew of.
 
-        Watchdogs tell steps when they have learned a rhythm or see an alarm, and not before.
+        Watchdogs report steps when they have learned a rhythm or see an alarm, and not before.
         """
         return any(new > 0 for new in self._new_steps(self.checkers.hearing.steps)[-attempts:])
 
     def _new_steps(self, told: Mapping[int, int]) -> list[int]:
-        """Steps that were told of each attempt beyond all that were made before it."""
+        """Return the reported steps of each attempt beyond all that were made before it."""
         found, most = [], 0
         for attempt in range(self.status.restart_count + 1):
             found.append(max(told.get(attempt, 0) - most, 0))
@@ -113,7 +113,7 @@ class Ending:
         ):
             made = "".join("x" if new else "." for new in self._new_steps(self.reached))
             row = max(map(len, made.split("x")))
-            # What an attempt restored shows the progress of the one before.
+            # The state that an attempt restored shows the progress of the one before.
             self.checkers.require(row <= used.without_progress + 2, "too many restarts", row)
         if used.total is not None:
             self.checkers.require(charged <= used.total, "too many restarts", charged, used)
@@ -130,7 +130,7 @@ class Ending:
             require(self._is_culprit_real(incident), "the culprit did nothing", incident)
         if self.truth.is_undisturbed:
             numbers = sorted(incident.number for incident in incidents)
-            # Where there are too many, the ledger has taken in the oldest.
+            # If there are too many, the ledger contains the oldest.
             retired = max(numbers, default=0) - len(numbers)
             is_whole = not retired or len(numbers) == INCIDENTS_MAX
             require(is_whole and retired >= 0, "a number is missing", numbers)
@@ -139,13 +139,14 @@ class Ending:
             require(is_told, "every restart has one incident", *restarts)
 
     def _is_culprit_real(self, incident: Incident) -> bool:
-        """Whether something was done to the culprit; late messages may point at its peers."""
+        """Return whether something was done to the culprit; late messages may point at its
+        peers."""
         culprit, truth = incident.culprit, self.truth
         if culprit.fault == OPERATOR_RESTARTED:
             return not truth.is_undisturbed
         is_told_late = incident.remedy is Remedy.JOB and culprit.fault == FaultKind.PEER_LOST.value
         happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
-        # Who is let go with all others is not asked any more what has befallen it.
+        # A pod that is released with all others is no longer asked for its fault.
         if is_told_late or not truth.is_clear or any(fault.is_anyones for fault in happened):
             return bool(happened) or not truth.is_undisturbed
         return any(

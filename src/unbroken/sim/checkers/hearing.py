@@ -1,4 +1,4 @@
-"""What agents have told operators: nobody can decide by what was said and never arrived."""
+"""Reports that operators received: no decision can depend on a message that never arrived."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Hearing:
 
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
-        """The newest step that was told of each attempt before its end."""
+        """The newest step reported of each attempt before its end."""
         self.newest = -1
         """The newest attempt that an agent has named to the present operator."""
         self._pods: set[PodUid] = set()
-        """Those whose agents the present operator has heard."""
+        """Pods whose agents the present operator has heard."""
         self._since: float | None = None
-        """When the present operator knew all that the API has."""
+        """Time at which the present operator knew all objects of the API."""
 
     def take(self, events: Iterable[core.JobEvent], ended: Container[int], now: float) -> None:
         """Note what one step of the operator takes; `ended` are the attempts that are over."""
@@ -41,7 +41,8 @@ class Hearing:
                 self.steps[report.attempt] = max([newest, *told])
 
     def misses(self, pods: Iterable[PodUid], seconds: float, now: float) -> bool:
-        """Whether the operator has waited so long for one of the pods, and heard nothing."""
+        """Return whether the operator has waited this long for one of the pods, without a
+        report."""
         is_over = self._since is not None and now >= self._since + seconds
         return is_over and not self._pods.issuperset(pods)
 

@@ -1,4 +1,4 @@
-"""What was really done to the job, against which the operator's decisions are judged."""
+"""The faults that were really injected, against which the operator's decisions are checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class Fault:
     pods: frozenset[PodName]
     node: NodeName | None = None
     is_prompt: bool = False
-    """Whoever stops the attempt after it must have been told of it before the next one starts."""
+    """The operator must know of it before the next attempt starts, whichever operator stops this
+    one."""
     ends_pod: bool = False
     """Its pod ends; while no attempt runs that counts for every pod, ranked or not."""
     is_anyones: bool = False
     """It shows at other pods than its own, or at none."""
     until: float | None = None
-    """It passes by itself then, and nobody can know of it any more; None: it stays."""
+    """Time at which it passes by itself and can no longer be known; None: it stays."""
     ended: int | None = None
     """The attempt that it ended."""
 
@@ -38,15 +39,15 @@ class Truth:
     ended: dict[int, Fault | None] = field(default_factory=dict)
     """Attempts that were ended, and for what; None: by its user."""
     epochs: int = 0
-    """How often the job was suspended, or the numbers of lost attempts were used again."""
+    """Number of suspensions, and of times that numbers of lost attempts were used again."""
     wants_suspension: bool = False
-    """What the user wants now."""
+    """The user's present wish."""
     is_suspended: bool = False
     """By its user, or not yet resumed: stopping needs no other reason."""
     is_stock: bool = False
     """The agents know no attempts."""
     is_undisturbed: bool = True
-    """No operator has crashed, and nobody has suspended the job: nothing was forgotten."""
+    """No operator has crashed, and the job was never suspended: nothing was forgotten."""
     is_deleted: bool = False
     """The job object is being deleted."""
     is_forbidden: bool = False
@@ -54,14 +55,14 @@ class Truth:
     stalled: dict[int, set[int]] = field(default_factory=dict)
     """Ranks that stalled or were stopped, by attempt."""
     at_work: dict[int, set[int]] = field(default_factory=dict)
-    """Ranks that worked while nobody showed anything, by attempt."""
+    """Ranks that worked while no rank showed any activity, by attempt."""
     has_leases: bool = False
-    """Workers end by themselves where nobody reaches their agent."""
+    """Workers end by themselves if nothing reaches their agent."""
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
 
     def is_by_user(self, attempt: int) -> bool:
-        """Whether the attempt was stopped because its user suspended the job."""
+        """Return whether the attempt was stopped because its user suspended the job."""
         return attempt in self.ended and self.ended[attempt] is None
 
     def charged(self) -> int:
