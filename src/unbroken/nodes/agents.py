@@ -1,8 +1,8 @@
-"""Processes of jobs on this node that wait in the kernel and cannot be interrupted.
+"""Processes of jobs on this node in an uninterruptible wait in the kernel.
 
-Found by name below `root`/proc: agents (`unbrokenrun`, HyperPod's `hyperpodrun`) and all below.
-Of a process only what the kernel tells by itself is read: `cmdline` and `environ` wait for a lock
-that such a process may hold.
+They are found by name below `root`/proc: agents (`unbrokenrun`, HyperPod's `hyperpodrun`) and all
+processes below them. Only files that the kernel answers by itself are read: `cmdline` and `environ`
+wait for a lock that such a process may hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .texts import read
 AGENTS = ("unbrokenrun", "hyperpodrun")
 UNINTERRUPTIBLE = "D"
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
-"""In a control group's path, with the drivers cgroupfs and systemd (kubelet)."""
+"""Pod UID in a control group's path, with the drivers cgroupfs and systemd (kubelet)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The node daemon: reads its node's signs of faults and writes what `core/nodes/health` orders.
+"""The node daemon: it reads its node's signs of faults and writes what `core/nodes/health` orders.
 
-Level-triggered: the Node object is followed, and what could not be written is written later.  A
-part that cannot be read is told once in the log and means nothing.
+It is level-triggered: it follows the Node object, and repeats failed writes later. A part that
+cannot be read is reported once in the log and is no sign.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ class DaemonOptions:
 
     node: str
     kernel_log: Path | None = None
-    """A file that stands for the kernel's log; None: /dev/kmsg."""
+    """A file that replaces the kernel's log; None: /dev/kmsg."""
     root: Path = Path("/")
-    """Where the node's file system is."""
+    """Path of the node's file system."""
     log_directory: Path | None = None
     """Folder of the log in the documented form of streams; None: no log is written."""
     gpus_expected: int | None = None
-    """None: as the node's labels or its capacity say."""
+    """Expected number of GPUs; None: as in the node's labels or its capacity."""
     table: Path | None = None
     """A file with changes to the table of faults."""
     nvml_library: str | None = None
-    """None: the driver's."""
+    """Path of the NVML library; None: the driver's."""
     sample_seconds: float = SAMPLE_SECONDS
 
 
@@ -107,7 +107,8 @@ class NodeDaemon:
         self._is_gone = False
         self._look_now = asyncio.Event()
         self._knows_devices = asyncio.Event()
-        """The machine is told of the system before it is told what the kernel says."""
+        """Set once the machine has the system's readings, which it needs before the kernel's
+        messages."""
         self._met = asyncio.Event()
         self._failures = 0
         self._must_ask = False
@@ -149,7 +150,7 @@ class NodeDaemon:
             try:
                 await self._feed()
             except OSError as error:
-                # Not there or not allowed: nothing is said of the node.
+                # Missing or not allowed: this is no sign about the node.
                 if str(error) != problem:
                     problem = str(error)
                     log.warning('node=%s kernel_log=unknown reason="%s"', self._options.node, error)
@@ -234,7 +235,7 @@ class NodeDaemon:
             case WriteConditions(patch):
                 return await self._write(f"{self._path}/status", dict(patch), STRATEGIC)
             case RecordNodeEvent(kind, reason, message):
-                # As kubelet, which refers to its node by name only.
+                # The node's name as UID, as kubelet has it in events.
                 name = self._options.node
                 about = ObjectReference(kind="Node", name=name, uid=name)
                 self._recorder.record(about, kind, reason, message)
@@ -300,9 +301,9 @@ class NodeDaemon:
 
 
 def _is_older(one: OwnNode, other: OwnNode) -> bool:
-    """True if a version of the same object is one before another, which the informer brings late.
+    """True if a version of the same object is older than another: the informer may bring it late.
 
-    Versions are numbers in every API server there is, though its API does not say so.
+    Versions are numbers in every existing API server, though its API does not guarantee that.
     """
     is_same = one.uid == other.uid and one.version.isdecimal() and other.version.isdecimal()
     return is_same and int(one.version) < int(other.version)

@@ -1,4 +1,4 @@
-"""Waits for changes in a directory, or of one file in it (inotify), so that nobody polls."""
+"""Waits for changes in a directory, or of one file in it (inotify), without polling."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ LOOK_SECONDS = 30.0
 """A look takes a second or two where eight GPUs have to wake up; a driver that needs more hangs."""
 REAP_SECONDS = 2.0
 MARKS = ("dev/nvidiactl", "proc/driver/nvidia/version")
-"""Where the driver is, one of these is."""
+"""Files of which one exists if the driver is installed."""
 LIBRARIES = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
-    # Of drivers that the GPU operator or a cloud has installed in a folder of their own.
+    # Drivers that the GPU operator or a cloud has installed in a folder of their own.
     *("run/nvidia/driver/usr/lib/x86_64-linux-gnu", "run/nvidia/driver/usr/lib64"),
     "home/kubernetes/bin/nvidia/lib64",
 )
-"""Where a container finds the library of its node; it needs the C library alone."""
+"""Paths of the node's library in a container; it needs the C library alone."""
 NAME = "libnvidia-ml.so.1"
 
 
@@ -35,7 +35,7 @@ class GpuEyes:
         self._hung: asyncio.subprocess.Process | None = None
 
     async def look(self) -> GpuSample:
-        """Readings of NVML now; a sample with a problem where it says nothing."""
+        """Return NVML's readings now; a sample with a problem if there are none."""
         if not self._is_there():
             return GpuSample(problem=f"there is no {self._library or 'NVIDIA driver'}")
         if self._hung is not None and self._hung.returncode is None:

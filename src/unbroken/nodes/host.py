@@ -109,7 +109,7 @@ def _free(root: Path, mounts: list[tuple[str, str, bool]]) -> Iterator[tuple[str
 
 
 def _is_clock_good() -> bool | None:
-    """By adjtimex(2) with modes 0, which changes nothing and needs no right."""
+    """True if adjtimex(2) reports a good clock; modes 0 change nothing and need no right."""
     state = _Timex()
     if _libc.adjtimex(ctypes.byref(state)) < 0:
         return None
@@ -122,7 +122,7 @@ def _counters(root: Path, wanted: Collection[str]) -> Iterator[tuple[tuple[str, 
         *sys_class.glob("infiniband/*/ports/*/counters"),
         *sys_class.glob("infiniband/*/ports/*/hw_counters"),
         *sys_class.glob("neuron_device/*/stats/hardware"),
-        # Of devices that are hardware: bridges and pods' own count what others count already.
+        # Only of hardware: bridges and pods' own devices count the same traffic again.
         *(path.parent / "statistics" for path in sys_class.glob("net/*/device")),
     ]
     for folder in folders:

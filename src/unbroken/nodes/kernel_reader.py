@@ -1,7 +1,7 @@
-"""Reads the kernel's log as it grows: /dev/kmsg, or a file that stands for it.
+"""Reader of the kernel's log as it grows: /dev/kmsg, or a file that replaces it.
 
-A cursor says how far it was read; who starts anew goes on there, and without one 5 minutes back
-(as node-problem-detector does, config/kernel-monitor.json).
+A cursor is the position read so far. A restarted reader continues there, and without a cursor 5
+minutes back (as node-problem-detector does, config/kernel-monitor.json).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KmsgReader:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                # The kernel was faster; the next read goes on with the oldest that is left.
+                # The kernel was faster; the next read continues with the oldest remaining record.
                 log.warning("kernel_log=%s records were overwritten before they were read", KMSG)
 
     def _is_news(self, line: KernelLine) -> bool:
@@ -99,10 +99,10 @@ class KmsgReader:
 
 
 class FileReader:
-    """A file that grows, is truncated, replaced, or is not there yet.
+    """A file that grows, is truncated, replaced, or does not exist yet.
 
-    What it says is believed because its owner alone can have written it: reading raises
-    PermissionError where group or others may write to it.
+    Its text is trusted because only its owner can have written it: reading raises PermissionError
+    if group or others may write to it.
     """
 
     def __init__(self, path: Path, cursor: str) -> None:

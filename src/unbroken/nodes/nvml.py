@@ -1,7 +1,7 @@
 """One look at the GPUs through NVML: run as a process of its own, it prints a JSON object and ends.
 
-A process of its own, because a driver that hangs or crashes must not take the daemon along, and
-because a GPU cannot be reset while a program holds it.  What NVML does not offer is null.
+It is a process of its own, because a driver that hangs or crashes must not take the daemon along.
+Also, a GPU cannot be reset while a program holds it. Values that NVML does not offer are null.
 """
 
 from __future__ import annotations
