@@ -94,7 +94,7 @@ class Owner(Protocol):
     """The program that owns the workers' processes: the agent's own `Processes`, or torchrun."""
 
     note: str
-    """Where the output goes, for people."""
+    """Destination of the output, in words for people."""
     keeps: bool
     """Workers can be kept over a stop, and are served a socket."""
 

@@ -14,7 +14,7 @@ TRUE: Final = "true"
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Whether a job is resumed, and its largest number of resumptions."""
+    """Resumption of a job: whether it is resumed, and how often at most."""
 
     is_wanted: bool = False
     retries_max: int = 0

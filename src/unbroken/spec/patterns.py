@@ -37,7 +37,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     (r"\(\?[a-zA-Z-]", "this flag; RE2 knows the flags i, m, s and U"),
     (r"^\{\d", "more than 1,000 repetitions, nested ones multiplied; repeat less, or use `*`"),
 )
-"""What RE2's error quotes, and how to write it for RE2."""
+"""Text that RE2's error quotes, and the alternative in RE2."""
 
 
 class Pattern:
@@ -57,19 +57,19 @@ class Pattern:
         """Number of capture groups."""
 
     def is_match(self, line: bytes) -> bool:
-        """True where the pattern matches from the start, as `re.match` in HyperPod agent 1.1.3."""
+        """True if the pattern matches from the start, as `re.match` in HyperPod agent 1.1.3."""
         return self._compiled.match(line) is not None
 
     def is_found(self, line: bytes) -> bool:
-        """True where the pattern matches anywhere."""
+        """True if the pattern matches anywhere."""
         return self._compiled.search(line) is not None
 
     def is_whole(self, line: bytes) -> bool:
-        """True where the pattern matches all of the line."""
+        """True if the pattern matches all of the line."""
         return self._compiled.fullmatch(line) is not None
 
     def first_group(self, line: bytes) -> str | None:
-        """What group 1 captured; None where it took no part or the line does not match."""
+        """Return the text of group 1; None: it took no part, or the line does not match."""
         match = self._compiled.match(line)
         value: bytes | None = match and match.group(1)
         return None if value is None else value.decode(errors="replace")
@@ -77,7 +77,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class PatternFacts:
-    """Facts about a pattern for whoever admits it."""
+    """Facts about a pattern, for its admission."""
 
     groups: int = 0
     matches_empty: bool = False
@@ -105,7 +105,7 @@ def re2_options(memory_bytes: int | None = None) -> re2.Options:
 
 
 def _explained(source: str, error: re2.error) -> str:
-    """Say what RE2 refuses, where it is, and how to write it."""
+    """Explain the construct that RE2 refuses: its place, and an alternative."""
     reason, _, quoted = error.args[0].decode(errors="replace").partition(": ")
     if not quoted or reason.startswith(("missing", "unexpected")):
         return f"not a regular expression: {reason}"
@@ -117,7 +117,8 @@ def _explained(source: str, error: re2.error) -> str:
 
 
 def _place(source: str, quoted: str, message: bytes) -> int | None:
-    """Index of the construct that RE2 refuses: the text up to it fails in the same way."""
+    """Return the index of the construct that RE2 refuses: the text up to it fails in the same
+    way."""
     start = -1
     for _ in range(_PLACES_TRIED):
         start = source.find(quoted, start + 1)

@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an object may be stored: only without problems."""
+    """The verdict on an object: it may be stored only without problems."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()

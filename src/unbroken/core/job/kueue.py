@@ -114,7 +114,7 @@ QueueOrder = Ask | Withdraw | Move | GiveBack | Report
 
 @dataclass(frozen=True, slots=True)
 class QueueDecision:
-    """Whether the job may run, and at most one order to carry out."""
+    """The decision whether the job may run, and at most one order to carry out."""
 
     gate: Gate
     order: QueueOrder | None = None

@@ -124,7 +124,7 @@ class Buddies:
 
     def __init__(self) -> None:
         self.is_on = True
-        """Whether the job wants copies; False: none are made, and earlier ones are still used."""
+        """True if the job wants copies; False: none are made, and earlier ones are still used."""
         self.is_whole = True
         """Every attempt with copies anywhere was started by this operator."""
         self._chosen: dict[int, int] = {}
