@@ -79,7 +79,10 @@ check-rest:
 reference: setup
 	@$(BIN)/python tools/reference.py
 
-# The documentation site, in build/site.  mkdocs has an environment of its own, which only this needs.
+# The documentation site, in build/site.  mkdocs has an environment of its own, which only this needs,
+# with the program that draws the diagrams (an npm package), so that the site needs no network.
+MERMAID := 11.12.0
+MERMAID_SHA256 := 93492e4d609be83653a41c435f4cbd7e74419f7fa6b4fc90a8c983195f64af82
 docs: $(VENV)/docs/.done
 	@$(VENV)/docs/bin/python tools/docs.py
 
@@ -87,6 +90,10 @@ $(VENV)/docs/.done: tools/docs-requirements.lock
 	@[[ -x $(VENV)/docs/bin/python ]] || $(PYTHON) -m venv $(VENV)/docs
 	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@rm -f $(VENV)/docs/mermaid-*.tgz
+	@cd $(VENV)/docs && npm pack --silent mermaid@$(MERMAID) > /dev/null
+	@echo "$(MERMAID_SHA256)  $(VENV)/docs/mermaid-$(MERMAID).tgz" | sha256sum --check --quiet
+	@tar -xzf $(VENV)/docs/mermaid-$(MERMAID).tgz -C $(VENV)/docs --strip-components 2 package/dist/mermaid.min.js
 	@touch $@
 
 # Ray Train on a RayCluster that loses a worker pod, a node and its head.

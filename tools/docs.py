@@ -23,9 +23,15 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build/docs-source"
 CONFIG = ROOT / "build/mkdocs.yml"
 PATTERNS = ("*.md", "docs/**/*.md", "benchmarks/README.md")
-SECTIONS = {"docs/guide": "How-to guides", "docs/reference": "Reference"}
+SECTIONS = {
+    "docs/guide": "How-to guides",
+    "docs/reference": "Reference",
+    "docs/tutorials": "Tutorials",
+}
 """Section of a page that the navigation does not name, by its folder."""
 OTHERS = "Explanation"
+MERMAID = ROOT / ".venv/docs/mermaid.min.js"
+"""The program that draws diagrams, from its npm package; the theme would load it from a network."""
 LINK = re.compile(r"\]\(([^)\s#]+)[^)\s]*\)|(?:src|srcset)=\"([^\"]+)\"")
 
 
@@ -75,7 +81,11 @@ def main() -> int:
     copy()
     text = (ROOT / "mkdocs.yml").read_text()
     head, _, nav = text.partition("\nnav:\n")
-    whole = {"nav": completed(yaml.safe_load(f"nav:\n{nav}")["nav"])}
+    shutil.copyfile(MERMAID, SOURCE / MERMAID.name)
+    whole = {
+        "nav": completed(yaml.safe_load(f"nav:\n{nav}")["nav"]),
+        "extra_javascript": [MERMAID.name],
+    }
     moved = head.replace("build/", "")  # this configuration lies in build/
     CONFIG.write_text(f"{moved}\n{yaml.safe_dump(whole, sort_keys=False)}")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG)]

@@ -304,11 +304,17 @@ def node_faults() -> Iterator[str]:
     for kind in classes:
         yield from (f"## Class {kind.value}", "")
         rows = [
-            (code(name), one.title, symptom_text(one), _action(one), one.source)
+            (code(name), one.title, _symptom(one), _action(one), one.source)
             for name, one in entries.items()
             if one.kind is kind
         ]
         yield from table(("name", "fault", "symptom", "action", "source of the action"), rows)
+
+
+def _symptom(entry: FaultEntry) -> str:
+    """The symptom; a pattern is code."""
+    text = symptom_text(entry)
+    return code(text.replace("`", "'")) if entry.kernel else text
 
 
 def _action(entry: FaultEntry) -> str:
