@@ -31,14 +31,14 @@ STOPPED = "StoppedByOthers"
 POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED)
 """Signs that the pod itself is lost."""
 WORKER_CRASH = "WorkerCrash"
-"""A stock agent's reason for a failed worker, if it gives no other."""
+"""HyperPod's agent reported a failed worker without another reason."""
 
 PROCESS_STOPPED = "Stopped"
 """A signal stopped the process, and nothing continued it."""
 STALLED = "Stalled"
 """No rank of the job makes progress."""
 SPINNING = "Spinning"
-"""No rank makes progress, and a rank computes in one place."""
+"""As Stalled, while a rank computes in one place."""
 STUCK = "Stuck"
 """A worker waits in the kernel and cannot be interrupted (state D)."""
 BAD_METRIC = "BadMetric"
@@ -59,18 +59,18 @@ BY_DETECTOR: Mapping[Detector, str] = {
     Detector.SPIKE: LOSS_SPIKE,
     Detector.CHECKPOINT: NO_CHECKPOINT,
 }
-"""Class of the fault that a detector finds; also the reason of its events."""
+"""Class of the fault that a detector finds, and reason of its events."""
 
 TEXT_CHARACTERS = 500
 LINES_MAX = 24
 FAULTS_MAX = 16
 LAST_OUTPUT = "last output"
-"""Prefix of the line of evidence that quotes the last output of a hung worker."""
+"""Begins the line of evidence that quotes what a hung worker has written last."""
 _NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
-    """Return a sign about the whole pod; if its containers ended, with their last lines."""
+    """A sign of the whole pod; that its containers ended has their last lines."""
     view = member.view
     lines = view.last_lines if fault == POD_FAILED else ()
     return Signal(
@@ -79,7 +79,7 @@ def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
 
 
 def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
-    """Return the faults that an agent reports; without any, one fault made of its reason."""
+    """The faults that an agent reports; one made of its reason where it names none."""
     if not report.faults:
         text = report.message or report.reason or "the agent reports a fault without a reason"
         return [of_pod(as_reason(report.reason or WORKER_CRASH), text, member, now)]
@@ -87,7 +87,7 @@ def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
 
 
 def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal]:
-    """Return the faults of workers without a rank; the rank in such a report is the local rank."""
+    """The faults of workers that had no rank yet; the rank in such a report is the local rank."""
     found = of_workers(member, report, now)
     if not report.faults:
         return found
@@ -99,23 +99,20 @@ def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal
 
 
 def of_leavers(member: Member, report: AgentReport, now: float) -> list[Signal]:
-    """Return the workers that ended well, as causes of the errors of peers that miss them."""
+    """The workers that have ended well, as causes of what others miss."""
     left = [worker for worker in report.workers if worker.state == "succeeded"]
     return [_of_leaver(worker, member, now) for worker in left[:FAULTS_MAX]]
 
 
 def as_reason(text: str) -> str:
-    """Return the text as a condition's reason; the API requires one word."""
+    """The text as a condition's reason, which the API wants to be one word."""
     word = _NOT_A_REASON.sub("", text)[:100]
     return word if word and word[0].isalpha() else "Fault"
 
 
 def reason_of(signal: Signal) -> str:
-    """Return the condition's reason: the class of the fault, with two exceptions.
-
-    For a log rule it is the agent's reason. For a worker that was killed it is the signal's name,
-    which says more in a one-word column.
-    """
+    """Reason of the condition: the class of the fault; of a log rule the agent's reason, and of a
+    worker that was killed the signal's name, which says more in the one word of a column."""
     if signal.fault == FaultKind.LOG_RULE.value:
         return as_reason(signal.text.partition(":")[0])
     number = (signal.exit_code or 0) - 128
@@ -125,7 +122,7 @@ def reason_of(signal: Signal) -> str:
 
 
 def describe(signal: Signal) -> str:
-    """Return one line for people: rank, pod, node, fault, text."""
+    """One line for people: who, where, what."""
     rank = "" if signal.rank is None else f"rank {signal.rank}"
     pod = f"pod {signal.pod}" if signal.pod else ""
     node = f"node {signal.node}" if signal.node else ""
@@ -138,13 +135,13 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
     if fault.signal is not None:
         code = 128 + fault.signal
     return Signal(
-        # An agent's clock may be wrong; nothing can happen after it was reported.
+        # An agent's clock may be wrong; nothing has happened after it was reported.
         min(fault.at, now),
         fault.kind.value,
         (fault.message or _ending(fault))[:TEXT_CHARACTERS],
         pod=member.view.name,
         node=member.view.node or "",
-        # Without a process no rank is named: it is a rule that no rank of the node ever fulfilled.
+        # Without a process nobody is named: a rule that no rank of the node ever fulfilled.
         rank=fault.rank if fault.pid or fault.kind is not FaultKind.LOG_RULE else None,
         evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
         exit_code=code,

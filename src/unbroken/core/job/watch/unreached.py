@@ -13,7 +13,7 @@ from unbroken.wire.agent import AgentReport
 from unbroken.wire.lease import parent_of
 
 NOT_REACHABLE = "PeersNotReachable"
-"""Reason of the event, and class of the fault."""
+"""Agents of two pods cannot connect to each other, while the operator reaches both."""
 EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
