@@ -17,8 +17,8 @@ GROUPED = re.compile(r" by \(([^)]*)\)")
 
 
 def documented() -> dict[str, set[str]]:
-    """Metrics and their labels, by the guide that is compared with what is served."""
-    rows = ROW.findall((GUIDE / "metrics.md").read_text())
+    """Metrics and their labels, by the reference that is compared with what is served."""
+    rows = ROW.findall((GUIDE.parent / "reference/metrics.md").read_text())
     return {name: set(re.findall(r"[A-Za-z_]+", labels)) for name, labels in rows}
 
 
