@@ -27,18 +27,29 @@ class Output(StrEnum):
 
 
 class ListOutput(StrEnum):
-    """Forms of a list; `wide` has more columns."""
+    """Forms of a list; `wide` has more columns, `name` is one name a line."""
 
     TEXT = "text"
     WIDE = "wide"
+    NAME = "name"
     JSON = "json"
+    YAML = "yaml"
 
 
 Form = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer: text or json.")]
 ListForm = Annotated[
     ListOutput,
-    typer.Option("-o", "--output", help="Form of the list: text, wide (more columns) or json."),
+    typer.Option(
+        "-o",
+        "--output",
+        help="Form of the list: text, wide (more columns), name (names only), json or yaml.",
+    ),
 ]
+Watching = Annotated[
+    bool,
+    typer.Option("-w", "--watch", help="Print each row again when it changes. Ctrl-C ends it."),
+]
+"""Option of commands that list objects of a cluster."""
 Directory = Annotated[
     Path,
     typer.Option(

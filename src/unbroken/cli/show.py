@@ -75,6 +75,13 @@ def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+def print_yaml(value: Any) -> None:
+    """Print a value as YAML."""
+    import yaml  # slow to load
+
+    print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+
+
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print columns as kubectl does; cells are never cut, because programs may read them."""
     cells = [list(map(str, row)) for row in (titles, *rows)]

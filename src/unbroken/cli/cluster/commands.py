@@ -14,8 +14,9 @@ import msgspec
 import typer
 
 from unbroken.cli.app import App, option
-from unbroken.cli.options import Context, LocalDirectory
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.listing import Listing, show_list
+from unbroken.cli.options import Context, ListForm, ListOutput, LocalDirectory
+from unbroken.cli.show import note, print_json, print_table, print_yaml
 from unbroken.errors import SpecError
 
 from .place import EndpointUrl, endpoint
@@ -57,12 +58,9 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when the operation is
 
 
 @dataclass(frozen=True, slots=True)
-class ApiFlags:
-    """The form of the answer, and the cluster API that is called."""
+class Api:
+    """The cluster API that is called."""
 
-    output: Form = option(
-        "-o", "--output", default=Form.TEXT, help="Form of the answer: text, json or yaml."
-    )
     url: EndpointUrl = None
     directory: LocalDirectory = None
     context: Context = None
@@ -82,6 +80,20 @@ class ApiFlags:
         return asyncio.run(run())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiFlags:
+    """The form of the answer, and the cluster API that is called."""
+
+    output: Form = option(
+        "-o", "--output", default=Form.TEXT, help="Form of the answer: text, json or yaml."
+    )
+    api: Api
+
+    def call(self, act: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `act` with a client of the cluster API."""
+        return self.api.call(act)
+
+
 @app.command()
 def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     """Create a cluster. Exit status 1: it failed.
@@ -94,7 +106,7 @@ def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
 
 
 @app.command("list")
-def list_command(api: ApiFlags) -> None:
+def list_command(output: ListForm = ListOutput.TEXT, *, api: Api) -> None:
     """List the clusters.
 
     Example: `unbroken cluster list`
@@ -105,12 +117,14 @@ def list_command(api: ApiFlags) -> None:
         return [one async for one in pages]
 
     found = api.call(act)
-    if api.output is not Form.TEXT:
-        _print({"ClusterSummaries": found}, api.output)
-    elif found:
-        print_table(CLUSTER_TITLES, [cluster_row(one) for one in found])
-    else:
-        note("no clusters; create one with: unbroken cluster create --cli-input-json FILE")
+    listing = Listing(
+        {"ClusterSummaries": found},
+        [str(one["ClusterName"]) for one in found],
+        CLUSTER_TITLES,
+        [cluster_row(one) for one in found],
+        empty="no clusters; create one with: unbroken cluster create --cli-input-json FILE",
+    )
+    show_list(listing, output)
 
 
 @app.command()
@@ -251,6 +265,4 @@ def _print(value: Object, output: Form) -> None:
     if output is Form.JSON:
         print_json(value)
     else:
-        import yaml  # slow to load
-
-        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+        print_yaml(value)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unbroken.cli.connection import JOBS, Cluster
-from unbroken.cli.options import ListForm, ListOutput, Namespace, Target
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.listing import Listing, require_table, show_list, watch_list
+from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
 from unbroken.kube.clock import wall
 
 from .goodput import goodput_of, goodput_value, largest, share_text
 from .resumed import print_resumed, resumed_jobs
 from .views import age, job_summary
+
+if TYPE_CHECKING:
+    from unbroken.cli.watch import Watch
 
 
 def command(
@@ -22,6 +26,7 @@ def command(
     ] = False,
     namespace: Namespace = "",
     output: ListForm = ListOutput.TEXT,
+    watch: Watching = False,
     *,
     target: Target,
 ) -> None:
@@ -31,40 +36,72 @@ def command(
     A second table lists jobs of other kinds that auto-resume restarts.
 
     Example: `unbroken jobs -A -o wide`
-    """
-    now = wall()
 
-    async def read(cluster: Cluster) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        inside = "" if every else cluster.namespace
+    Example: `unbroken jobs --watch`
+    """
+    if watch:
+        require_table(output)
+
+    async def read(cluster: Cluster) -> tuple[Listing, list[dict[str, Any]]]:
+        now, inside = wall(), "" if every else cluster.namespace
         jobs = await cluster.select(JOBS, namespace=inside)
         broken = await cluster.incidents_of(jobs, inside)
         found = []
         for job in jobs:
             good = goodput_of(job, broken[job["metadata"]["uid"]], now)
             found.append({**job_summary(job), "goodput": goodput_value(good)})
-        return found, await resumed_jobs(cluster, inside)
+        others = await resumed_jobs(cluster, inside)
+        return _listing(found, others, output, now, every=every), others
 
-    found, others = target.run(read, namespace=namespace)
-    if output is ListOutput.JSON:
-        print_json({"jobs": found, "resumed": others})
-    elif not found and not others:
-        note("no jobs; start one with: unbroken run train.py")
-    elif found:
-        titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
-        rows = [_row(one, now) for one in found]
-        if output is ListOutput.WIDE:
-            titles += ["LOST MOST TO", "LOST STEPS"]
-            for one, row in zip(found, rows, strict=True):
-                row += [largest(one["goodput"]), one["goodput"]["lostSteps"]]
-        if every:
-            titles = ["NAMESPACE", *titles]
-            rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
-        print_table(titles, rows)
-    if output is not ListOutput.JSON:
-        print_resumed(others, every, now)
+    async def follow(cluster: Cluster) -> None:
+        from .watching import INCIDENT, JOB  # slow to load
+
+        inside = None if every else cluster.namespace
+
+        def kinds(watch: Watch) -> None:
+            watch.follow(JOB, namespace=inside)
+            watch.follow(INCIDENT, namespace=inside)
+
+        async def listing() -> Listing:
+            return (await read(cluster))[0]
+
+        await watch_list(cluster, kinds, listing)
+
+    if watch:
+        target.run(follow, namespace=namespace)
+        return
+    jobs, others = target.run(read, namespace=namespace)
+    is_table = output in (ListOutput.TEXT, ListOutput.WIDE)
+    if jobs.rows or not others or not is_table:
+        show_list(jobs, output)
+    if is_table:
+        print_resumed(others, every, wall())
 
 
-def _row(one: dict[str, Any], now: float) -> list[object]:
+def _listing(
+    found: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    output: ListOutput,
+    now: float,
+    *,
+    every: bool,
+) -> Listing:
+    titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
+    rows = [_row(one, now) for one in found]
+    names = [str(one["name"]) for one in found]
+    if output is ListOutput.WIDE:
+        titles += ["LOST MOST TO", "LOST STEPS"]
+        for one, row in zip(found, rows, strict=True):
+            row += [largest(one["goodput"]), one["goodput"]["lostSteps"]]
+    if every:
+        titles = ["NAMESPACE", *titles]
+        rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
+        names = [f"{one['namespace']}/{one['name']}" for one in found]
+    empty = "no jobs; start one with: unbroken run train.py"
+    return Listing({"jobs": found, "resumed": others}, names, titles, rows, empty=empty)
+
+
+def _row(one: Mapping[str, Any], now: float) -> list[object]:
     ready = f"{one['ready']}/{one['replicas']}"
     good = share_text(one["goodput"]["share"])
     return [

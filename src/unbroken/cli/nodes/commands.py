@@ -5,14 +5,15 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unbroken.cli.app import App
 from unbroken.cli.completion import names_of
 from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
-from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target
+from unbroken.cli.listing import Listing, require_table, show_list, watch_list
+from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target, Watching
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, paper, print_json, print_table
 from unbroken.errors import SpecError
@@ -23,6 +24,9 @@ from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text
 
 from . import views
+
+if TYPE_CHECKING:
+    from unbroken.cli.watch import Watch
 
 app = App(
     invoke_without_command=True,
@@ -43,10 +47,16 @@ Wait = Annotated[
 
 
 @app.callback()
-def nodes(ctx: typer.Context, output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
+def nodes(
+    ctx: typer.Context,
+    output: ListForm = ListOutput.TEXT,
+    watch: Watching = False,
+    *,
+    target: Target,
+) -> None:
     """List and describe nodes, order repairs, show and clear the blame of a node."""
     if ctx.invoked_subcommand is None:
-        _list(target, output)
+        _list(target, output, watch=watch)
     else:
         _refuse_options(ctx, ctx.invoked_subcommand)
 
@@ -62,34 +72,50 @@ def _refuse_options(ctx: typer.Context, command: str) -> None:
 
 
 @app.command("list")
-def list_nodes(output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
+def list_nodes(
+    output: ListForm = ListOutput.TEXT, watch: Watching = False, *, target: Target
+) -> None:
     """List nodes: status, health, pods of jobs, current repair, blame score.
 
     Example: `unbroken nodes list -o wide`
     """
-    _list(target, output)
+    _list(target, output, watch=watch)
 
 
-def _list(target: Target, output: ListOutput) -> None:
-    now = wall()
+def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
+    is_wide = output is ListOutput.WIDE
 
-    async def read(cluster: Cluster) -> list[dict[str, Any]]:
-        pods = await cluster.select(PODS, namespace="")
+    async def read(cluster: Cluster) -> Listing:
+        now, pods = wall(), await cluster.select(PODS, namespace="")
         records = {one["metadata"]["name"]: one for one in await cluster.select(RECORDS)}
-        return [
+        rows = [
             views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
             for node in await cluster.select(NODES)
         ]
+        return Listing(
+            {"nodes": rows},
+            [str(row["name"]) for row in rows],
+            (*views.TITLES, *(views.WIDE if is_wide else ())),
+            [views.cells(row, is_wide=is_wide) for row in rows],
+            empty="the cluster has no nodes",
+        )
 
-    rows = target.run(read)
-    if output is ListOutput.JSON:
-        print_json({"nodes": rows})
-    elif not rows:
-        note("the cluster has no nodes")
+    async def follow(cluster: Cluster) -> None:
+        from lightkube.resources.core_v1 import Node, Pod  # slow to load
+
+        from .follow import RECORD
+
+        def kinds(watch: Watch) -> None:
+            for kind in (Node, Pod, RECORD):
+                watch.follow(kind)
+
+        await watch_list(cluster, kinds, lambda: read(cluster))
+
+    if watch:
+        require_table(output)
+        target.run(follow)
     else:
-        is_wide = output is ListOutput.WIDE
-        titles = (*views.TITLES, *(views.WIDE if is_wide else ()))
-        print_table(titles, [views.cells(row, is_wide=is_wide) for row in rows])
+        show_list(target.run(read), output)
 
 
 @app.command()

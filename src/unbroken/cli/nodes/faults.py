@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unbroken.cli.app import App
-from unbroken.cli.options import Form, Output
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.listing import Listing, show_list
+from unbroken.cli.options import Form, ListForm, ListOutput, Output
+from unbroken.cli.show import note, print_json
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
@@ -30,22 +31,29 @@ Table = Annotated[
 
 
 @app.command("list")
-def list_faults(table: Table = None, output: Form = Output.TEXT) -> None:
-    """List the table of faults.
+def list_faults(table: Table = None, output: ListForm = ListOutput.TEXT) -> None:
+    """List the table of faults; -o wide adds the source of each entry.
 
     Example: `unbroken faults list`
     """
     from unbroken.spec.nodes.fault_table import symptom_text
 
     found = _read(table)
-    if output is Output.JSON:
-        print_json([_view(found, name, entry) for name, entry in found.table.entries.items()])
-        return
-    rows = [
-        (name, entry.kind.value, entry.action.value, entry.title, symptom_text(entry))
-        for name, entry in found.table.entries.items()
-    ]
-    print_table(("NAME", "CLASS", "ACTION", "WHAT", "SYMPTOM"), rows)
+    entries, is_wide = found.table.entries, output is ListOutput.WIDE
+    more = ("SOURCE",) if is_wide else ()
+    listing = Listing(
+        [_view(found, name, entry) for name, entry in entries.items()],
+        list(entries),
+        ("NAME", "CLASS", "ACTION", "WHAT", "SYMPTOM", *more),
+        [
+            (
+                *(name, entry.kind.value, entry.action.value, entry.title, symptom_text(entry)),
+                *((entry.source,) if is_wide else ()),
+            )
+            for name, entry in entries.items()
+        ],
+    )
+    show_list(listing, output)
 
 
 @app.command("explain")

@@ -1,0 +1,110 @@
+"""Lists that commands print: their forms, and `--watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from unbroken.errors import SpecError
+
+from .options import ListOutput
+from .show import note, print_json, print_table, print_yaml
+
+if TYPE_CHECKING:
+    from .connection import Cluster
+    from .watch import Watch
+
+PAUSE_SECONDS = 1.0
+"""Shortest time between two looks of `--watch`: each look reads the whole list again."""
+VOLATILE = frozenset({"AGE", "GOODPUT", "LOST MOST TO", "SCORE"})
+"""Columns that change as time passes.  They alone do not print a row again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list: its values for programs, and its table for people."""
+
+    value: Any
+    """The list as JSON and YAML show it."""
+    names: Sequence[str]
+    """Name of each row, for `-o name`, in the order of the rows."""
+    titles: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    empty: str = field(default="", kw_only=True)
+    """What to say instead of an empty table."""
+
+
+def show_list(listing: Listing, output: ListOutput) -> None:
+    """Print a list in the form that the user wants."""
+    if output is ListOutput.JSON:
+        print_json(listing.value)
+    elif output is ListOutput.YAML:
+        print_yaml(listing.value)
+    elif output is ListOutput.NAME:
+        print(*listing.names, sep="\n", end="\n" if listing.names else "")
+    elif listing.rows or not listing.empty:
+        print_table(listing.titles, listing.rows)
+    else:
+        note(listing.empty)
+
+
+def require_table(output: ListOutput) -> None:
+    """Raise SpecError if `--watch` is given with a form that is not a table."""
+    if output not in (ListOutput.TEXT, ListOutput.WIDE):
+        raise SpecError(f"--watch prints a table: use -o text or -o wide, not -o {output.value}")
+
+
+async def watch_list(
+    cluster: Cluster, kinds: Callable[[Watch], object], read: Callable[[], Awaitable[Listing]]
+) -> None:
+    """Print a list, then each row that changes, until the command is ended.
+
+    `kinds` names the objects to follow; a change of any of them reads the list again.
+    """
+    from unbroken.kube.clock import pause
+
+    from .watch import Watch
+
+    watch, shown = Watch(cluster), Shown()
+    kinds(watch)
+    async with watch:
+        while True:
+            shown.print(await read())
+            await pause(PAUSE_SECONDS)
+            await watch.change()
+
+
+class Shown:
+    """The rows that `--watch` has printed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[str, ...]] = {}
+        self._widths: list[int] = []
+
+    def print(self, listing: Listing) -> None:
+        """Print the rows that are new or have changed; names of rows that are gone are noted."""
+        is_first = not self._widths
+        kept = [one not in VOLATILE for one in listing.titles]
+        found = {
+            name: tuple(str(cell) for cell, is_kept in zip(row, kept, strict=True) if is_kept)
+            for name, row in zip(listing.names, listing.rows, strict=True)
+        }
+        changed = [
+            [str(cell) for cell in row]
+            for name, row in zip(listing.names, listing.rows, strict=True)
+            if self._rows.get(name) != found[name]
+        ]
+        lines = [list(listing.titles), *changed] if is_first else changed
+        self._widths = [
+            max(known, *(len(line[index]) for line in lines), 0)
+            for index, known in enumerate(self._widths or [0] * len(listing.titles))
+        ]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, self._widths, strict=True))
+            print("   ".join(cells).rstrip(), flush=True)
+        for name in self._rows.keys() - found.keys():
+            note(f"{name}: deleted")
+        if is_first and not listing.rows and listing.empty:
+            note(listing.empty)
+        self._rows = found
