@@ -93,6 +93,7 @@ def test_the_version_stands_in_one_place(project: dict[str, Any]) -> None:
         (ROOT / "deploy/Containerfile").read_text(),
     )
     assert label == __version__
+    assert f"\n## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_pythons_that_are_claimed_are_those_of_the_matrix(project: dict[str, Any]) -> None:
