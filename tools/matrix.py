@@ -126,6 +126,8 @@ def run(
         )
     except subprocess.TimeoutExpired as error:
         raise FailedError(f"{' '.join(shown)}: not done after {LIMIT_SECONDS:g} s") from error
+    except OSError as error:
+        raise FailedError(f"cannot start {shown[0]}: {error}") from error
     if done.returncode:
         said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
         raise FailedError(f"{' '.join(shown)} ended with {done.returncode}:\n{said}")
