@@ -41,6 +41,7 @@ from .rules import (
     rung_above,
 )
 
+NOT_AUTOMATIC = "NodeRecovery is None now"
 BY_HAND = "; do it by hand: it goes on when the node is back from it"
 
 
@@ -134,11 +135,14 @@ class RepairCourse:
         if node is None:
             self.end(name, RepairState.DONE, "its node is gone", now)
             return
-        if not self.may_go_on(node, repair) and self._desk.is_shown(node):
-            if self._desk.is_automatic(node):
+        if not self.may_go_on(node, repair):
+            if not self._desk.is_automatic(node):
+                self.end(name, RepairState.DONE, NOT_AUTOMATIC, now)
+                return
+            if self._desk.is_shown(node):
                 self._desk.give_back(node, node.boot_id or "unharmed", is_kept=False)
-            self.end(name, RepairState.DONE, "no longer needed", now)
-            return
+                self.end(name, RepairState.DONE, "no longer needed", now)
+                return
         since = repair.withdrawn_at or repair.began_at
         pods = self._facts.pods.get(name, ())
         # Pods of a node that is not ready cannot leave: its repair is what frees them.

@@ -16,7 +16,7 @@ from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
-from .course import BY_HAND, RepairCourse
+from .course import BY_HAND, NOT_AUTOMATIC, RepairCourse
 from .desk import RepairDesk
 from .events import (
     Blamed,
@@ -292,7 +292,7 @@ class Repairer:
             self._course.end(name, RepairState.DONE, "its node is gone", now)
         elif not self._course.may_go_on(node, repair):
             is_off = not self._desk.is_automatic(node)
-            text = "NodeRecovery is None now" if is_off else "no longer needed"
+            text = NOT_AUTOMATIC if is_off else "no longer needed"
             self._course.end(name, RepairState.DONE, text, now)
         elif self._was_done(node, repair):
             done = replace(repair, acted_at=kept_time(now))
