@@ -61,8 +61,8 @@ INFO = (
 class Ground(ABC):
     """Machines of one provider."""
 
-    holds_back_old_orders = True
-    """The provider itself holds back orders about a boot that is over."""
+    why_old_orders_pass = ""
+    """Why the provider lets orders about a boot that is over pass; empty: it holds them back."""
     machine_runs_on = True
     """A machine runs until `carry_out`, whatever it was asked for."""
 
@@ -256,7 +256,7 @@ class ClusterApiGround(ObjectGround):
 class LocalGround(Ground):
     """Machines of a running local cluster, whose pool carries out what is asked."""
 
-    holds_back_old_orders = False
+    why_old_orders_pass = "a reboot is a count of the Machine, a replacement names it"
     machine_runs_on = False
 
     def provider(self, client: KubeClient | None = None) -> Provider:
@@ -313,7 +313,7 @@ exit 75
 class CommandGround(Ground):
     """Machines that a script of the user's knows."""
 
-    holds_back_old_orders = False
+    why_old_orders_pass = "the command is told BOOT_ID, and decides"
 
     def __init__(self, client: KubeClient, folder: Path) -> None:
         super().__init__(client)

@@ -136,7 +136,7 @@ async def ended(ground: Ground, wanted: RepairOrder) -> OrderStatus:
 async def test_reboot_is_made_once_for_an_order_however_often_it_is_asked(opened: Any) -> None:
     async with opened() as ground:
         if REBOOT not in ground.provider().supports:
-            return
+            pytest.skip(f"the provider {ground.provider().name} replaces machines only")
         node, neighbour = await ground.add(), await ground.add()
         wanted = await order(ground, node, REBOOT)
         await asked_often(ground, wanted)
@@ -170,12 +170,7 @@ async def test_machine_is_said_to_be_off_when_it_is_and_not_before(opened: Any) 
             assert answer.answer in IS_OFF, answer
         assert await ground.asked(node, REPLACE) == 1
         assert await ground.asked(neighbour, REPLACE) == 0
-        boot = await ground.boot_of(neighbour)
-        assert (await ground.provider().order(await order(ground, neighbour, REPLACE))).answer in (
-            *IS_OFF,
-            Answer.WORKING,
-        )
-        assert boot
+        assert await ground.boot_of(neighbour), "its Node is still there"
 
 
 async def test_node_that_nothing_is_behind_is_named_and_nothing_else_is_touched(
@@ -193,8 +188,8 @@ async def test_node_that_nothing_is_behind_is_named_and_nothing_else_is_touched(
 
 async def test_order_about_a_boot_that_is_over_touches_nothing(opened: Any) -> None:
     async with opened() as ground:
-        if not ground.holds_back_old_orders:
-            return
+        if ground.why_old_orders_pass:
+            pytest.skip(ground.why_old_orders_pass)
         node = await ground.add()
         old = {action: await order(ground, node, action) for action in (REBOOT, REPLACE)}
         await ground.boot(node, "another boot")

@@ -79,6 +79,21 @@ async def test_order_that_aws_is_too_busy_for_is_given_again(opened: Any, ec2: E
 
 
 @pytest.mark.slow
+async def test_aws_that_cannot_be_reached_is_asked_again(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as ground:
+        node = await ground.add()
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+            with pytest.raises(WorldError, match="Could not connect") as raised:
+                await ground.provider().order(order(node, Action.REBOOT))
+        assert raised.value.retry_after_seconds == 10.0
+        assert await note_of(ground, node) == ""
+        assert (await ground.provider().order(order(node, Action.REBOOT))).answer is Answer.WORKING
+
+
+@pytest.mark.slow
 async def test_refusal_of_aws_is_told_in_its_words(opened: Any, ec2: Ec2) -> None:
     async with opened() as ground:
         node = await ground.add()

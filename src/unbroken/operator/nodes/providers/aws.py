@@ -35,7 +35,7 @@ from .base import annotate, stale
 
 PROGRAM = Path(__file__).with_name("aws_calls.py")
 LIMIT_SECONDS = 60.0
-"""A call that takes longer is killed: it makes at most three requests of 25 s each, and AWS answers
+"""A call that takes longer is killed (judgement): it makes three requests at most, and AWS answers
 most of them within one second."""
 RETRY_SECONDS = 5.0
 INSTANCE = re.compile(r"i-(?:[0-9a-f]{17}|[0-9a-f]{8})")

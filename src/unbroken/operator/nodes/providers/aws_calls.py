@@ -177,7 +177,14 @@ def reply(asked: Question) -> Answer:
     try:
         import boto3
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            HTTPClientError,
+        )
+        from botocore.exceptions import (
+            ConnectionError as NoConnection,
+        )
     except ImportError:
         text = "the operator's Python has no boto3: pip install 'unbroken[aws]'"
         return answer(FAILED, text, is_given=False)
@@ -201,6 +208,9 @@ def reply(asked: Question) -> Answer:
         if code_of(error) in BUSY or status >= 500:
             return {"retry_seconds": RETRY_SECONDS, "text": text, "is_given": False}
         return answer(FAILED, text, is_given=not asked["is_first"])
+    except NoConnection as error:
+        # Each question asks for a change in its last request at most, and that was not sent.
+        return {"retry_seconds": RETRY_SECONDS, "text": str(error)[:TEXT_MAX], "is_given": False}
     except HTTPClientError as error:
         # The request may have arrived: nobody knows whether the order was taken.
         text = str(error)[:TEXT_MAX]
