@@ -56,9 +56,12 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         for _ in range(TRIES - 1 if method == "GET" else 0):
-            with suppress(ConnectionError):
+            try:
                 return self._answer(request)
-            time.sleep(LOOK_SECONDS)
+            except urllib.error.HTTPError:
+                raise
+            except (ConnectionError, urllib.error.URLError):
+                time.sleep(LOOK_SECONDS)
         return self._answer(request)
 
     def _answer(self, request: urllib.request.Request) -> dict[str, Any]:
