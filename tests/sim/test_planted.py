@@ -360,6 +360,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = examination.blame
     patch.setattr(examination, "blame", lambda *a: replace(real(*a), is_working=False))
+    # What a rank does is heeded in more than one way.
+    patch.setattr(looks, "_does_something", lambda *_: False)
+    patch.setattr(looks, "seconds_given", lambda *_, **__: 0.0)
 
 
 @planted("one silent rank is a silent job", seed=118)
@@ -378,6 +381,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = examination.blame
     patch.setattr(examination, "blame", lambda *a: replace(real(*a), ranks=(0,)))
+    patch.setattr(examination, "still_ranks", lambda *_: None)
 
 
 @planted("what ranks do between looks is not seen", seed=118)
