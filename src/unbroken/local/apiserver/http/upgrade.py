@@ -38,7 +38,7 @@ class Upgraded:
         """Take bytes of the client."""
         self._held += data
         if len(self._held) > HELD_BYTES and self._request.transport is not None:
-            self._request.transport.pause_reading()  # type: ignore[attr-defined]
+            self._request.transport.pause_reading()
         self._arrived.set()
         return False, b""
 
@@ -55,7 +55,7 @@ class Upgraded:
         data = bytes(self._held)
         self._held.clear()
         if self._request.transport is not None:
-            self._request.transport.resume_reading()  # type: ignore[attr-defined]
+            self._request.transport.resume_reading()
         return data
 
     def close(self) -> None:
