@@ -36,7 +36,11 @@ FORMS: Mapping[tuple[str, ...], Sequence[tuple[str, str]]] = {
         ("", "cli.run.launch:_follow"),
         INCIDENTS,
     ),
-    ("jobs",): (("", "cli.job.jobs:command"), ("jobs[].", JOB)),
+    ("jobs",): (
+        ("", "cli.job.jobs:_listing"),
+        ("jobs[].", JOB),
+        ("resumed[].", "cli.job.resumed:summary"),
+    ),
     ("describe",): (
         ("", JOB),
         ("", "cli.job.describe:describe"),
@@ -170,7 +174,7 @@ def _of_function(function: Any) -> Iterator[str]:
         match node:
             case ast.Return(value=ast.expr() as value):
                 yield from _of_value(value, "", names)
-            case ast.Call(func=ast.Name(id="print_json"), args=[value]):
+            case ast.Call(func=ast.Name(id="print_json" | "Listing"), args=[value, *_]):
                 yield from _of_value(value, "", names)
             case _:
                 pass
