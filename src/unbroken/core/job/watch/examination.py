@@ -356,7 +356,8 @@ class Examination:
         found = self._confirmed(case, looks, now)
         found += [self._of_rule(one, what, looks) for one in case.rules]
         stall = self._stalls.stall
-        is_hang = stall is not None and self._is_hang(stall, what, now, is_over=is_over)
+        is_seen = is_over and self._looks.has_watched(looks, what)
+        is_hang = stall is not None and self._is_hang(stall, what, now, is_seen=is_seen)
         if stall is not None and not found and is_hang:
             found = self._of_silence(stall.since, what, looks, now)
         return found
@@ -375,11 +376,12 @@ class Examination:
             found.append(replace(signal, evidence=_seen(seen)))
         return found[: signals.FAULTS_MAX]
 
-    def _is_hang(self, stall: Stall, what: Blame, now: float, *, is_over: bool) -> bool:
-        """True if a silence is one; it is only looked at where it may act."""
+    def _is_hang(self, stall: Stall, what: Blame, now: float, *, is_seen: bool) -> bool:
+        """True if a silence is one; it is only looked at where it may act.  `is_seen`: nothing is
+        stopped for it, so that it is enough to have seen the rank."""
         if self._stalls.mode(self._stalls.silence()) is not Mode.ACT or what.is_working:
             return False
-        if is_over and is_named(what) and not what.is_spinning:
+        if is_seen and is_named(what) and not what.is_spinning:
             return True
         if now < self._patience(stall, what) or not self._looks.is_enough:
             return False

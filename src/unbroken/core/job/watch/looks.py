@@ -94,6 +94,15 @@ class Looks:
         is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
         return self._count >= LOOKS_MIN and is_watched
 
+    def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
+        """True if the ranks that a look names did nothing since the look before it."""
+        doings = all_doings(ranks)
+        return all(
+            _watched_seconds(self._ranks, ranks[rank], doings[rank]) >= WATCH_SECONDS
+            and not is_active(_counted(self._ranks.get(rank)), ranks[rank], doings[rank])
+            for rank in what.ranks
+        )
+
     @property
     def is_at_work(self) -> bool:
         """True if a rank that counts did something since the look before."""
@@ -117,7 +126,8 @@ class Looks:
 
     def _named_seconds(self, what: Blame) -> float:
         given = SPIN_SECONDS if what.is_spinning else 0.0
-        for rank in what.ranks:
+        # Another fault may have come before the end of the look that names them.
+        for rank in self._doings.keys() & what.ranks:
             doing = self._doings[rank]
             if doing.kind in WAITING:
                 given = max(given, SLOW_SECONDS)
