@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
+
+# Both depend on how busy the machine is, and tell nothing of what is tested.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_cluster}
 
