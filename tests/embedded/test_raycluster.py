@@ -285,8 +285,8 @@ def test_ray_is_started_with(parameters: Object, resources: Object, has: str, la
 @pytest.mark.parametrize(
     ("container", "annotations", "text"),
     [
-        ({}, {}, "ulimit -n 65536; ray start"),
-        ({"command": ["echo"], "args": ["a"]}, {}, "echo a && ulimit -n 65536; ray start"),
+        ({}, {}, "ulimit -n 65536; exec ray start"),
+        ({"command": ["echo"], "args": ["a"]}, {}, "echo a && ulimit -n 65536; exec ray start"),
         ({"command": ["bash", "-c", "ray start --head"]}, {}, "bash -c ray start --head"),
         ({"command": ["./own.sh"]}, {"ray.io/overwrite-container-cmd": "true"}, "./own.sh"),
     ],

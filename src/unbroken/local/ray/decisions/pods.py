@@ -192,6 +192,9 @@ def _pod_body(
         "KUBERAY_GEN_RAY_START_CMD": start,
         "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Pods share the user's home.  A token that Ray left there for another cluster keeps the
+        # workers of Ray 2.60 out of this one.
+        "RAY_AUTH_MODE": "disabled",
     }
     _add_variables(container, own)
     # First, so that the other variables can refer to it.
@@ -249,7 +252,8 @@ def _set_command(container: Object, start: str, annotations: Mapping[str, str]) 
     is_own = annotations.get("ray.io/overwrite-container-cmd", "").lower() == "true"
     if is_own or "ray start" in own:
         return
-    whole = f"ulimit -n 65536; {start}"
+    # With exec, Ray gets the signal that ends the pod; a shell would wait for the whole grace.
+    whole = f"ulimit -n 65536; exec {start}"
     container["command"] = ["/bin/bash", "-c", "--"]
     container["args"] = [f"{own} && {whole}" if own else whole]
 
