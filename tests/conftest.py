@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,10 +23,14 @@ STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_clu
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and have processes of tests hear SIGINT.
+    """Declare the markers, refuse modules of one name, and have processes of tests hear SIGINT.
 
+    The tests are no packages, so that only one of several modules of a name can be imported.
     A shell starts its background commands with SIGINT ignored, and all their children inherit it.
     """
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise pytest.UsageError(f"test modules of one name: {', '.join(twice)}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
