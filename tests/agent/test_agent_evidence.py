@@ -119,6 +119,7 @@ def test_a_rank_that_sleeps_again_and_again_is_active_between_looks(tmp_path: Pa
     async def story(agent: Running, operator: Operator) -> None:
         before = (await operator.examine()).ranks
         while True:
+            await operator.more(2)  # heartbeats: some time passes, without a look
             after = (await operator.examine()).ranks
             doings = all_doings({one.rank: one for one in after})
             sleeping, asking = (
