@@ -64,6 +64,9 @@ class Job:
 
     def kill(self, *victims: Event) -> None:
         """SIGKILL to workers, which must live."""
+        if len(victims) > 1:  # else one dies of the loss of another before its own turn
+            for victim in victims:
+                assert self.signal(victim.pid, signal.SIGSTOP), f"rank {victim.rank} is dead"
         for victim in victims:
             assert self.signal(victim.pid, signal.SIGKILL), f"rank {victim.rank} is dead already"
 
