@@ -170,12 +170,18 @@ def test_a_killed_agent_and_a_deleted_pod_come_back(cli: Cli, counting: tuple[st
     assert f"it has: {name}-pods-0, {name}-pods-1" in refused.stderr
 
 
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel names it: R, S, T, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_frozen_worker_stands_still_until_it_is_thawed(
     cli: Cli, counting: tuple[str, Any]
 ) -> None:
     name, _ = counting
     done = cli.json("chaos", "freeze-worker", name, "--rank", "1")
-    state = Path(f"/proc/{done['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+    while (state := state_of(done["pid"])) == "R":  # it stops when it gets a processor
+        os.sched_yield()
     assert state == "T"
     os.kill(done["pid"], signal.SIGCONT)
     refused = cli.call("chaos", "freeze-worker", name, "--rank", "9", code=1)
