@@ -312,7 +312,7 @@ async def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet:
 async def test_provider_that_is_unknown_or_lacks_its_command_is_refused(cluster: Cluster) -> None:
     client = connect(cluster.kubeconfig)
     with pytest.raises(SpecError, match="there are: machines, cluster-api"):
-        provider_of(client, "aws")
+        provider_of(client, "gcp")
     with pytest.raises(SpecError, match="--node-command"):
         provider_of(client, "command")
     assert provider_of(client, "none").supports == frozenset()
