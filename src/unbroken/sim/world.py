@@ -11,6 +11,7 @@ from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
+from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
@@ -343,10 +344,18 @@ class World:
             # An unwritten attempt of a lost or unheard agent is only noticed by the peers'
             # watchdogs, or by the operator's timeout.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
+        if fault.kind == "stall" and not self._shows_ranks(attempt):
+            seconds = max(seconds, BLIND_SECONDS + faults.NOTICED["stall"])
         if since is None or since > now - seconds:
             self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
         else:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
+
+    def _shows_ranks(self, attempt: int) -> bool:
+        """Return whether an agent of the attempt answers looks; else a hang gets more time."""
+        workers = [one for one in self.training.live.values() if one.attempt == attempt]
+        agents = [self.agent_of(one) for one in workers]
+        return any(one is not None and not one.is_blind for one in agents)
 
     def _could_know(self, fault: Fault, until: float) -> bool:
         """Return whether an operator saw enough of a fault before it passed.
