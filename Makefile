@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env
+.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -96,7 +96,11 @@ $(VENV)/docs/.done: tools/docs-requirements.lock
 	@tar -xzf $(VENV)/docs/mermaid-$(MERMAID).tgz -C $(VENV)/docs --strip-components 2 package/dist/mermaid.min.js
 	@touch $@
 
-# Ray with torch and Lightning in an environment of its own (1.6 GB), for `unbroken up --image-env` and
+# Ray Train on a RayCluster that loses a worker pod, a node and its head.
+demo-ray: setup ray-env
+	@RAY_ENV=$(RAY_ENV) $(BIN)/python examples/demo_ray.py
+
+# Ray with torch and Lightning in an environment of its own (1.6 GB), for `unbroken up --image-env`, `make demo-ray` and
 # tests/e2e/test_ray.py.  An environment of Ray alone runs all but examples/ray/fsdp_ray.py.
 RAY_ENV ?= .ray-env
 ray-env: $(RAY_ENV)/.with-torch
