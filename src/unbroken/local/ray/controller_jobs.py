@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.generic_resource import create_namespaced_resource
 
 from unbroken.agent_http.sessions import plain_session
-from unbroken.errors import PeerError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -22,18 +17,14 @@ from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import job_class
+from unbroken.operator.resume.ray_api import Dashboard, JobDetails
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .decisions.rayjob import KIND, PLURAL, Answer, JobPicture, JobPlan, plan_job
 
-log = logging.getLogger(__name__)
-
 COMPONENT = "rayjob-controller"
 ASK_SECONDS = 5.0
 """Longest wait for an answer of a dashboard."""
-ANSWER_BYTES_MAX = 1024 * 1024
-REFUSAL_BYTES_MAX = 4096
-NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
 STATUS_CHARACTERS, MESSAGE_CHARACTERS = 64, 4096
 
 
@@ -46,58 +37,11 @@ async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
         tasks.create_task(RayJobs(client, informers, recorder, Dashboard(session)).run())
 
 
-class JobDetails(msgspec.Struct):
-    """What a dashboard says of a job, as far as it is read."""
-
-    status: str
-    message: str | None = None
-    end_time: float | None = None
-    """Milliseconds since the epoch."""
-
-
-class Dashboard:
-    """The API of jobs that each head's dashboard has.  Answers come from a program of a user: they
-    are bounded."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def ask(self, url: str, job_id: str) -> Answer | None:
-        """Return what the dashboard says of a job; None if it does not answer."""
-        try:
-            where = f"{url}/api/jobs/{quote(job_id, safe='')}"
-            async with self._session.get(where) as answer:
-                if answer.status == 404:
-                    return Answer("")
-                if answer.status != 200:
-                    return None
-                body = await _beginning(answer, ANSWER_BYTES_MAX)
-            found = msgspec.json.decode(body, type=JobDetails)
-        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
-            return None
-        ended = None if found.end_time is None else found.end_time / 1000
-        message = (found.message or "")[:MESSAGE_CHARACTERS]
-        return Answer(found.status[:STATUS_CHARACTERS], message, ended)
-
-    async def submit(self, url: str, body: Mapping[str, Any]) -> None:
-        """Submit a job.  A refusal is logged: the next question shows that the job is unknown."""
-        try:
-            where = f"{url}/api/jobs/"
-            async with self._session.post(where, json=body) as answer:
-                if answer.status != 200:
-                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
-                    log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
-        except NO_ANSWER as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
-
-
-async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body, or so many bytes of it."""
-    found = bytearray()
-    while len(found) < most and (piece := await answer.content.read(most - len(found))):
-        found += piece
-    return bytes(found)
+def answer_of(found: JobDetails) -> Answer:
+    """Return the bounded answer of a dashboard; the times are in seconds."""
+    ended = None if found.end_time is None else found.end_time / 1000
+    message = (found.message or "")[:MESSAGE_CHARACTERS]
+    return Answer(found.status[:STATUS_CHARACTERS], message, ended)
 
 
 class RayJobs:
@@ -143,7 +87,8 @@ class RayJobs:
         seen = self._picture(job)
         answer = None
         if seen.url:
-            answer = await self._dashboard.ask(seen.url, seen.status["jobId"])
+            details = await self._dashboard.job(seen.url, seen.status["jobId"])
+            answer = answer_of(details) if details is not None else None
         found = plan_job(seen, answer, wall())
         if found.status is not None:
             body = {**job, "status": found.status}

@@ -11,17 +11,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
 from unbroken.core.ray_resume import Answer, Head, Submission, SubmitAgain, base_id
-from unbroken.errors import PeerError
 from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient
 from unbroken.kube.workqueue import WorkQueue
 
+from .ray_api import PACKAGE, Dashboard
 from .ray_views import request_text, with_attempt
 
 log = logging.getLogger(__name__)
@@ -36,9 +35,6 @@ SILENCE_SECONDS = 15.0
 SUBMITTED_SECONDS = 0.5
 """Seconds until a dashboard is asked again that was given jobs."""
 WORKERS = 32
-LIST_BYTES_MAX = 4 * 1024 * 1024
-"""Longest list of jobs that is read; it names ended jobs, too."""
-REFUSAL_BYTES_MAX = 4096
 JOBS_MAX = 20
 """Running jobs of a RayCluster that are kept."""
 REQUEST_BYTES_MAX = 16 * 1024
@@ -46,9 +42,6 @@ KEPT_BYTES_MAX = 96 * 1024
 """All requests of a RayCluster together: an object has 256 KiB for all annotations."""
 ID_CHARACTERS_MAX = 200
 RUNNING = frozenset({"PENDING", "RUNNING"})
-PACKAGE = "gcs://"
-"""Scheme of code that `ray job submit --working-dir` stores in the head."""
-NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
 
 
 class _Row(msgspec.Struct):
@@ -154,57 +147,6 @@ class RayDashboards:
         body = {**request, "runtime_env": environment, "submission_id": order.id}
         await self._dashboard.submit(asked.url, body)
         return ""
-
-
-class Dashboard:
-    """The API of jobs that each head's dashboard has."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def jobs(self, url: str) -> list[msgspec.Raw] | None:
-        """Return the jobs that a dashboard knows; None if it does not say."""
-        try:
-            async with self._session.get(f"{url}/api/jobs/") as answer:
-                if answer.status != 200:
-                    log.debug("dashboard=%s status=%d", url, answer.status)
-                    return None
-                body = await _beginning(answer, LIST_BYTES_MAX + 1)
-            if len(body) > LIST_BYTES_MAX:
-                raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
-            return msgspec.json.decode(body, type=list[msgspec.Raw])
-        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
-            return None
-
-    async def lacks(self, url: str, package: str) -> bool:
-        """True if the head says that it has no such package."""
-        name = package.removeprefix(PACKAGE)
-        try:
-            where = f"{url}/api/packages/gcs/{quote(name, safe='')}"
-            async with self._session.get(where) as answer:
-                return answer.status == 404
-        except NO_ANSWER as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
-            return False
-
-    async def submit(self, url: str, body: Mapping[str, Any]) -> None:
-        """Submit a job.  A refusal is logged: the next list shows that the job is unknown."""
-        try:
-            async with self._session.post(f"{url}/api/jobs/", json=body) as answer:
-                if answer.status != 200:
-                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
-                    log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
-        except NO_ANSWER as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
-
-
-async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body, or so many bytes of it."""
-    found = bytearray()
-    while len(found) < most and (piece := await answer.content.read(most - len(found))):
-        found += piece
-    return bytes(found)
 
 
 def answer_of(head: Head, listed: list[msgspec.Raw]) -> Answer:

@@ -1,0 +1,104 @@
+"""The HTTP API of the dashboard that each Ray head has.
+
+A dashboard is a program of a user, so its answers are bounded.  A dashboard that does not answer,
+or not in this form, is no error: the caller asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from unbroken.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+LIST_BYTES_MAX = 4 * 1024 * 1024
+"""Longest list of jobs that is read; it names ended jobs, too."""
+JOB_BYTES_MAX = 1024 * 1024
+"""Longest answer about one job that is read."""
+REFUSAL_BYTES_MAX = 4096
+PACKAGE = "gcs://"
+"""Scheme of code that `ray job submit --working-dir` stores in the head."""
+NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
+
+
+class JobDetails(msgspec.Struct):
+    """The fields of a dashboard's job that are read."""
+
+    status: str
+    """Empty: the dashboard knows no such job."""
+    message: str | None = None
+    end_time: float | None = None
+    """Milliseconds since the epoch."""
+
+
+class Dashboard:
+    """The API of jobs that each head's dashboard has."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def jobs(self, url: str) -> list[msgspec.Raw] | None:
+        """Return the jobs that a dashboard knows; None if it does not say."""
+        try:
+            async with self._session.get(f"{url}/api/jobs/") as answer:
+                if answer.status != 200:
+                    log.debug("dashboard=%s status=%d", url, answer.status)
+                    return None
+                body = await _beginning(answer, LIST_BYTES_MAX + 1)
+            if len(body) > LIST_BYTES_MAX:
+                raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
+            return msgspec.json.decode(body, type=list[msgspec.Raw])
+        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
+            log.debug('dashboard=%s reason="%s"', url, error)
+            return None
+
+    async def job(self, url: str, job_id: str) -> JobDetails | None:
+        """Return the state of a job; None if the dashboard does not answer."""
+        try:
+            where = f"{url}/api/jobs/{quote(job_id, safe='')}"
+            async with self._session.get(where) as answer:
+                if answer.status == 404:
+                    return JobDetails("")
+                if answer.status != 200:
+                    return None
+                body = await _beginning(answer, JOB_BYTES_MAX)
+            return msgspec.json.decode(body, type=JobDetails)
+        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
+            log.debug('dashboard=%s reason="%s"', url, error)
+            return None
+
+    async def lacks(self, url: str, package: str) -> bool:
+        """True if the head says that it has no such package."""
+        name = package.removeprefix(PACKAGE)
+        try:
+            where = f"{url}/api/packages/gcs/{quote(name, safe='')}"
+            async with self._session.get(where) as answer:
+                return answer.status == 404
+        except NO_ANSWER as error:
+            log.debug('dashboard=%s reason="%s"', url, error)
+            return False
+
+    async def submit(self, url: str, body: Mapping[str, Any]) -> None:
+        """Submit a job.  A refusal is logged: the next list shows that the job is unknown."""
+        try:
+            async with self._session.post(f"{url}/api/jobs/", json=body) as answer:
+                if answer.status != 200:
+                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
+                    log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
+        except NO_ANSWER as error:
+            log.debug('dashboard=%s reason="%s"', url, error)
+
+
+async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body, or so many bytes of it."""
+    found = bytearray()
+    while len(found) < most and (piece := await answer.content.read(most - len(found))):
+        found += piece
+    return bytes(found)
