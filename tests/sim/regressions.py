@@ -93,6 +93,7 @@ SEEDS = {
     4000300579: "an agent offered the port that its operator had chosen for the attempt that began",
     9346441368: "world: a second cut of a node's ways took the place of the first one",
     2137642: "world: a worker that a signal had stopped ended by itself, and well",
+    9656809631: "rule: a rank that had been at work in the same silence was to be stopped in 110 s",
     10623614412: "rule: a hang was to be noticed in 110 s though no agent answered looks",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }

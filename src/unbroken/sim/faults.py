@@ -184,6 +184,8 @@ def _stand_still(world: World, kind: str, worker: Worker) -> None:
     is_seen = kind == "stop" or world.watches.knows(place)
     _worker_note(world, kind if is_seen else "hang", worker, is_anyones=True)
     world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
+    if place.is_quiet and place.at_work == worker.rank:
+        world.truth.hung_at_work.add(worker.attempt)
     world.training.stall(worker)
     world.watches.silence(place)
 

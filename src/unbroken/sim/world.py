@@ -12,6 +12,7 @@ from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.core.job.watch.looks import BLIND_SECONDS
+from unbroken.core.job.watch.standing import ACTIVE_SECONDS
 from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
@@ -344,18 +345,21 @@ class World:
             # An unwritten attempt of a lost or unheard agent is only noticed by the peers'
             # watchdogs, or by the operator's timeout.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
-        if fault.kind == "stall" and not self._shows_ranks(attempt):
-            seconds = max(seconds, BLIND_SECONDS + faults.NOTICED["stall"])
+        if fault.kind == "stall":
+            seconds = max(seconds, faults.NOTICED["stall"] + self._silence_given(attempt))
         if since is None or since > now - seconds:
             self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
         else:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
 
-    def _shows_ranks(self, attempt: int) -> bool:
-        """Return whether an agent of the attempt answers looks; else a hang gets more time."""
+    def _silence_given(self, attempt: int) -> float:
+        """Return the silence that operators give a hang of the attempt beyond the usual one."""
+        if attempt in self.truth.hung_at_work:
+            return ACTIVE_SECONDS
         workers = [one for one in self.training.live.values() if one.attempt == attempt]
         agents = [self.agent_of(one) for one in workers]
-        return any(one is not None and not one.is_blind for one in agents)
+        answers_looks = any(one is not None and not one.is_blind for one in agents)
+        return 0.0 if answers_looks else BLIND_SECONDS
 
     def _could_know(self, fault: Fault, until: float) -> bool:
         """Return whether an operator saw enough of a fault before it passed.
