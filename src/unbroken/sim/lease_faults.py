@@ -181,11 +181,13 @@ def _lose(world: World, agent: Agent) -> None:
     if is_lost or not agent.local.node.is_up:
         return
     schedule.probes["lease_edge"] += 1
-    note(world, "agent_freeze", [agent.local], seconds=2 * lease)
     if schedule.chance(0.6):
+        seconds = lease * schedule.random.choice([0.5, 0.9, 2.0])
+        note(world, "agent_freeze", [agent.local], seconds=seconds)
         agent.freeze()
-        schedule.after(lease * schedule.random.choice([0.5, 0.9, 2.0]), world.thaw, agent)
+        schedule.after(seconds, world.thaw, agent)
     else:
+        note(world, "stuck_worker", [agent.local])
         agent.slow[KillAll] = 2 * lease
     ways = [_lose_node, _lose_node, _lose_time]
     if lease < STOP_SECONDS:
