@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from unbroken.core.agent.machine import Settings, Workers
 from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
+from unbroken.core.job.recovery import signals
+from unbroken.core.job.watch.examination import REPEAT_FACTOR, REPEATS_MAX
 from unbroken.core.job.watch.looks import BLIND_SECONDS
-from unbroken.core.job.watch.standing import ACTIVE_SECONDS
+from unbroken.core.job.watch.standing import ACTIVE_SECONDS, SLOW_SECONDS
 from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
@@ -358,8 +361,17 @@ class World:
             return ACTIVE_SECONDS
         workers = [one for one in self.training.live.values() if one.attempt == attempt]
         agents = [self.agent_of(one) for one in workers]
-        answers_looks = any(one is not None and not one.is_blind for one in agents)
-        return 0.0 if answers_looks else BLIND_SECONDS
+        if not any(one is not None and not one.is_blind for one in agents):
+            return BLIND_SECONDS
+        repeats = self._stalls_at(self.training.step(workers[0]))
+        return SLOW_SECONDS * REPEAT_FACTOR ** min(repeats, REPEATS_MAX) if repeats else 0.0
+
+    def _stalls_at(self, step: int | None) -> int:
+        """Return how many of the newest incidents in a row are hangs at this step."""
+        found = sorted(self.control.incidents.objects.values(), key=lambda one: -one.number)
+        names = (signals.STALLED, signals.SPINNING)
+        is_same = (one.culprit.fault in names and one.step == step for one in found)
+        return sum(1 for _ in takewhile(bool, is_same))
 
     def _could_know(self, fault: Fault, until: float) -> bool:
         """Return whether an operator saw enough of a fault before it passed.
