@@ -175,10 +175,11 @@ class AskForFence:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Record a warning event on the job."""
+    """Record an event on the job."""
 
     reason: str
     message: str
+    is_warning: bool = True
 
 
 ResumeEffect = WriteResumeRecord | DeleteResumedPod | AskForFence | Say

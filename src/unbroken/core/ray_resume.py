@@ -352,4 +352,5 @@ def unsupported(submission_mode: str, has_selector: bool) -> tuple[str, ...]:
 
 def _resumed(seen: RayPicture, what: str) -> Say:
     number, fault = seen.record.count, seen.record.fault
-    return Say(seen.kind + RESUMED, f"{seen.title} {what} (restart {number}, because {fault})")
+    text = f"{seen.title} {what} (restart {number}, because {fault})"
+    return Say(seen.kind + RESUMED, text, is_warning=False)

@@ -9,36 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, assert_never
-from urllib.parse import quote
 
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.auto_resume import (
-    AskForFence,
-    AutoResume,
-    DeleteResumedPod,
-    ResumeEffect,
-    Say,
-    WriteResumeRecord,
-)
+from unbroken.core.auto_resume import AutoResume
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.events import EventRecorder, reference_to
+from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
 
-from .orders import PodOrders
-from .views import concerns, node_state, picture, write_record
+from .changes import JobChanges, pods_and_nodes
+from .orders import Orders
+from .views import concerns, picture, uid_of
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +107,8 @@ async def _resume(
     async with asyncio.TaskGroup() as tasks:
         # Not a shared one: it must end when the kind does.
         jobs = Informer(client, job_class(kind), namespace=namespace)
-        own: list[Informer[Any]] = [jobs]
-        if informers is None:
-            pods = Informer(client, Pod, namespace=namespace, labels=kind.pod_label)
-            nodes = Informer(client, Node)
-            own += [pods, nodes]
-        else:
-            pods, nodes = informers.of(Pod), informers.of(Node)
-        for informer in own:
+        pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
+        for informer in (jobs, *own):
             tasks.create_task(informer.run())
         resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes))
         try:
@@ -141,21 +126,18 @@ class Watches:
     nodes: Informer[Node]
 
 
-class Resumer:
+class Resumer(JobChanges):
     """Keeps a machine for each job that asks to be resumed."""
 
     def __init__(
         self, client: KubeClient, recorder: EventRecorder, kind: JobKind, watches: Watches
     ) -> None:
-        self._client = client
-        self._recorder = recorder
+        super().__init__(kind)
         self._kind = kind
         self._watches = watches
-        self._orders = PodOrders(client, watches.nodes)
+        self._orders = Orders(client, recorder, watches.nodes)
         self._machines: dict[str, AutoResume] = {}
         """By the job's uid."""
-        self._pods = JobPods(kind)
-        self._is_stopped = False
         self._queue: WorkQueue[Key] = WorkQueue("auto-resume", self._look, workers=WORKERS)
 
     async def run(self) -> None:
@@ -166,31 +148,16 @@ class Resumer:
         self._watches.jobs.subscribe(self._on_job)
         await self._queue.run()
 
-    def stop(self) -> None:
-        """Forget all pods and ignore the shared informers, which go on calling."""
-        self._is_stopped = True
-        self._pods.clear()
-
     # --- changes that informers see
 
     def _on_job(self, old: Job | None, new: Job | None) -> None:
         item = changed(old, new)
-        if new is None or (old is not None and _uid(old) != _uid(new)):
-            self._machines.pop(_uid(old or item), None)
+        if new is None or (old is not None and uid_of(old) != uid_of(new)):
+            self._machines.pop(uid_of(old or item), None)
         self._queue.add(key_of(item))
 
-    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        if self._is_stopped:
-            return
-        key = self._pods.changed(old, new)
-        if key is not None:
-            self._queue.add(key)
-
-    def _on_node(self, old: Node | None, new: Node | None) -> None:
-        if self._is_stopped or (old and new and node_state(old) == node_state(new)):
-            return
-        for key in self._pods.jobs_on(key_of(changed(old, new)).name):
-            self._queue.add(key)
+    def _add(self, key: Key) -> None:
+        self._queue.add(key)
 
     # --- one job
 
@@ -198,41 +165,11 @@ class Resumer:
         job = self._watches.jobs.get(key.name, key.namespace)
         if job is None or not concerns(job):
             return None
-        uid = _uid(job)
+        uid = uid_of(job)
         pods = self._pods.of_job(job)
         seen = picture(self._kind, job, pods, await self._orders.nodes_of(pods))
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
-            await self._carry_out(job, effect)
+            await self._orders.carry_out(self._kind, job, effect)
         deadline = machine.deadline()
         return None if deadline is None else max(deadline - wall(), 0.0)
-
-    async def _carry_out(self, job: Job, effect: ResumeEffect) -> None:
-        match effect:
-            case WriteResumeRecord():
-                await self._write(job, effect)
-            case DeleteResumedPod():
-                await self._orders.delete(key_of(job).namespace, effect)
-            case AskForFence():
-                await self._orders.fence(effect)
-            case Say():
-                log.warning(
-                    '%s=%s %s="%s"',
-                    *(self._kind.name.lower(), key_of(job), effect.reason, effect.message),
-                )
-                self._recorder.record(reference_to(job), "Warning", effect.reason, effect.message)
-            case _:
-                assert_never(effect)
-
-    async def _write(self, job: Job, order: WriteResumeRecord) -> None:
-        """Raises Conflict, which leaves the rest undone, if the job has changed meanwhile."""
-        key, kind = key_of(job), self._kind
-        body: dict[str, Any] = {"metadata": {"annotations": write_record(order.record)}}
-        if order.suspends is not None:
-            body |= kind.suspension(order.suspends)
-        path = f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
-        await self._client.merge(path, body, uid=_uid(job), version=order.version)
-
-
-def _uid(job: Mapping[str, Any]) -> str:
-    return str(job["metadata"].get("uid") or "")

@@ -1,29 +1,72 @@
-"""Orders about pods and nodes that auto-resume of every kind carries out."""
+"""Orders that auto-resume of every kind of job carries out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any, assert_never
 from urllib.parse import quote
 
+from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.auto_resume import AskForFence, DeleteResumedPod, PodNode
+from unbroken.core.auto_resume import (
+    AskForFence,
+    DeleteResumedPod,
+    PodNode,
+    ResumeEffect,
+    Say,
+    WriteResumeRecord,
+)
+from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
+from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
+from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.keys import FENCE
 
-from .views import node_state
+from .views import node_state, uid_of, write_record
 
 log = logging.getLogger(__name__)
 
 
-class PodOrders:
-    """Looks at the nodes of pods, deletes pods and asks for fences."""
+def path_of(kind: JobKind, key: Key) -> str:
+    """Return the path of a job at the API server."""
+    return f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
 
-    def __init__(self, client: KubeClient, nodes: Informer[Node]) -> None:
+
+class Orders:
+    """Looks at the nodes of pods, and carries out orders on jobs, pods and nodes."""
+
+    def __init__(self, client: KubeClient, recorder: EventRecorder, nodes: Informer[Node]) -> None:
         self._client = client
+        self._recorder = recorder
         self._nodes = nodes
+
+    async def carry_out(self, kind: JobKind, job: Job, order: ResumeEffect) -> None:
+        """Carry out an order.  A record that is not written, since the job has changed meanwhile,
+        raises Conflict: the orders that follow it are dropped."""
+        match order:
+            case WriteResumeRecord():
+                await self._write(kind, job, order)
+            case DeleteResumedPod():
+                await self._delete(key_of(job).namespace, order)
+            case AskForFence():
+                await self._fence(order)
+            case Say():
+                where = (kind.name.lower(), key_of(job), order.reason, order.message)
+                log.warning('%s=%s %s="%s"', *where)
+                type = "Warning" if order.is_warning else "Normal"
+                self._recorder.record(reference_to(job), type, order.reason, order.message)
+            case _:
+                assert_never(order)
+
+    async def _write(self, kind: JobKind, job: Job, order: WriteResumeRecord) -> None:
+        body: dict[str, Any] = {"metadata": {"annotations": write_record(order.record)}}
+        if order.suspends is not None:
+            body |= kind.suspension(order.suspends)
+        path = path_of(kind, key_of(job))
+        await self._client.merge(path, body, uid=uid_of(job), version=order.version)
 
     async def nodes_of(self, pods: Iterable[Pod]) -> dict[str, PodNode]:
         """Return the pods' nodes by name; a missing one is gone, as the API itself was asked."""
@@ -35,7 +78,7 @@ class PodOrders:
                 found[name] = node_state(node)
         return found
 
-    async def delete(self, namespace: str, order: DeleteResumedPod) -> None:
+    async def _delete(self, namespace: str, order: DeleteResumedPod) -> None:
         """Delete a pod of a namespace."""
         if order.force and not await self._is_dead(order.node):
             return
@@ -44,7 +87,7 @@ class PodOrders:
         if await self._client.delete_if_present(path, order.uid, grace_seconds=grace):
             log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
 
-    async def fence(self, order: AskForFence) -> None:
+    async def _fence(self, order: AskForFence) -> None:
         """Ask for proof that nothing runs on a node."""
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
         path = f"api/v1/nodes/{quote(order.node)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -19,15 +19,8 @@ from lightkube.generic_resource import GenericNamespacedResource as Object
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.agent_http.sessions import plain_session
-from unbroken.core.auto_resume import (
-    AskForFence,
-    DeleteResumedPod,
-    ResumeEffect,
-    Say,
-    WriteResumeRecord,
-)
+from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
-    RESUMED,
     Answer,
     BeginAgain,
     RayEffect,
@@ -40,16 +33,16 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.events import EventRecorder, reference_to
+from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 
+from .changes import JobChanges, pods_and_nodes
 from .controller import while_served
-from .orders import PodOrders
+from .orders import Orders, path_of
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_views import (
     cluster_of,
@@ -59,10 +52,9 @@ from .ray_views import (
     owner_of,
     ray_picture,
     recorded_uid,
-    uid_of,
     write_ray_record,
 )
-from .views import concerns, node_state, write_record
+from .views import concerns, uid_of
 
 log = logging.getLogger(__name__)
 
@@ -100,14 +92,8 @@ async def _resume(
     async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
         clusters = Informer(client, job_class(RAY_CLUSTER), namespace=namespace)
         jobs = Informer(client, job_class(RAY_JOB), namespace=namespace)
-        own: list[Informer[Any]] = [clusters, jobs]
-        if informers is None:
-            pods = Informer(client, Pod, namespace=namespace, labels=LABEL)
-            nodes = Informer(client, Node)
-            own += [pods, nodes]
-        else:
-            pods, nodes = informers.of(Pod), informers.of(Node)
-        for informer in own:
+        pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
+        for informer in (clusters, jobs, *own):
             tasks.create_task(informer.run())
         watches = RayWatches(clusters, jobs, pods, nodes)
         resumer = RayResumer(client, recorder, watches, session)
@@ -136,10 +122,10 @@ class Subject(NamedTuple):
     @property
     def path(self) -> str:
         """The path of the object at the API server."""
-        return _path(self.kind, self.key)
+        return path_of(self.kind, self.key)
 
 
-class RayResumer:
+class RayResumer(JobChanges):
     """Keeps a machine for each RayJob and RayCluster that asks to be resumed."""
 
     def __init__(
@@ -149,14 +135,12 @@ class RayResumer:
         watches: RayWatches,
         session: aiohttp.ClientSession,
     ) -> None:
+        super().__init__(RAY_CLUSTER)
         self._client = client
-        self._recorder = recorder
         self._watches = watches
-        self._orders = PodOrders(client, watches.nodes)
+        self._orders = Orders(client, recorder, watches.nodes)
         self._machines: dict[str, RayResume] = {}
         """By the subject's uid."""
-        self._pods = JobPods(RAY_CLUSTER)
-        self._is_stopped = False
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
         self._dashboards = RayDashboards(client, session, self._on_answer)
 
@@ -172,23 +156,18 @@ class RayResumer:
             tasks.create_task(self._dashboards.run())
             tasks.create_task(self._queue.run())
 
-    def stop(self) -> None:
-        """Forget all pods and ignore the shared informers, which go on calling."""
-        self._is_stopped = True
-        self._pods.clear()
-
     # --- changes that informers see
 
     def _on_cluster(self, old: Object | None, new: Object | None) -> None:
         for item in (old, new):
             if item is not None:
-                self._add(item)
+                self._add_subject(item)
         item = changed(old, new)
         if new is None or (old is not None and uid_of(old) != uid_of(new)):
             self._machines.pop(uid_of(old or item), None)
             self._dashboards.forget(key_of(item))
 
-    def _add(self, cluster: Object) -> None:
+    def _add_subject(self, cluster: Object) -> None:
         owner, key = owner_of(cluster), key_of(cluster)
         if owner is None:
             self._queue.add(Subject(RAY_CLUSTER, key))
@@ -201,26 +180,13 @@ class RayResumer:
             self._machines.pop(uid_of(old or item), None)
         self._queue.add(Subject(RAY_JOB, key_of(item)))
 
-    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        if self._is_stopped:
-            return
-        key = self._pods.changed(old, new)
-        if key is not None:
-            self._add_key(key)
-
-    def _on_node(self, old: Node | None, new: Node | None) -> None:
-        if self._is_stopped or (old and new and node_state(old) == node_state(new)):
-            return
-        for key in self._pods.jobs_on(key_of(changed(old, new)).name):
-            self._add_key(key)
-
     def _on_answer(self, key: Key) -> None:
         self._queue.add(Subject(RAY_CLUSTER, key))
 
-    def _add_key(self, key: Key) -> None:
+    def _add(self, key: Key) -> None:
         cluster = self._watches.clusters.get(key.name, key.namespace)
         if cluster is not None:
-            self._add(cluster)
+            self._add_subject(cluster)
 
     # --- one subject
 
@@ -269,16 +235,11 @@ class RayResumer:
     async def _carry_out(
         self, subject: Subject, item: Object, effect: ResumeEffect | RayEffect
     ) -> None:
-        kind = subject.kind
         match effect:
             case WriteRayRecord():
                 await self._write(subject, item, effect)
-            case WriteResumeRecord():
-                body = {"metadata": {"annotations": write_record(effect.record)}}
-                path = subject.path
-                await self._client.merge(path, body, uid=uid_of(item), version=effect.version)
             case SuspendRayCluster():
-                path = _path(RAY_CLUSTER, Key(subject.key.namespace, effect.name))
+                path = path_of(RAY_CLUSTER, Key(subject.key.namespace, effect.name))
                 suspended = {"spec": {"suspend": True}}
                 if await self._client.merge_if_present(path, suspended, uid=effect.uid):
                     log.info("raycluster=%s suspended=yes", effect.name)
@@ -286,17 +247,8 @@ class RayResumer:
                 await self._begin_again(subject, item, effect)
             case SubmitAgain():
                 self._dashboards.submit(subject.key, effect)
-            case DeleteResumedPod():
-                await self._orders.delete(subject.key.namespace, effect)
-            case AskForFence():
-                await self._orders.fence(effect)
-            case Say():
-                where = (kind.name.lower(), subject.key, effect.reason, effect.message)
-                log.warning('%s=%s %s="%s"', *where)
-                type = "Normal" if effect.reason == kind.name + RESUMED else "Warning"
-                self._recorder.record(reference_to(item), type, effect.reason, effect.message)
             case _:
-                assert_never(effect)
+                await self._orders.carry_out(subject.kind, item, effect)
 
     async def _write(self, subject: Subject, item: Object, order: WriteRayRecord) -> None:
         """Raises Conflict, which leaves the rest undone, if the subject has changed meanwhile."""
@@ -324,10 +276,6 @@ class RayResumer:
         path = f"{subject.path}/status"
         await self._client.merge(path, status, uid=uid_of(job), version=order.version)
         log.info("rayjob=%s deployment=Retrying raycluster=%s", subject.key, order.cluster)
-
-
-def _path(kind: JobKind, key: Key) -> str:
-    return f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
 
 
 def _is(pod: Pod, uid: str) -> bool:

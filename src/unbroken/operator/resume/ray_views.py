@@ -18,7 +18,7 @@ from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 
-from .views import annotations_of, pod_state, read_record, write_record
+from .views import annotations_of, pod_state, read_record, uid_of, write_record
 
 Object = Mapping[str, Any]
 HEAD = "head"
@@ -115,11 +115,6 @@ def _is_over(is_rayjob: bool, subject: Object, state: RayState) -> bool:
 
 def _deployment(subject: Object) -> str:
     return str((subject.get("status") or {}).get("jobDeploymentStatus") or "")
-
-
-def uid_of(item: Object) -> str:
-    """Return the uid of an object that is a dict."""
-    return str(item["metadata"].get("uid") or "")
 
 
 def _uid(pod: Pod) -> str:

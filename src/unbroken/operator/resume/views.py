@@ -21,6 +21,11 @@ def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
     return dict(job["metadata"].get("annotations") or {})
 
 
+def uid_of(job: Mapping[str, Any]) -> str:
+    """Return the uid of an object that is a dict."""
+    return str(job["metadata"].get("uid") or "")
+
+
 def concerns(job: Mapping[str, Any]) -> bool:
     """True if a job has an annotation of auto-resume, valid or not, or is held suspended by it."""
     found = annotations_of(job)

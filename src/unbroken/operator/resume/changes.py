@@ -1,0 +1,61 @@
+"""Changes of pods and nodes, as work on the jobs that they belong to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.kube.cache import Key, changed, key_of
+from unbroken.kube.client import KubeClient
+from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers
+from unbroken.operator.job_pods import JobPods
+from unbroken.spec.job_kinds import JobKind
+
+from .views import node_state
+
+
+class JobChanges(ABC):
+    """Adds the jobs of a kind to the work of a subclass when a pod or a node of theirs changes."""
+
+    def __init__(self, kind: JobKind) -> None:
+        self._pods = JobPods(kind)
+        self._is_stopped = False
+
+    @abstractmethod
+    def _add(self, key: Key) -> None:
+        """Have the job of this key looked at."""
+
+    def stop(self) -> None:
+        """Forget all pods and ignore the shared informers, which go on calling."""
+        self._is_stopped = True
+        self._pods.clear()
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        if self._is_stopped:
+            return
+        key = self._pods.changed(old, new)
+        if key is not None:
+            self._add(key)
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if self._is_stopped or (old and new and node_state(old) == node_state(new)):
+            return
+        for key in self._pods.jobs_on(key_of(changed(old, new)).name):
+            self._add(key)
+
+
+def pods_and_nodes(
+    client: KubeClient, informers: Informers | None, kind: JobKind, namespace: str | None
+) -> tuple[Informer[Pod], Informer[Node], list[Informer[Any]]]:
+    """Return the informers of pods and nodes, and those of them that the caller must run.
+
+    `informers`: shared ones, which run already; None: there are none.
+    """
+    if informers is not None:
+        return informers.of(Pod), informers.of(Node), []
+    pods = Informer(client, Pod, namespace=namespace, labels=kind.pod_label)
+    nodes = Informer(client, Node)
+    return pods, nodes, [pods, nodes]
