@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -131,26 +132,35 @@ def test_the_python_client_forwards_several_ports(cluster: Cluster, web: str) ->
     with config.new_client_from_config(str(cluster.directory / "kubeconfig")) as api:
         core = client.CoreV1Api(api)
 
-        def dial(*ports: int) -> Any:
+        @contextmanager
+        def dial(*ports: int) -> Iterator[Any]:
             wanted = ",".join(str(port) for port in ports)
             asked = core.connect_get_namespaced_pod_portforward
-            return portforward(asked, web, "default", ports=wanted)
+            before = set(threading.enumerate())
+            forwarded = portforward(asked, web, "default", ports=wanted)
+            started = set(threading.enumerate()) - before
+            try:
+                yield forwarded
+            finally:
+                forwarded.close()
+                for thread in started:
+                    thread.join()
+                # The client leaves its connection open where the server was the first to end it.
+                forwarded.websocket.shutdown()
 
-        forwarded = dial(PAGE, DIGESTS)
-        connection = http.client.HTTPConnection("web")
-        connection.sock = forwarded.socket(PAGE)
-        assert page(connection) == (200, b"page of the pod\n")
-        # This client has no way to say that this was all: the program counts.
-        forwarded.socket(DIGESTS).sendall(f"{len(BIG)}\n".encode() + BIG)
-        answer = b""
-        while len(answer) < len(DIGEST):
-            answer += forwarded.socket(DIGESTS).recv(100)
-        assert answer.decode() == DIGEST
-        forwarded.close()
-        refused = dial(NOBODY)
-        assert refused.socket(NOBODY).recv(1) == b""
-        assert "Connection refused" in refused.error(NOBODY)
-        refused.close()
+        with dial(PAGE, DIGESTS) as forwarded:
+            connection = http.client.HTTPConnection("web")
+            connection.sock = forwarded.socket(PAGE)
+            assert page(connection) == (200, b"page of the pod\n")
+            # This client has no way to say that this was all: the program counts.
+            forwarded.socket(DIGESTS).sendall(f"{len(BIG)}\n".encode() + BIG)
+            answer = b""
+            while len(answer) < len(DIGEST):
+                answer += forwarded.socket(DIGESTS).recv(100)
+            assert answer.decode() == DIGEST
+        with dial(NOBODY) as refused:
+            assert refused.socket(NOBODY).recv(1) == b""
+            assert "Connection refused" in refused.error(NOBODY)
 
 
 def ask(cluster: Cluster, path: str, headers: dict[str, str]) -> tuple[int, str]:
