@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
+from hmac import compare_digest
 from typing import NamedTuple
 
 from unbroken.errors import PeerError
@@ -74,7 +75,7 @@ def greeted(key: bytes, asked: bytes, uid: str | None, target: str, message: byt
         raise Stranger("does not prove that it has the job's key")
     own, proof, found = message[:begin], message[begin:end], message[end:]
     about = (asked, own, found, target.encode())
-    if not hmac.compare_digest(proof, mac(key, _LABEL, b"agent", *about)):
+    if not compare_digest(proof, mac(key, _LABEL, b"agent", *about)):
         raise Stranger("does not prove that it has the job's key")
     if uid is not None and found != uid.encode():
         name = found.decode(errors="replace")
@@ -131,7 +132,7 @@ class Unseal(_Tags):
     def __call__(self, message: bytes) -> bytes:
         """Return the message without its tag. Raises Stranger if the tag is wrong."""
         payload = message[TAG_BYTES:]
-        if not hmac.compare_digest(message[:TAG_BYTES], self._tag(payload)):
+        if not compare_digest(message[:TAG_BYTES], self._tag(payload)):
             raise Stranger(f"sent a message {self._count} that is forged, repeated or out of order")
         self._count += 1
         return payload
@@ -167,7 +168,7 @@ def answer_tag(session: Session, number: int, status: int, digest: str) -> str:
 
 def is_tag(given: str | None, wanted: str) -> bool:
     """True if a header has the tag; the comparison takes constant time."""
-    return hmac.compare_digest((given or "").encode("utf-8", "replace"), wanted.encode())
+    return compare_digest((given or "").encode("utf-8", "replace"), wanted.encode())
 
 
 def digest_of(body: bytes) -> str:
