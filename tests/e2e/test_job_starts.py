@@ -62,7 +62,11 @@ def _message(job: Object) -> str:
 
 @contextmanager
 def wanted(
-    cluster: Cluster, container: Object, pod: Object | None = None, restarts: int = 2
+    cluster: Cluster,
+    container: Object,
+    pod: Object | None = None,
+    restarts: int = 2,
+    annotations: Object | None = None,
 ) -> Iterator[Wanted]:
     """A job of two pods with this container, deleted in the end."""
     api, name = api_of(cluster), f"job-{uuid.uuid4().hex[:6]}"
@@ -72,7 +76,7 @@ def wanted(
         body = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "annotations": annotations or {}},
             "spec": {
                 "nprocPerNode": "2",
                 "replicaSpecs": [{"name": "pods", "replicas": 2, "template": template}],

@@ -105,6 +105,7 @@ REPORTS = st.builds(
     progress=PROGRESS,
     kept=st.lists(COUNTS, max_size=3).map(tuple),
     restart_mode=TEXTS,
+    is_unstarted=st.booleans(),
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
     copies=st.lists(COUNTS, max_size=3).map(tuple),
     imports=st.none() | COUNTS,

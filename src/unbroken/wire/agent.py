@@ -328,6 +328,11 @@ class AgentReport:
     """In READY: global ranks whose processes wait at the barrier for the next attempt."""
     restart_mode: str = ""
     """Restart mode that a stock agent was started for."""
+    is_unstarted: bool = False
+    """In FAULTED: a stock agent's workers ended before the start of the next attempt.
+
+    An agent of this project names no attempt in such a report.
+    """
     receipts: Annotated[tuple[Receipt, ...], Limits(WORKERS_MAX)] = ()
     """Receipts of the attempt, one of each rank at most for each name."""
     copies: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()

@@ -211,10 +211,10 @@ def report_of_status(value: object) -> AgentReport:
     reader = Reader(value)
     state = reader.required("status", _state, AgentState.INIT)
     entered: Mapping[str, Any] = reader.optional("transitions", _object, {})
-    initialized = entered.get("INIT", "")
-    if not isinstance(initialized, str):
-        reader.fail("string_type", "transitions", "INIT should be a valid string", None)
-        initialized = ""
+    initialized = _entry(reader, entered, AgentState.INIT)
+    # The times are in UTC and of one form, so that their order is that of the texts.
+    began = _entry(reader, entered, AgentState.RUNNING)
+    waited = max(initialized, _entry(reader, entered, AgentState.READY))
     report = AgentReport(
         agent_id=f"stock-{clean(initialized, 64)}",
         state=state,
@@ -223,9 +223,20 @@ def report_of_status(value: object) -> AgentReport:
         message=reader.optional("message", _cut, ""),
         agent_version=reader.optional("agent_version", _cut, ""),
         restart_mode=reader.optional("restartMode", _cut, ""),
+        is_unstarted=state is AgentState.FAULTED and waited > began,
     )
     reader.finish()
     return report
+
+
+def _entry(reader: Reader, entered: Mapping[str, Any], state: AgentState) -> str:
+    """Return the time of the latest entry into the state; empty: it was never entered."""
+    at = entered.get(state.name, "")
+    if not isinstance(at, str):
+        text = f"{state.name} should be a valid string"
+        reader.fail("string_type", "transitions", text, None)
+        return ""
+    return at
 
 
 class _WrongError(ValueError):

@@ -72,7 +72,8 @@ def sort_members(
     finding = NewestAttempt(max((a for a in newest if a is not None), default=status_attempt))
     finding.attempt = max(finding.attempt, status_attempt)
     for member, report in heard:
-        if report.state in (*_BEGUN, *_BROKEN) and member.ordered is None and is_stock(report):
+        is_part = report.state in (*_BEGUN, *_BROKEN) and not report.is_unstarted
+        if is_part and member.ordered is None and is_stock(report):
             member.ordered = stock_attempt
         _sort(finding, member, report)
     return finding

@@ -58,6 +58,7 @@ from .roster import Member, is_stock, of_ranks
 from .spares import Spares
 from .state import JobState
 from .transitions import Phase
+from .unstarted import Unstarted
 from .waiting import Waits
 
 AGENT_BACK_SECONDS = 20.0
@@ -88,6 +89,7 @@ class Job:
         self._spares = Spares(self.state)
         self._leases = Leases(self.state)
         self._waits = Waits(self.state)
+        self._unstarted = Unstarted(self.state, self._recovery, self._waits)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
         self._moves = Moves(self.state, self._recovery, self._spares)
@@ -142,6 +144,7 @@ class Job:
             self._recovery.fault(self._stalls.faults(now), now)
             self._recovery.fault(self._stragglers.advance(now), now)
             self._examination.go_on(now)
+            self._unstarted.go_on(now)
             self._pass_time(now)
             if self._too_large and state.phase in _LIVE:
                 verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
@@ -176,6 +179,7 @@ class Job:
             self._receipts.deadline(),
             self._spares.deadline(),
             self._waits.deadline(),
+            self._unstarted.deadline(),
             self._leases.deadline(),
             self._moves.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
@@ -365,7 +369,7 @@ class Job:
         state.commands += state.gang.observe(member, now)
         # A stock agent's answer to a stop repeats its earlier state, and yet is a proof.
         state.has_changed |= unclear != len(state.gang.unclear)
-        self._waits.forget(member.view)
+        self._unstarted.heard(member, now)
         is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
         self._watched(member, report, now)
         if state.gang.is_training(uid):
@@ -397,23 +401,9 @@ class Job:
     def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Take an agent's report while the next attempt is prepared."""
         if member.broke_early:
-            self._broke_early(member, report, now)
+            self._unstarted.broke(member, report, now)
         elif self.state.incidents.open is not None:
             self._join(member, report, is_same, now)
-
-    def _broke_early(self, member: Member, report: AgentReport, now: float) -> None:
-        """Charge the fault of workers that ended before they had a rank.
-
-        It joins the open incident, unless the agent has started other workers since.
-        """
-        state, incident = self.state, self.state.incidents.open
-        if state.phase is not Phase.PREPARING or member.condemned:
-            return
-        found = signals.of_unstarted(member, report, now)
-        if incident is not None and member.early_attempt <= incident.attempt:
-            self._recovery.fault(found, now)
-        else:
-            self._recovery.open(found, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add the faults of a report to the open incident."""

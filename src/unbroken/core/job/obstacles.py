@@ -24,6 +24,7 @@ LINES_MAX = 8
 LINE_CHARACTERS = 160
 """Characters kept of a line that a container wrote last."""
 NO_AGENT = "NoAgent"
+NOT_READY = "WorkersNotReady"
 REFUSED = "PodRefused"
 ENDED = "CrashLoopBackOff"
 
@@ -46,6 +47,7 @@ _ADVICE = {
     "CreateContainerConfigError": "create what is missing: the container then starts by itself",
     "FailedMount": "create what is missing: the container then starts by itself",
     REFUSED: "the pod is created as soon as the API server accepts it",
+    NOT_READY: "see what they wrote with `kubectl logs {pod} --all-containers`",
     NO_AGENT: "its command must run hyperpodrun or unbrokenrun",
 }
 """Advice to the user, by reason."""

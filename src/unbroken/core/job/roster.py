@@ -63,12 +63,10 @@ def of_ranks(report: AgentReport, nnodes: int, wanted: int) -> AgentReport:
 
 
 def _is_early_fault(report: AgentReport) -> bool:
-    """True if the agent reports a fault of workers that have no rank yet.
-
-    A stock agent names no attempt, so such a fault cannot be distinguished from one of the attempt
-    that it was ordered to start.
-    """
-    return report.state is AgentState.FAULTED and report.attempt is None and not is_stock(report)
+    """True if the agent reports a fault of workers that have no rank yet."""
+    if is_stock(report):
+        return report.is_unstarted
+    return report.state is AgentState.FAULTED and report.attempt is None
 
 
 def _next_attempt(report: AgentReport) -> int:
@@ -91,6 +89,8 @@ class Member:
     """Newest attempt that the present agent process was ordered to start."""
     asked: int = -1
     """Newest attempt that the present agent process was ordered to stop."""
+    asked_before: int = -1
+    """Newest attempt that a stock agent was ordered to stop before its present workers."""
     lost_why: str = ""
     """Why the agent cannot be reached; empty: it can."""
     condemned: str = ""
@@ -120,13 +120,23 @@ class Member:
 
     @property
     def broke_early(self) -> bool:
-        """True if workers that wait for their rank have ended before they had one."""
-        return self.report is not None and _is_early_fault(self.report)
+        """True if workers that wait for their rank have ended before they had one.
+
+        A stock agent that was ordered to start may have ignored the order for this reason: the
+        attempt has failed, and no other one.
+        """
+        report = self.report
+        if report is None or not _is_early_fault(report):
+            return False
+        return self.ordered is None or not is_stock(report)
 
     @property
     def early_attempt(self) -> int:
         """The attempt for which such workers were started: the one after the newest known."""
-        return _next_attempt(self.report) if self.report is not None else 0
+        report = self.report
+        if report is None:
+            return 0
+        return self.asked_before + 1 if is_stock(report) else _next_attempt(report)
 
     @property
     def runs_unordered(self) -> bool:
@@ -138,7 +148,7 @@ class Member:
         report = self.report
         if report is None or not is_stock(report) or self.ordered is not None:
             return False
-        return report.state not in _BETWEEN_ATTEMPTS
+        return report.state not in _BETWEEN_ATTEMPTS and not report.is_unstarted
 
     def was_stopped(self, report: AgentReport) -> bool:
         """True if a stock agent that looks new may have carried out its stop order."""
@@ -162,7 +172,7 @@ class Member:
             # A stock agent that has restarted its processes on order looks like a new one. In both,
             # nothing of the attempts that it was ordered to stop is alive.
             asked = self.asked if is_stock(report) else -1
-            self.ordered, self.asked = None, asked
+            self.ordered, self.asked, self.asked_before = None, asked, asked
             position = self._position(report)
         elif position < self.position and not is_stock(report):
             return False
@@ -178,7 +188,7 @@ class Member:
         there.
         """
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
-        if _is_early_fault(report):
+        if _is_early_fault(report) and not is_stock(report):
             of = _next_attempt(report)
         elif report.state is AgentState.STOPPING and report.attempt is None:
             of = report.newest_attempt if self.ordered is None else of

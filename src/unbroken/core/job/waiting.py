@@ -53,7 +53,7 @@ class Waits:
         trouble = self.state.trouble
         if view.reason:
             self._up.pop(view.uid, None)
-            self._note(Obstacle(view.name, view.reason, view.message, view.last_lines))
+            self.note(Obstacle(view.name, view.reason, view.message, view.last_lines))
             return
         known = trouble.get(view.name)
         if known is not None and known.reason != NO_AGENT:
@@ -67,11 +67,11 @@ class Waits:
             return
         view = member.view
         if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
-            self._note(Obstacle(view.name, as_reason(reason), printable(message)))
+            self.note(Obstacle(view.name, as_reason(reason), printable(message)))
 
     def refused(self, name: PodName, reason: str) -> None:
         """Note that a pod could not be created."""
-        self._note(Obstacle(name, REFUSED, printable(f"it cannot be created: {reason}")))
+        self.note(Obstacle(name, REFUSED, printable(f"it cannot be created: {reason}")))
 
     def forget(self, view: PodView) -> None:
         """Forget the pod: its agent was heard, or it is gone."""
@@ -103,7 +103,7 @@ class Waits:
         self._changed_at = now
         state.set_status(conditions=wanted)
 
-    def _note(self, obstacle: Obstacle) -> None:
+    def note(self, obstacle: Obstacle) -> None:
         """Keep the obstacle, and record an event if its cause is new."""
         state = self.state
         state.trouble[obstacle.pod] = obstacle
@@ -120,4 +120,4 @@ class Waits:
             if member is not None and member.report is None:
                 port = member.view.agent_port
                 text = f"its container runs, and no agent has answered at its port {port} yet"
-                self._note(Obstacle(member.view.name, NO_AGENT, text))
+                self.note(Obstacle(member.view.name, NO_AGENT, text))

@@ -270,6 +270,20 @@ class Recovery:
         elif is_waiting:
             self.fault([sign], now)
 
+    def never_ready(self, member: Member, text: str, now: float) -> None:
+        """Replace a pod whose workers do not come to their barrier, which its agent may not obey.
+
+        The pod of a job that ends for this reason stays, with its output.
+        """
+        state = self._state
+        sign = signals.of_pod(signals.NOT_READY, text, member, now)
+        if state.incidents.knows(sign):
+            self.open([sign], now)
+        else:
+            self.fault([sign], now)
+        if state.phase is Phase.PREPARING:
+            self.lose_all([member], signals.NOT_READY, text, now)
+
     def _is_settled(self, member: Member) -> bool:
         """True if this end is already handled.
 

@@ -28,7 +28,9 @@ STOP_TIMEOUT = "StopTimeout"
 """The workers of an agent did not end in time after a stop command."""
 STOPPED = "StoppedByOthers"
 """The workers of an agent were stopped by a program other than the operator."""
-POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED)
+NOT_READY = "WorkersNotReady"
+"""The workers of an agent did not come to their barrier in time, before they had a rank."""
+POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED, NOT_READY)
 """Signs that the pod itself is lost."""
 WORKER_CRASH = "WorkerCrash"
 """HyperPod's agent reported a failed worker without another reason."""
@@ -89,9 +91,8 @@ def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
 def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal]:
     """The faults of workers that had no rank yet; the rank in such a report is the local rank."""
     found = of_workers(member, report, now)
-    if not report.faults:
-        return found
     said = [f"local rank {one.local_rank}, before its start: " for one in report.faults]
+    said = said or ["before the start: "]
     return [
         replace(signal, rank=None, text=(who + signal.text)[:TEXT_CHARACTERS])
         for who, signal in zip(said, found, strict=False)
