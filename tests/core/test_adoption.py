@@ -16,7 +16,8 @@ from unbroken.core.job.events import (
     StopWorkers,
     WriteIncident,
 )
-from unbroken.spec.job.types import JobStatus, RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import JobStatus, RestartStatus, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 
@@ -132,6 +133,20 @@ def test_fault_of_the_meantime_is_found_and_charged() -> None:
         100 failed w-1 0 rank=1 -> stop w-0 0, stop w-1 0, status Faulted 1, incident 1 open
     """)
     assert new.incidents[1].culprit.fault == "ExitCode"
+
+
+@pytest.mark.parametrize(
+    "heard",
+    ["runs w-0 0 rank=0 told=12\n100.2 boots w-1 agent=other", "failed w-0 0 rank=0 told=12"],
+    ids=["others run it", "it has failed"],
+)
+def test_progress_that_was_never_written_is_not_charged(heard: str) -> None:
+    new = left(1 if heard.startswith("failed") else 2)
+    new.job.state.set_status(restart_status=RestartStatus(restart_count=3))
+    new.run(f"100 synced\n100.1 {heard}\n112 tick")
+    incident = new.incidents[1]
+    assert (incident.step, incident.remedy) == (12, Remedy.PROCESS)
+    assert new.status.restart_status == RestartStatus()
 
 
 def test_two_addresses_of_one_attempt_are_stopped() -> None:

@@ -297,7 +297,7 @@ class Adoption:
                 self._life.say_running(now)
 
     def _restart(self, finding: NewestAttempt, now: float) -> None:
-        """Stop what is left of the attempt, and name the culprit."""
+        """Stop what is left of the attempt, note its progress, and name the culprit."""
         state = self._state
         found = []
         for member in finding.broken:
@@ -307,5 +307,9 @@ class Adoption:
         if not found:
             text = f"a new operator did not find every rank running in attempt {finding.attempt}"
             found = [Signal(now, OPERATOR_RESTARTED, text)]
+        # The earlier operator may have written none of it, and agents that are stopped forget it.
+        for member in (*finding.running, *finding.broken):
+            if member.report is not None and member.report.watch:
+                state.watched[member.uid] = member.report.watch
         state.enter(Phase.TRAINING)
         self._recovery.open(found, now)
