@@ -150,6 +150,34 @@ def test_a_rank_that_spins_is_looked_at_thrice_and_given_more_time_than_one_that
     assert job.incidents[1].culprit.fault == "Spinning"
 
 
+def test_looks_of_two_silences_that_follow_in_one_report_are_not_counted_together() -> None:
+    job = silent()
+    for at in (30, 41):
+        job.tick(at)
+        job.answer("w-0", at + 1, looked(0))
+        assert job.answer("w-1", at + 1, looked(1, SPIN, "R", 1.0)) == ""
+    # The ranks made a step at 44; no report shows the time before the next alarm.
+    job.tell("w-0", 60, ill(0, SILENT, 44))
+    assert job.tell("w-1", 60, ill(1, SILENT, 44)) == "", "both are asked already"
+    assert job.record(SILENT) == (0, 1)
+    for at in (60, 71, 82):
+        job.tick(at)
+        job.answer("w-0", at + 1, looked(0))
+        assert job.incidents == {}
+        said = job.answer("w-1", at + 1, looked(1, SPIN, "R", 1.0))
+    assert said == STOP
+    assert "for 39 s" in job.incidents[1].culprit.text
+
+
+def test_a_look_that_a_step_has_overtaken_says_nothing_of_the_next_silence() -> None:
+    job = silent()
+    job.answer("w-0", 31, looked(0))
+    assert job.tell("w-0", 50, ill(0, SILENT, 31.5)) == "look w-0, look w-1"
+    assert job.answer("w-1", 51, looked(1, IN_DATA)) == ""
+    assert job.job.deadline() == 50 + WAITS
+    assert len(questions(job.effects)) == 4
+
+
 def test_a_rank_that_is_seen_elsewhere_once_does_not_spin() -> None:
     job = silent()
     for at, is_same in ((30, True), (41, True), (52, False), (96, True), (107, True)):

@@ -93,6 +93,8 @@ class Examination:
         self._stalls = stalls
         self._unreached = Unreached(state)
         self._case: _Case | None = None
+        self._stall: Stall | None = None
+        """The silence at the newest step."""
         self._look_at: float | None = None
         """When a silence that was dismissed is looked at again."""
         self._is_told = False
@@ -145,8 +147,7 @@ class Examination:
             self._forget()
             return
         stall = self._stalls.stall
-        if stall is None:
-            self._look_at, self._is_told, self._spins = None, False, 0
+        self._follow(stall)
         if not self._is_late():
             self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
             if stall is None:
@@ -162,6 +163,17 @@ class Examination:
             self._conclude(case, now)
             if self._is_running() and self._suspects():
                 self._begin(now)
+
+    def _follow(self, stall: Stall | None) -> None:
+        """Forget a silence that is over, also one that another follows in one report."""
+        before, self._stall = self._stall, stall
+        if stall is None or stall != before:
+            self._look_at, self._is_told, self._spins = None, False, 0
+        if stall is not None and before is not None and stall != before:
+            self._standing = None
+            self._looks.clear()
+            if self._case is not None and not self._case.rules:
+                self._case = None
 
     def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
         """What goes into the incident that another fault opens, with the evidence there is."""
@@ -455,6 +467,7 @@ class Examination:
 
     def _forget(self) -> None:
         self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
+        self._stall = None
         self._standing, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
         self._looks.clear()
         self._cleared.clear()

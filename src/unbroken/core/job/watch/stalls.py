@@ -108,6 +108,9 @@ class Stalls:
         self._silent += after.silent - before.silent
         if any(rank.alarms for rank in before.watch) or any(rank.alarms for rank in watch):
             self._count(uid, before.watch, watch, now)
+        if self.stall is not None and _moved_at(before.watch, watch) > self.stall.since:
+            # A report may come too late to show the time between two silences.
+            self._end_stall()
         self._judge(now)
 
     def faults(self, now: float) -> list[Signal]:
@@ -234,9 +237,7 @@ class Stalls:
             self._episodes.discard(Detector.SILENT)
             self._open(Detector.SPINNING, self._stall_text(self.stall))
         elif self.stall is not None and not is_silent:
-            self.stall = None
-            for detector in _ALL:
-                self._close(detector, is_right=False)
+            self._end_stall()
         for detector, standing in self._standing.items():
             if detector in _ALL:
                 continue
@@ -247,6 +248,12 @@ class Stalls:
                 self._open(detector, f"rank {place[1]}: {alarm.why}")
             elif not standing:
                 self._close(detector, is_right=False)
+
+    def _end_stall(self) -> None:
+        """Note that ranks have got on."""
+        self.stall = None
+        for detector in _ALL:
+            self._close(detector, is_right=False)
 
     def _compare(self, detector: Detector, now: float) -> None:
         """Wait for the others, and no longer than until all are heard."""
@@ -311,7 +318,7 @@ class Stalls:
     def _find_stall(self, now: float) -> Stall:
         # Once in an episode: every rank is looked at.
         silent = [w for told in self._told.values() for w in told.watch if _is_silent(w)]
-        since = max(a.since for w in silent for d, a in _alarms(w) if d in _ALL)
+        since = max(map(_silent_since, silent))
         allowed = max(w.allowed_seconds or 0.0 for w in silent)
         return Stall(min(since, now), allowed, now, len(silent))
 
@@ -372,6 +379,18 @@ def _told(watch: tuple[RankWatch, ...]) -> _Told:
 
 def _is_silent(rank: RankWatch) -> bool:
     return any(detector in _ALL for detector, _ in _alarms(rank))
+
+
+def _silent_since(rank: RankWatch) -> float:
+    """The last sign of life before the silence of a rank; minus infinity: it is not silent."""
+    return max((a.since for d, a in _alarms(rank) if d in _ALL), default=float("-inf"))
+
+
+def _moved_at(before: tuple[RankWatch, ...], after: tuple[RankWatch, ...]) -> float:
+    """When a rank got on that was silent before and is again; minus infinity: none did."""
+    old = {rank.rank: _silent_since(rank) for rank in before if _is_silent(rank)}
+    again = [(_silent_since(rank), old.get(rank.rank, float("inf"))) for rank in after]
+    return max((new for new, was in again if new > was), default=float("-inf"))
 
 
 def _alarms(rank: RankWatch) -> Iterator[tuple[Detector, Alarm]]:
