@@ -7,7 +7,7 @@ the effects that it had not carried out.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -72,6 +72,8 @@ class World:
     recovery: Recovery | None = None
     """Of the cluster `c`, to which all nodes belong; None: there is no such Cluster."""
     executions: list[Execution] = field(default_factory=list)
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of times that a person ordered an action, by node and action."""
     orders: dict[str, str] = field(default_factory=dict)
     """Outcome of each order by identity."""
     effects: list[RepairEffect] = field(default_factory=list)
@@ -201,6 +203,7 @@ class World:
 
     def order(self, name: str, what: str) -> None:
         """A person's annotation."""
+        self.asked[name, what] += 1
         self.change(replace(self.nodes[name], order=what))
 
     def clear(self, name: str) -> None:
