@@ -17,7 +17,7 @@ from unbroken.core.agent.lease import Lease
 from unbroken.core.agent.machine import PortFound, Renewed, Spawn, Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.core.diagnosis import stacks
-from unbroken.core.job import adoption, gang, leases, life, pods, ranks
+from unbroken.core.job import adoption, gang, leases, life, pods, ranks, roster
 from unbroken.core.job.events import DeletePod, FenceNode, JobEffect, PodUid, WriteIncident
 from unbroken.core.job.leases import Leases
 from unbroken.core.job.machine import Job
@@ -28,7 +28,7 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, looks, questions, stalls, standing
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
-from unbroken.sim.scenario import LEASE_FAULT_SEEDS
+from unbroken.sim.scenario import LEASE_FAULT_SEEDS, WAITING_SEEDS
 from unbroken.sim.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 from unbroken.wire.lease import PeerAnswer
@@ -600,6 +600,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return vouches
 
     patch.setattr(Workers, "vouch", vouch)
+
+
+@planted("workers of a stock agent that end before their start are no fault", WAITING_SEEDS + 882)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(roster, "_is_early_fault", lambda report: False)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

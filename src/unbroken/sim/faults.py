@@ -84,7 +84,7 @@ def note(
         is_prompt=is_prompt,
         is_anyones=is_anyones,
         until=None if seconds is None else world.schedule.now + seconds,
-        ends_pod=kind == "pod_fail"
+        ends_pod=kind in ("pod_fail", "ends_waiting")
         or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
     )
     world.truth.faults.append(fault)

@@ -49,8 +49,10 @@ LEASE_REACHED = ("lease_over", "keeper_ends_it", "vouched")
 
 
 def unreached(probes: Mapping[str, int]) -> list[str]:
-    """Probes that no world reached; of those with `LEASE_FAULTS` only where there were any."""
+    """Probes that no world reached; of those that old seeds lack only where there were any."""
     wanted = {*REACHED, *FAULTS, *NOISE, *STALLS} - SILENT
     if any(map(probes.get, LEASE_FAULTS)):
         wanted |= {*LEASE_REACHED, *LEASE_FAULTS}
+    if probes.get("stock_waits"):
+        wanted.add("ends_waiting")
     return sorted(name for name in wanted if not probes.get(name))

@@ -91,6 +91,11 @@ LEASE_SEEDS = 4_000_000_000
 """From this one on workers hold leases in most worlds; before it, worlds are as they were."""
 LEASE_FAULT_SEEDS = 8_000_000_000
 """From this one on `LEASE_FAULTS` come, and half of the worlds with leases aim at their end."""
+WAITING_SEEDS = 11_000_000_000
+"""From this one on half of the stock agents are for in-process restart, and workers that wait for
+their rank end."""
+ENDS_WAITING = 0.25
+"""Share of these agents' waits that end so."""
 LEASE_FAULTS = {
     "agent_unheard": 2,
     "operator_unheard": 2,
@@ -152,6 +157,8 @@ class Scenario:
     """Its seed is of those with `LEASE_FAULTS`."""
     counts_pauses: bool = True
     """Clocks advance while their machine is paused."""
+    has_waiting: bool = False
+    """Stock agents are for in-process restart: workers wait for their rank."""
     busy_seconds: float = 0.0
     """Seconds, at most, that the operator is busy before it takes reports."""
 
@@ -194,6 +201,9 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
     if seed >= LEASE_FAULT_SEEDS and scenario.lease_seconds:
         scenario = _with_lease_faults(scenario, random.Random(f"lease faults of {seed}"))
+    if is_stock and seed >= WAITING_SEEDS:
+        has_waiting = random.Random(f"barrier of {seed}").random() < 0.5
+        return replace(scenario, has_waiting=has_waiting)
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True

@@ -34,7 +34,7 @@ from unbroken.wire.agent import PORT
 
 from . import faults, lease_faults
 from .lease_faults import KEEPER_LATE_SECONDS
-from .scenario import Scenario, Timed, draw
+from .scenario import ENDS_WAITING, Scenario, Timed, draw
 from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
@@ -472,7 +472,15 @@ class World:
 
     def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
         settings = Settings(agent_id, self.scenario.nproc)
-        return StockWorkers(settings) if self.scenario.is_stock else parts.agent(settings)
+        if not self.scenario.is_stock:
+            return parts.agent(settings)
+        return StockWorkers(settings, self._waiting_life if self.scenario.has_waiting else None)
+
+    def _waiting_life(self) -> float | None:
+        """Draw how long workers live that wait for their rank; None: to the start."""
+        self.schedule.probes["stock_waits"] += 1
+        random = self.schedule.random
+        return random.uniform(0.0, 4.0) if random.random() < ENDS_WAITING else None
 
     def _launch(self, local: Local) -> Agent:
         agent = Agent(self.surroundings, local)

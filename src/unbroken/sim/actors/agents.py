@@ -363,6 +363,8 @@ class Agent:
             self._world.leasing.ran_out(self)
         for effect in effects:
             if isinstance(effect, machine.Publish):
+                if effect.report.is_unstarted:
+                    self._world.noted("ends_waiting", self.local)
                 self.publish()
             elif isinstance(effect, machine.HoldLease):
                 self._hold(effect.until)

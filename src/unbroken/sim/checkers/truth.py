@@ -20,7 +20,8 @@ class Fault:
     """The operator must know of it before the next attempt starts, whichever operator stops this
     one."""
     ends_pod: bool = False
-    """Its pod ends; while no attempt runs that counts for every pod, ranked or not."""
+    """Its pod ends, or workers that wait there for their rank; while no attempt runs that counts
+    for every pod, ranked or not."""
     is_anyones: bool = False
     """It shows at other pods than its own, or at none."""
     until: float | None = None
