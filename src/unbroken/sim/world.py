@@ -14,7 +14,7 @@ from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.watch.examination import REPEAT_FACTOR, REPEATS_MAX
-from unbroken.core.job.watch.looks import BLIND_SECONDS
+from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS
 from unbroken.core.job.watch.standing import ACTIVE_SECONDS, SLOW_SECONDS
 from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
@@ -361,7 +361,8 @@ class World:
             return ACTIVE_SECONDS
         workers = [one for one in self.training.live.values() if one.attempt == attempt]
         agents = [self.agent_of(one) for one in workers]
-        if not any(one is not None and not one.is_blind for one in agents):
+        is_lost = self.schedule.probes["lost_look"] >= QUIET_LOOKS
+        if is_lost or not any(one is not None and not one.is_blind for one in agents):
             return BLIND_SECONDS
         repeats = self._stalls_at(self.training.step(workers[0]))
         return SLOW_SECONDS * REPEAT_FACTOR ** min(repeats, REPEATS_MAX) if repeats else 0.0

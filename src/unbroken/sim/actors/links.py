@@ -189,6 +189,7 @@ class Link:
         schedule, quality = self._schedule, self.agent.quality
         if not is_through or (quality.loss and schedule.chance(quality.loss)):
             schedule.trace("link", f"{self.pod} loses {type(message).__name__}")
+            schedule.probes["lost_look"] += isinstance(message, Evidence)
             return False
         is_late = bool(quality.late) and schedule.chance(quality.late)
         seconds = schedule.between(0.0, quality.late_seconds) if is_late else quality.usual_seconds
