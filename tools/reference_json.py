@@ -24,6 +24,9 @@ STORY = (
     ("goodput.", "cli.job.goodput:goodput_value"),
     INCIDENTS,
 )
+LOSS = "cli.job.resumed:loss_value"
+RESUMED = (("", "cli.job.resumed:summary"), ("lastLoss.", LOSS), ("losses[].", LOSS))
+"""Of a job of another kind with auto-resume."""
 DRILL = (("", "cli.local.chaos:_done"),)
 CHANGE = (("", "cli.job.change:_print_done"),)
 ORDER = (("", "cli.nodes.commands:_order"), ("nodes[].", "cli.nodes.commands:_ended"))
@@ -40,6 +43,7 @@ FORMS: Mapping[tuple[str, ...], Sequence[tuple[str, str]]] = {
         ("", "cli.job.jobs:_listing"),
         ("jobs[].", JOB),
         ("resumed[].", "cli.job.resumed:summary"),
+        ("resumed[].lastLoss.", LOSS),
     ),
     ("describe",): (
         ("", JOB),
@@ -47,10 +51,22 @@ FORMS: Mapping[tuple[str, ...], Sequence[tuple[str, str]]] = {
         ("pods[].", "cli.job.views:pod_summary"),
         ("pods[].agent.", "cli.job.agents:agent_value"),
         ("detectors", "cli.job.detectors:detector_values"),
+        ("events", "cli.job.resumed:event_values"),
         *STORY,
+        ("", "cli.job.resumed:describe"),
+        *RESUMED,
     ),
     ("logs",): (("", "cli.job.logs:command"),),
-    ("explain",): (("", "cli.job.explain:command"), *STORY),
+    ("explain",): (
+        ("", "cli.job.explain:command"),
+        *STORY,
+        ("", "cli.job.resumed:explained"),
+        *RESUMED,
+    ),
+    ("incidents",): (
+        ("", "cli.job.incidents:_listing"),
+        ("incidents[].", "cli.job.incidents:incident_value"),
+    ),
     ("stacks",): (("", "cli.job.stacks:value"),),
     ("blame",): (("", "cli.job.blame:_value"),),
     ("detectors",): (

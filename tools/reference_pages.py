@@ -36,6 +36,7 @@ from unbroken.observe.program_metrics import (
     QueueHealth,
     WatchHealth,
 )
+from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.server import HEALTH_PATH, PATH, PORT
 from unbroken.spec.job import detectors, incident
 from unbroken.spec.nodes.fault_table import FaultEntry, symptom_text
@@ -220,8 +221,9 @@ def _remedies() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Every metric family, with type, labels and meaning."""
-    jobs, nodes, own = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    jobs, resumed, nodes, own = (CollectorRegistry() for _ in range(4))
     JobMetrics(jobs, 0.0, lambda: 0.0)
+    ResumedMetrics(resumed, 0.0)
     NodeMetrics(nodes, 0.0)
     ProgramMetrics(own, _health)
     yield from (
@@ -237,6 +239,7 @@ def metrics() -> Iterator[str]:
     for title, text, found in (
         ("Jobs, by the documented names", DOCUMENTED, _families(jobs, is_ours=False)),
         ("Jobs", "", _families(jobs, is_ours=True)),
+        ("Jobs of other kinds with auto-resume", "", _families(resumed)),
         ("Nodes", "", _families(nodes)),
         ("The operator itself", "", _families(own)),
     ):

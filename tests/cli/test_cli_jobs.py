@@ -98,8 +98,8 @@ def test_jobs_lists_those_of_other_kinds_that_are_resumed(cli: Cli) -> None:
         "Suspended",
     )
     lines = cli.call("jobs").stdout.splitlines()
-    assert re.fullmatch("KIND +NAME +STATE +RESTARTS +LAST FAULT +AGE", lines[-2])
-    assert re.fullmatch(r"PyTorchJob +other-kind +Suspended +0 of 1 +\d+s", lines[-1])
+    assert re.fullmatch("KIND +NAME +STATE +RESTARTS +LAST FAULT +RAN AGAIN +AGE", lines[-2])
+    assert re.fullmatch(r"PyTorchJob +other-kind +Suspended +0 of 1 +- +- +\d+s", lines[-1])
     assert cli.call("jobs", "-A").stdout.splitlines()[-1].startswith("default ")
 
 

@@ -23,7 +23,10 @@ from unbroken.cli.listing import Listing, Shown, show_list
 from unbroken.cli.options import ListOutput
 from unbroken.errors import SpecError
 
-LISTS = {("jobs",), ("nodes",), ("nodes", "list"), ("faults", "list"), ("cluster", "list")}
+LISTS = {
+    *{("jobs",), ("incidents",), ("nodes",), ("nodes", "list")},
+    *{("faults", "list"), ("cluster", "list")},
+}
 """Every command that lists things, but for those that repeat HyperPod's own CLI."""
 WATCHED = {("jobs",), ("nodes",), ("nodes", "list")}
 TABLE = Listing({"things": [{"name": "a"}]}, ["a"], ("NAME", "AGE"), [("a", "3s")], empty="none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,20 +11,16 @@ from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
-from unbroken.operator.resume.views import (
-    concerns,
-    node_state,
-    picture,
-    pod_state,
-    read_record,
-    write_record,
-)
+from unbroken.core.losses import KEPT, Loss
+from unbroken.operator.resume.record import LOSSES_BYTES_MAX, read_record, write_record
+from unbroken.operator.resume.views import concerns, node_state, picture, pod_state
 from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, JobKind
 from unbroken.spec.keys import (
     AUTO_RESUME,
     MAX_RETRIES,
     QUEUE,
     RESUME_COUNT,
+    RESUME_LOSSES,
     RESUME_PODS,
     RESUME_SUSPENDED,
     RESUME_TIME,
@@ -111,6 +109,19 @@ def test_a_suspended_job_concerns_auto_resume_until_it_runs_again() -> None:
 
 UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
 
+TIMES = st.integers(0, 2**33).map(float)
+LOSSES = st.builds(
+    Loss,
+    at=TIMES,
+    decided=TIMES,
+    culprit=st.text(max_size=9),
+    fault=st.text(max_size=9),
+    remedy=st.text(max_size=9),
+    restart=st.integers(0, 9),
+    pods=st.integers(0, 9),
+    ran=st.none() | TIMES,
+)
+
 
 @given(
     st.builds(
@@ -122,11 +133,27 @@ UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
         nodes=UIDS,
         exhausted=st.text(max_size=9),
         is_suspended=st.booleans(),
+        losses=st.lists(LOSSES, max_size=KEPT).map(tuple),
     )
 )
 def test_a_record_is_read_as_it_was_written(record: Record) -> None:
     written = write_record(record)
     assert read_record({k: v for k, v in written.items() if v is not None}) == record
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[", "{}", "[7]", "[" * 9999, '[{"at": 1e300}]', "\ud800", f"[{' ' * LOSSES_BYTES_MAX}]"],
+)
+def test_garbled_losses_are_none(text: str) -> None:
+    assert read_record({RESUME_LOSSES: text}) == Record()
+
+
+def test_a_loss_of_another_time_or_of_endless_words_is_none() -> None:
+    loss = {"at": 1.0, "decided": 2.0, "culprit": "node n", "fault": "it is gone", "remedy": "r"}
+    assert len(read_record({RESUME_LOSSES: json.dumps([loss])}).losses) == 1
+    for odd in ({"at": -1}, {"ran": 1e15}, {"fault": "x" * 999}, {"restart": -1}, {"culprit": 7}):
+        assert read_record({RESUME_LOSSES: json.dumps([{**loss, **odd}])}).losses == ()
 
 
 def test_a_garbled_record_is_none() -> None:

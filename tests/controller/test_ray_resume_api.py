@@ -20,6 +20,7 @@ from unbroken.spec.keys import (
     MAX_RETRIES,
     RESUME_COUNT,
     RESUME_FAULT,
+    RESUME_LOSSES,
     RESUME_RAY,
 )
 from watching import running
@@ -63,6 +64,12 @@ def annotations(found: Object) -> dict[str, str]:
 def state(found: Object) -> Object:
     """What is recorded of the attempt."""
     read: Object = json.loads(annotations(found).get(RESUME_RAY, "{}"))
+    return read
+
+
+def losses(found: Object) -> list[Object]:
+    """The losses on record."""
+    read: list[Object] = json.loads(annotations(found).get(RESUME_LOSSES, "[]"))
     return read
 
 
@@ -197,6 +204,13 @@ async def test_a_worker_of_an_unhealthy_node_is_deleted_alone(place: Open) -> No
             kept = await here.get(f"pods/{name}")
             assert kept is not None
             assert not is_leaving(kept)
+        await kubelet_ends(here, "w-0")
+        (loss,) = losses(await here.until("rayclusters/ray", lambda one: losses(one)))
+        assert (loss["culprit"], loss["remedy"]) == (f"node {node(here, 1)}", "deletes 1 of 3 pods")
+        assert "ran" not in loss
+        await add_pod(here, cluster, "w-2", 2)
+        (loss,) = losses(await here.until("rayclusters/ray", lambda one: "ran" in losses(one)[-1]))
+        assert loss["ran"] >= loss["decided"] >= loss["at"]
 
 
 async def test_jobs_are_submitted_to_the_next_head_once_with_their_environment(

@@ -23,6 +23,7 @@ from unbroken.core.auto_resume import (
     ResumeEffect,
     Say,
 )
+from unbroken.core.losses import closed
 from unbroken.core.ray_resume import (
     NOT_RESUMED,
     RESUMED,
@@ -242,8 +243,9 @@ def test_jobs_are_submitted_when_no_pod_of_the_old_attempt_exists() -> None:
     again = Submission("raysubmit_1-attempt-1", "{}")
     there = replace(clean, answer=Answer(NEXT, frozenset({again.id}), (again,)))
     write, say = machine.step(there, 202.0)
+    record = replace(seen.record, losses=closed(seen.record.losses, 202.0))
     assert write == WriteRayRecord(
-        seen.record, RayState("ray", "c0", NEXT, False, 1, (again,)), seen.version
+        record, RayState("ray", "c0", NEXT, False, 1, (again,)), seen.version
     )
     assert isinstance(say, Say)
     assert say.reason == "RayCluster" + RESUMED
@@ -354,7 +356,8 @@ def test_the_next_attempt_of_a_rayjob_is_noted_once_it_runs() -> None:
     assert RayResume().step(replace(other, is_running=False), 300.0) == []
     write, say = RayResume().step(other, 300.0)
     state = RayState("ray-2", "c1", NEXT, attempt=1)
-    assert write == WriteRayRecord(seen.record, state, seen.version)
+    record = replace(seen.record, losses=closed(seen.record.losses, 300.0))
+    assert write == WriteRayRecord(record, state, seen.version)
     assert isinstance(say, Say)
     assert say.reason == "RayJob" + RESUMED
     assert RayResume().step(replace(other, state=state), 301.0) == []

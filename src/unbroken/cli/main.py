@@ -23,6 +23,7 @@ GROUPS = {
         "describe": "job.describe:command",
         "logs": "job.logs:command",
         "explain": "job.explain:command",
+        "incidents": "job.incidents:command",
         "stacks": "job.stacks:command",
         "blame": "job.blame:command",
         "detectors": "job.detectors:command",

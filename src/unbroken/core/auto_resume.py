@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 from unbroken.spec.auto_resume import Resume
 from unbroken.spec.keys import HEALTH
 
+from .losses import Loss, closed, noted
 from .wording import all_of, counted
 
 WINDOW_SECONDS = 2.0
@@ -112,6 +113,8 @@ class Record:
     """The fault that found no retry left."""
     is_suspended: bool = False
     """The job is suspended until the pods of before the latest restart are gone."""
+    losses: tuple[Loss, ...] = ()
+    """The latest losses, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,13 @@ class Sign:
     is_of_node: bool
     uid: str = ""
     """Uid of the pod."""
+    node: str = ""
+    """Name of the node, if the fault is the node's."""
+
+    @property
+    def culprit(self) -> str:
+        """The node or the pod that is at fault."""
+        return f"node {self.node}" if self.is_of_node else f"pod {self.pod}"
 
 
 class Resumption(Generic[P, E]):
@@ -241,7 +251,11 @@ class Resumption(Generic[P, E]):
             self._is_again_told = True
             effects.append(Say(AGAIN, _again_words(seen, again)))
         signs = [sign for pod in others for sign in self._signs(seen, pod, now)]
-        return effects + self._judge(seen, [*signs, *self._other_signs(seen)], now)
+        signs += self._other_signs(seen)
+        if not signs and self._runs_again(seen):
+            record = replace(seen.record, losses=closed(seen.record.losses, now))
+            effects.append(WriteResumeRecord(record, seen.version))
+        return effects + self._judge(seen, signs, now)
 
     # --- what kinds of jobs differ in
 
@@ -265,6 +279,15 @@ class Resumption(Generic[P, E]):
     def _other_signs(self, seen: P) -> Iterable[Sign]:
         """List signs that no existing pod shows."""
         return ()
+
+    def _runs_again(self, seen: P) -> bool:
+        """True if the job runs again after the newest loss, and the record does not say so."""
+        losses = seen.record.losses
+        if not losses or not losses[-1].is_open:
+            return False
+        fresh = [pod for pod in seen.pods if pod.uid not in seen.record.pods]
+        running = [pod for pod in fresh if pod.phase == "Running" and pod.ends_by is None]
+        return len(running) >= losses[-1].pods
 
     def _done(self, seen: P, pods: frozenset[str]) -> str:
         """Say what a restart does to the pods."""
@@ -304,26 +327,38 @@ class Resumption(Generic[P, E]):
         fault = _words(signs)
         record, most = seen.record, seen.resume.retries_max
         if record.count >= most:
-            return self._give_up(seen, fault, now)
+            return self._give_up(seen, signs, now)
         self._look_at(now + RESEND_SECONDS)
         number = record.count + 1
         pods = self._affected(seen, signs)
         unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
-        record = Record(number, fault, now, pods, unhealthy, is_suspended=seen.by_suspension)
-        done = f"{self._done(seen, pods)} (restart {number} of at most {most})"
+        remedy = self._done(seen, pods)
+        loss = self._loss(seen, signs, now, remedy)
+        losses = noted(record.losses, replace(loss, restart=number))
+        record = Record(number, fault, now, pods, unhealthy, "", seen.by_suspension, losses)
+        done = f"{remedy} (restart {number} of at most {most})"
         return [
             self._write(seen, record, signs),
             Say(seen.kind + RESTARTING, f"{seen.title} is restarting because {fault}: {done}"),
         ]
 
-    def _give_up(self, seen: P, fault: str, now: float) -> list[ResumeEffect | E]:
+    def _loss(self, seen: P, signs: list[Sign], now: float, remedy: str) -> Loss:
+        """Return the loss that the signs tell of, without a restart."""
+        first = _first(signs)
+        needed = sum(pod.phase != "Succeeded" for pod in seen.pods)
+        since = now if self._since is None else self._since
+        return Loss(since, now, first.culprit, _words(signs), remedy, pods=max(needed, 1))
+
+    def _give_up(self, seen: P, signs: list[Sign], now: float) -> list[ResumeEffect | E]:
         if seen.record.exhausted:
             return []
         self._look_at(now + RESEND_SECONDS)
-        done = counted(seen.record.count, "restart")
-        text = f"{fault}; nothing is done about it: {done} of at most {seen.resume.retries_max}"
+        fault, done = _words(signs), counted(seen.record.count, "restart")
+        remedy = f"nothing is done about it: {done} of at most {seen.resume.retries_max}"
+        losses = noted(seen.record.losses, self._loss(seen, signs, now, remedy))
+        text = f"{fault}; {remedy}"
         return [
-            WriteResumeRecord(replace(seen.record, exhausted=fault), seen.version),
+            WriteResumeRecord(replace(seen.record, exhausted=fault, losses=losses), seen.version),
             Say(EXHAUSTED, f"{seen.title} is not restarted: {text}"),
         ]
 
@@ -335,7 +370,7 @@ class Resumption(Generic[P, E]):
                 node = replace(node, trouble="")
             cause = self._node_trouble(node, now)
             if cause:
-                yield Sign(pod.name, f"node {pod.node} {cause}", True, pod.uid)
+                yield Sign(pod.name, f"node {pod.node} {cause}", True, pod.uid, pod.node)
         if pod.phase == "Unknown":
             yield Sign(pod.name, "is in a state that nobody knows", False, pod.uid)
         if self._is_failure(seen, pod):
@@ -418,9 +453,7 @@ class Resumption(Generic[P, E]):
         effects = self._remove(seen, (pod for pod in left if pod.ends_by is not None), now)
         return effects + self._tell_of_stall(seen, left, now)
 
-    def _tell_of_stall(
-        self, seen: P, left: list[PodState], now: float
-    ) -> list[ResumeEffect | E]:
+    def _tell_of_stall(self, seen: P, left: list[PodState], now: float) -> list[ResumeEffect | E]:
         """Say once that pods of a suspended job are not deleted by whoever made them."""
         staying = sorted(pod.name for pod in left if pod.ends_by is None)
         if not staying or self._is_stall_told:
@@ -448,7 +481,9 @@ class Resumption(Generic[P, E]):
         if not signs:
             return []
         fault = _words(signs)
-        record = replace(seen.record, exhausted=fault)
+        loss = self._loss(seen, signs, now, "nothing is done about it: the job has failed")
+        losses = noted(seen.record.losses, loss)
+        record = replace(seen.record, exhausted=fault, losses=losses)
         return [WriteResumeRecord(record, seen.version), _too_late(seen, fault)]
 
     def _look_at(self, time: float) -> None:
@@ -480,9 +515,14 @@ def _again_words(seen: Picture, pods: list[PodState]) -> str:
     )
 
 
+def _first(signs: list[Sign]) -> Sign:
+    """Return the sign that names the cause: one of a node rather than of a pod."""
+    return next((sign for sign in signs if sign.is_of_node), signs[0])
+
+
 def _words(signs: list[Sign]) -> str:
-    """Name the cause: a node rather than a pod, with the affected pods."""
-    first = next((sign for sign in signs if sign.is_of_node), signs[0])
+    """Name the cause, with the affected pods."""
+    first = _first(signs)
     if not first.is_of_node:
         return f"pod {first.pod} {first.cause}"[:FAULT_LENGTH]
     names = [sign.pod for sign in signs if sign.cause == first.cause]

@@ -36,7 +36,9 @@ from .auto_resume import (
     Resumption,
     Say,
     Sign,
+    WriteResumeRecord,
 )
+from .losses import closed
 from .wording import counted
 
 RESUMED = "Resumed"
@@ -184,7 +186,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
     def step(self, seen: RayPicture, now: float) -> list[ResumeEffect | RayEffect]:
         """Return the orders, to be carried out in this order."""
         effects = super().step(seen, now)
-        if any(isinstance(effect, WriteRayRecord) for effect in effects):
+        if any(isinstance(effect, WriteRayRecord | WriteResumeRecord) for effect in effects):
             return effects
         if not seen.resume.is_wanted:
             return effects
@@ -230,6 +232,10 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         elif any(pod.uid == head.uid and pod.ends_by is not None for pod in seen.pods):
             yield Sign(head.name, "(the head) is being deleted", False, head.uid)
 
+    def _runs_again(self, seen: RayPicture) -> bool:
+        """True for workers alone: after the loss of a head, its jobs must run again, too."""
+        return not seen.state.is_lost and super()._runs_again(seen)
+
     def _done(self, seen: RayPicture, pods: frozenset[str]) -> str:
         return f"deletes {len(pods)} of {counted(len(seen.pods), 'pod')}"
 
@@ -266,7 +272,8 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         is_known = seen.state.cluster_uid == seen.cluster_uid and seen.state.head is not None
         if head is None or not seen.is_running or is_known:
             return []
-        effects: list[ResumeEffect | RayEffect] = [WriteRayRecord(seen.record, state, seen.version)]
+        record = _running(seen, now) if seen.state.is_lost else seen.record
+        effects: list[ResumeEffect | RayEffect] = [WriteRayRecord(record, state, seen.version)]
         if seen.state.is_lost:
             effects.append(_resumed(seen, f"runs on RayCluster {seen.cluster}"))
         return effects
@@ -306,7 +313,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
             return [SubmitAgain(head, wanted[id], id, attempt) for id in left]
         effects = self._tell(seen, answer.impossible)
         state = replace(seen.state, head=head, is_lost=False, jobs=answer.running)
-        effects.append(WriteRayRecord(seen.record, state, seen.version))
+        effects.append(WriteRayRecord(_running(seen, now), state, seen.version))
         again = sorted(id for id in wanted if id in answer.ids)
         if again:
             effects.append(_resumed(seen, f"submitted again: {', '.join(again[:5])}"))
@@ -348,6 +355,11 @@ def unsupported(submission_mode: str, has_selector: bool) -> tuple[str, ...]:
         text = f"annotation {AUTO_RESUME} has no effect on a RayJob with submissionMode"
         return (f"{text} {submission_mode}: use K8sJobMode or HTTPMode",)
     return ()
+
+
+def _running(seen: RayPicture, now: float) -> Record:
+    """Return the record; the jobs run again now."""
+    return replace(seen.record, losses=closed(seen.record.losses, now))
 
 
 def _resumed(seen: RayPicture, what: str) -> Say:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.mandate import Mandate
 from unbroken.kube.observed import observing
+from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.traces import Send, sending
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.jobs.injection import AgentToInject
@@ -29,6 +31,7 @@ from unbroken.operator.telemetry.incident_traces import IncidentTraces
 from unbroken.operator.telemetry.job_metrics import watch_jobs
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
+from unbroken.spec.job_kinds import JobKind
 
 from . import definitions
 from .election import Election, LeaderTerms, identity
@@ -63,6 +66,12 @@ class OperatorOptions:
         """True if this operator does a part."""
         is_possible = self.namespace is None or not PARTS[part].is_clusterwide
         return is_possible and part not in self.without
+
+    def resumed(self) -> Iterator[JobKind]:
+        """Yield the kinds of jobs whose pods all train in step that this operator resumes."""
+        for name, part in PARTS.items():
+            if name is not PartName.RAY and self.has(name):
+                yield from part.resumes
 
 
 async def run_operator(
@@ -124,12 +133,12 @@ async def _lead(
             tasks.create_task(IncidentTraces(watches.incidents, telemetry.send).run())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
-        for name, part in PARTS.items():
-            if part.resumes is not None and options.has(name):
-                resume = run_auto_resume(client, informers, recorder, part.resumes, namespace)
-                tasks.create_task(resume)
+        resumed = ResumedMetrics(telemetry.registry, wall())
+        for kind in options.resumed():
+            work = run_auto_resume(client, informers, recorder, kind, namespace, resumed)
+            tasks.create_task(work)
         if options.has(PartName.RAY):
-            tasks.create_task(run_ray_resume(client, informers, recorder, namespace))
+            tasks.create_task(run_ray_resume(client, informers, recorder, namespace, resumed))
         if options.has(PartName.NODES):
             if informers is None:
                 informers = Informers(client)

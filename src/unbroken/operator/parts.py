@@ -96,8 +96,8 @@ class Part:
     chart: str | None = ""
     """The chart's value that turns the part on; empty: always on, None: never."""
     rights: tuple[Right, ...] = ()
-    resumes: JobKind | None = None
-    """The kind of jobs that auto-resume restarts; None: the part is not auto-resume."""
+    resumes: tuple[JobKind, ...] = ()
+    """The kinds of jobs that the part resumes."""
 
 
 def _resuming(kind: JobKind) -> Part:
@@ -110,7 +110,7 @@ def _resuming(kind: JobKind) -> Part:
             Right(Role.NAMESPACED, kind.group, kind.plural, "list watch patch"),
             Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", kind.resource),
         ),
-        resumes=kind,
+        resumes=(kind,),
     )
 
 
@@ -180,6 +180,7 @@ PARTS: Mapping[PartName, Part] = {
             Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_CLUSTER.resource),
             Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_JOB.resource),
         ),
+        resumes=(RAY_JOB, RAY_CLUSTER),
     ),
     PartName.QUEUES: Part(
         help="Lets jobs wait in Kueue's queues.",

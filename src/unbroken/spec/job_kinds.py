@@ -38,6 +38,14 @@ class JobKind:
     """Types of conditions: one that is True says that the job has ended."""
     pod_owner: str = ""
     """Kind of the objects that own the job's pods; empty: the job itself."""
+    state_field: str = ""
+    """Path of the text that says how the job is, if no condition does."""
+    end_states: tuple[str, ...] = ()
+    """Texts there that say that the job has ended."""
+    pods_field: str = ""
+    """Path of the value of `pod_label`, if that is not the name of the job."""
+    is_part: bool = False
+    """A job of this kind that anything controls is resumed by its controller alone."""
     restarts_by_suspension: bool = False
     """Auto-resume suspends the job until its pods are gone; it deletes no pods, because whoever
     makes them counts a deleted pod as a failure."""
@@ -61,10 +69,7 @@ class JobKind:
 
     def is_suspended(self, job: Mapping[str, Any]) -> bool:
         """True if the job object asks to be suspended."""
-        found: Any = job
-        for key in self.suspend_field.split("."):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return bool(found)
+        return bool(_at(job, self.suspend_field))
 
     def suspension(self, is_suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job or lets it run again."""
@@ -75,14 +80,30 @@ class JobKind:
         return patch
 
     def has_ended(self, job: Mapping[str, Any]) -> bool:
-        """True if a condition of the job object says that the job has ended."""
+        """True if the job object says that the job has ended."""
         return bool(self.end_of(job))
 
     def end_of(self, job: Mapping[str, Any]) -> str:
-        """Return the type of the condition that says that the job has ended; empty: it has not."""
-        conditions = (job.get("status") or {}).get("conditions") or ()
-        types = (one.get("type") for one in conditions if one.get("status") == "True")
-        return next((type for type in types if type in self.end_conditions), "")
+        """Return the condition, or the state, that says that the job has ended; empty: it has
+        not."""
+        conditions = _at(job, "status.conditions") or ()
+        types = [one.get("type") for one in conditions if one.get("status") == "True"]
+        state = _at(job, self.state_field) if self.state_field else None
+        found = [type for type in types if type in self.end_conditions]
+        return next(iter([*found, *(one for one in self.end_states if one == state)]), "")
+
+    def pods_of(self, job: Mapping[str, Any]) -> str:
+        """Return the value of `pod_label` of the job's pods; empty: it has none yet."""
+        found = _at(job, self.pods_field) if self.pods_field else job["metadata"]["name"]
+        return str(found or "")
+
+
+def _at(thing: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path of an object; None: there is none."""
+    found: Any = thing
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 HYPERPOD_JOB = JobKind(
@@ -114,8 +135,18 @@ TRAIN_JOB = JobKind(
     pod_owner=BATCH_JOB.name,
     restarts_by_suspension=True,
 )
-RAY_CLUSTER = JobKind("ray.io", "v1", "RayCluster", "rayclusters", "ray.io/cluster")
-RAY_JOB = JobKind("ray.io", "v1", "RayJob", "rayjobs", RAY_CLUSTER.pod_label)
+RAY_CLUSTER = JobKind(
+    *("ray.io", "v1", "RayCluster", "rayclusters"),
+    pod_label="ray.io/cluster",
+    is_part=True,
+)
+RAY_JOB = JobKind(
+    *("ray.io", "v1", "RayJob", "rayjobs"),
+    pod_label=RAY_CLUSTER.pod_label,
+    state_field="status.jobDeploymentStatus",
+    end_states=("Complete", FAILED),
+    pods_field="status.rayClusterName",
+)
 """Its pods are those of its RayCluster, whose name the label has."""
 JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)
 
@@ -128,6 +159,13 @@ def controller_of(thing: Mapping[str, Any]) -> tuple[JobKind, str] | None:
             if owner.get("controller") and (group, owner.get("kind")) == (kind.group, kind.name):
                 return kind, str(owner.get("name") or "")
     return None
+
+
+def is_resumed_by_itself(kind: JobKind, job: Mapping[str, Any]) -> bool:
+    """True if the annotations of a job count: no other job, and nothing else, resumes it."""
+    owners = job["metadata"].get("ownerReferences") or ()
+    is_controlled = any(owner.get("controller") for owner in owners)
+    return controller_of(job) is None and not (kind.is_part and is_controlled)
 
 
 def is_pod_of_a_job(labels: Mapping[str, str], phase: str | None) -> bool:

@@ -203,6 +203,9 @@ latest, the uids of the pods that it removes, the unhealthy nodes, and the cause
 left."""
 RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
 """Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
+RESUME_LOSSES = f"{OWN_PREFIX}auto-resume-losses"
+"""Annotation by auto-resume, in JSON: the latest 10 losses with culprit, cause, remedy and the
+times (seconds since the epoch) of the first sign, the decision and the running job."""
 RESUME_RAY = f"{OWN_PREFIX}auto-resume-ray"
 """Annotation by the operator's auto-resume on a RayJob or a RayCluster, in JSON: the head of the
 attempt that runs, whether it is lost, and the jobs that ran on it."""

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from unbroken.cli.completion import JobName
-from unbroken.cli.connection import EVENTS, Cluster
+from unbroken.cli.connection import Cluster
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import print_json, print_table
 from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
+from . import resumed
 from .agents import agent_value, reports
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .goodput import goodput_of, goodput_rows, goodput_value
 from .ranks import TITLES, bound_lines, others_line, rank_rows
+from .resumed import Resumed, any_job
 from .views import advised, first_line, incident_line, job_summary, pod_summary, wait_lines
 
 EVENTS_SHOWN = 12
@@ -26,31 +28,33 @@ LINE_SHOWN = 60
 def command(job: JobName, options: CommonOptions) -> None:
     """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events.
 
+    Of a job of another kind with auto-resume: state, restarts, pods, losses, latest events.
+
     Example: `unbroken describe train`
     """
 
-    async def read(cluster: Cluster) -> tuple[dict[str, Any], bool]:
-        return await describe(cluster, job), cluster.place.paths is not None
+    async def read(cluster: Cluster) -> tuple[dict[str, Any], Resumed | None, bool]:
+        is_local = cluster.place.paths is not None
+        found = await any_job(cluster, job)
+        if isinstance(found, Resumed):
+            return await resumed.describe(cluster, found), found, is_local
+        return await describe(cluster, found), None, is_local
 
-    found, is_local = options.run(read)
+    value, other, is_local = options.run(read)
     if options.is_json:
-        print_json(found)
+        print_json(value)
+    elif other is not None:
+        resumed.print_description(other, value, list(_events(value)))
     else:
-        _show(found, is_local=is_local)
+        _show(value, is_local=is_local)
 
 
-async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
+async def describe(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     """The whole answer as JSON."""
-    job = await cluster.job(name)
-    pods = await cluster.pods(name)
+    pods = await cluster.pods(job["metadata"]["name"])
     agents = await reports(cluster, pods)
     incidents = await cluster.incidents(job)
-    events = [
-        event
-        for event in await cluster.select(EVENTS)
-        if (event.get("involvedObject") or {}).get("uid") == job["metadata"]["uid"]
-    ]
-    events.sort(key=_event_time)
+    events = await resumed.events_of(cluster, job["metadata"]["uid"])
     shown = [pod_summary(pod) for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"]))]
     return {
         **job_summary(job),
@@ -63,17 +67,8 @@ async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
         "goodput": goodput_value(goodput_of(job, incidents, wall())),
         "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
-        "events": [
-            {key: event.get(key) or "" for key in ("type", "reason", "message")}
-            | {"time": _event_time(event), "count": event.get("count") or 1}
-            for event in events
-        ],
+        "events": resumed.event_values(events),
     }
-
-
-def _event_time(event: dict[str, Any]) -> str:
-    times = (event.get("lastTimestamp"), event.get("eventTime"))
-    return str(next((one for one in times if one), event["metadata"]["creationTimestamp"]))
 
 
 def _show(found: dict[str, Any], *, is_local: bool) -> None:

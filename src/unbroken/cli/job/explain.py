@@ -21,6 +21,7 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.schema.write import write_record
 
 from .goodput import goodput_line, goodput_of, goodput_value
+from .resumed import Resumed, any_job, chosen, explained, explanation
 from .story import common, story
 from .views import incident_line, restarts_text, state, wait_lines
 
@@ -33,7 +34,10 @@ def command(
     number: Annotated[
         int | None,
         typer.Option(
-            "--incident", min=1, help="Show only this incident.", show_default="the newest"
+            "--incident",
+            min=1,
+            help="Show only this incident, or the restart of this number by auto-resume.",
+            show_default="the newest",
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every incident in full.")] = False,
@@ -47,15 +51,23 @@ def command(
     """Explain incidents: culprit, evidence, stacks of all ranks, timeline, remedy, reason, cost.
 
     The newest incident is shown in full, older ones in a line each, the job's goodput at the end.
+    For a job of another kind with auto-resume: its losses (the latest 10) with culprit, cause,
+    remedy, and the time until it ran again. If jobs of several kinds have a name, write KIND/NAME.
 
     Example: `unbroken explain train --all --stacks`
+
+    Example: `unbroken explain rayjob/train`
     """
 
-    async def read(cluster: Cluster) -> tuple[dict[str, Any], list[Incident]]:
-        found = await cluster.job(job)
-        return found, await cluster.incidents(found)
+    async def read(cluster: Cluster) -> Resumed | tuple[dict[str, Any], list[Incident]]:
+        found = await any_job(cluster, job)
+        return found if isinstance(found, Resumed) else (found, await cluster.incidents(found))
 
-    found, incidents = options.run(read)
+    read_job = options.run(read)
+    if isinstance(read_job, Resumed):
+        _explain_resumed(read_job, number, every=every, is_json=options.is_json)
+        return
+    found, incidents = read_job
     now = wall()
     good = goodput_of(found, incidents, now)
     chosen = _chosen(job, incidents, number)
@@ -74,6 +86,15 @@ def command(
         print("\n".join(story(one, sheet, now=now, is_full=stacks)))
     print()
     print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
+
+
+def _explain_resumed(found: Resumed, number: int | None, *, every: bool, is_json: bool) -> None:
+    losses = chosen(found.job, number, every=every)
+    if is_json:
+        listed = found.job.losses if number is None else losses
+        print_json(explained(found.job, listed))
+        return
+    print("\n".join(explanation(found.job, losses, paper())))
 
 
 def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,8 @@ from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watchi
 from unbroken.kube.clock import wall
 
 from .goodput import goodput_of, goodput_value, largest, share_text
-from .resumed import print_resumed, resumed_jobs
+from .resumed import listing as resumed_listing
+from .resumed import resumed_jobs
 from .views import age, job_summary
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def command(
     """List jobs: state, pods, restarts, class of the last fault, goodput.
 
     Goodput is the share of time in which a job made progress; -o wide adds the largest loss.
-    A second table lists jobs of other kinds that auto-resume restarts.
+    A second table lists jobs of other kinds that auto-resume restarts; -o wide adds the culprit of
+    the last loss and the remedy.
 
     Example: `unbroken jobs -A -o wide`
 
@@ -42,7 +45,7 @@ def command(
     if watch:
         require_table(output)
 
-    async def read(cluster: Cluster) -> tuple[Listing, list[dict[str, Any]]]:
+    async def read(cluster: Cluster) -> tuple[Listing, Listing]:
         now, inside = wall(), "" if every else cluster.namespace
         jobs = await cluster.select(JOBS, namespace=inside)
         broken = await cluster.incidents_of(jobs, inside)
@@ -51,7 +54,9 @@ def command(
             good = goodput_of(job, broken[job["metadata"]["uid"]], now)
             found.append({**job_summary(job), "goodput": goodput_value(good)})
         others = await resumed_jobs(cluster, inside)
-        return _listing(found, others, output, now, every=every), others
+        is_wide = output is ListOutput.WIDE
+        second = resumed_listing(others, now, every=every, is_wide=is_wide)
+        return _listing(found, second, output, now, every=every), second
 
     async def follow(cluster: Cluster) -> None:
         from .watching import INCIDENT, JOB  # slow to load
@@ -70,17 +75,25 @@ def command(
     if watch:
         target.run(follow, namespace=namespace)
         return
-    jobs, others = target.run(read, namespace=namespace)
-    is_table = output in (ListOutput.TEXT, ListOutput.WIDE)
-    if jobs.rows or not others or not is_table:
+    _show(*target.run(read, namespace=namespace), output)
+
+
+def _show(jobs: Listing, others: Listing, output: ListOutput) -> None:
+    """Print the jobs and those of other kinds."""
+    if output not in (ListOutput.TEXT, ListOutput.WIDE):
+        show_list(replace(jobs, names=[*jobs.names, *others.names]), output)
+        return
+    if jobs.rows or not others.rows:
         show_list(jobs, output)
-    if is_table:
-        print_resumed(others, every, wall())
+    if jobs.rows and others.rows:
+        print()
+    if others.rows:
+        show_list(others, output)
 
 
 def _listing(
     found: Sequence[Mapping[str, Any]],
-    others: Sequence[Mapping[str, Any]],
+    others: Listing,
     output: ListOutput,
     now: float,
     *,
@@ -98,7 +111,8 @@ def _listing(
         rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
         names = [f"{one['namespace']}/{one['name']}" for one in found]
     empty = "no jobs; start one with: unbroken run train.py"
-    return Listing({"jobs": found, "resumed": others}, names, titles, rows, empty=empty)
+    value = {"jobs": found, "resumed": others.value}
+    return Listing(value, names, titles, rows, empty=empty)
 
 
 def _row(one: Mapping[str, Any], now: float) -> list[object]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
+from unbroken.observe.job_records import JobName
+from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.job_pods import JobPods
 from unbroken.spec.job_kinds import JobKind
 
+from .record import resumed_job
 from .views import node_state
 
 
@@ -59,3 +65,21 @@ def pods_and_nodes(
     pods = Informer(client, Pod, namespace=namespace, labels=kind.pod_label)
     nodes = Informer(client, Node)
     return pods, nodes, [pods, nodes]
+
+
+@contextmanager
+def counting(metrics: ResumedMetrics | None, kind: JobKind, jobs: Informer[Job]) -> Iterator[None]:
+    """Keep the jobs of a kind in the metrics for the time of the block."""
+
+    def on_job(old: Job | None, new: Job | None) -> None:
+        key = key_of(changed(old, new))
+        if metrics is not None:
+            found = resumed_job(kind, new) if new is not None else None
+            metrics.job(kind.name, JobName(key.namespace, key.name), found)
+
+    jobs.subscribe(on_job)
+    try:
+        yield
+    finally:
+        if metrics is not None:
+            metrics.kind_gone(kind.name)

@@ -24,10 +24,11 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
 
-from .changes import JobChanges, pods_and_nodes
+from .changes import JobChanges, counting, pods_and_nodes
 from .orders import Orders
 from .views import concerns, picture, uid_of
 
@@ -42,16 +43,20 @@ async def run_auto_resume(
     recorder: EventRecorder,
     kind: JobKind,
     namespace: str | None = None,
+    metrics: ResumedMetrics | None = None,
 ) -> None:
     """Resume jobs of a kind until cancelled; `namespace` None: in all namespaces.
 
     `informers`: shared ones that the caller runs; None: start own ones.
     """
-    await while_served(
-        client,
-        kind,
-        lambda: _resume(client, informers, recorder, kind, namespace),
-    )
+
+    async def resume() -> None:
+        # Not a shared one: it must end when the kind does.
+        jobs = Informer(client, job_class(kind), namespace=namespace)
+        with counting(metrics, kind, jobs):
+            await _resume(client, informers, recorder, kind, jobs, namespace)
+
+    await while_served(client, kind, resume)
 
 
 async def while_served(
@@ -101,12 +106,11 @@ async def _resume(
     informers: Informers | None,
     recorder: EventRecorder,
     kind: JobKind,
+    jobs: Informer[Job],
     namespace: str | None,
 ) -> None:
     """Resume jobs while the API serves their kind."""
     async with asyncio.TaskGroup() as tasks:
-        # Not a shared one: it must end when the kind does.
-        jobs = Informer(client, job_class(kind), namespace=namespace)
         pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
         for informer in (jobs, *own):
             tasks.create_task(informer.run())

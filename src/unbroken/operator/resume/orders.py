@@ -25,7 +25,8 @@ from unbroken.kube.informer import Informer
 from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.keys import FENCE
 
-from .views import node_state, uid_of, write_record
+from .record import write_record
+from .views import node_state, uid_of
 
 log = logging.getLogger(__name__)
 

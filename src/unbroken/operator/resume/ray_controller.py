@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -37,10 +38,11 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 
-from .changes import JobChanges, pods_and_nodes
+from .changes import JobChanges, counting, pods_and_nodes
 from .controller import while_served
 from .orders import Orders, path_of
 from .ray_dashboard import ASK_SECONDS, RayDashboards
@@ -69,33 +71,38 @@ async def run_ray_resume(
     informers: Informers | None,
     recorder: EventRecorder,
     namespace: str | None = None,
+    metrics: ResumedMetrics | None = None,
 ) -> None:
     """Resume RayJobs and RayClusters until cancelled; `namespace` None: in all namespaces.
 
     `informers`: shared ones that the caller runs; None: start own ones.
     """
 
+    async def resume() -> None:
+        clusters = Informer(client, job_class(RAY_CLUSTER), namespace=namespace)
+        jobs = Informer(client, job_class(RAY_JOB), namespace=namespace)
+        pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
+        watches = RayWatches(clusters, jobs, pods, nodes)
+        with counting(metrics, RAY_CLUSTER, clusters), counting(metrics, RAY_JOB, jobs):
+            await _resume(client, recorder, watches, [clusters, jobs, *own])
+
     async def rayjobs() -> None:
-        await while_served(client, RAY_JOB, lambda: _resume(client, informers, recorder, namespace))
+        await while_served(client, RAY_JOB, resume)
 
     await while_served(client, RAY_CLUSTER, rayjobs)
 
 
 async def _resume(
     client: KubeClient,
-    informers: Informers | None,
     recorder: EventRecorder,
-    namespace: str | None,
+    watches: RayWatches,
+    own: Sequence[Informer[Any]],
 ) -> None:
-    """Resume while the API serves the kinds."""
+    """Resume while the API serves the kinds, and run the informers in `own`."""
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
     async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
-        clusters = Informer(client, job_class(RAY_CLUSTER), namespace=namespace)
-        jobs = Informer(client, job_class(RAY_JOB), namespace=namespace)
-        pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
-        for informer in (clusters, jobs, *own):
+        for informer in own:
             tasks.create_task(informer.run())
-        watches = RayWatches(clusters, jobs, pods, nodes)
         resumer = RayResumer(client, recorder, watches, session)
         try:
             await resumer.run()

@@ -18,7 +18,8 @@ from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 
-from .views import annotations_of, pod_state, read_record, uid_of, write_record
+from .record import read_record, write_record
+from .views import annotations_of, pod_state, uid_of
 
 Object = Mapping[str, Any]
 HEAD = "head"

@@ -1,4 +1,4 @@
-"""Readers of jobs, pods and nodes for auto-resume, and its record as annotations.  Pure."""
+"""Readers of jobs, pods and nodes for auto-resume.  Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 from lightkube.models.core_v1 import NodeCondition, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
+from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
-from unbroken.spec.auto_resume import TRUE, Resume, resume_of, resume_problems
+from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
 from unbroken.spec.job_kinds import JobKind, controller_of
-from unbroken.spec.times import time_seconds, time_text
+
+from .record import read_record
 
 
 def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
@@ -122,37 +123,3 @@ def _trouble(node: Node) -> str:
             return f"{type}: {found.reason}" if found.reason else type
     labels = (node.metadata and node.metadata.labels) or {}
     return f"{keys.HEALTH.rpartition('/')[2]} {labels.get(keys.HEALTH, '')}"
-
-
-# --- the record
-
-
-def read_record(annotations: Mapping[str, str]) -> Record:
-    """Read the record from annotations; a malformed value counts as missing."""
-    count, time = annotations.get(keys.RESUME_COUNT, ""), annotations.get(keys.RESUME_TIME, "")
-    try:
-        at = time_seconds(time) if time else None
-    except (ValueError, OverflowError):
-        at = None
-    return Record(
-        count=int(count) if count.isascii() and count.isdecimal() and len(count) < 10 else 0,
-        fault=annotations.get(keys.RESUME_FAULT, ""),
-        at=at,
-        pods=frozenset(annotations.get(keys.RESUME_PODS, "").split()),
-        nodes=frozenset(annotations.get(keys.RESUME_NODES, "").split()),
-        exhausted=annotations.get(keys.RESUME_EXHAUSTED, ""),
-        is_suspended=annotations.get(keys.RESUME_SUSPENDED) == TRUE,
-    )
-
-
-def write_record(record: Record) -> dict[str, str | None]:
-    """Return the annotations as a merge patch; None removes one."""
-    return {
-        keys.RESUME_COUNT: str(record.count),
-        keys.RESUME_FAULT: record.fault or None,
-        keys.RESUME_TIME: None if record.at is None else time_text(record.at),
-        keys.RESUME_PODS: " ".join(sorted(record.pods)) or None,
-        keys.RESUME_NODES: " ".join(sorted(record.nodes)) or None,
-        keys.RESUME_EXHAUSTED: record.exhausted or None,
-        keys.RESUME_SUSPENDED: TRUE if record.is_suspended else None,
-    }
