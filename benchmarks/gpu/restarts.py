@@ -121,7 +121,7 @@ class Trial:
 
     async def parked(self, times: int) -> None:
         """Until the next start can be warm."""
-        line = r"(?s)" + r"warm: \d+ are parked.*" * times
+        line = r"(?s)" + "are parked.*" * times
         seen = asyncio.to_thread(self.agent.stderr.wait_for, line)
         try:
             await asyncio.wait_for(seen, BOUND_SECONDS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,10 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from unbroken.log_lines import Log
+
 if TYPE_CHECKING:
     import ssl  # an agent does without it at run time
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 BACKLOG = 128
 """Connections that the kernel queues."""
@@ -109,7 +110,7 @@ class Connections:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning('accepts=no reason="%s"', error)
+            log.warning("connections not accepted", retry_seconds=AGAIN_SECONDS, error=error)
             loop.remove_reader(listening)
             loop.call_later(AGAIN_SECONDS, self._resume, listening, tls)
             return

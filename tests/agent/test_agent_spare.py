@@ -58,7 +58,7 @@ async def peer(said: bytes) -> AsyncIterator[str]:
 
 
 async def until_parked(agent: Running) -> None:
-    await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
+    await asyncio.to_thread(agent.stderr.wait_for, "are parked count=2")
 
 
 async def until_known(operator: Operator, count: int, *peers: str) -> None:
@@ -110,7 +110,7 @@ async def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path
         ):
             await operator.state(AgentState.READY)
             operator.send(WarmCommand((broken, "no address", strange)))
-            await asyncio.to_thread(spare.stderr.wait_for, f"agent={strange} does not tell")
+            await asyncio.to_thread(spare.stderr.wait_for, f"imports of a peer are unknown agent={strange}")
             assert operator.reports[-1].imports == 0
             await until_known(operator, 2, broken, strange, good)
             await until_parked(spare)
@@ -129,7 +129,7 @@ async def test_what_is_learned_later_is_imported_too(tmp_path: Path) -> None:
             await until_known(operator, 1, one)
             await until_parked(spare)
             await until_known(operator, 2, another)
-            await asyncio.to_thread(spare.stderr.wait_for, "(?s)are parked.*2 are parked")
+            await asyncio.to_thread(spare.stderr.wait_for, "(?s)are parked.*are parked count=2")
             await started(operator)
             assert spare.attempt_file(0, 0, "stdout.log").read_text() == "1\n"
 

@@ -69,7 +69,7 @@ def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **envir
 
 async def until_parked(agent: Running, count: int = 2) -> list[int]:
     """Wait for a template and those it parks; their pids, the template's first."""
-    await asyncio.to_thread(agent.stderr.wait_for, rf"warm: {count} are parked")
+    await asyncio.to_thread(agent.stderr.wait_for, f"are parked count={count}")
     workers = {worker.pid for worker in agent.report().workers}
     found = [pid for pid in agent.processes() if pid not in {*workers, agent.report().pid}]
     return sorted(found, key=lambda pid: b"template" not in cmdline(pid))
@@ -121,7 +121,7 @@ def test_a_warm_start_is_as_a_cold_one(tmp_path: Path) -> None:
         await until_replaced(agent, operator)
 
     log = tell(tmp_path, story, "--lr", "0.1")
-    assert "start=cold" not in log
+    assert "started cold" not in log
 
 
 async def until_replaced(agent: Running, operator: Operator) -> None:
@@ -156,8 +156,8 @@ def test_an_edited_module_means_a_cold_start_and_a_new_template(tmp_path: Path) 
         assert told(agent, 2)["value"] == "another"
 
     log = tell(tmp_path, story)
-    assert log.count("start=cold") == 1
-    assert f"attempt=1 start=cold reason='{tmp_path}/site/{LIBRARY}.py has changed'" in log
+    assert log.count("started cold") == 1
+    assert f'started cold attempt=1 reason="{tmp_path}/site/{LIBRARY}.py has changed"' in log
 
 
 def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_p
     text += "; signal.pause()"
     script = program(tmp_path, text)
     with running(tmp_path, INFO, script, UNBROKEN_PRELOAD="decimal,colorsys") as agent:
-        await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
+        await asyncio.to_thread(agent.stderr.wait_for, "are parked count=2")
         async with linked(agent) as operator:
             operator.send(start(0))
             report = await operator.workers(0)
@@ -210,7 +210,7 @@ async def test_what_is_imported_after_the_template_began_is_learned_too(tmp_path
             await operator.report(lambda r: all(one.step == 2 for one in r.watch))
             await again(operator, 1)
             assert agent.attempt_file(1, 0, "stdout.log").read_text() == "0"
-            await asyncio.to_thread(agent.stderr.wait_for, r"(?s)modules.*modules.*are parked")
+            await asyncio.to_thread(agent.stderr.wait_for, r"(?s)is ready.*is ready.*are parked")
             await again(operator, 2)
             assert {one.start for one in operator.reports[-1].workers} == {"warm"}
             assert agent.attempt_file(2, 1, "stdout.log").read_text() == "1"
@@ -230,7 +230,7 @@ def test_an_interpreter_with_threads_means_cold_starts(tmp_path: Path) -> None:
         assert told(agent, 1)["value"] == 1
 
     log = tell(tmp_path, story, site_text=UNSAFE)
-    assert "attempt=1 start=cold reason='unsafe: " in log
+    assert 'started cold attempt=1 reason="unsafe: ' in log
     assert "thread" in log
 
 
@@ -247,7 +247,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
 def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: str) -> None:
     async def story(agent: Running, operator: Operator) -> None:
         if victim == "while parking":
-            await asyncio.to_thread(agent.stderr.wait_for, r"warm: \d+ modules")
+            await asyncio.to_thread(agent.stderr.wait_for, "template is ready")
             family = [pid for pid in agent.processes() if b"template" in cmdline(pid)]
             template = min(family)
         else:
@@ -260,12 +260,12 @@ def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: s
         assert told(agent, 1, 1)["environ"]["RANK"] == "1"
         is_warm = {worker.start for worker in workers} == {"warm"}
         assert is_warm == (victim == "parked"), "where the template lives, it parks another"
-        before = "are parked" if is_warm else "start=cold"
+        before = "are parked" if is_warm else "started cold"
         await asyncio.to_thread(agent.stderr.wait_for, rf"(?s){before}.*are parked")
         operator.send(stop(1))
         await operator.state(AgentState.READY)
 
-    assert ("attempt=1 start=cold" in tell(tmp_path, story)) == (victim != "parked")
+    assert ("started cold attempt=1" in tell(tmp_path, story)) == (victim != "parked")
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both"])

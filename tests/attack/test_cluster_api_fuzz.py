@@ -113,8 +113,8 @@ def programs(
             *("--kubeconfig", str(cluster.kubeconfig), "--node-provider", "machines"),
         ) as server,
     ):
-        [line] = read_until(server, lambda line: "cluster_api=" in line)
-        endpoint = line.partition("cluster_api=")[2]
+        [line] = read_until(server, lambda line: "cluster API serves address=" in line)
+        endpoint = line.partition("cluster API serves address=")[2]
         python = str(aws_folder / "python")
         with _running(python, "-c", HONEST, endpoint, KEY.key_id, KEY.secret) as honest:
             yield Programs(endpoint, server.pid, honest)

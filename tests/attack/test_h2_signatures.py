@@ -385,8 +385,8 @@ def test_a_retry_of_boto3_is_carried_out(
             text=True,
         )
         try:
-            [line] = read_until(process, lambda line: "cluster_api=" in line)
-            met = honest(boto3_python, line.partition("cluster_api=")[2])
+            [line] = read_until(process, lambda line: "cluster API serves address=" in line)
+            met = honest(boto3_python, line.partition("cluster API serves address=")[2])
         finally:
             process.terminate()
             process.communicate(timeout=60)

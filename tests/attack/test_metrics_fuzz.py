@@ -39,7 +39,7 @@ def siege(tmp_path: Path) -> Iterator[Siege]:
         )
         said = Drain(process.stdout)
         try:
-            said.wait_for("operator=running")
+            said.wait_for("operator runs")
             yield Siege(("127.0.0.1", port), process.pid, healthy)
         finally:
             process.send_signal(signal.SIGTERM)

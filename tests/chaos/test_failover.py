@@ -58,7 +58,7 @@ def test_a_leader_stands_still_for_a_minute(whole: World, tmp_path: Path) -> Non
         one.events.until(lambda events: events[-1].at > stopped + PAUSE_SECONDS)
         leader.thaw()
         one.steps(1, 50)
-        until(lambda: "operator=stopped" in leader.log.read_text(), "the first finds out")
+        until(lambda: "operator stopped" in leader.log.read_text(), "the first finds out")
         assert one.workers() == second
         ended = clock_gettime(CLOCK_BOOTTIME)
         whole.other(leader).end()

@@ -48,8 +48,12 @@ def test_the_operator_serves_the_cluster_api_and_metrics(
     )
     try:
         # It leads once our kinds are installed, which the API needs as well.
-        lines = read_until(process, lambda line: "operator=running" in line)
-        [address] = [line.partition("cluster_api=")[2] for line in lines if "cluster_api=" in line]
+        lines = read_until(process, lambda line: "operator runs" in line)
+        [address] = [
+            line.partition("cluster API serves address=")[2]
+            for line in lines
+            if "cluster API serves address=" in line
+        ]
         api = Api(cluster)
         running = Running(api)
         running.endpoint = address
@@ -84,10 +88,10 @@ def test_the_cluster_api_runs_without_an_operator(
         text=True,
     )
     try:
-        [line] = read_until(process, lambda line: "cluster_api=" in line)
+        [line] = read_until(process, lambda line: "cluster API serves address=" in line)
         with closing(Api(cluster)) as api:
             running = Running(api)
-            running.endpoint = line.partition("cluster_api=")[2]
+            running.endpoint = line.partition("cluster API serves address=")[2]
             found = running.call("DescribeCluster", ClusterName="nobody")
             refused = running.call("CreateCluster", ClusterName="new", InstanceGroups=[GROUP])
         assert found.code == "ResourceNotFound"

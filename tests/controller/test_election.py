@@ -104,7 +104,7 @@ async def test_who_waits_hears_at_once_that_the_lease_was_given_back(
         await lease(here, "other-host/x/1/1")
         async with running(found.lead("me")):
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while "operator=waiting" not in caplog.text:
+                while "operator waits" not in caplog.text:
                     await pause(FAST)
             await here.merge("leases/l", {"spec": {"holderIdentity": ""}})
             await found.told.until(lambda told: told == ["+me"])

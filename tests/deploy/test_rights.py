@@ -157,7 +157,7 @@ def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
         words = [one for one in arguments(found, CLUSTER_API) if not one.startswith(mounted)]
         words = [one.replace("0.0.0.0", "127.0.0.1") for one in words]
         words.append(f"--credentials={credentials_file(plane.folder)}")
-        stack.enter_context(started(plane, CLUSTER_API, words)).said("cluster_api=")
+        stack.enter_context(started(plane, CLUSTER_API, words)).said("cluster API serves address=")
         api = Running(plane.api)
         api.endpoint = f"http://127.0.0.1:{port}"
         yield World(plane, Job(cluster, "lm", tmp_path_factory.mktemp("job")), api, operators)
@@ -243,7 +243,7 @@ def test_a_job_recovers_changes_operators_and_is_taken_away(world: World) -> Non
     first_leader = world.leader()
     first_leader.process.kill()
     (other,) = (one for one in world.operators if one is not first_leader)
-    other.said("operator=running")
+    other.said("operator runs")
     assert not job.workers(3), "the job was touched"
     kill(job.workers(2)[0].pid)
     job.started(3, size=2)

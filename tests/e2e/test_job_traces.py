@@ -42,7 +42,7 @@ def test_a_killed_worker_is_a_trace_and_without_a_collector_the_job_goes_on_too(
             one.finish()
     cluster.unbroken("down")
     said = (cluster.directory / "up.log").read_text()
-    assert said.count("traces=on") == 1
+    assert said.count("traces are on") == 1
     assert said.count("traces=lost") == 1
     assert "refused" in said.partition("traces=lost")[2].partition("\n")[0]
 

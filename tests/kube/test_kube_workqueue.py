@@ -195,5 +195,5 @@ async def test_failed_key_is_handled_again_while_others_go_on(
     errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
     assert ["key=bug" in r.getMessage() for r in errors] == [True]
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    text = 'queue=test key=permanent failures=0 retry_seconds=inf reason="no such disk"'
+    text = 'work failed queue=test key=permanent failures=0 retry_seconds=inf error="no such disk"'
     assert warnings == [text] * 2

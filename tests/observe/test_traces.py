@@ -119,7 +119,7 @@ def test_that_a_collector_refuses_is_told_once(
     assert len(collector.requests) == 9
     (said,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert said.levelno == logging.WARNING
-    assert "traces=lost" in said.message
+    assert "traces are lost" in said.message
     assert "Forbidden" in said.message
 
 
@@ -130,7 +130,7 @@ def test_that_no_collector_is_there_is_told_once(
     assert sending_took < 0.5
     assert closing_took < FLUSH_SECONDS + 1
     (said,) = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
-    assert "traces=lost" in said
+    assert "traces are lost" in said
     assert "refused" in said
 
 
@@ -162,8 +162,8 @@ async def test_that_spans_arrive_again_is_told(
             one(TRACE)
 
     await program()
-    words = [one.message.split()[0] for one in caplog.records if "traces=" in one.message]
-    assert words == ["traces=on", "traces=lost", "traces=sent"]
+    words = [one.message.partition(" error=")[0] for one in caplog.records]
+    assert words == ["traces are on", "traces are lost", "traces are sent again"]
 
 
 def test_a_collector_that_holds_still_holds_nobody_up(
@@ -186,7 +186,7 @@ def test_a_collector_that_holds_still_holds_nobody_up(
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"}, ""),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            'traces=off reason="OTEL_EXPORTER_OTLP_PROTOCOL is grpc, not http/protobuf"',
+            'traces are off error="OTEL_EXPORTER_OTLP_PROTOCOL is grpc, not http/protobuf"',
         ),
     ],
 )
@@ -213,7 +213,7 @@ async def test_a_package_that_is_missing_is_named_once_and_stops_nothing(
 
     assert not await program()
     (said,) = [one.message for one in caplog.records]
-    assert said.startswith("traces=off")
+    assert said.startswith("traces are off")
     assert "pip install unbroken[otel]" in said
 
 

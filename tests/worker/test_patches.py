@@ -96,7 +96,9 @@ def test_where_it_is_off_nothing_is_changed(
     lines, errors = changes(agent, **variables)
     assert lines == ["", "", "", ""]
     assert len(errors.splitlines()) == (line is not None)
-    assert errors.startswith(f"in-process restart is off: {line}" if line else "")
+    assert errors.startswith(
+        f'unbroken.worker: in-process restart is off reason="{line}' if line else ""
+    )
     assert introductions(agent) == [False], "the agent must give it a new process"
 
 

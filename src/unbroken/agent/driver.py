@@ -49,6 +49,7 @@ from unbroken.core.agent.machine import (
     Workers,
 )
 from unbroken.errors import WorldError
+from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from unbroken.agent.evidence.examine import Examination
     from unbroken.agent.evidence.samples import Sampling
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 PORTS_REMEMBERED = 1000
 PORT_RETRY_SECONDS = 1.0
@@ -401,7 +402,7 @@ class Driver:
                 self._tell_keeper(until)
 
     def _publish(self, report: AgentReport) -> None:
-        logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
+        log.debug("report sent", state=report.state, attempt=report.attempt)
         self._server.publish(self._whole(report))
         if report.state is AgentState.SHUTDOWN:
             self._server.stop_listening()
@@ -413,7 +414,11 @@ class Driver:
             port = facts.free_port(self._offered, self._random)
         except WorldError as error:
             # Without a port this agent starts no further attempt.
-            logger.warning("reason=%r", str(error))
+            log.warning(
+                "no free port: no further attempt starts",
+                retry_seconds=PORT_RETRY_SECONDS,
+                error=error,
+            )
             self._loop.call_later(PORT_RETRY_SECONDS, self._offer_port)
             return
         self._offered.append(port)
@@ -426,12 +431,12 @@ class Driver:
         try:
             tell_lease(self._lease_pipe, None if until is None else until - self._booted_at)
         except OSError as error:
-            logger.warning("keeper=%d lease not told reason=%r", os.getppid(), str(error))
+            log.warning("lease not passed to the keeper", pid=os.getppid(), error=error)
 
     def _keeper_ended(self, keeper: int) -> None:
         """End the descendants of a dead keeper, as nothing else would."""
         self._loop.remove_reader(keeper)
-        logger.error("the parent of the agent was killed; everything is ended")
+        log.error("parent of the agent was killed: all its processes are ended")
         self.feed(Terminated(signal.SIGKILL))
 
     def now(self) -> float:

@@ -6,7 +6,6 @@ From the start on it also checks whether the parent can be connected to at all.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 from unbroken.agent_http.peer import Peer, connected
 from unbroken.core.agent.peers import Vouching
 from unbroken.errors import PeerError
+from unbroken.log_lines import Log
 from unbroken.wire.agent import LEASE_PATH, StartCommand
 from unbroken.wire.codec import dump, load, read, write
 from unbroken.wire.lease import ANSWER_BYTES_MAX, PeerAnswer, PeerQuestion
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 ASK_SECONDS = 0.5
 ALONE_SECONDS = 2.0
@@ -90,7 +90,7 @@ class PeerQuestions:
                 else:
                     self._tell(tree)
             except (OSError, TimeoutError, PeerError) as error:
-                logger.info("peer=%s no answer reason=%r", parent, str(error) or "timeout")
+                log.info("peer does not answer", agent=parent, error=error)
 
     async def _check(self, parent: str) -> None:
         """Check at intervals whether the parent can be connected to."""
@@ -104,7 +104,9 @@ class PeerQuestions:
             unreached = parent if failed > 1 else ""
             if unreached != self.unreached:
                 self.unreached = unreached
-                logger.info("peer=%s reached=%s", parent, not unreached)
+                log.info(
+                    "peer is reachable" if not unreached else "peer is unreachable", agent=parent
+                )
                 self._restate()
             seconds = DOUBT_SECONDS if failed else CHECK_SECONDS
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)

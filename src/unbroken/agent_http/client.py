@@ -13,7 +13,6 @@ rate (`rates`). An agent that exceeds the rate is read more slowly, so that TCP 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +26,7 @@ from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
 from unbroken.errors import PeerError
+from unbroken.log_lines import Log
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -73,7 +73,7 @@ from .reports import read_answer
 from .sessions import agent_session
 from .turns import Turns
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 MISSED_MAX = 3
 """Missing heartbeats after which the agent is lost, whatever the state of its connection."""
@@ -255,7 +255,7 @@ class AgentLink:
     def _lose(self, why: str) -> None:
         if self._why != why:
             self._why = why
-            logger.info("agent=%s unreachable reason=%r", self._base.authority, why)
+            log.info("agent is unreachable", agent=self._base.authority, error=why)
         if self._is_up:
             self._is_up = False
             self._on_lost(why)
@@ -281,8 +281,7 @@ class AgentLink:
 
     def _heard(self, report: AgentReport) -> None:
         if not self._is_up:
-            name = ascii(report.agent_id[:64])[1:-1]
-            logger.info("agent=%s up id=%s", self._base.authority, name)
+            log.info("agent answers", agent=self._base.authority, id=report.agent_id)
         self._is_up = True
         self._failures, self._why = 0, ""
         self._unconfirmed = None
@@ -434,7 +433,7 @@ class AgentLink:
         try:
             answer = read_answer(frame, takes_evidence=self._questions > 0)
         except EvidenceError as error:
-            logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
+            log.warning("evidence refused", agent=self._base.authority, error=error)
             return None
         if isinstance(answer, Beat):
             if self._heard_hash:
@@ -511,10 +510,13 @@ class AgentLink:
         ) as answer:
             if answer.status != 200:
                 text = (await _read(answer)).decode(errors="replace")[:500]
-                logger.warning(
-                    "agent=%s path=%s status=%d answer=%r",
-                    self._base.authority, path, answer.status, text,
-                )  # fmt: skip
+                log.warning(
+                    "agent refused a request",
+                    agent=self._base.authority,
+                    path=path,
+                    status=answer.status,
+                    error=text,
+                )
             return answer.status
 
     async def _status(self, session: aiohttp.ClientSession) -> AgentReport:

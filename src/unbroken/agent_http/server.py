@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -23,6 +22,7 @@ from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.errors import PeerError, WorldError
 from unbroken.listener import BACKLOG, Connections, Limits, admitted
+from unbroken.log_lines import Log
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -57,7 +57,7 @@ from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 from .guard import Guard, Link, is_snapshot
 from .snapshots import Copies, Refused, SnapshotRoutes
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
@@ -280,7 +280,7 @@ class AgentServer:
     def _apply(self, request: web.Request, command: Command) -> web.Response:
         refusal = self._agent.refusal(command)
         if refusal:
-            logger.info("path=%s refused reason=%r", request.path, refusal)
+            log.info("command refused", path=request.path, reason=refusal)
             is_strict = request.headers.get(STRICT_HEADER) == "1"
             return _detail(409, refusal) if is_strict else web.Response()
         self._agent.command(command)
@@ -344,7 +344,7 @@ class AgentServer:
             try:
                 link = await self._guard.link(request, channel)
             except (Stranger, ConnectionError) as error:
-                logger.warning("path=%s refused reason=%r", LINK_PATH, str(error))
+                log.warning("link refused", path=LINK_PATH, error=error)
                 await channel.close()
                 return channel
         admitted(request)
@@ -400,22 +400,22 @@ class AgentServer:
             if message.type is not (WSMsgType.TEXT if unseal is None else WSMsgType.BINARY):
                 if unseal is None:
                     continue
-                logger.warning("path=%s ended reason='a message without a tag'", LINK_PATH)
+                log.warning("link ended: a message without a tag", path=LINK_PATH)
                 break
             try:
                 command = decode_command(message.data if unseal is None else unseal(message.data))
             except Stranger as error:
-                logger.warning("path=%s ended reason=%r", LINK_PATH, str(error))
+                log.warning("link ended", path=LINK_PATH, error=error)
                 break
             except PeerError as error:
-                logger.warning("path=%s dropped reason=%r", LINK_PATH, str(error))
+                log.warning("message dropped", path=LINK_PATH, error=error)
                 continue
             if isinstance(command, Request):
                 self._agent.ask(command, unsent.answer)
                 continue
             if not self._order.may_command(unsent.number):
                 # An operator that is alive links again, and repeats its command.
-                logger.warning("path=%s ended reason='a newer link commands'", LINK_PATH)
+                log.warning("link ended: a newer link commands", path=LINK_PATH)
                 break
             self._take(command)
             if not isinstance(command, Renewal):
@@ -428,7 +428,7 @@ class AgentServer:
             return
         refusal = self._agent.refusal(command)
         if refusal:
-            logger.info("path=%s refused reason=%r", LINK_PATH, refusal)
+            log.info("command refused", path=LINK_PATH, reason=refusal)
         self._agent.command(command)
 
 

@@ -19,6 +19,7 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause, wall
 from unbroken.listener import Connections, Limits, bound
+from unbroken.log_lines import Log
 
 from .calls import Around
 from .credentials import read_credentials
@@ -26,7 +27,7 @@ from .replays import UsedSignatures
 from .server import BODY_SECONDS, Service, application
 from .store import Store
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 CLOSING_SECONDS = 2.0
 LIMITS = Limits(256, BODY_SECONDS + 5.0)
@@ -81,7 +82,7 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
         )
     credentials = read_credentials(options.credentials)
     if options.tls is None and not _is_loopback(options.host):
-        log.warning("cluster_api_tls=no host=%s: captured requests can be read", options.host)
+        log.warning("cluster API has no TLS: captured requests can be read", address=options.host)
     around = Around(
         Store(client),
         wall,
@@ -166,10 +167,10 @@ async def _renew(tls: ssl.SSLContext, files: Tls) -> None:
             _load(tls, files)
         except SpecError as error:
             # Both files are written, one after the other; the old pair goes on until both are.
-            log.warning('certificate=%s loaded=no reason="%s"', files.certificate, error)
+            log.warning("certificate not loaded", file=files.certificate, error=error)
             continue
         loaded = found
-        log.info("certificate=%s loaded=yes", files.certificate)
+        log.info("certificate loaded", file=files.certificate)
 
 
 def _times(files: Tls) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ of a request is acted on that its signature does not cover.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from aiohttp import web
 from unbroken.errors import UnbrokenError
 from unbroken.kube.clock import pause
 from unbroken.listener import admitted
+from unbroken.log_lines import Log
 
 from .calls import Around, Call, Object
 from .errors import ApiError, not_offered
@@ -27,7 +27,7 @@ from .shapes import schema
 from .signatures import Claim, Credential, Message, admit, headers_of, verify_body
 from .validation import check
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 TARGET_PREFIX = "SageMaker."
 CONTENT_TYPE = "application/x-amz-json-1.1"
@@ -78,14 +78,14 @@ async def _answer(service: Service, request: web.Request) -> web.Response:
         text = f"The request is larger than {BODY_BYTES} bytes"
         status, body = 413, _error("RequestEntityTooLargeException", text)
     except (web.RequestPayloadError, ConnectionError) as error:
-        log.info('request=%s reason="the body broke off: %s"', id, error)
+        log.info("body of a request ended early", request=id, error=error)
         status, body = 400, _error("IncompleteBody", "The body is not as its headers say")
     except UnbrokenError as error:
         # The Kubernetes API did not answer as it should; clients try again.
-        log.warning('request=%s reason="%s"', id, error)
+        log.warning("Kubernetes API did not answer", request=id, error=error)
         status, body = 503, _error("ServiceUnavailable", f"Try again: {error}")
     except Exception:
-        log.exception("request=%s", id)
+        log.exception("request failed", request=id)
         status, body = 500, _error("InternalFailure", f"Request {id} met an error of ours")
     headers = {"x-amzn-RequestId": id, "Content-Type": CONTENT_TYPE}
     response = web.Response(status=status, body=body, headers=headers)

@@ -7,7 +7,6 @@ never fails: events that the API cannot take in time are dropped and counted.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
@@ -15,12 +14,13 @@ from lightkube.core.resource import Resource, api_info
 from lightkube.models.core_v1 import ObjectReference
 
 from unbroken.errors import UnbrokenError
+from unbroken.log_lines import Log
 
 from .cache import HasMetadata
 from .client import KubeClient, Object
 from .clock import rfc3339, wall
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 QUEUED = 1000
 """Events that may wait for the API; client-go's broadcaster holds 1,000 as well."""
@@ -172,7 +172,7 @@ class EventRecorder:
                     await self._send(what, series)
                 except (UnbrokenError, UnicodeError, RecursionError) as error:
                     self.dropped += 1
-                    log.debug('event=%s reason="%s"', series.event_name, error)
+                    log.debug("event dropped", event=series.event_name, error=error)
             self._wake.clear()
             await self._wake.wait()
 

@@ -20,6 +20,7 @@ from lightkube.core.decoders import decode_object
 from lightkube.core.resource import Resource
 
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.log_lines import Log
 
 from .backoff import Backoff
 from .cache import Cache, Change, HasMetadata, Key, changed, key_of
@@ -31,7 +32,7 @@ from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
 from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PAGE = 500
 """Objects a page, as client-go's pager asks for."""
@@ -178,13 +179,13 @@ class Informer(Generic[T]):
                     self._version = None
                     if resumes:
                         # The server answers, and has forgotten the version: list at once.
-                        log.debug('informer=%s lists="%s"', self._scope.path(), reason)
+                        log.debug("watch lists again", path=self._scope.path(), reason=reason)
                         continue
             except Exception:
                 # No task waits for this one: an error would end the program.
                 self.failures += 1
                 self._version, reason = None, "an error of this program"
-                log.exception("informer=%s", self._scope.path())
+                log.exception("watch failed", path=self._scope.path())
             settled = monotonic() - started >= SETTLED_SECONDS
             failures = 0 if self._has_moved or settled else failures + 1
             self._log_failures(failures, reason)
@@ -193,7 +194,7 @@ class Informer(Generic[T]):
 
     def _log_failures(self, failures: int, reason: str) -> None:
         level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
-        log.log(level, 'informer=%s failures=%d reason="%s"', self._scope.path(), failures, reason)
+        log.log(level, "watch failed", path=self._scope.path(), failures=failures, error=reason)
 
     async def _list(self) -> None:
         self._left_out.clear()
@@ -263,7 +264,7 @@ class Informer(Generic[T]):
             _require_named(item)
             _forget_managers(item)
         except Exception as error:
-            log.debug("informer=%s", self._scope.path(), exc_info=True)
+            log.debug("object cannot be decoded", path=self._scope.path(), exc_info=True)
             return self.refusals.unreadable(head_of(content), error)
         return item
 
@@ -286,7 +287,7 @@ class Informer(Generic[T]):
         try:
             handler(old, new)
         except Exception as error:
-            log.debug("informer=%s", self._scope.path(), exc_info=True)
+            log.debug("handler failed", path=self._scope.path(), exc_info=True)
             self.refusals.unhandled(changed(old, new), error)
             self._record()
 

@@ -6,19 +6,19 @@ here.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightkube.models.meta_v1 import OwnerReference
 
 from unbroken.errors import UnbrokenError
+from unbroken.log_lines import Log
 
 from .backoff import Backoff
 from .client import KubeClient, Object
 from .clock import entropy, micro_time, monotonic, pause, wall
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 NODE_LEASES = "kube-node-lease"
 """The namespace of the nodes' leases."""
@@ -52,7 +52,7 @@ async def keep_lease(client: KubeClient, terms: LeaseTerms) -> None:
             await renew_lease(client, terms, wall())
         except UnbrokenError as error:
             failures += 1
-            log.warning('lease=%s failures=%d reason="%s"', terms.name, failures, error)
+            log.warning("lease not renewed", lease=terms.name, failures=failures, error=error)
             await client.pause(backoff.delay(failures, random))
         else:
             failures = 0

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from unbroken.errors import PeerError, WorldError
+from unbroken.log_lines import Log
 
 from .backoff import Backoff
 from .clock import entropy, pause
 from .errors import ApiRefusal
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -21,9 +22,9 @@ LOUD_FAILURES = 4
 """Failures in a row after which a warning is logged, once."""
 
 
-async def persist(doing: str, request: Callable[[], Awaitable[T]]) -> T:
+async def persist(what: str, request: Callable[[], Awaitable[T]], **values: object) -> T:
     """Return the answer to a request that is repeated until the API server gives one. Raises
-    ApiRefusal."""
+    ApiRefusal. Failures are logged with `what` and the values."""
     random, failures = entropy(), 0
     while True:
         try:
@@ -33,5 +34,7 @@ async def persist(doing: str, request: Callable[[], Awaitable[T]]) -> T:
         except (WorldError, PeerError) as error:
             failures += 1
             level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
-            log.log(level, '%s failures=%d reason="%s"', doing, failures, error)
+            log.log(
+                level, "API request failed", task=what, failures=failures, error=error, **values
+            )
         await pause(RETRY.delay(failures, random))

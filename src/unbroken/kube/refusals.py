@@ -6,7 +6,6 @@ One object of one tenant must not stop the work on all others, so all of its err
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ import msgspec
 from lightkube.core.resource import Resource, api_info
 from lightkube.models.core_v1 import ObjectReference
 
+from unbroken.log_lines import Log
+
 from .cache import HasMetadata, Key, key_of
 from .nesting import cut
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 REASON = "ObjectRefused"
 """Reason of the event."""
@@ -90,9 +91,13 @@ class Refusals:
             self._known.popitem(last=False)
         info = api_info(self._resource).resource
         log.warning(
-            'kind=%s object="%s" version=%s refused=%s reason="%s" at="%s"',
-            *(info.kind, _text(str(head.key), NAME_CHARACTERS)),
-            *(_text(head.version, 40), step, refusal.reason, _place(error)),
+            "object refused",
+            kind=info.kind,
+            object=_text(str(head.key), NAME_CHARACTERS),
+            version=_text(head.version, 40),
+            problem=step,
+            error=refusal.reason,
+            place=_place(error),
         )
         if head.key.name and len(self.untold) < REMEMBERED:
             self.untold.append((self._reference(head), f"{step}: {refusal.reason}"))

@@ -15,6 +15,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from unbroken.errors import UnbrokenError, WorldError
+from unbroken.log_lines import Log
 
 from .backoff import Backoff
 from .client import api_errors
@@ -22,7 +23,7 @@ from .clock import entropy, monotonic
 from .errors import Conflict
 from .observed import observed
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
@@ -220,14 +221,18 @@ class WorkQueue(Generic[K]):
             failures = self._backlog.failures(key)
             log.log(
                 logging.WARNING if failures == 3 or delay == math.inf else logging.DEBUG,
-                'queue=%s key=%s failures=%d retry_seconds=%.2f reason="%s"',
-                *(self.name, key, failures, delay, error),
+                "work failed",
+                queue=self.name,
+                key=key,
+                failures=failures,
+                retry_seconds=delay,
+                error=error,
             )
             return None
         except Exception:
             # A bug with one key must not stop the work on all others.
             delay = self._failed(key)
-            log.exception("queue=%s key=%s retry_seconds=%.2f", self.name, key, delay)
+            log.exception("work failed", queue=self.name, key=key, retry_seconds=delay)
             return None
         self.handled += 1
         self._backlog.done(key)

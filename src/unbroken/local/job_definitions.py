@@ -25,5 +25,5 @@ async def install_definition(client: KubeClient, body: Mapping[str, Any], path: 
             raise WorldError(f"{path} is not served yet", 0.1) from error
 
     create = partial(client.create_if_absent, DEFINITIONS, body)
-    await persist(f"definition={name} write=create", create)
-    await persist(f"kind={name} wait=served", serve)
+    await persist("create a definition", create, definition=name)
+    await persist("list a kind", serve, kind=name)

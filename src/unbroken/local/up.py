@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import logging
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from unbroken.local.machines.options import maker
 from unbroken.local.machines.pool import MachinePool, PoolOptions
 from unbroken.local.machines.scripts import stop_scripts
 from unbroken.local.node.addresses import NODES_MAX
+from unbroken.log_lines import Log
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.driver import OperatorOptions, run_operator
@@ -49,7 +49,7 @@ from .node_daemons import daemon_beside
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
     the cluster cannot run.
     """
     if notice := private(paths.directory):
-        log.warning("%s", notice)
+        log.warning("data directory", problem=notice)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,6 +46,7 @@ from unbroken.kube.clock import entropy, monotonic, pause, wall
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
+from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm, Inbox
 from unbroken.spec.keys import INSTANCE_GROUP
 
@@ -55,7 +56,7 @@ from .gpus import GpuEyes
 from .kernel_reader import FileReader, KmsgReader
 from .tables import read_table
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 COMPONENT = "health-monitoring-agent"
 """Reporter of the events, as HyperPod's (reference section 2.3)."""
@@ -130,7 +131,7 @@ class NodeDaemon:
             tasks.create_task(self._decide())
             # An earlier daemon's cursor is on the node.
             await self._met.wait()
-            log.info("node=%s daemon=watching cursor=%s", name, self._health.cursor or "none")
+            log.info("node daemon watches", node=name, cursor=self._health.cursor or None)
             tasks.create_task(self._follow_kernel())
             tasks.create_task(self._look())
 
@@ -153,7 +154,7 @@ class NodeDaemon:
                 # Missing or not allowed: this is no sign about the node.
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning('node=%s kernel_log=unknown reason="%s"', self._options.node, error)
+                    log.warning("kernel log cannot be read", node=self._options.node, error=error)
             await pause(self._options.sample_seconds)
 
     async def _feed(self) -> None:
@@ -183,8 +184,11 @@ class NodeDaemon:
     def _note(self, gpus: GpuSample) -> None:
         if gpus.problem != self._problem:
             self._problem = gpus.problem
-            state = f'unknown reason="{gpus.problem}"' if gpus.problem else "seen"
-            log.info("node=%s gpus=%s", self._options.node, state)
+            log.info(
+                "GPUs are unknown" if gpus.problem else "GPUs are known",
+                node=self._options.node,
+                error=gpus.problem or None,
+            )
 
     def _ask_now(self) -> None:
         self._must_ask = True
@@ -280,15 +284,21 @@ class NodeDaemon:
         level = logging.WARNING if self._failures == 3 or not is_passing else logging.DEBUG
         log.log(
             level,
-            'node=%s write=failed failures=%d retry_seconds=%.1f reason="%s"',
-            *(self._options.node, self._failures, delay, error),
+            "node not written",
+            node=self._options.node,
+            failures=self._failures,
+            retry_seconds=delay,
+            error=error,
         )
         self._ask_alarm.set(monotonic() + delay)
 
     def _log(self, fault: LogFault) -> None:
         log.info(
-            'node=%s fault=%s action=%s message="%s"',
-            *(self._options.node, fault.reason, fault.action.value, fault.message),
+            "node fault",
+            node=self._options.node,
+            fault=fault.reason,
+            action=fault.action,
+            message=fault.message,
         )
         directory, node = self._options.log_directory, self._health.node
         if directory is None or node is None:
@@ -297,7 +307,7 @@ class NodeDaemon:
         try:
             AgentLog(directory, group, self._options.node).write(fault, wall())
         except OSError as error:
-            log.warning('node=%s log=unwritten reason="%s"', self._options.node, error)
+            log.warning("log of faults not written", node=self._options.node, error=error)
 
 
 def _is_older(one: OwnNode, other: OwnNode) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import stat
 from collections.abc import AsyncGenerator, Iterator
@@ -16,11 +15,12 @@ from pathlib import Path
 
 from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record
 from unbroken.kube.clock import wall
+from unbroken.log_lines import Log
 
 from .file_watch import FileWatch
 from .host import boot_id, uptime_seconds
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 KMSG = Path("/dev/kmsg")
 LOOK_BACK_SECONDS = 300.0
@@ -74,7 +74,7 @@ class KmsgReader:
                 if error.errno != errno.EPIPE:
                     raise
                 # The kernel was faster; the next read continues with the oldest remaining record.
-                log.warning("kernel_log=%s records were overwritten before they were read", KMSG)
+                log.warning("kernel messages were overwritten before they were read", file=KMSG)
 
     def _is_news(self, line: KernelLine) -> bool:
         if self._after is not None:

@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from unbroken.core.job.record.spans import Span, Trace
+from unbroken.log_lines import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 SERVICE = "unbroken-operator"
 """Service name, unless OTEL_SERVICE_NAME is set."""
@@ -111,12 +112,12 @@ class _Losses(logging.Handler):
         """Note that spans are lost."""
         if not self._is_told:
             self._is_told = True
-            log.warning('traces=lost reason="%s"', self._reason)
+            log.warning("traces are lost", error=self._reason)
 
     def arrived(self) -> None:
         """Note that spans were accepted."""
         if self._is_told:
-            log.info("traces=sent")
+            log.info("traces are sent again")
         self._is_told, self._reason = False, ""
 
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from unbroken.core.job.record.spans import Trace
+from unbroken.log_lines import Log
 
 if TYPE_CHECKING:
     from .otlp import Sender
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 Send = Callable[[Trace], None]
 
@@ -37,7 +37,7 @@ async def sending(environment: Mapping[str, str]) -> AsyncIterator[Send | None]:
     if sender is None:
         yield None
         return
-    log.info("traces=on")
+    log.info("traces are on")
     try:
         yield sender.send
     finally:
@@ -51,9 +51,9 @@ def _sender() -> Sender | None:
 
         return Sender()
     except ImportError as error:
-        log.warning('traces=off reason="%s; pip install unbroken[otel]"', error)
+        log.warning("traces are off", error=f"{error}; pip install unbroken[otel]")
     except (ValueError, RuntimeError) as error:
-        log.warning('traces=off reason="%s"', error)
+        log.warning("traces are off", error=error)
     return None
 
 
@@ -69,7 +69,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
         return False
     protocol = read(f"{prefix}_TRACES_PROTOCOL", f"{prefix}_PROTOCOL") or PROTOCOL
     if protocol != PROTOCOL:
-        log.warning('traces=off reason="%s_PROTOCOL is %s, not %s"', prefix, protocol, PROTOCOL)
+        log.warning("traces are off", error=f"{prefix}_PROTOCOL is {protocol}, not {PROTOCOL}")
     return protocol == PROTOCOL
 
 
@@ -88,4 +88,4 @@ async def _close(close: Callable[[], None]) -> None:
         async with asyncio.timeout(FLUSH_SECONDS):
             await done.wait()
     except TimeoutError:
-        log.warning('traces=lost reason="the collector took more than %g s"', FLUSH_SECONDS)
+        log.warning("traces are lost", error=f"the collector took more than {FLUSH_SECONDS:g} s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import Conflict, Forbidden, NotFound
 from unbroken.kube.persist import persist
+from unbroken.log_lines import Log
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job
 from unbroken.spec.keys import MADE_BY
@@ -20,7 +20,7 @@ from unbroken.spec.schema.crd import definitions
 
 from .kinds import INCIDENTS, JOBS
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PATH = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -34,9 +34,10 @@ async def install(client: KubeClient) -> None:
     for definition in definitions():
         name = definition["metadata"]["name"]
         try:
-            await persist(f"definition={name} write=apply", partial(_apply, client, definition))
+            apply = partial(_apply, client, definition)
+            await persist("apply a definition", apply, definition=name)
         except Forbidden as error:
-            log.info('definition=%s not_installed="%s"', name, error)
+            log.info("definition not installed", definition=name, error=error)
     await served(client)
 
 
@@ -44,7 +45,7 @@ async def served(client: KubeClient) -> None:
     """Return once the API serves the project's kinds."""
     own = (kind.path for kind in OWN_KINDS)
     for kind in (f"{JOBS}/{job.PLURAL}", f"{INCIDENTS}/{incident.PLURAL}", *own):
-        await persist(f"kind={kind} wait=served", partial(_serve, client, kind))
+        await persist("list a kind", partial(_serve, client, kind), kind=kind)
 
 
 async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
@@ -59,7 +60,7 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
             return
         theirs = (found["metadata"].get("annotations") or {}).get(MADE_BY, "")
         if _parts(theirs) > _parts(mark[MADE_BY]):
-            log.warning("definition=%s kept_of_version=%s", name, theirs)
+            log.warning("definition of a newer version kept", definition=name, version=theirs)
             return
         body = {"metadata": {"annotations": mark}, "spec": definition["spec"]}
         await client.merge(path, body, version=found["metadata"]["resourceVersion"])

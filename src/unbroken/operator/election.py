@@ -13,7 +13,6 @@ machine continues during an outage: no other process can reach that server eithe
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
@@ -32,8 +31,9 @@ from unbroken.kube.clock import boottime, micro_time, monotonic, wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.mandate import Mandate
+from unbroken.log_lines import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 RELEASE_SECONDS = 2.0
 ROUNDS = 3
@@ -151,9 +151,9 @@ class Election:
         """
         while True:
             if not await self._try():
-                log.info("operator=waiting lease=%s", self._title)
+                log.info("operator waits: another holds the lease", lease=self._title)
                 await self._stand_by()
-            log.info("operator=leading holder=%s", self._holder)
+            log.info("operator leads", lease=self._title, holder=self._holder)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     running = tasks.create_task(program(self._mandate))
@@ -162,7 +162,7 @@ class Election:
             finally:
                 self._mandate.ended()
                 await asyncio.shield(self._release())
-            log.warning("operator=stopped lease=%s", self._title)
+            log.warning("operator stopped: another holds the lease", lease=self._title)
 
     async def _stand_by(self) -> None:
         """Return when the lease is this process's."""
@@ -198,10 +198,9 @@ class Election:
                 return
             is_certain = self._mandate.is_given()
             if was_certain and not is_certain:
-                text = "operator=holding_still lease=%s reason=%s"
-                log.warning(text, self._title, "it could not be renewed in time")
+                log.warning("operator paused: the lease was not renewed in time", lease=self._title)
             elif is_certain and not was_certain:
-                log.info("operator=leading holder=%s reason=%s", self._holder, "it still leads")
+                log.info("operator leads again", lease=self._title, holder=self._holder)
             was_certain = is_certain
 
     async def _try(self) -> bool:
@@ -217,12 +216,12 @@ class Election:
         except ApiRefusal as error:
             if not isinstance(error, Conflict) and not self._is_held:
                 raise
-            log.warning('lease=%s not_renewed="%s"', self._title, error)
+            log.warning("lease not renewed", lease=self._title, error=error)
         except (WorldError, PeerError, TimeoutError) as error:
             self._silence.broken()
             if self._is_held and self._acts_in_outages:
                 self._mandate.unanswered(sent)
-            log.debug('lease=%s not_renewed="%s"', self._title, error)
+            log.debug("lease not renewed", lease=self._title, error=error)
         else:
             if self._is_held:
                 self._mandate.renewed(sent)
@@ -301,4 +300,4 @@ class Election:
                 found["spec"]["holderIdentity"] = ""
                 await self._client.raw("PUT", self._path, body=found)
         except (ApiRefusal, WorldError, PeerError, TimeoutError) as error:
-            log.debug('operator=lease not_released="%s"', error)
+            log.debug("lease not released", lease=self._title, error=error)

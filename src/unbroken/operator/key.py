@@ -7,7 +7,6 @@ reads it as the file that the kubelet mounts.
 from __future__ import annotations
 
 import binascii
-import logging
 import os
 import secrets
 from pathlib import Path
@@ -19,8 +18,9 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.persist import persist
+from unbroken.log_lines import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 ENTRY = "key"
 """Name of the entry of the Secret, and of the file."""
@@ -76,9 +76,9 @@ def kept_key(path: Path) -> bytes:
             os.fsync(file.fileno())
         try:
             os.link(draft, path)
-            log.info("operator_key=made file=%s", path)
+            log.info("operator's key made", file=path)
         except FileExistsError:
-            log.info("operator_key=made_by_another file=%s", path)
+            log.info("operator's key was made by another program", file=path)
         finally:
             draft.unlink()
     except OSError as error:
@@ -109,11 +109,11 @@ async def mounted_key(client: KubeClient, path: Path, secret: KeySecret) -> byte
     }
     collection = f"api/v1/namespaces/{quote(secret.namespace)}/secrets"
     title = f"{secret.namespace}/{secret.name}"
-    if await persist("make=operator_key", lambda: client.create_if_absent(collection, body)):
-        log.info("operator_key=made secret=%s", title)
+    if await persist("make the operator's key", lambda: client.create_if_absent(collection, body)):
+        log.info("operator's key made", secret=title)
         return key
-    log.info("operator_key=waits secret=%s file=%s for the kubelet", title, path)
+    log.info("wait for the kubelet to mount the operator's key", secret=title, file=path)
     while (found := read_key(path)) is None:
         await pause(POLL_SECONDS)
-    log.info("operator_key=read file=%s", path)
+    log.info("operator's key read", file=path)
     return found

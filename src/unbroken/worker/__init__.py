@@ -381,9 +381,9 @@ def _number(name: str, default: int) -> int:
 def _warn(what: str) -> None:
     if what not in _warned and len(_warned) < METRICS_MAX:
         _warned.add(what)
-        import logging
+        from unbroken.log_lines import Log
 
-        logging.getLogger(__name__).warning("unbroken.worker: %s", what)
+        Log(__name__, "unbroken.worker: ").warning(what)
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -10,7 +10,6 @@ import array
 import collections
 import contextlib
 import json
-import logging
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from unbroken.errors import WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
 
 __all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
@@ -30,7 +30,7 @@ ANSWER_SECONDS = 10.0
 Heard = Callable[[Mapping[str, Any]], None]
 P = ParamSpec("P")
 R = TypeVar("R")
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 _whole: set[CodeType] = set()
 
 
@@ -166,7 +166,7 @@ class Channel:
                 body, more = self._receive(length)
                 self._deliver(_object(body), fds + more)
         except (OSError, EOFError) as error:
-            logger.debug("the agent's socket is at its end: %s", error)
+            log.debug("socket of the agent has ended", error=error)
         self._end()
 
     def _receive(self, size: int) -> tuple[bytes, list[int]]:
@@ -244,7 +244,7 @@ def _connected(path: str) -> Channel | None:
         sock.connect(path)
     except OSError as error:
         sock.close()
-        logger.warning("no agent at %s: %s; faults of others end this worker", path, error.strerror)
+        log.warning("no agent: faults of other ranks end this worker", file=path, error=error)
         return None
     return Channel(sock)
 

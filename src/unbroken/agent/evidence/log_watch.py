@@ -5,7 +5,6 @@ Everything here but `LogWatch.make` runs in the output's thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
 from unbroken.core.agent.machine import RulesRead
@@ -21,10 +20,11 @@ from unbroken.core.logs.rule_events import (
 )
 from unbroken.core.logs.rules import LogRules
 from unbroken.core.tick import Tick
+from unbroken.log_lines import Log
 from unbroken.spec.problems import Report
 from unbroken.wire.agent import StartCommand
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 NEWS_SECONDS = 1.0
 """Seconds between two reports in which only counts and lines are new."""
@@ -61,7 +61,7 @@ class LogWatch:
         report = Report()
         rules = read_rules(command.log_rules, report)
         for text in (*map(str, report.problems), *report.warnings):
-            logger.warning("attempt=%d log_rule=%r", command.attempt, text)
+            log.warning("problem in a log rule", attempt=command.attempt, problem=text)
         first = command.rank * nproc
         ranks = range(first, first + nproc)
         return cls(command.attempt, LogRules(rules, ranks, command.nnodes), clock, tell)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 from dataclasses import replace
 
 from unbroken.agent.workers.environment import Program
+from unbroken.log_lines import Log
 from unbroken.wire.worker import PAGE_BYTES, VARIABLE, Page, empty, read
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 DESCRIPTOR = 62
 """Number of the page's descriptor in each worker: shells and scripts use low ones, and tables begin
@@ -86,7 +86,7 @@ def make() -> PageSource | None:
             fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
             return PageSource(fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST))
     except OSError as error:
-        logger.warning("workers cannot tell their steps reason=%r", error.strerror)
+        log.warning("no memory for progress pages: steps of workers are unknown", error=error)
         return None
 
 

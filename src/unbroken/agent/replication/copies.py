@@ -9,7 +9,6 @@ step of the nodes.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent_http.snapshots import Key, Point, Refused
 from unbroken.core.snapshots.replication import KEPT
 from unbroken.errors import PeerError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 RANKS_MAX = 256
 """Ranks for which copies are kept at most: names times ranks."""
@@ -192,7 +192,7 @@ class Copies:
                 useless |= {one for one in kept if one[0] < point[0]}
             for one in useless:
                 self._memory.give_back(kept.pop(one))
-        logger.debug("copy=%s rank=%d attempt=%d step=%d", *key, *point)
+        log.debug("copy stored", snapshot=key[0], rank=key[1], attempt=point[0], step=point[1])
         self._tell()
 
     def drop(self, incoming: Incoming, file: File) -> None:

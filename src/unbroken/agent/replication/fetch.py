@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,12 +11,13 @@ from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent_http.peer import connected
 from unbroken.agent_http.snapshots import Key, Point
 from unbroken.errors import PeerError, UnbrokenError
+from unbroken.log_lines import Log
 from unbroken.wire.codec import Limits, load, read
 
 from .copies import Subject, check
 from .peer import path
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 LIST_SECONDS = 2.0
 """Seconds for a holder to list its copies."""
@@ -111,7 +111,9 @@ class Fetch:
     def _complain(self, address: str, error: BaseException) -> None:
         why = str(error) or "does not answer in time"
         self.problems.append(f"{address}: {why}"[:300])
-        logger.warning("snapshot=%s rank=%d holder=%s reason=%r", *self.key, address, why)
+        log.warning(
+            "copy not fetched", snapshot=self.key[0], rank=self.key[1], agent=address, error=why
+        )
 
 
 def _offers(address: str, body: bytes) -> list[Offer]:

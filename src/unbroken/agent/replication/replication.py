@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from io import FileIO
@@ -23,6 +22,7 @@ from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
 from unbroken.core.snapshots.replication import KEPT, Arrival, Item, NextRound, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
@@ -34,7 +34,7 @@ from .peer import path
 from .rounds import Agreements, StrangerError, ask
 from .sending import OvertakenError, Part, Saved
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 VARIABLE = "UNBROKEN_REPLICATE_BYTES_PER_SECOND"
 """Environment variable for the rate in bytes per second; 0: nothing is sent."""
@@ -249,7 +249,9 @@ class Replication:
                     text = (await peer.text(head)).decode(errors="replace")[:300]
                     raise PeerError(f"it answers {head.status} {text}")
         except OvertakenError:
-            logger.debug("snapshot=%s rank=%d step=%d overtaken", *item)
+            log.debug(
+                "snapshot superseded before it was copied", snapshot=name, rank=rank, step=step
+            )
             self._rounds.overtaken(item)
         except (OSError, TimeoutError, UnbrokenError) as error:
             self._complain(f"{command.buddy}: {str(error) or 'does not answer in time'}")
@@ -258,7 +260,7 @@ class Replication:
             self._why = ""
             self._sent[name, rank] = (command.attempt, step)
             self._rounds.sent(item)
-            logger.debug("snapshot=%s rank=%d step=%d is at the buddy", *item)
+            log.debug("snapshot copied", snapshot=name, rank=rank, step=step, agent=command.buddy)
 
     async def _copied(self, part: Part, attempt: int) -> None:
         """Copy all ranks' snapshots of a round, or send none: a round needs all. Raises
@@ -318,7 +320,7 @@ class Replication:
     def _complain(self, why: str) -> None:
         if why != self._why:
             self._why = why
-            logger.warning("snapshots are not sent to the buddy reason=%r", why)
+            log.warning("snapshots not copied", error=why)
 
     # Fetching from holders of copies.
 

@@ -6,13 +6,13 @@ Jobs without snapshots load nothing of it; jobs without buddies load nothing of 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unbroken.agent.socket.ipc import Connection
 from unbroken.errors import PeerError
+from unbroken.log_lines import Log
 from unbroken.wire import ipc
 from unbroken.wire.agent import AgentReport, Receipt, StartCommand
 from unbroken.wire.codec import read
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .slots import Snapshots
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 RECEIPTS_MAX = 256
 """Receipts of one agent at most: names times ranks."""
@@ -176,7 +176,7 @@ class SnapshotMessages:
                 raise PeerError(reason)
             receipt = _read_receipt(message)
         except PeerError as error:
-            logger.warning("message=receipt dropped reason=%r", str(error))
+            log.warning("receipt refused", error=error)
             return
         key = (receipt.name, receipt.rank)
         if key in self._receipts or len(self._receipts) < RECEIPTS_MAX:

@@ -9,13 +9,13 @@ when a rank reports which slot it restored.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import (
     SNAPSHOT_FETCH,
     SNAPSHOT_FIND,
@@ -30,7 +30,7 @@ from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, VERSION, Heade
 
 from .memory import File, Memory
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 ANSWERS = {
     SNAPSHOT_OPEN: SNAPSHOT_SLOT,
@@ -125,7 +125,7 @@ class Snapshots:
     def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
         """Return the answer to a request that is refused."""
         kind = str(message.get("type"))
-        logger.warning("message=%s refused reason=%r", kind, reason)
+        log.warning("request of a worker refused", message=kind, error=reason)
         return Answer({"type": ANSWERS[kind], "error": reason})
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Snapshots:
                 # Ranks that live elsewhere by now.
                 if other == key or (other[0] == key[0] and other not in saving):
                     self._free(other, lambda slot: slot.attempt < attempt)
-        logger.debug("snapshot=%s rank=%d attempt=%d step=%d", *key, attempt, step)
+        log.debug("snapshot stored", snapshot=key[0], rank=key[1], attempt=attempt, step=step)
         if self.on_saved is not None:
             self.on_saved(key, saved[0], step)
         return Answer({})

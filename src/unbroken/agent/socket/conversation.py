@@ -7,7 +7,6 @@ from the connection, whatever its `local_rank`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +22,13 @@ from unbroken.core.agent.machine import (
     Registered,
 )
 from unbroken.core.snapshots.checkpoint_steps import CheckpointSteps
+from unbroken.log_lines import Log
 from unbroken.wire import ipc
 from unbroken.wire.agent import StartCommand
 
 from .ipc import Connection, WorkerSocket
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 TEXT_MAX = 4096
 DATA_CHARACTERS_MAX = 1024 * 1024
@@ -211,7 +211,7 @@ class Conversation:
     def _job_data(self, connection: Connection, message: Mapping[str, Any]) -> None:
         data, local_rank = message.get("data"), connection.speaker.local_rank
         if not isinstance(data, str) or len(data) > DATA_CHARACTERS_MAX:
-            logger.warning("local_rank=%d its data is dropped: no text, or too long", local_rank)
+            log.warning("data of a worker refused: not text, or too long", local_rank=local_rank)
             return
         self._told.setdefault(local_rank, _Told()).data = data
 

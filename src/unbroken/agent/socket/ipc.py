@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import logging
 import os
 import socket
 import struct
@@ -21,11 +20,12 @@ from typing import Any, Protocol
 
 from unbroken.agent.evidence import procfs
 from unbroken.errors import WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import Frames, encode
 
 from . import directory as socket_directory
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 CONNECTIONS_MAX = 8
 """Most connections of one worker."""
@@ -158,14 +158,14 @@ class WorkerSocket:
         except BlockingIOError:
             return
         except OSError as error:
-            logger.warning("workers cannot connect now reason=%r", error.strerror)
+            log.warning("workers cannot connect", retry_seconds=PAUSE_SECONDS, error=error)
             self._loop.remove_reader(self._listener)
             self._loop.call_later(PAUSE_SECONDS, self._resume)
             return
         sock.setblocking(False)
         found = self._speaker(sock)
         if isinstance(found, str):
-            logger.warning("a connection to the workers' socket is refused reason=%r", found)
+            log.warning("connection of a worker refused", error=found)
             sock.close()
             return
         connection = Connection(sock, found, self._close)
@@ -214,7 +214,7 @@ class WorkerSocket:
             return
         if reason:
             rank = connection.speaker.local_rank
-            logger.warning("local_rank=%d its connection is ended reason=%r", rank, reason)
+            log.warning("connection of a worker closed", local_rank=rank, reason=reason)
         self.connections.discard(connection)
         self._loop.remove_reader(connection.sock)
         self._loop.remove_writer(connection.sock)

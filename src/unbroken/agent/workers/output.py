@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import os
 import select
 import selectors
@@ -19,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unbroken.core.agent.faults import LINE_CHARACTERS
+from unbroken.log_lines import Log
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 CHUNK_BYTES = 256 * 1024
 PIPE_BYTES_MAX = 1024 * 1024
@@ -231,7 +231,7 @@ class Output:
         try:
             _write(stream.file, chunk)
         except OSError as error:
-            logger.warning("output is no longer kept reason=%r", error.strerror)
+            log.warning("output of a worker is not stored any more", error=error)
             os.close(stream.file)
             stream.file = None
 
@@ -258,7 +258,7 @@ class Output:
         try:
             _write(stream.console, text)
         except OSError as error:
-            logger.warning("output is no longer shown reason=%r", error.strerror)
+            log.warning("output of a worker is not shown any more", error=error)
             stream.console = None
 
 

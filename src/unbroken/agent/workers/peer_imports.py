@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
+from unbroken.log_lines import Log
 from unbroken.wire.agent import IMPORTS_PATH
 from unbroken.wire.agent_codec import decode_imports
 from unbroken.wire.codec import FRAME_BYTES_MAX
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 FETCH_SECONDS = 5.0
 """Timeout of the request to one agent."""
@@ -25,7 +25,7 @@ async def fetch(addresses: Sequence[str], key: bytes | None) -> tuple[str, ...]:
             names = await _ask(address, key)
         except (OSError, TimeoutError, ValueError, PeerError) as error:
             reason = str(error) or f"no answer in {FETCH_SECONDS:g} s"
-            logger.info("agent=%s does not tell what to import reason=%r", address, reason)
+            log.info("imports of a peer are unknown", agent=address, error=reason)
             continue
         if names:
             return names

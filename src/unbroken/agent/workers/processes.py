@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import os
 import shutil
 import signal
@@ -36,6 +35,7 @@ from unbroken.core.agent.machine import (
     WorkerEnded,
 )
 from unbroken.errors import WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
 
 from . import facts, lineage
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from .warm import WarmStarts
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 LAST_WORDS_SECONDS = 0.1
 """Seconds, at most, that the output of an ended worker may delay the report of its end; it usually
@@ -361,7 +361,7 @@ class Processes:
         self._alarm = None
         if self._is_killing:
             left = self._descendants()
-            logger.warning("killed, and still there after %g s: %s", UNKILLABLE_SECONDS, left)
+            log.warning("killed processes are still there", seconds=UNKILLABLE_SECONDS, pid=left)
 
     def _ended(self, worker: Worker, code: int) -> None:
         self._loop.remove_reader(worker.pidfd)
@@ -501,12 +501,12 @@ def _prepare(directory: str) -> None:
         os.makedirs(directory, exist_ok=True)
         Path(directory, "error.json").unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("cannot write in %s: %s", directory, error.strerror)
+        log.warning("cannot write in a directory", file=directory, error=error)
 
 
 def _open(path: str) -> int | None:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        logger.warning("cannot write %s: %s", path, error.strerror)
+        log.warning("cannot write a file", file=path, error=error)
         return None

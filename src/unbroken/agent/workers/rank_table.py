@@ -7,14 +7,14 @@ is resized to the number of nodes, and the sent addresses replace the known ones
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 DIRECTORY = "/opt/ml/input/config"
 DIRECTORY_VARIABLE = "UNBROKEN_RESOURCE_CONFIG_DIR"
@@ -65,6 +65,6 @@ class RankTable:
             os.replace(draft, self._file)
         except OSError as error:
             self.warning = f"cannot write {self._file}: {error.strerror}"
-            logger.warning("%s; %s names another directory", self.warning, DIRECTORY_VARIABLE)
+            log.warning("rank table not written", error=self.warning, variable=DIRECTORY_VARIABLE)
             return
         self._ips, self.version, self.warning = table, command.ip_version, ""

@@ -23,6 +23,7 @@ from unbroken.agent.evidence import procfs
 from unbroken.agent.options import Options
 from unbroken.core.agent import warm as core
 from unbroken.core.tick import Tick
+from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
@@ -32,7 +33,7 @@ from .environment import Program
 from .lease import Lease
 from .template import LOWEST, NAME_CHARACTERS, Template
 
-logger = logging.getLogger(__name__)
+log = Log(__name__)
 
 PATIENCE_SECONDS = 0.5
 """Seconds that a start waits for a template that sends nothing."""
@@ -178,7 +179,7 @@ class WarmStarts:
         with contextlib.suppress(OSError):
             data = one.pair.recv(MESSAGE_BYTES_MAX)
             if data:
-                logger.info("pid=%d start=cold reason=%r", one.pid, json.loads(data).get("reason"))
+                log.info("worker started cold", pid=one.pid, reason=json.loads(data).get("reason"))
                 self._turned_cold(one.pid)
                 return
         self._loop.remove_reader(one.pair)
@@ -191,7 +192,7 @@ class WarmStarts:
             with os.fdopen(made, "wb", buffering=0):
                 kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST)
         except OSError as error:
-            logger.warning("imports are not learned reason=%r", error.strerror)
+            log.warning("imports of workers are not learned", error=error)
             return program
         self._learnt.append(kept)
         if len(self._learnt) > self._learners_max:
@@ -208,7 +209,7 @@ class WarmStarts:
         """Note that the workers of an attempt have been started, warm or not."""
         if not all(starts):
             level = logging.DEBUG if self._is_first else logging.INFO
-            logger.log(level, "attempt=%s start=cold reason=%r", attempt, self._refusal)
+            log.log(level, "workers started cold", attempt=attempt, reason=self._refusal)
         self._is_first = False
         self._feed(core.Began(warm=sum(starts)))
 
@@ -338,16 +339,16 @@ class WarmStarts:
             case "fresh":
                 self._feed(core.Checked())
             case "stale":
-                logger.info("warm: %s has changed; the next start is cold", message["file"])
+                log.info("next start is cold: a file has changed", file=message["file"])
                 self._feed(core.Checked(str(message["file"])))
             case _:
-                logger.debug("warm: the template says %.80s", message)
+                log.debug("unknown message of the template", message=message)
 
     def _ready(self, message: Mapping[str, Any]) -> None:
         for name, why in message["skipped"].items():
-            logger.debug("warm: %s is not imported beforehand: %s", name, why)
+            log.debug("module not imported beforehand", module=name, error=why)
         self._fit = dict(self._modules)
-        logger.info("warm: %d modules", message["modules"])
+        log.info("template is ready for warm starts", count=message["modules"])
         self._feed(core.TemplateReady())
 
     def _take_parked(self, pid: int) -> None:
@@ -362,16 +363,16 @@ class WarmStarts:
         one.pid = pid
         self._feed(core.Parked())
         if all(each.pid for each in self._parked):
-            memory = procfs.memory_bytes(pid) if logger.isEnabledFor(logging.INFO) else None
-            told = memory and f", with {memory[0] >> 20} MiB each and {memory[1] >> 20} MiB shared"
-            logger.info("warm: %d are parked%s", len(self._parked), told or "")
+            memory = procfs.memory_bytes(pid) if log.is_on(logging.INFO) else None
+            own, shared = (None, None) if memory is None else (n >> 20 for n in memory)
+            log.info("workers are parked", count=len(self._parked), own_mib=own, shared_mib=shared)
         self._tell_parked()
 
     def _failed(self, reason: str) -> None:
         if self._template is not None:
             words = self._template.last_words()
             told = f"{reason} ({words})" if words else reason
-            logger.info("warm: the next start is cold reason=%r", told)
+            log.info("next start is cold", reason=told)
             self._feed(core.TemplateFailed(told))
 
     def _end(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,13 +11,14 @@ import typer
 
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.errors import SpecError
+from unbroken.log_lines import Log
 from unbroken.spec.nodes.values import NodeProvider
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions, Tls
     from unbroken.kube.client import KubeClient
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def command(
@@ -92,5 +92,5 @@ async def _serve(options: ClusterApiOptions, client: KubeClient) -> None:
     from unbroken.cluster_api.driver import serve_cluster_api
 
     async with serve_cluster_api(client, options) as address:
-        log.info("cluster_api=%s", address)
+        log.info("cluster API serves", address=address)
         await asyncio.Event().wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +12,12 @@ from unbroken.cli.options import Form, Output
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
+from unbroken.log_lines import Log
 
 if TYPE_CHECKING:
     from unbroken.nodes.once import Findings
+
+log = Log(__name__)
 
 FOUND = 1
 KernelLog = Annotated[
@@ -95,7 +97,7 @@ def command(
     found_table = read_table(table)  # report problems of the table first
     start_logging()
     for warning in found_table.warnings:
-        logging.getLogger(__name__).warning('table=%s warning="%s"', table, warning)
+        log.warning("problem in the table of faults", file=table, problem=warning)
     options = DaemonOptions(node, kernel_log, root, log_directory, gpus, table, nvml_library)
     target.run("unbroken-node-daemon", lambda client: run_daemon(client, options))
 

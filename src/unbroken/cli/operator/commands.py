@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ import typer
 
 from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.programs import ProgramTarget, start_logging
+from unbroken.log_lines import Log
 
 from .key import KeyFlags, KeyPlace
 from .options import AgentFlags, CheckFlags, ClusterApiFlags, MetricsFlags, WebhookFlags
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unbroken.operator.driver import OperatorOptions
     from unbroken.operator.webhook.registration import WebhookOptions
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 COLLECT = (150_000, 20, 100)
 """Thresholds of the garbage collector.  With Python's default of 700, collections took a quarter of
@@ -95,10 +95,10 @@ async def _work(
     async with contextlib.AsyncExitStack() as stack:
         if serving is not None:
             address = await stack.enter_async_context(serve_cluster_api(client, serving))
-            log.info("cluster_api=%s", address)
+            log.info("cluster API serves", address=address)
         if webhook is not None:
             from unbroken.operator.webhook.registration import serve_webhook
 
             address = await stack.enter_async_context(serve_webhook(client, webhook, options.key))
-            log.info("webhook=%s", address)
+            log.info("webhook serves", address=address)
         await run_operator(client, None, options)

@@ -7,7 +7,6 @@ pkg/controller/certificates/rootcacertpublisher.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 
 from lightkube.resources.core_v1 import ConfigMap, Namespace, ServiceAccount
@@ -18,8 +17,6 @@ from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import all_synced
 from unbroken.kube.workqueue import WorkQueue
-
-log = logging.getLogger(__name__)
 
 ACCOUNT = "default"
 CERTIFICATE = "kube-root-ca.crt"

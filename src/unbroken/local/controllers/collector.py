@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from contextlib import suppress
 
@@ -13,6 +12,7 @@ from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import NotFound
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
 from .garbage import (
     FOREGROUND,
@@ -30,7 +30,7 @@ from .garbage import (
 )
 from .inventory import Inventory, Item, Owner
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WORKERS = 8
 REMEMBERED = 10_000
@@ -106,7 +106,7 @@ class GarbageCollector:
     async def _act(self, item: Item, verdict: Verdict) -> None:
         match verdict:
             case Delete(policy):
-                log.info("garbage kind=%s object=%s policy=%s", item.kind.kind, item.key, policy)
+                log.info("garbage collected", kind=item.kind.kind, object=item.key, policy=policy)
                 await self._delete(item, policy)
             case Unblock():
                 await self._write_owners(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 from unbroken.kube.client import KubeClient
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.log_lines import Log
 
 from .accounts import Accounts
 from .collector import GarbageCollector
@@ -35,7 +35,7 @@ from .namespaces import NamespaceDeleter
 from .node_lifecycle import NodeLifecycle
 from .volumes import VolumeBinder
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 SHARED = [
     *(Endpoints, EndpointSlice, Lease, Namespace, Node),
@@ -88,7 +88,7 @@ async def run_controllers(
         tasks.create_task(EndpointWriter(client, informers, has_slices).run())
         tasks.create_task(NamespaceDeleter(client, namespaces, inventory).run())
         tasks.create_task(GarbageCollector(client, inventory).run())
-        log.info("controllers=running kinds=%d", len(inventory.kinds))
+        log.info("controllers run", count=len(inventory.kinds))
 
 
 def certificate(client: KubeClient) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +18,6 @@ from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 
 from .endpoint_rules import MANAGED_BY, MANAGER, SERVICE_NAME, backends, endpoints, selects, slices
-
-log = logging.getLogger(__name__)
 
 
 class EndpointWriter:

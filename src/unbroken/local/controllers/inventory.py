@@ -7,7 +7,6 @@ Kinds that a shared informer follows anyway are taken from there, so that nothin
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,9 @@ from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
+from unbroken.log_lines import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 IGNORED = {("", "events"), ("events.k8s.io", "events"), ("extensions", "ingresses")}
 """Events have no owners and expire; the last is networking.k8s.io's under its old name."""
@@ -177,7 +177,7 @@ class Inventory:
                     await synced.wait()
         except TimeoutError:
             missing = sum(not synced.is_set() for synced in started)
-            log.warning('inventory=incomplete kinds=%d reason="no list in time"', missing)
+            log.warning("kinds not listed in time", count=missing)
 
     async def _discover(self) -> list[ResourceKind]:
         backoff, random, failures = Backoff(), entropy(), 0
@@ -186,7 +186,7 @@ class Inventory:
                 return await discover(self._client)
             except UnbrokenError as error:
                 failures += 1
-                log.warning('discovery failures=%d reason="%s"', failures, error)
+                log.warning("kinds not discovered", failures=failures, error=error)
                 await pause(backoff.delay(failures, random))
 
     def _follow(self, kind: ResourceKind, tasks: asyncio.TaskGroup) -> asyncio.Event:
@@ -236,7 +236,7 @@ class Inventory:
         for (owner, key), item in list(self._items.items()):
             if owner == kind.id:
                 self._put(kind, key, None)
-                log.debug("kind=%s abandoned=%s", kind.kind, item.key)
+                log.debug("object forgotten with its kind", kind=kind.kind, object=item.key)
 
     def _on_object(self, kind: ResourceKind, old: Any, new: Any) -> None:
         key = key_of(new if new is not None else old)
@@ -300,7 +300,7 @@ async def discover(client: KubeClient) -> list[ResourceKind]:
             listed: Object = msgspec.json.decode(await client.raw("GET", path))
         except ApiRefusal as error:
             # A group that vanished meanwhile must not hide the others.
-            log.warning('group=%s reason="%s"', name, error)
+            log.warning("group not discovered", group=name, error=error)
             continue
         found += _kinds_in(name, version, listed)
     return found

@@ -5,7 +5,6 @@ After kube-controller-manager v1.33, pkg/controller/namespace/deletion.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,10 +19,11 @@ from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.errors import MethodNotAllowed, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
 from .inventory import Inventory, Item, ResourceKind
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FINALIZER = "kubernetes"
 AGAIN_SECONDS = 2.0
@@ -78,7 +78,7 @@ class NamespaceDeleter:
             return AGAIN_SECONDS
         namespace["spec"]["finalizers"] = [one for one in held if one != FINALIZER]
         await self._client.raw("PUT", f"{path}/finalize", body=namespace)
-        log.info("namespace=%s emptied=yes", name)
+        log.info("namespace emptied", namespace=name)
         return None
 
     async def _delete_content(self, name: str) -> list[str]:

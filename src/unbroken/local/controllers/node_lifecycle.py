@@ -7,7 +7,6 @@ clocks of machines need not agree.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,10 +26,11 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.lease import NODE_LEASES
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
 from .node_rules import heartbeat, silence, stay, wanted_taints
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 STALLED_SECONDS = 1.0
@@ -144,10 +144,10 @@ class NodeLifecycle:
         conditions = silence(node, wall()) if left <= 0 else []
         if conditions and left < -STALLED_SECONDS:
             life.seen = monotonic() - self._grace / 2
-            log.warning("node=%s stalled_seconds=%.1f", name, -left)
+            log.warning("controller was paused: node is given more time", node=name, seconds=-left)
             return self._grace / 2
         if conditions:
-            log.warning("node=%s ready=Unknown silent_seconds=%.0f", name, self._grace - left)
+            log.warning("node is silent", node=name, seconds=self._grace - left)
             body: Object = {"status": {"conditions": conditions}}
             await self._write(f"api/v1/nodes/{name}/status", body)
             self._recorder.record(
@@ -165,7 +165,7 @@ class NodeLifecycle:
         if taints is None:
             return
         name = key_of(node).name
-        log.info("node=%s taints=%s", name, ",".join(f"{one.key}:{one.effect}" for one in taints))
+        log.info("node tainted", node=name, taints=[f"{one.key}:{one.effect}" for one in taints])
         version = node.metadata.resourceVersion if node.metadata else None
         written = [
             {
@@ -206,7 +206,7 @@ class NodeLifecycle:
             return None
         if until > now:
             return until - now
-        log.info("pod=%s node=%s evicted=taint", key, key_of(node).name)
+        log.info("pod evicted by a taint", pod=key, node=key_of(node).name)
         message = f"Taint manager: deleting due to NoExecute taint on {key_of(node).name}"
         await self._disrupt(pod, "DeletionByTaintManager", message)
         self._recorder.record(
@@ -238,7 +238,7 @@ class NodeLifecycle:
             pod = self._pods.get(key.name, key.namespace)
             if pod is None:
                 continue
-            log.info("pod=%s node=%s removed=orphan", key, name)
+            log.info("pod of a deleted node removed", pod=key, node=name)
             is_done = pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
             await self._disrupt(
                 pod,

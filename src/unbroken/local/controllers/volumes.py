@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
 from .volume_rules import (
     CLAIM_PROTECTION,
@@ -32,7 +32,7 @@ from .volume_rules import (
     is_provisioned,
 )
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 VOLUMES = "api/v1/persistentvolumes"
 
@@ -167,7 +167,7 @@ class VolumeBinder:
         except ApiRefusal as error:
             self._recorder.record(claim, "Warning", "ProvisioningFailed", str(error))
             raise
-        log.info("claim=%s provisioned=%s", key_of(claim), path)
+        log.info("volume provisioned", claim=key_of(claim), file=path)
         message = f"Successfully provisioned volume pvc-{uid}"
         self._recorder.record(claim, "Normal", "ProvisioningSucceeded", message)
 
@@ -196,7 +196,7 @@ class VolumeBinder:
             "capacity": volume.spec.capacity,
         }
         await self._client.merge(f"{_claim_path(key)}/status", {"status": status})
-        log.info("claim=%s volume=%s bound=yes", key, name)
+        log.info("volume bound", claim=key, volume=name)
 
     async def _mark_volume(self, name: str, phase: str) -> None:
         await self._client.merge(f"{VOLUMES}/{name}/status", {"status": {"phase": phase}})
@@ -251,10 +251,12 @@ class VolumeBinder:
         path = Path(volume.spec.hostPath.path)
         # Someone may have edited the object: nothing outside of our own directory is removed.
         if path.parent != self._directory or path.is_symlink():
-            log.warning("volume=%s kept=%s", key_of(volume).name, path)
+            log.warning(
+                "directory of a volume kept: not one of ours", volume=key_of(volume).name, file=path
+            )
             return
         shutil.rmtree(path, ignore_errors=True)
-        log.info("volume=%s removed=%s", key_of(volume).name, path)
+        log.info("directory of a volume removed", volume=key_of(volume).name, file=path)
 
 
 def _claims_of(pod: Pod) -> list[str]:

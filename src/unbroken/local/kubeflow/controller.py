@@ -7,7 +7,6 @@ It installs the kind if it is missing.  Where Kubeflow's own operator runs, swit
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Mapping
 from importlib import resources
@@ -36,6 +35,7 @@ from unbroken.local.kubeflow.decisions.events import (
     Tell,
 )
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
+from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import PYTORCHJOB
@@ -49,7 +49,7 @@ from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_fr
 
 from .views import job_picture, replaced_annotation
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 TAKEN_SECONDS = 5.0
 """Seconds between attempts to create a pod or service whose name another object has."""
@@ -132,7 +132,9 @@ class PyTorchJobs:
         newest, before = status.conditions[-1:], status_from(job.get("status")).conditions[-1:]
         for one in newest:
             if newest != before:
-                log.info('pytorchjob=%s is=%s reason="%s"', key_of(job), one.type, one.message)
+                log.info(
+                    "condition changed", job=key_of(job), condition=one.type, message=one.message
+                )
 
     async def _carry_out(self, job: Job, order: Order) -> bool:
         """Carry out an order; return False if another object has the name."""

@@ -6,7 +6,6 @@ gives it; the pods of such a node are removed, as Kubernetes' own collector does
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
@@ -16,9 +15,10 @@ from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.informer import Informer
 from unbroken.local.machines.decisions.machine import Power
+from unbroken.log_lines import Log
 from unbroken.spec.keys import FENCE, OUT_OF_SERVICE, POWER
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def power_of(node: Node | None) -> Power:
@@ -62,7 +62,7 @@ class Fence:
         name = key_of(node).name
         if not is_out_of_service(node):
             await self._write(node, taint=True)
-            log.info('node=%s fenced=yes reason="%s"', name, annotations_of(node).get(FENCE))
+            log.info("node fenced", node=name, reason=annotations_of(node).get(FENCE))
             return
         pods = list(self._unfinished(name))
         for pod in pods:
@@ -87,7 +87,7 @@ class Fence:
         uid = pod.metadata.uid if pod.metadata else None
         path = f"api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
         if await self._client.delete_if_present(path, uid, grace_seconds=0):
-            log.info("pod=%s removed=node-fenced", key)
+            log.info("pod of a fenced node removed", pod=key)
 
     async def _write(self, node: Node, *, taint: bool) -> None:
         """Set the taint, or remove it and what asked for it."""

@@ -7,7 +7,6 @@ leaves pods and scripts running, for the next pool to find.
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from unbroken.local.machines.decisions.scripts import ScriptKind
 from unbroken.local.node import NodeOptions, run_node
 from unbroken.local.node.driver import pods_below
 from unbroken.local.node.processes.process import Launcher
+from unbroken.log_lines import Log
 
 from .power import kill_gpu_users, kill_pods
 from .scripts import ScriptPlace, kill_scripts, run_script
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 CUT_SECONDS = 0.2
 """Seconds for a runner that is cut off: it stops within a few rounds of the loop.
@@ -88,7 +88,7 @@ class MachineNode:
         """Begin to run it; must not run already."""
         assert self._life is None
         if self.stage is Stage.DARK:
-            log.info("node=%s power=on", self.name)
+            log.info("machine powered on", node=self.name)
         self.script, self.trouble = ScriptReport(), ""
         self.stage = Stage.PREPARING
         self._life = self._tasks.create_task(self._live(options, place), name=self.name)
@@ -96,7 +96,7 @@ class MachineNode:
     async def cut(self) -> None:
         """Kill everything that runs of it. Its work is not undone: its pods are found dead
         later."""
-        log.warning("node=%s power=off", self.name)
+        log.warning("machine powered off", node=self.name)
         self._count_cut()
         life = self._life
         if life is not None:
@@ -116,7 +116,7 @@ class MachineNode:
         assert self._parts is not None
         await _stopped(self._runner)
         count = await asyncio.to_thread(kill_gpu_users, self._directory)
-        log.warning("node=%s gpu_reset=yes containers_killed=%d", self.name, count)
+        log.warning("GPUs reset", node=self.name, killed=count)
         self._runner = self._parts.create_task(self._keep_node())
 
     async def discard(self) -> None:
@@ -221,12 +221,16 @@ async def keep(
             reason = str(error) or type(error).__name__
         except Exception as error:
             # A bug of one program must not end the nodes.
-            log.exception("%s", what)
+            log.exception("program of a machine failed", program=what)
             reason = f"{type(error).__name__}: {error}"
         failures = 1 if monotonic() - began > SETTLED_SECONDS else failures + 1
         seconds = AGAIN.delay(failures, random)
         log.warning(
-            '%s failures=%d again_seconds=%.1f reason="%s"', what, failures, seconds, reason
+            "program of a machine failed",
+            program=what,
+            failures=failures,
+            retry_seconds=seconds,
+            error=reason,
         )
         told(f"it does not run and is tried again: {reason}")
         await pause(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import quote
@@ -12,13 +11,14 @@ import msgspec
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Conflict
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
+from unbroken.log_lines import Log
 from unbroken.spec.keys import MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
 from unbroken.spec.schema.fields import fields_of
 from unbroken.spec.schema.write import write_record
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class MachineRequests:
@@ -40,7 +40,7 @@ class MachineRequests:
             body = MACHINE.new(name, spec, {"finalizers": [MACHINE_FINALIZER]})
             await self._client.raw("POST", MACHINE.path, body=body)
         for name in wanted.delete:
-            log.info("machine=%s deleted=yes reason=fewer-nodes", name)
+            log.info("machine deleted: fewer are wanted", machine=name)
             await self._client.delete_if_present(_path(name))
         return wanted
 

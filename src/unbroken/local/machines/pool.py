@@ -9,7 +9,6 @@ beside its pods.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from unbroken.local.node import NodeOptions
 from unbroken.local.node.addresses import NODES_MAX, node_address
 from unbroken.local.node.driver import host_boot_id
 from unbroken.local.node.processes.process import Launcher
+from unbroken.log_lines import Log
 from unbroken.operator.kinds import ClusterObject, MachineObject
 from unbroken.spec.keys import CLUSTER_ARN, MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
@@ -41,7 +41,7 @@ from .objects import MachineRequests
 from .power import kill_pods
 from .scripts import ScriptPlace, kill_scripts
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WORKERS = 8
 WAITING = frozenset({Order.ADOPT, Order.FENCE, Order.UNFENCE, Order.SWITCH_ON, Order.END})
@@ -303,7 +303,7 @@ class MachinePool:
             await asyncio.to_thread(kill_pods, directory)
         await self._requests.delete_node(name)
         await asyncio.to_thread(discard, directory)
-        log.info("node=%s removed=yes", name)
+        log.info("node removed", node=name)
         self._members.pop(name, None)
         self._indexes.pop(name, None)
         self._settled[name].set()

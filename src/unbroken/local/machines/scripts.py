@@ -11,7 +11,6 @@ separates it from the other machines.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +45,13 @@ from unbroken.local.node.pods.events import Exit
 from unbroken.local.node.processes.isolation import Isolation
 from unbroken.local.node.processes.process import MARKER, Launcher, Run, adopt
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, write_json
+from unbroken.log_lines import Log
 from unbroken.spec.nodes.machine import MachineSpec
 
 from .power import kill_runs
 from .script_copies import copy_source, script_in, source_folder
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 RESOURCE_CONFIG = "SAGEMAKER_RESOURCE_CONFIG_PATH"
 """Environment variable that names the file (HyperPod, "lifecycle scripts")."""
@@ -167,8 +167,12 @@ class _Script:
         write_json(str(self._directory / RECORD), asdict(record))
         self._tell()
         log.info(
-            'node=%s script="%s" state=%s attempts=%d reason="%s"',
-            *(self._place.name, self._file, record.state, record.attempts, record.message),
+            "lifecycle script",
+            node=self._place.name,
+            file=self._file,
+            state=record.state,
+            failures=record.attempts,
+            message=record.message,
         )
 
     async def _start(self, attempt: int) -> list[Event]:
@@ -266,7 +270,7 @@ def _read_record(directory: Path) -> ScriptRecord:
     except FileNotFoundError:
         return ScriptRecord()
     except msgspec.MsgspecError as error:
-        log.warning('file=%s ignored="%s"', directory / RECORD, error)
+        log.warning("record of a script ignored", file=directory / RECORD, error=error)
         return ScriptRecord()
 
 

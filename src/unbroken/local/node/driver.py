@@ -8,7 +8,6 @@ server's time from its own. Everything with a rule in it is pure and elsewhere.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -40,6 +39,7 @@ from unbroken.local.node.processes.isolation import Isolation
 from unbroken.local.node.processes.limits import Limits
 from unbroken.local.node.processes.process import Launcher, Run
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
+from unbroken.log_lines import Log
 
 from .addresses import PodAddresses, node_address
 from .api import NodeApi
@@ -57,7 +57,7 @@ from .node_object import (
 )
 from .server import NodeServer
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 STATUS_SECONDS = 300.0
 """Seconds between writes of an unchanged status (nodeStatusReportFrequency)."""
@@ -217,7 +217,7 @@ class Node:
             except WorldError as error:
                 if error.retry_after_seconds is None:
                     raise
-                log.warning("node=%s cannot register: %s", facts.name, error)
+                log.warning("node cannot register", node=facts.name, error=error)
                 await clock.pause(error.retry_after_seconds)
             else:
                 break
@@ -255,7 +255,7 @@ class Node:
                     if known is not None:
                         await self._write_status(facts, known)
                 except UnbrokenError as error:
-                    log.warning("node=%s status not written: %s", facts.name, error)
+                    log.warning("node status not written", node=facts.name, error=error)
                     await clock.pause(RETRY_SECONDS)
 
     async def _beat(self) -> None:
@@ -323,7 +323,7 @@ class Node:
             await worker.run()
         except Exception:
             # The next change of the pod makes a new worker, which takes over from disk.
-            log.exception("node=%s pod=%s worker failed", self._options.name, uid)
+            log.exception("task of a pod failed", node=self._options.name, pod=uid)
         else:
             self._free_gpus(uid)
         finally:

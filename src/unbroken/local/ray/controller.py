@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import socket
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -26,6 +25,7 @@ from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.job_definitions import install_definition
+from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER
@@ -35,7 +35,7 @@ from .decisions.raycluster import plan
 from .decisions.values import Create, DeletePod, Order, Tell
 from .views import cluster_picture
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 COMPONENT = "raycluster-controller"
 TAKEN_SECONDS = 2.0
@@ -129,7 +129,7 @@ class RayClusters:
     def _tell(self, cluster: Cluster, what: Tell) -> None:
         type = "Warning" if what.is_warning else "Normal"
         self._recorder.record(reference_to(cluster), type, what.reason, what.message)
-        log.info('raycluster=%s reason=%s message="%s"', key_of(cluster), what.reason, what.message)
+        log.info("event recorded", cluster=key_of(cluster), event=what.reason, message=what.message)
 
 
 def _path(cluster: Cluster) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from dataclasses import dataclass, replace
 
 from lightkube.models.core_v1 import ObjectReference
@@ -21,13 +20,14 @@ from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
 from .cluster import Claim, Cluster
 from .model import SCHEDULER, PodInfo, node_info, pod_info
 from .place import place
 from .preemption import preempt, waits_for_room
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WRITERS = 16
 """Requests under way at a time."""
@@ -225,7 +225,7 @@ class Scheduler:
                 self._decide(pod)
             except Exception:
                 # The next change of this pod tries it again; the others do not wait for that.
-                log.exception("pod=%s decided=no", key)
+                log.exception("no decision about a pod", pod=key)
                 self._waiting.pop(key, None)
             made += 1
             if made % BREATH == 0:
@@ -276,11 +276,11 @@ class Scheduler:
             await self._client.raw("POST", f"{_path(pod)}/binding", body=body)
         except ApiRefusal as error:
             # Gone, bound already, or changed: the informer will show which.
-            log.info('pod=%s node=%s bound=no reason="%s"', key, pod.node, error)
+            log.info("pod not bound", pod=key, node=pod.node, error=error)
             await pause(RETRY_SECONDS)
             self._reconsider(pod)
             return
-        log.info("pod=%s node=%s bound=yes", key, pod.node)
+        log.info("pod bound", pod=key, node=pod.node)
         message = f"Successfully assigned {key} to {pod.node}"
         self._recorder.record(_reference(pod), "Normal", "Scheduled", message)
 
@@ -311,7 +311,7 @@ class Scheduler:
         if report.node or pod.nominated:
             status["nominatedNodeName"] = report.node or None
         if await self._ignoring_absence("PATCH", f"{_path(pod)}/status", {"status": status}):
-            log.info('pod=%s node=none reason="%s"', key, report.message)
+            log.info("no node for a pod", pod=key, reason=report.message)
             if report.reason == "Unschedulable":
                 about = _reference(pod)
                 self._recorder.record(about, "Warning", "FailedScheduling", report.message)
@@ -330,7 +330,7 @@ class Scheduler:
         await self._ignoring_absence("PATCH", f"{_path(victim)}/status", status)
         precondition: Object = {"preconditions": {"uid": victim.uid}}
         if await self._ignoring_absence("DELETE", _path(victim), precondition):
-            log.info("pod=%s preempted_by=%s node=%s", victim.key, pod.key, node)
+            log.info("pod preempted", pod=victim.key, by=pod.key, node=node)
             message = f"Preempted by pod {pod.uid} on node {node}"
             self._recorder.record(_reference(victim), "Normal", "Preempted", message)
 

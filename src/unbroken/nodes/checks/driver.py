@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -16,13 +15,14 @@ from time import monotonic
 import msgspec
 
 from unbroken.errors import UnbrokenError
+from unbroken.log_lines import Log
 from unbroken.spec.nodes.check import CheckKind, CheckResult
 
 from . import basic, cores, dcgm, disk, gpu, memory, pairs, training
 from .findings import Finding, Settings, Test, unknown
 from .plants import VARIABLE
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 """By which a person or a node ends us."""
@@ -139,7 +139,7 @@ def _child(test: Test, settings: Settings, send: Connection) -> None:
         _send(send, unknown(test.name, str(error)))
     except Exception as error:
         # A bug of ours must not be a fault of the node.
-        log.exception("test=%s", test.name)
+        log.exception("test failed to run", test=test.name)
         _send(send, unknown(test.name, f"{type(error).__name__}: {error}"))
     send.close()
 

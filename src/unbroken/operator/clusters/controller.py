@@ -3,7 +3,6 @@ them out."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import quote
@@ -32,6 +31,7 @@ from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
 from unbroken.spec import keys
 from unbroken.spec.job.incident import GROUP, VERSION
@@ -42,7 +42,7 @@ from unbroken.spec.schema.write import write_record
 
 from .views import world_of
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class Clusters:
@@ -102,7 +102,7 @@ class Clusters:
     async def _write(self, cluster: ClusterObject, made: ClusterDecision, now: float) -> None:
         if cluster.get("status", {}).get("phase") != made.phase.value:
             log.info(
-                'cluster=%s phase=%s message="%s"', key_of(cluster), made.phase.value, made.message
+                "phase changed", cluster=key_of(cluster), phase=made.phase, message=made.message
             )
         before, _ = CLUSTER.status_of(cluster)
         status = replace(

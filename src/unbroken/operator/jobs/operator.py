@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.persist import persist
 from unbroken.kube.refusals import Refusal
+from unbroken.log_lines import Log
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import IncidentObject, JobObject
@@ -49,7 +49,7 @@ from .requests import JobRequests
 from .runner import JobRunner, Surroundings
 from .views import node_view
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 INVALID = "InvalidSpec"
 """Reason of the condition of a job that cannot be understood."""
@@ -134,7 +134,7 @@ class Operator:
             watches.pods.subscribe(self._on_pod)
             watches.jobs.on_refusal(self._on_unreadable)
             watches.jobs.subscribe(self._on_job)
-            log.info("operator=running jobs=%d nodes=%d", len(self._tasks), len(self._nodes))
+            log.info("operator runs", jobs=len(self._tasks), nodes=len(self._nodes))
             # A group without members would end.
             await asyncio.Event().wait()
 
@@ -215,7 +215,7 @@ class Operator:
         try:
             self._on_job(job, job)
         except Exception:
-            log.exception("job=%s gate=not_taken", key)
+            log.exception("decision of the queue not applied", job=key)
 
     def _is_idle(self, key: Key) -> bool:
         """True if no part of a job that may not run is left, or is about to exist."""
@@ -228,7 +228,7 @@ class Operator:
         self._runners.pop(key, None)
         task = self._tasks.pop(key, None)
         if task is not None:
-            log.info("job=%s gone", key)
+            log.info("job is gone", job=key)
             task.cancel()
 
     # --- jobs
@@ -248,7 +248,7 @@ class Operator:
             except Exception:
                 is_old = self._around.clock() - began > CRASHES.limit
                 failures = 1 if is_old else failures + 1
-                log.exception("job=%s failures=%d", key, failures)
+                log.exception("machine of a job failed", job=key, failures=failures)
             finally:
                 if runner is None or self._runners.get(key) is runner:
                     self._runners.pop(key, None)
@@ -260,7 +260,7 @@ class Operator:
         parsed = parse_job(job)
         status, problems = job_status_from(job.get("status"))
         for problem in problems:
-            log.warning('job=%s status="%s"', key, problem)
+            log.warning("problem in the status of a job", job=key, problem=problem)
         if any(one.reason == INVALID for one in status.conditions):
             # The spec is valid by now, so the job has yet to begin.
             status = JobStatus(other=status.other)
@@ -293,7 +293,7 @@ class Operator:
         text = "; ".join(str(problem) for problem in parsed.problems[:PROBLEMS_TOLD])
         left = len(parsed.problems) - PROBLEMS_TOLD
         text = text[:REFUSAL_CHARACTERS] + (f"; and {left} more" if left > 0 else "")
-        log.warning('job=%s refused="%s"', key, text)
+        log.warning("job refused", job=key, error=text)
         if runner is not None:
             runner.complain(INVALID, f"the change is not taken: {text}")
             return
@@ -311,12 +311,12 @@ class Operator:
         wanted = JobStatus(conditions=failed, other=status.other)
         requests = JobRequests(self._around.client, job)
         try:
-            await persist(f"job={key} write=refusal", lambda: requests.write_status(wanted))
+            await persist("write a refusal", lambda: requests.write_status(wanted), job=key)
         except ApiRefusal as error:
-            log.warning('job=%s write=refusal refused="%s"', key, error)
+            log.warning("refusal not written", job=key, error=error)
         except Exception:
             # This task is the program's own: it must not end because of one job's status.
-            log.exception("job=%s write=refusal", key)
+            log.exception("refusal not written", job=key)
 
 
 def _generation(job: JobObject) -> int | None:

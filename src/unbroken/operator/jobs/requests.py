@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from urllib.parse import quote
 
 import msgspec
@@ -11,6 +10,7 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.core.job.events import DeletePod, FenceNode
 from unbroken.kube.client import KubeClient, Object
+from unbroken.log_lines import Log
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
@@ -24,7 +24,7 @@ from unbroken.spec.schema.fields import fields_of
 from .pods import JobIdentity, disruption_budget, key_secret
 from .views import node_view
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
@@ -117,7 +117,7 @@ class JobRequests:
         if node is None:
             return
         if node_view(node).is_ready:
-            log.info("node=%s fence=dropped reason=ready", order.node)
+            log.info("fence not asked for: the node is ready", node=order.node)
             return
         await self._client.merge_if_present(path, body)
 

@@ -7,7 +7,6 @@ at a time: the machine repeats it while it matters.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,6 +60,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder
+from unbroken.log_lines import Log
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kueue.objects import place_pod
@@ -78,7 +78,7 @@ from .requests import JobRequests
 from .views import AgentPlace, agent_place, pod_view
 from .writer import JobWriter
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FINAL = frozenset({400, 422})
 """Status codes of an object that no retry can make acceptable."""
@@ -267,7 +267,7 @@ class JobRunner:
                 if self._mounting:
                     await self._make_secret()
             except UnbrokenError as error:
-                log.warning('job=%s make=secret failed="%s"', self.title, error)
+                log.warning("secret not made", job=self.title, error=error)
 
     async def _read_events(self) -> None:
         """Read events of nodes about pods that they have not started: one pod at a time."""
@@ -287,7 +287,7 @@ class JobRunner:
         try:
             found = newest_warning(await self._requests.warnings(uid))
         except UnbrokenError as error:
-            log.warning('job=%s read=events failed="%s"', self.title, error)
+            log.warning("events of a pod not read", job=self.title, error=error)
         else:
             if found is not None:
                 self.tell(PodHeld(uid, *found))
@@ -374,7 +374,12 @@ class JobRunner:
     def _command(self, order: Commanded, links: AgentLinks) -> None:
         message = order.request if isinstance(order, AskAgent) else order.command
         is_sent = links.send(order.pod, message)
-        log.debug("job=%s pod=%s sent=%s command=%s", self.title, order.pod, is_sent, message)
+        log.debug(
+            "command sent" if is_sent else "command not sent",
+            job=self.title,
+            pod=order.pod,
+            command=message,
+        )
 
     def _record(self, effect: Told) -> None:
         match effect:
@@ -383,7 +388,7 @@ class JobRunner:
                 self.guard(status)
                 self._writer.status(status)
             case RecordEvent(reason, message):
-                log.info('job=%s event=%s message="%s"', self.title, reason, _line(message))
+                log.info("event recorded", job=self.title, event=reason, message=message)
                 self._writer.event(effect)
             case WriteIncident(incident):
                 self._writer.incident(incident)
@@ -409,25 +414,24 @@ class JobRunner:
         match effect:
             case CreatePod(name, _, _, avoid):
                 if self._begin(("create", name), self._create(effect), is_after_write):
-                    log.info("job=%s pod=%s create avoid=%s", self.title, name, ",".join(avoid))
+                    log.info("create pod", job=self.title, pod=name, avoid=avoid or None)
             case DeletePod(name, uid, reason, force):
                 if self._begin(("delete", uid, force), self._delete(effect), is_after_write):
-                    text = 'job=%s pod=%s delete force=%s reason="%s"'
-                    log.info(text, self.title, name, force, reason)
+                    log.info("delete pod", job=self.title, pod=name, force=force, reason=reason)
             case FenceNode() | ProveFence():
                 self._order_of_node(effect, is_after_write=is_after_write)
             case DeleteJob(reason):
                 if self._begin("delete", requests.delete_job(), is_after_write):
-                    log.info('job=%s delete reason="%s"', self.title, reason)
+                    log.info("delete job", job=self.title, reason=reason)
 
     def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
         match effect:
             case FenceNode(node, reason):
                 if self._begin(("fence", node), self._requests.fence(effect), is_after_write):
-                    log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
+                    log.warning("fence node", job=self.title, node=node, reason=reason)
             case ProveFence(node, pod):
                 if self._begin(("prove", pod), self._prove(effect), is_after_write):
-                    log.info("job=%s node=%s pod=%s prove=fence", self.title, node, pod)
+                    log.info("prove fence", job=self.title, node=node, pod=pod)
 
     def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
         """Carry out an order beside the others, unless the same is under way."""
@@ -448,7 +452,7 @@ class JobRunner:
                 await work
         except UnbrokenError as error:
             # The machine orders it again while it matters.
-            log.warning('job=%s order=%s failed="%s"', self.title, key, error)
+            log.warning("order failed", job=self.title, order=key, error=error)
         finally:
             work.close()  # it has not begun, if this task was ended while it waited
             self._under_way.discard(key)
@@ -483,7 +487,7 @@ class JobRunner:
         except ApiRefusal as error:
             if isinstance(error, Conflict) and await self._is_there(order):
                 return
-            log.warning('job=%s pod=%s refused="%s"', self.title, order.name, error)
+            log.warning("pod refused", job=self.title, pod=order.name, error=error)
             self.tell(PodRefused(order.name, str(error), error.code in FINAL))
         else:
             self._first_seen(made)
@@ -514,12 +518,11 @@ class JobRunner:
         for one in status.conditions:
             if (one.type, one.status, one.reason) not in before:
                 log.info(
-                    'job=%s attempt=%d condition=%s status=%s reason=%s message="%s"',
-                    self.title, status.restart_count,
-                    *(one.type, one.status, one.reason, _line(one.message)),
-                )  # fmt: skip
-
-
-def _line(text: str) -> str:
-    """Return text of users and of others as part of one line."""
-    return " ".join(text.split())[:500]
+                    "condition changed",
+                    job=self.title,
+                    attempt=status.restart_count,
+                    condition=one.type,
+                    status=one.status,
+                    reason=one.reason,
+                    message=one.message,
+                )

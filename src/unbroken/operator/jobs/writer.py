@@ -19,6 +19,7 @@ from unbroken.core.job.events import RecordEvent
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.persist import persist
+from unbroken.log_lines import Log
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import GROUP, KIND, VERSION, JobStatus
@@ -26,7 +27,7 @@ from unbroken.spec.job.types import GROUP, KIND, VERSION, JobStatus
 from .pods import JobIdentity
 from .requests import JobRequests
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 EVENTS_MAX = 1000
 """Events that wait for the API server; older ones are dropped."""
@@ -128,22 +129,22 @@ class JobWriter:
             guarded, self._is_guarded = self._is_guarded, None
             if guarded is False:
                 # First, since an operator that finds the job ended does not look for its budget.
-                await self._persist("no-budget", requests.unguard)
+                await self._persist("delete the disruption budget", requests.unguard)
             await self._write_status()
             if guarded:
-                await self._persist("budget", requests.guard)
+                await self._persist("write the disruption budget", requests.guard)
             for event in events:
                 kind = "Warning" if event.is_warning else "Normal"
                 self._recorder.record(self.about, kind, event.reason, event.message)
             for incident in incidents.values():
                 await self._persist(
-                    f"incident-{incident.number}", partial(requests.write_incident, incident)
+                    f"write incident {incident.number}", partial(requests.write_incident, incident)
                 )
             if ledger is not None:
-                await self._persist("ledger", partial(requests.write_ledger, ledger))
+                await self._persist("write the ledger", partial(requests.write_ledger, ledger))
             for number in forgotten:
                 await self._persist(
-                    f"no-incident-{number}", partial(requests.delete_incident, number)
+                    f"delete incident {number}", partial(requests.delete_incident, number)
                 )
 
     async def _write_status(self) -> None:
@@ -159,22 +160,21 @@ class JobWriter:
         if self._status is None:
             return
         try:
-            await persist(f"job={self._title} write=status", write)
+            await persist("write the status", write, job=self._title)
         except ApiRefusal as error:
             # The watch will report that the job is gone; any other refusal is of a status that
             # should be valid.
             level = logging.DEBUG if isinstance(error, NotFound | Conflict) else logging.ERROR
-            log.log(level, 'job=%s write=status refused="%s"', self._title, error)
+            log.log(level, "status refused", job=self._title, error=error)
         if self._status is written:
             self._status = None
             self._stored.set()
 
     async def _persist(self, what: str, request: Callable[[], Awaitable[None]]) -> None:
-        doing = f"job={self._title} write={what}"
         try:
-            await persist(doing, request)
+            await persist(what, request, job=self._title)
         except ApiRefusal as error:
-            log.warning('%s refused="%s"', doing, error)
+            log.warning("API request refused", task=what, job=self._title, error=error)
 
     @property
     def _title(self) -> str:

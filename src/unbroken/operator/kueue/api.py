@@ -33,7 +33,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
     told: list[str | None] = []
     while True:
         definition.change.clear()
-        found = await persist("read=kueue", lambda: _discovered(client))
+        found = await persist("discover Kueue", lambda: _discovered(client))
         if told != [found]:
             told = [found]
             yield found

@@ -8,7 +8,6 @@ this runs; without it every job runs at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, assert_never
@@ -41,6 +40,7 @@ from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.kinds import JobObject
@@ -67,7 +67,7 @@ from .objects import (
     workload_view,
 )
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WORKERS = 4
 LOOK_SECONDS = 0.5
@@ -144,7 +144,7 @@ class Queues:
             self._pods.subscribe(self._on_pod)
             work: asyncio.Task[None] | None = None
             async for version in served_version(self._client, tasks):
-                log.info("kueue=%s", version or "absent")
+                log.info("Kueue is served" if version else "Kueue is absent", version=version)
                 if work is not None:
                     work.cancel()
                 self._version, self._is_known = version, version is None
@@ -229,7 +229,7 @@ class Queues:
         is_news = uid not in self._gates or self._gates[uid] != decision.gate
         self._gates[uid] = decision.gate
         if is_news:
-            log.info('job=%s gate="%s"', key, decision.gate)
+            log.info("decision of the queue", job=key, gate=decision.gate)
             self._on_change(key)
 
     def _picture(self, key: Key, job: JobObject, spec: JobSpec) -> QueuedJob:
@@ -261,7 +261,7 @@ class Queues:
                 assert found is not None
                 uid = found["metadata"]["uid"]
                 if await self._client.delete_if_present(self._path(found), uid):
-                    log.info('job=%s workload=withdrawn reason="%s"', key, reason)
+                    log.info("workload withdrawn", job=key, reason=reason)
             case Move():
                 assert found is not None
                 body = {"spec": {"queueName": queue_of(job)}}
@@ -275,7 +275,12 @@ class Queues:
                 body = {**found, **head, "status": status}
                 with suppress(NotFound):
                     await self._client.raw("PUT", f"{self._path(found)}/status", body=body)
-                    log.info("job=%s workload=%s told=%s", key, found["metadata"]["name"], order)
+                    log.info(
+                        "workload status written",
+                        job=key,
+                        workload=found["metadata"]["name"],
+                        order=order,
+                    )
             case _:
                 assert_never(order)
 

@@ -6,7 +6,6 @@ A new checker continues where the last one stopped; a repeated step changes noth
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.operator.kinds import NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
 from unbroken.spec.keys import LINK_BANDWIDTH
@@ -41,7 +41,7 @@ from .checks_fleet import better, fleet_of, instance_type
 from .checks_pods import CheckerOptions, unmade
 from .checks_requests import CheckRequests
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the pods of a check that is under way."""
@@ -149,7 +149,7 @@ class Checker:
 
     async def _advance(self, run: Run) -> float | None:
         if run.status.started_at is None:
-            log.info("check=%s phase=Running nodes=%s", run.name, ",".join(run.spec.nodes))
+            log.info("check runs", check=run.name, nodes=run.spec.nodes)
             total = total_steps(run.spec)
             run.status = replace(run.status, started_at=wall(), total=total)
             self._tell_nodes(run, "Started")
@@ -196,7 +196,12 @@ class Checker:
             found = check_pods.softened(found) if step.is_pair else found
             found += _unmade(step, broken[0])
         run.results += found or _unmade(step, "its pod gave no results")
-        log.info("check=%s step=%s results=%d", run.name, check_pods.step_text(step), len(found))
+        log.info(
+            "step of a check ended",
+            check=run.name,
+            step=check_pods.step_text(step),
+            count=len(found),
+        )
         return True
 
     def _give_up_late(self, run: Run) -> None:
@@ -310,7 +315,7 @@ class Checker:
         )
         run.results += found.results[len(run.results) :]
         await self._requests.write(run.check, status)
-        log.info('check=%s phase=%s message="%s"', run.name, found.phase.value, found.message)
+        log.info("check ended", check=run.name, phase=found.phase, message=found.message)
         self._tell_end(run, found)
 
     # --- nodes
@@ -372,7 +377,7 @@ class Checker:
         try:
             check_log.write(directory, run.name, lines)
         except OSError as error:
-            log.warning('check=%s log=%s reason="%s"', run.name, directory, error)
+            log.warning("log of a check not written", check=run.name, file=directory, error=error)
 
 
 def _refusal(status: NodeCheckStatus, text: str) -> NodeCheckStatus:

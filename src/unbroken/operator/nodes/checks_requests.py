@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import ApiRefusal, NotFound
+from unbroken.log_lines import Log
 from unbroken.spec.keys import CHECK_LABEL
 from unbroken.spec.nodes.check import NodeCheckStatus
 from unbroken.spec.nodes.kinds import NODE_CHECK
@@ -20,7 +20,7 @@ from unbroken.spec.schema.write import write_record
 
 from .checks_pods import NAMESPACE
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PODS = f"api/v1/namespaces/{NAMESPACE}/pods"
 
@@ -94,7 +94,7 @@ class CheckRequests:
             if is_needed and isinstance(error, WorldError):
                 raise
             # It has not started yet, or its node does not answer.
-            log.debug('pod=%s log="%s"', pod.metadata.name, error)
+            log.debug("log of a pod not read", pod=pod.metadata.name, error=error)
         return found.decode(errors="replace")
 
     async def delete_pod(self, pod: Pod) -> None:

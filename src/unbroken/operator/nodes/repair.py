@@ -8,7 +8,6 @@ before its order is sent. Providers are called beside that, as they may take min
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -52,6 +51,7 @@ from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from unbroken.runtime.drive import Alarm
@@ -63,7 +63,7 @@ from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, NodeProvider, 
 from .providers import parse_command, provider_name, provider_of
 from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 COMPONENT = "unbroken-node-repair"
 """Reporter of the events of nodes."""
@@ -142,7 +142,7 @@ class NodeRepair:
         informers.of(ClusterObject).subscribe(self._on_cluster)
         try:
             await informers.synced()
-            log.info("node_repair=ready provider=%s", self._provider.name)
+            log.info("node repair is ready", provider=self._provider.name)
             self._take(RepairSynced())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writes.run())
@@ -156,7 +156,7 @@ class NodeRepair:
             self._take(Tick())
         except Exception:
             # A node's object must not end the repair of other nodes.
-            log.exception("node_repair=tick")
+            log.exception("tick of node repair failed")
             self._alarm.set(self._clock() + TICK_RETRY_SECONDS)
 
     # Events of the API.
@@ -202,7 +202,7 @@ class NodeRepair:
             return
         record, problems = NODE_RECORD.spec_of(new)
         for problem in problems:
-            log.warning('noderecord=%s problem="%s"', name, problem)
+            log.warning("problem in a NodeRecord", node=name, problem=problem)
         self._take(RecordSeen(name, record))
 
     def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
@@ -247,7 +247,7 @@ class NodeRepair:
                 about = ObjectReference(kind="Node", name=name, uid=name)
                 kind = "Warning" if is_warning else "Normal"
                 self._recorder.record(about, kind, reason, text)
-                log.info('node=%s event=%s text="%s"', name, reason, text)
+                log.info("event recorded", node=name, event=reason, message=text)
             case OrderRepair(order) | AskProvider(order):
                 self._orders[order.node] = (order, isinstance(effect, OrderRepair))
                 self._asks.add(order.node)
@@ -260,9 +260,12 @@ class NodeRepair:
         repair = effect.record.repair
         if repair is not None:
             log.info(
-                'node=%s repair=%s state=%s tries=%d message="%s"',
-                *(effect.node, repair.action.value, repair.state.value),
-                *(repair.tries, repair.message),
+                "repair changed",
+                node=effect.node,
+                action=repair.action,
+                state=repair.state,
+                failures=repair.tries,
+                message=repair.message,
             )
         path = f"{NODE_RECORD.path}/{quote(effect.node)}"
         try:

@@ -8,7 +8,6 @@ own annotations, nothing else.  The kind may be installed, or removed, while it 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
@@ -32,7 +32,7 @@ from .changes import JobChanges, counting, pods_and_nodes
 from .orders import Orders
 from .views import concerns, picture, uid_of
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WORKERS = 4
 
@@ -70,10 +70,10 @@ async def while_served(
         tasks.create_task(watch.run())
         while True:
             await definition.becomes(True)
-            log.info("auto_resume=running kind=%s", kind.name)
+            log.info("auto-resume runs", kind=kind.name)
             running = tasks.create_task(work())
             await definition.becomes(False)
-            log.info('auto_resume=waiting kind=%s reason="the API does not serve it"', kind.name)
+            log.info("auto-resume waits: the API does not serve the kind", kind=kind.name)
             running.cancel()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -22,13 +21,14 @@ from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
+from unbroken.log_lines import Log
 from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.keys import FENCE
 
 from .record import write_record
 from .views import node_state, uid_of
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def path_of(kind: JobKind, key: Key) -> str:
@@ -55,8 +55,13 @@ class Orders:
             case AskForFence():
                 await self._fence(order)
             case Say():
-                where = (kind.name.lower(), key_of(job), order.reason, order.message)
-                log.warning('%s=%s %s="%s"', *where)
+                log.warning(
+                    "event recorded",
+                    kind=kind.name,
+                    job=key_of(job),
+                    event=order.reason,
+                    message=order.message,
+                )
                 type = "Warning" if order.is_warning else "Normal"
                 self._recorder.record(reference_to(job), type, order.reason, order.message)
             case _:
@@ -86,14 +91,14 @@ class Orders:
         path = f"api/v1/namespaces/{quote(namespace)}/pods/{quote(order.name)}"
         grace = 0 if order.force else None
         if await self._client.delete_if_present(path, order.uid, grace_seconds=grace):
-            log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
+            log.info("pod deleted", pod=f"{namespace}/{order.name}", force=order.force)
 
     async def _fence(self, order: AskForFence) -> None:
         """Ask for proof that nothing runs on a node."""
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
         path = f"api/v1/nodes/{quote(order.node)}"
         if await self._client.merge_if_present(path, body):
-            log.warning('node=%s fence=asked reason="%s"', order.node, order.reason)
+            log.warning("fence asked for", node=order.node, reason=order.reason)
 
     async def _node(self, name: str) -> Node | None:
         """Read the node from the API."""

@@ -6,7 +6,6 @@ or not in this form, is no error: the caller asks again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +14,9 @@ import aiohttp
 import msgspec
 
 from unbroken.errors import PeerError
+from unbroken.log_lines import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 LIST_BYTES_MAX = 4 * 1024 * 1024
 """Longest list of jobs that is read; it names ended jobs, too."""
@@ -49,14 +49,14 @@ class Dashboard:
         try:
             async with self._session.get(f"{url}/api/jobs/") as answer:
                 if answer.status != 200:
-                    log.debug("dashboard=%s status=%d", url, answer.status)
+                    log.debug("dashboard refused a request", url=url, status=answer.status)
                     return None
                 body = await _beginning(answer, LIST_BYTES_MAX + 1)
             if len(body) > LIST_BYTES_MAX:
                 raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
             return msgspec.json.decode(body, type=list[msgspec.Raw])
         except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
+            log.debug("dashboard does not answer", url=url, error=error)
             return None
 
     async def job(self, url: str, job_id: str) -> JobDetails | None:
@@ -71,7 +71,7 @@ class Dashboard:
                 body = await _beginning(answer, JOB_BYTES_MAX)
             return msgspec.json.decode(body, type=JobDetails)
         except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
+            log.debug("dashboard does not answer", url=url, error=error)
             return None
 
     async def lacks(self, url: str, package: str) -> bool:
@@ -82,7 +82,7 @@ class Dashboard:
             async with self._session.get(where) as answer:
                 return answer.status == 404
         except NO_ANSWER as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
+            log.debug("dashboard does not answer", url=url, error=error)
             return False
 
     async def submit(self, url: str, body: Mapping[str, Any]) -> None:
@@ -91,9 +91,11 @@ class Dashboard:
             async with self._session.post(f"{url}/api/jobs/", json=body) as answer:
                 if answer.status != 200:
                     said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
-                    log.warning("dashboard=%s status=%d refused=%r", url, answer.status, said)
+                    log.warning(
+                        "dashboard refused a job", url=url, status=answer.status, error=said
+                    )
         except NO_ANSWER as error:
-            log.debug('dashboard=%s reason="%s"', url, error)
+            log.debug("dashboard does not answer", url=url, error=error)
 
 
 async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:

@@ -8,7 +8,6 @@ makes no pod.  RayClusters that belong to anything but a RayJob are left alone.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
@@ -58,7 +58,7 @@ from .ray_views import (
 )
 from .views import concerns, uid_of
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WORKERS = 4
 LABEL = RAY_CLUSTER.pod_label
@@ -249,7 +249,7 @@ class RayResumer(JobChanges):
                 path = path_of(RAY_CLUSTER, Key(subject.key.namespace, effect.name))
                 suspended = {"spec": {"suspend": True}}
                 if await self._client.merge_if_present(path, suspended, uid=effect.uid):
-                    log.info("raycluster=%s suspended=yes", effect.name)
+                    log.info("RayCluster suspended", cluster=effect.name)
             case BeginAgain():
                 await self._begin_again(subject, item, effect)
             case SubmitAgain():
@@ -267,7 +267,7 @@ class RayResumer(JobChanges):
             try:
                 body["spec"] = {"runtimeEnvYAML": next_runtime_env(text, order.attempt)}
             except SpecError as error:
-                log.warning('rayjob=%s environment=unchanged reason="%s"', subject.key, error)
+                log.warning("environment of a RayJob not changed", job=subject.key, error=error)
         path = subject.path
         await self._client.merge(path, body, uid=uid_of(item), version=order.version)
 
@@ -282,7 +282,7 @@ class RayResumer(JobChanges):
         status = {"status": {"jobDeploymentStatus": "Retrying"}}
         path = f"{subject.path}/status"
         await self._client.merge(path, status, uid=uid_of(job), version=order.version)
-        log.info("rayjob=%s deployment=Retrying raycluster=%s", subject.key, order.cluster)
+        log.info("RayJob starts again", job=subject.key, cluster=order.cluster)
 
 
 def _is(pod: Pod, uid: str) -> bool:

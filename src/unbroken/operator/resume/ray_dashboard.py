@@ -7,7 +7,6 @@ user's resumption, because `RayDashboards` asks in a queue of its own.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,8 +21,6 @@ from unbroken.kube.workqueue import WorkQueue
 
 from .ray_api import PACKAGE, Dashboard
 from .ray_views import request_text, with_attempt
-
-log = logging.getLogger(__name__)
 
 ASK_SECONDS = 4.0
 """Longest wait for an answer of a dashboard."""

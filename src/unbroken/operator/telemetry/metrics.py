@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.clock import monotonic
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.observe.program_metrics import (
     Health,
     ProgramMetrics,
@@ -25,7 +25,7 @@ from unbroken.observe.program_metrics import (
 from unbroken.observe.server import PORT, serving_metrics
 from unbroken.operator.jobs.operator import Operator
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class OperatorMetrics(Collector):
             if place is not None:
                 server = serving_metrics(self.registry, place.host, place.port)
                 try:
-                    log.info("metrics=%s", await stack.enter_async_context(server))
+                    log.info("metrics are served", address=await stack.enter_async_context(server))
                 except WorldError as error:
                     if place.is_needed:
                         raise
-                    log.warning('metrics=off reason="%s"', error)
+                    log.warning("metrics are off", error=error)
             yield
 
     def describe(self) -> Iterable[Metric]:

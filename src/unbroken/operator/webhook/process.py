@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import sys
 from contextlib import suppress
@@ -12,11 +11,12 @@ import msgspec
 
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.clock import entropy, monotonic, pause
+from unbroken.log_lines import Log
 
 from .certificates import Leaf
 from .server import Settings
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 MODULE = "unbroken.operator.webhook.server"
 RESTARTS = Backoff(first=0.2, limit=30.0)
@@ -49,7 +49,7 @@ class WebhookProcess:
             except OSError as error:  # no memory, descriptor or process for another
                 ended = f'reason="{error}"'
             failures = 1 if monotonic() - began > STEADY_SECONDS else failures + 1
-            log.warning("webhook=ended %s failures=%d", ended, failures)
+            log.warning("webhook ended", reason=ended, failures=failures)
             await pause(RESTARTS.delay(failures, random))
 
     async def _run_once(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from unbroken.kube.errors import NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.spec.job.types import GROUP, PLURAL, VERSION
 from unbroken.spec.keys import OWN_GROUP
 
@@ -35,7 +35,7 @@ from .certificates import Authority, Leaf
 from .process import WebhookProcess
 from .server import Settings
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 NAME = "unbroken-jobs"
 """Name of the ValidatingWebhookConfiguration."""
@@ -159,7 +159,7 @@ async def serve_webhook(
 
 async def _check_api(client: KubeClient) -> None:
     try:
-        await persist("read=webhooks", lambda: client.raw("GET", REGISTRATIONS))
+        await persist("read webhooks", lambda: client.raw("GET", REGISTRATIONS))
     except NotFound as error:
         raise SpecError(
             "this API server takes no webhooks; the local cluster judges jobs by itself when "
@@ -221,11 +221,11 @@ class _Upkeep:
         found = await self._client.get_or_none(path, Object)
         if found is None:
             await self._client.raw("POST", CONFIGURATIONS, body=wanted)
-            log.info("webhook=registered client=%s", _client_of(wanted))
+            log.info("webhook registered", client=_client_of(wanted))
         elif not _says(found, wanted):
             body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
             await self._client.merge(path, body)
-            log.info("webhook=registered_again client=%s", _client_of(wanted))
+            log.info("webhook registered again", client=_client_of(wanted))
 
 
 def _client_of(wanted: Object) -> str:

@@ -33,13 +33,14 @@ from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube.client import KubeClient, Object, connect
 from unbroken.kube.errors import ApiRefusal
 from unbroken.listener import Connections, Limits, admitted
+from unbroken.log_lines import Log
 from unbroken.spec.job.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
 from .certificates import Leaf
 from .review import Asked, answered, asked, judged, template_problems
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 BODY_BYTES = 7 << 19
 """Bytes of a review (3.5 MiB): two objects of at most 1.5 MiB in etcd, and their envelope."""
@@ -116,7 +117,7 @@ class Reviewer:
             verdict = Verdict(problems, verdict.warnings)
         if verdict.problems:
             paths = ",".join(one.path for one in verdict.problems)[:500]
-            log.info("job=%s refused=%s", ascii(_name(question)), ascii(paths))
+            log.info("job refused", job=_name(question), problem=paths)
         return web.json_response(answered(question, verdict))
 
     async def _may_try(self, question: Asked) -> bool:
@@ -132,7 +133,7 @@ class Reviewer:
                 said = await self._client.raw("POST", ACCESS_REVIEWS, body={**head, "spec": spec})
             return msgspec.json.decode(said)["status"]["allowed"] is True
         except (TimeoutError, UnbrokenError, msgspec.DecodeError, LookupError, TypeError) as error:
-            log.warning('webhook=cannot_try_pods reason="%s"', ascii(str(error))[:300])
+            log.warning("pods cannot be tried", error=error)
             return False
 
     async def _tried(self, namespace: str, parsed: Parsed) -> tuple[Problem, ...]:
@@ -144,7 +145,7 @@ class Reviewer:
                 found = await asyncio.gather(*trials)
         except (TimeoutError, WorldError, PeerError) as error:
             # The operator will find the rest when it makes the pods.
-            log.warning('webhook=cannot_try_pods reason="%s"', str(error) or "no answer in time")
+            log.warning("pods cannot be tried", error=error)
             return ()
         return tuple(problem for problems in found for problem in problems)
 

@@ -16,7 +16,6 @@ that no rank waits for another and a lost rank leaves no thread waiting.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from time import monotonic, time  # noqa: TID251  (the process's own clocks are 
 from typing import Any
 from zlib import crc32
 
+from unbroken.log_lines import Log
 from unbroken.worker import checkpoint, context
 from unbroken.worker.typed_values import exchanged
 
@@ -39,7 +39,7 @@ from .state import Objects, Staged
 from .writing import Part
 
 __all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]
-_log = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Checkpoints:
         offers = group.together(lambda: self._readable(group))
         common = [name for name in offers[group.rank] if all(name in offer for offer in offers)]
         if not common and any(offers):
-            _log.warning("%s: no checkpoint is on every node", self._directory.path)
+            log.warning("no checkpoint is on every node", file=self._directory.path)
         self._is_heir = step >= 0
         failure = ""
         for name in (one for one in common if one.step > step):
@@ -181,7 +181,7 @@ class Checkpoints:
                 self._rhythm.began_at = monotonic()
                 return found
             failure = f"{name} cannot be loaded: {errors[0]}"
-            _log.warning("%s: %s", self._directory.path, failure)
+            log.warning("checkpoint not loaded", file=self._directory.path, error=failure)
         if failure:
             group.together(self._directory.check)
             raise CheckpointError(failure)
@@ -236,7 +236,7 @@ class Checkpoints:
         obstacle = next((offer.obstacle for offer in offers if offer.obstacle), "")
         if obstacle:
             self.skipped += 1
-            _log.warning("checkpoint of step %d is left out: %s", step, obstacle)
+            log.warning("checkpoint skipped", step=step, error=obstacle)
             return False
         self._tell(offers)
         if any(offer.has_failed for offer in offers):
@@ -326,8 +326,11 @@ class Checkpoints:
         problems = group.gather(self._examine(name, group))
         for rank, (problem, _) in enumerate(problems):
             if problem:
-                _log.warning(
-                    "%s/%s is not used: %s (rank %d)", self._directory.path, name, problem, rank
+                log.warning(
+                    "checkpoint not used",
+                    file=f"{self._directory.path}/{name}",
+                    rank=rank,
+                    error=problem,
                 )
         damaged = any(problems[member][1] for member in group.members)
         group.together(
@@ -355,10 +358,12 @@ class Checkpoints:
             rank = group.rank
             if manifest.world_size != group.world_size:
                 rank = rank if rank in manifest.ranks else manifest.ranks[0]
-                _log.warning(
-                    "%s is of %d ranks: generators, extras and the like are those of rank %d",
-                    name, manifest.world_size, rank,
-                )  # fmt: skip
+                log.warning(
+                    "world size has changed: generators and extras are taken from one rank",
+                    file=name,
+                    world_size=manifest.world_size,
+                    rank=rank,
+                )
             extra = given.load_own(place, rank)
             files = repr(sorted((file.name, file.crc32) for file in manifest.files))
             checksum = f"{crc32(files.encode()):08x}" if self._shared else ""
@@ -429,14 +434,12 @@ class Checkpoints:
         try:
             self._directory.prune(self._retention, safe, self._is_heir)
         except (OSError, CheckpointError) as error:
-            _log.warning("old checkpoints are not deleted: %s", error)
+            log.warning("old checkpoints not deleted", error=error)
 
     def _fail(self, reason: str) -> None:
         self.failed += 1
         self._part.has_failed = True
-        _log.warning(
-            "checkpoint of step %d is not saved: %s; training goes on", self._part.step, reason
-        )
+        log.warning("checkpoint not saved; training continues", step=self._part.step, error=reason)
 
     def _tell(self, offers: list[_Offer]) -> None:
         """Report it on the page of every worker, not only of the one that completed it."""
@@ -451,7 +454,7 @@ class Checkpoints:
             write = max(look.write for look in looks)
             now = self._advise(max(costs), write, len(looks), looks[0].now)
             if has_changed(self._advice, now):
-                _log.info("advice: %s", now)
+                log.info("advice", message=now)
                 self._advice = now
         if self._rhythm.seconds is not None:
             return self._rhythm.seconds

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import sys
 import threading
 import weakref
 from types import ModuleType
 from typing import Any
 
+from unbroken.log_lines import Log
 from unbroken.worker.boot.keepers import C10D, release, unbind
 
 from . import doubt
@@ -26,7 +26,7 @@ SIGNS = (
     "connection reset", "connection closed", "connection refused", "broken pipe",
 )  # fmt: skip
 """Words in a plain RuntimeError of torch 2.6 to 2.13 after the loss of a peer."""
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 _held: set[Any] = set()
 """Groups of the attempt: `_release` must drop the last reference to each."""
 _releasing: list[threading.Thread] = []
@@ -55,7 +55,7 @@ def abort() -> None:
         try:
             c10d._abort_process_group()
         except Exception as error:  # noqa: BLE001  (the function may be destroying them itself)
-            logger.debug("groups cannot be aborted: %r", error)
+            log.debug("groups not aborted", error=error)
 
 
 def destroy() -> None:
@@ -72,7 +72,7 @@ def destroy() -> None:
         if c10d.is_initialized():
             c10d.destroy_process_group()
     except Exception as error:  # noqa: BLE001  (its peers may be dead)
-        logger.debug("groups cannot be destroyed: %r", error)
+        log.debug("groups not destroyed", error=error)
     _reset(c10d)
     let_go()
 

@@ -8,7 +8,6 @@ where the thread is, so that it raises nothing after the function has returned.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import queue
 import signal
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from unbroken.errors import SpecError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
 from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
@@ -53,7 +53,7 @@ STUCK_STORE_SECONDS = 1.0
 STUCK_CPU_SHARE = 0.1
 """Share of CPU time below which a thread sleeps; signals that it does not answer take some."""
 STUCK_IN = ("torch.distributed", "torch.autograd", patches.__name__)
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 
 
 class RankLost(BaseException):
@@ -150,10 +150,10 @@ class _Eviction:
 
 
 def _end() -> None:
-    logger.error(
+    log.error(
         "in-process restart failed: the main thread is blocked in native code of torch, waiting "
-        "for a lost rank; exiting with %d so that the agent replaces this worker",
-        STUCK_CODE,
+        "for a lost rank; exiting so that the agent replaces this worker",
+        exit_code=STUCK_CODE,
     )
     os._exit(STUCK_CODE)
 
@@ -232,7 +232,7 @@ class _Run:
     def run_once(self, reason: str) -> Any:
         """Call the function in an unchanged process, which ends at a fault."""
         if not patches.is_switched_off() and os.environ.get("LOCAL_RANK", "0") == "0":
-            logger.warning("in-process restart is off: %s", reason)
+            log.warning("in-process restart is off", reason=reason)
         if _waits_for_rank():
             self._channel.listen({JOB_FAULT: _replace, JOB_START: self._orders.put}, self._ended)
             self._channel.introduce(restartable=True)
@@ -373,7 +373,7 @@ def _waits_for_rank() -> bool:
 def _is_main() -> bool:
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main:
-        logger.warning(
+        log.warning(
             "in-process restart is off: a restartable function was called outside the main thread"
         )
     return is_main

@@ -7,7 +7,6 @@ is being read), the host does not. The thread writes the header when the copies 
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,12 +14,14 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from unbroken.log_lines import Log
+
 from .state import State, view
 
 if TYPE_CHECKING:
     import mmap
 
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 SLOTS = 2
 PORTABLE = 1
 """cudaHostRegisterPortable of the CUDA runtime: pinned for every device."""
@@ -137,7 +138,7 @@ class Copies:
             self._pinned[at] = self._pinned.pop(at)
             return
         if not _is_done(torch.cuda.cudart().cudaHostRegister(at, whole.numel(), PORTABLE), device):
-            logger.warning("unbroken.worker: a snapshot's memory cannot be pinned: saving is slow")
+            log.warning("memory of a snapshot cannot be pinned: saving is slow")
         # The mapping must outlive the pinning.
         self._pinned[at] = whole
         while len(self._pinned) > SLOTS:
@@ -175,5 +176,5 @@ def _release(pinned: dict[int, Any], streams: dict[Any, Any]) -> None:
         for at in list(pinned):
             _unpin(pinned, at, next(iter(streams)))
     except Exception as error:  # noqa: BLE001  (the device is broken)
-        logger.warning("unbroken.worker: snapshots stay pinned: %r", error)
+        log.warning("snapshots stay pinned", error=error)
         _lost.extend(pinned.values())

@@ -10,7 +10,6 @@ the ranks only, and another kind of division than that of the live model.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.snapshot import Header, digest
 from unbroken.worker.checkpointing.files import CheckpointError
 from unbroken.worker.checkpointing.peers import Peers
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 
 
 @exchanged
@@ -268,7 +268,7 @@ class Division:
             try:
                 return act()
             except Exception as error:
-                logger.debug("a state cannot be divided anew", exc_info=True)
+                log.debug("state cannot be divided again", exc_info=True)
                 raise CheckpointError(str(error) or repr(error)) from error
 
         return self._world.together(told)

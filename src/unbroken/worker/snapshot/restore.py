@@ -9,7 +9,6 @@ have the newest step.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import RECEIPT
 from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, Header
 from unbroken.worker.checkpointing.files import CheckpointError, Superseded
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 TRIES = 2
 """Attempts to read a share: memory may have it twice, as its own and as a buddy's copy."""
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ class _Search:
             extra = load(copy.kept, parts, snapshot.has_rng and is_own)
         except Exception:
             # A user's load_state_dict may raise anything: the other ranks wait for the result.
-            logger.exception("unbroken.worker: snapshot %r: it cannot be loaded", snapshot.name)
+            log.exception("snapshot cannot be loaded", snapshot=snapshot.name)
             return None
         now = None if copy.slot is None else copy.slot.header()
         if is_own and (now is None or (now.attempt, now.step) != point):
@@ -389,9 +389,12 @@ def _checksum(copy: _Copy) -> str:
 
 
 def _tell(snapshot: Snapshot, restored: Restored, replicas: Sequence[int]) -> None:
-    logger.info(
-        "unbroken.worker: snapshot %r: step %d from %s in %.3f s",
-        *(snapshot.name, restored.step, restored.source, restored.seconds),
+    log.info(
+        "snapshot restored",
+        snapshot=snapshot.name,
+        step=restored.step,
+        source=restored.source,
+        seconds=restored.seconds,
     )
     if restored.attempt is not None:
         try:

@@ -6,7 +6,6 @@ A slot is mapped once and filled in place. `Slot.clear` comes before the body is
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from zlib import crc32
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.log_lines import Log
 from unbroken.wire.ipc import (
     FETCH_SECONDS,
     SNAPSHOT_FETCH,
@@ -45,7 +45,7 @@ from unbroken.worker.channel import whole
 from .choice import Point, Shares
 from .pages import take
 
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 ANSWER_SECONDS = 10.0
 
 
@@ -253,7 +253,7 @@ class _Ahead:
         try:
             self._slot = open_()
         except UnbrokenError as error:
-            logger.debug("a slot is not opened ahead: %s", error)
+            log.debug("slot not opened ahead", error=error)
 
 
 class AgentSlots:
@@ -341,7 +341,7 @@ class AgentSlots:
         seconds = FETCH_SECONDS + ANSWER_SECONDS
         answer, fds = self._ask(SNAPSHOT_FETCH, SNAPSHOT_FOUND, seconds, **keys)
         for problem in answer.get("problems", []):
-            logger.warning("unbroken.worker: copies of snapshots: %s", problem)
+            log.warning("copies of snapshots", problem=problem)
         return answer, fds
 
     def _offered(self, answer: Mapping[str, Any], fds: list[int]) -> list[Offered]:

@@ -14,7 +14,6 @@ does: no rank can be more than one save ahead of another.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 from zlib import crc32
 
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.log_lines import Log
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest, job_of
 from unbroken.worker import Context, context
 from unbroken.worker.restart.doubt import is_doubted
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .restore import Restored
 
-logger = logging.getLogger(__name__)
+log = Log(__name__, "unbroken.worker: ")
 _named: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
 ROOM_BYTES = 64 * 1024
 """Bytes beyond what the first save needs, so that a structure that grows a little needs no new
@@ -202,12 +202,12 @@ class Snapshot:
         """Log a reason, once, and its consequence."""
         if why not in self._complained and len(self._complained) < 100:
             self._complained.add(why)
-            logger.warning("unbroken.worker: snapshot %r: %s%s", self.name, what, why)
+            log.warning("problem with a snapshot", snapshot=self.name, problem=f"{what}{why}")
 
     def _bind(self) -> Slots:
         channel = self.channel
         if channel is None:
-            logger.info("unbroken.worker: no agent: snapshot %r ends with this process", self.name)
+            log.info("no agent: the snapshot ends with this process", snapshot=self.name)
             return OwnSlots()
         return AgentSlots(channel, Identity(self.name, self.context.rank, self.context.attempt))
 
@@ -333,7 +333,7 @@ class _Sealer:
             try:
                 work()
             except Exception:
-                logger.exception("unbroken.worker: a snapshot is not summed")
+                log.exception("checksum of a snapshot failed")
             # A reference would keep the snapshot, and with it the model, while the thread waits for
             # the next.
             del work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from unbroken.local.apiserver.kinds.definitions import Definitions
 from unbroken.local.apiserver.store import Store, encode
 from unbroken.local.apiserver.write import deletion, eviction, subresources
 from unbroken.local.apiserver.write.writes import APPLY_PATCH, PATCHES, Result, Surroundings, Writer
+from unbroken.log_lines import Log
 
 from . import bodies, documents, reviews
 from .proxy import NodeProxy
@@ -34,7 +34,7 @@ from .requests import (
 )
 from .status import ApiError, Object, bad_request
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WARNINGS_MAX, WARNINGS_BYTES, WARNING_CHARACTERS = 50, 4096, 512
 """Clients read 8 KiB of headers, and Python's 100 of them; kube-apiserver warns with 4 KiB."""
@@ -88,7 +88,7 @@ class ApiServer:
         except ConnectionError:
             raise
         except Exception as defect:  # a defect here must not end the server
-            log.exception("method=%s path=%s", request.method, request.path)
+            log.exception("request failed", method=request.method, path=request.path)
             text = f"Internal error occurred: {type(defect).__name__}"
             return _refused(request, ApiError(500, "InternalError", text))
 

@@ -7,7 +7,6 @@ next runner's worker finds them by the files on disk.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from unbroken.kube import clock
 from unbroken.local.node.context import NodeContext
 from unbroken.local.node.processes.process import Run
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
+from unbroken.log_lines import Log
 from unbroken.runtime.drive import Inbox
 
 from .commands import HOOK_SECONDS, Target, perform
@@ -52,7 +52,7 @@ from .probes import timeout_seconds
 from .status import Addresses
 from .status_writer import StatusWriter
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class PodWorker:
@@ -170,7 +170,7 @@ class PodWorker:
             case Note():
                 self.node.record(self.pod, effect)
             case Finished():
-                log.info("pod=%s finished", self._title())
+                log.info("pod finished", pod=self._title())
 
     def _signal(self, name: str, number: int) -> None:
         if run := self._runs.get(name):
@@ -210,7 +210,7 @@ class PodWorker:
             if isinstance(found, Exit):
                 self._events.put_nowait(self._ended_event(started, directory, found))
             else:
-                log.info("pod=%s container=%s adopted", self._title(), container.name)
+                log.info("container adopted", pod=self._title(), container=container.name)
                 self._watch(started, found)
         self._take_deletion()
 
@@ -246,7 +246,7 @@ class PodWorker:
             self._events.put_nowait(Refused(name, attempt, problem.reason, str(problem)))
             return
         except (UnbrokenError, OSError) as error:
-            log.warning("pod=%s container=%s not created: %s", self._title(), name, error)
+            log.warning("container not created", pod=self._title(), container=name, error=error)
             self._events.put_nowait(Refused(name, attempt, "CreateContainerError", str(error)))
             return
         self._cgroups[name] = started.cgroups

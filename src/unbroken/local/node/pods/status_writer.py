@@ -9,6 +9,7 @@ from unbroken.errors import PeerError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.local.node.context import NodeContext
+from unbroken.log_lines import Log
 
 from .container import Stage
 from .events import Object
@@ -26,7 +27,7 @@ OWNED = (
 )
 """Conditions that the node writes; PodScheduled only if it is missing."""
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class StatusWriter:
@@ -97,9 +98,9 @@ class StatusWriter:
             # Not found, or another pod of this name: the watch will inform the worker.
             is_expected = isinstance(refusal, NotFound | Conflict)
             level = logging.DEBUG if is_expected else logging.WARNING
-            log.log(level, "pod=%s status refused: %s", self._pod["metadata"]["name"], refusal)
+            log.log(level, "pod status refused", pod=self._pod["metadata"]["name"], error=refusal)
         except WorldError as error:
-            log.warning("pod=%s status not written: %s", self._pod["metadata"]["name"], error)
+            log.warning("pod status not written", pod=self._pod["metadata"]["name"], error=error)
             if error.retry_after_seconds is not None:
                 await clock.pause(error.retry_after_seconds)
                 self._dirty.set()
