@@ -17,7 +17,7 @@ from running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent.evidence import procfs, spy
 from unbroken.agent.evidence.examine import Examination, Subject
 from unbroken.agent.evidence.flight_recorder import Request
-from unbroken.core.diagnosis.doings import Kind, all_doings
+from unbroken.core.diagnosis.rank_activity import Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.activity import is_active
 from unbroken.errors import WorldError
@@ -121,7 +121,7 @@ def test_a_rank_that_sleeps_again_and_again_is_active_between_looks(tmp_path: Pa
         while True:
             await operator.more(2)  # heartbeats: some time passes, without a look
             after = (await operator.examine()).ranks
-            doings = all_doings({one.rank: one for one in after})
+            doings = activities_of({one.rank: one for one in after})
             sleeping, asking = (
                 is_active(then.activity_after, now, doings[now.rank])
                 for then, now in zip(before, after, strict=True)

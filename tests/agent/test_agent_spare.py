@@ -110,7 +110,9 @@ async def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path
         ):
             await operator.state(AgentState.READY)
             operator.send(WarmCommand((broken, "no address", strange)))
-            await asyncio.to_thread(spare.stderr.wait_for, f"imports of a peer are unknown agent={strange}")
+            await asyncio.to_thread(
+                spare.stderr.wait_for, f"imports of a peer are unknown agent={strange}"
+            )
             assert operator.reports[-1].imports == 0
             await until_known(operator, 2, broken, strange, good)
             await until_parked(spare)

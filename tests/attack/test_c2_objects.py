@@ -243,10 +243,10 @@ def test_an_object_is_told_once_and_counted_each_time(caplog: pytest.LogCaptureF
     for _ in range(1000):
         refusals.unreadable(head_of(item("a", 1).encode()), ValueError("odd"))
     assert refusals.counts["unreadable"] == 1000
-    assert len(refusals.untold) == len(caplog.records) == 1
+    assert len(refusals.unrecorded) == len(caplog.records) == 1
     for number in range(5000):
         refusals.unreadable(head_of(item(f"a{number}", 1).encode()), ValueError("odd"))
-    assert len(refusals.untold) == len(refusals._known) == 1024
+    assert len(refusals.unrecorded) == len(refusals._known) == 1024
 
 
 def test_a_list_of_the_cli_shows_the_others() -> None:

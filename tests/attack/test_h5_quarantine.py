@@ -28,7 +28,7 @@ from core.drive_repair import World, world
 from e2e.clusters import Cluster, kill
 from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
 from unbroken.core.nodes import blame
-from unbroken.core.nodes.repair.events import TellNode
+from unbroken.core.nodes.repair.events import RecordRepairEvent
 from unbroken.kube.client import connect
 from unbroken.kube.clock import wall
 from unbroken.operator import definitions
@@ -146,7 +146,7 @@ def condemn(found: World, *names: str) -> None:
 
 def held_back(found: World) -> list[str]:
     """Texts of the events about a quarantine that was held back."""
-    told = [one for one in found.effects if isinstance(one, TellNode)]
+    told = [one for one in found.effects if isinstance(one, RecordRepairEvent)]
     return [one.text for one in told if one.reason == "QuarantineHeldBack"]
 
 
@@ -252,8 +252,8 @@ async def test_an_incident_that_was_read_back_from_the_api_is_not_held_against_a
             script = Script()
             script.runner = runner = JobRunner(around, job_identity(made), script)
             edited = claimed("NodeFault", "victim", wall())
-            runner.tell(JobSeen(parse_job(made).spec))
-            runner.tell(IncidentSeen(replace(edited, ended_at=None)))
+            runner.receive(JobSeen(parse_job(made).spec))
+            runner.receive(IncidentSeen(replace(edited, ended_at=None)))
             async with running(runner.run()):
                 await script.until(IncidentSeen)
                 script.orders = [

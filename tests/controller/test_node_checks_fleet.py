@@ -41,7 +41,7 @@ def test_a_check_knows_what_other_nodes_of_its_types_have_shown() -> None:
     found = fleet_of([*nodes, *others, node("bare", "")], ["n0", "bare", "gone"], {"x": 1.0})
     assert found.types == {"n0": BIG, "bare": "", "gone": ""}
     assert found.learned == {BIG: round(3.5 * FLEET_SHARE, 4)}
-    assert found.told == {"x": 1.0}
+    assert found.configured == {"x": 1.0}
 
 
 @pytest.mark.parametrize("text", ["", "fast", "nan", "inf", "-3", "0"])

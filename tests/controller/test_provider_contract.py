@@ -122,7 +122,7 @@ async def order(ground: Ground, node: str, action: Action, identity: str = "1") 
 async def asked_often(ground: Ground, wanted: RepairOrder) -> None:
     """Give an order three times, by two providers that know nothing of each other."""
     first = ground.provider()
-    for ask in (first.order, first.standing, ground.provider().order):
+    for ask in (first.order, first.status, ground.provider().order):
         answer = await ask(wanted)
         # What carries it out goes on meanwhile.
         assert answer.answer in (Answer.WORKING, *IS_OFF), answer
@@ -130,7 +130,7 @@ async def asked_often(ground: Ground, wanted: RepairOrder) -> None:
 
 async def ended(ground: Ground, wanted: RepairOrder) -> OrderStatus:
     """What another provider that knows nothing yet says of an order that was carried out."""
-    return await ground.provider().standing(wanted)
+    return await ground.provider().status(wanted)
 
 
 async def test_reboot_is_made_once_for_an_order_however_often_it_is_asked(opened: Any) -> None:

@@ -131,7 +131,7 @@ async def test_machine_is_rebooted_once_for_an_order(opened: Any, action: Action
         assert found is not None
         assert found["spec"][key] == 1
         await api.merge(f"{path}/status", {"status": {key: 1, "phase": "Running"}})
-        assert (await provider.standing(wanted)).answer is Answer.DONE
+        assert (await provider.status(wanted)).answer is Answer.DONE
         assert (await provider.order(order(api, action, "o-2"))).answer is Answer.WORKING
         found = await api.get(path)
         assert found is not None
@@ -145,7 +145,7 @@ async def test_machine_that_fails_says_why(opened: Any) -> None:
         await provider.order(order(api, Action.REBOOT))
         status = {"phase": "Failed", "message": "its script ended with 3"}
         await api.merge(f"{path}/status", {"status": status})
-        answer = await provider.standing(order(api, Action.REBOOT))
+        answer = await provider.status(order(api, Action.REBOOT))
         assert (answer.answer, answer.text) == (Answer.FAILED, "its script ended with 3")
 
 
@@ -169,7 +169,7 @@ async def test_machine_is_replaced_by_one_for_the_same_place(opened: Any) -> Non
         assert not new[0]["spec"].get("boots")
         assert new[0]["metadata"]["labels"] == {"a": "b"}
         await api.merge(path, {"metadata": {"finalizers": None}})
-        done = await provider.standing(wanted)
+        done = await provider.status(wanted)
         assert (done.answer, done.replacement) == (Answer.DONE, new[0]["metadata"]["name"])
 
 

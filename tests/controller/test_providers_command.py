@@ -36,7 +36,7 @@ def call(clusters: Callable[[str], Cluster], tmp_path: Path) -> Call:
         file.chmod(0o755)
 
         async def act(client: KubeClient) -> OrderStatus:
-            return await CommandProvider(client, (str(file), *words), limit).standing(order)
+            return await CommandProvider(client, (str(file), *words), limit).status(order)
 
         return with_client(cluster, act)
 
@@ -109,7 +109,7 @@ def test_failure_is_told_with_the_last_line_of_the_errors(
 
 def test_command_that_cannot_be_started_says_so(clusters: Callable[[str], Cluster]) -> None:
     async def act(client: KubeClient) -> OrderStatus:
-        return await CommandProvider(client, ("/no/such/command",)).standing(ORDER)
+        return await CommandProvider(client, ("/no/such/command",)).status(ORDER)
 
     found = with_client(clusters("embedded"), act)
     assert found.answer is Answer.FAILED

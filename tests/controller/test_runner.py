@@ -56,8 +56,8 @@ from unbroken.operator.jobs.requests import JobRequests, status_patch
 from unbroken.operator.jobs.runner import (
     EVENTS_AFTER_SECONDS,
     SECRET_SECONDS,
+    JobResources,
     JobRunner,
-    Surroundings,
 )
 from unbroken.operator.jobs.writer import JobWriter
 from unbroken.spec.job.codec import incident_from
@@ -107,12 +107,12 @@ class Script:
 
 
 @asynccontextmanager
-async def surroundings(client: KubeClient) -> AsyncIterator[Surroundings]:
+async def surroundings(client: KubeClient) -> AsyncIterator[JobResources]:
     """What runners share, at work."""
     recorder = EventRecorder(client, "test")
     async with aiohttp.ClientSession() as session, running(recorder.run()):
         clock, slots = steady_clock(), asyncio.Semaphore(4)
-        yield Surroundings(client, recorder, session, clock, MASTER, slots)
+        yield JobResources(client, recorder, session, clock, MASTER, slots)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def scripted(place: Any) -> Callable[..., Any]:
             async with surroundings(here.client) as around:
                 script = Script()
                 script.runner = runner = JobRunner(around, job_identity(made), script)
-                runner.tell(JobSeen(parse_job(made).spec))
+                runner.receive(JobSeen(parse_job(made).spec))
                 async with running(runner.run()):
                     await script.until(JobSeen)
                     yield here, script
@@ -151,7 +151,7 @@ async def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -
 async def test_a_pod_prefers_places_by_the_labels_that_nodes_have(scripted: Any) -> None:
     rack = "unbroken.dev/rack"
     async with scripted() as (here, script):
-        script.runner.tell(NodeSeen(NodeView(NodeName("n1"), True, topology_keys=("", rack))))
+        script.runner.receive(NodeSeen(NodeView(NodeName("n1"), True, topology_keys=("", rack))))
         await script.until(NodeSeen)
         script.orders = [CREATE]
         await script.until(PodSeen)
@@ -185,7 +185,7 @@ async def test_reports_that_wait_are_taken_together_with_what_follows_them(scrip
         said = AgentReported(PodUid("u"), AgentReport("agent", AgentState.READY))
         gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
         for event in (said, said, gone, gone, said):
-            script.runner.tell(event)
+            script.runner.receive(event)
         await script.told.until(lambda told: script.runner.is_done and told[-1] == said)
         assert script.order == [AgentReported, AgentReported, PodGone, PodGone, AgentReported]
         assert script.together == [3, 1, 1]
@@ -195,13 +195,13 @@ async def test_a_pod_may_run_before_anything_is_read_about_it(scripted: Any) -> 
     async with scripted() as (_, script):
         await script.until(JobSeen)
         script.orders = [CREATE]
-        script.runner.tell(PodGone(PodName("lm-pods-8"), PodUid("u8")))
+        script.runner.receive(PodGone(PodName("lm-pods-8"), PodUid("u8")))
         pod = replace((await script.until(PodSeen)).pod, node=NodeName("n1"))
         for phase in (PodPhase.PENDING, PodPhase.RUNNING):
-            script.runner.tell(PodSeen(replace(pod, phase=phase)))
+            script.runner.receive(PodSeen(replace(pod, phase=phase)))
         gone = PodGone(PodName("lm-pods-9"), PodUid("u9"))
         await script.told.until(lambda told: len(told) > 3)
-        script.runner.tell(gone)
+        script.runner.receive(gone)
         await script.told.until(lambda told: told[-1] == gone)
 
 
@@ -225,14 +225,14 @@ def test_only_pods_that_wait_for_a_node_wake_their_job(scripted: Any) -> None:
     async def check() -> None:
         async with scripted() as (_, script):
             script.due = steady_clock()() + 1000
-            script.runner.tell(PodGone(PodName("lm-pods-7"), PodUid("u")))
+            script.runner.receive(PodGone(PodName("lm-pods-7"), PodUid("u")))
             await script.until(PodGone)
             assert not {EVENTS_AFTER_SECONDS, SECRET_SECONDS} & set(loop.pauses)
             script.due, script.orders = None, [CREATE]
-            script.runner.tell(PodGone(PodName("lm-pods-8"), PodUid("u8")))
+            script.runner.receive(PodGone(PodName("lm-pods-8"), PodUid("u8")))
             seen = await script.until(PodSeen)
             placed = replace(seen.pod, node=NodeName("n1"))
-            script.runner.tell(PodSeen(placed))
+            script.runner.receive(PodSeen(placed))
             await script.told.until(lambda told: PodSeen(placed) in told)
             await pause(0)
             assert {EVENTS_AFTER_SECONDS, SECRET_SECONDS} <= set(loop.pauses)
@@ -342,9 +342,9 @@ async def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> N
 async def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
     async with scripted() as (_, script):
         seen = await script.until(JobSeen)
-        script.runner.tell(replace(seen, ledger=Ledger(incidents=1)))
+        script.runner.receive(replace(seen, ledger=Ledger(incidents=1)))
         asked = replace(seen, options=replace(seen.options, restart=5.0))
-        script.runner.tell(asked)
+        script.runner.receive(asked)
         await script.told.until(lambda told: told[-1] != seen)
         told = [one for one in script.told.seen if isinstance(one, JobSeen)]
         assert told == [seen, asked]

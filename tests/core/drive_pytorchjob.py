@@ -14,8 +14,8 @@ from unbroken.local.kubeflow.decisions.events import (
     JobPicture,
     JobPod,
     Plan,
+    RecordJobEvent,
     Replaced,
-    Tell,
 )
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.spec.kubeflow.pytorchjob import Replica, parse_pytorchjob
@@ -69,7 +69,7 @@ class Script:
                     self.services.discard(name)
                 case DeleteJob():
                     self.is_gone = True
-                case Tell():
+                case RecordJobEvent():
                     pass
         return found
 

@@ -25,6 +25,7 @@ from unbroken.core.nodes.repair.events import (
     PodsSeen,
     ProviderAnswered,
     RecordGone,
+    RecordRepairEvent,
     RecordSeen,
     RepairEffect,
     RepairEvent,
@@ -34,7 +35,6 @@ from unbroken.core.nodes.repair.events import (
     RepairOrder,
     RepairSettings,
     RepairSynced,
-    TellNode,
     WriteRecord,
 )
 from unbroken.core.nodes.repair.machine import Repairer
@@ -233,7 +233,7 @@ class World:
             case DropRecord(name):
                 del self.records[name]
                 self.events.append(RecordGone(name))
-            case TellNode():
+            case RecordRepairEvent():
                 pass
 
     def _patch(self, patch: PatchNode) -> None:
@@ -298,7 +298,7 @@ class World:
 
     def told(self) -> list[str]:
         """Reasons of the events so far."""
-        return [effect.reason for effect in self.effects if isinstance(effect, TellNode)]
+        return [effect.reason for effect in self.effects if isinstance(effect, RecordRepairEvent)]
 
     def done(self) -> list[tuple[str, Action]]:
         """What the provider has done."""

@@ -63,7 +63,7 @@ def test_a_failed_test_is_its_nodes_fault() -> None:
     results = [result("a", "disk", PASS), result("b", "disk", FAIL), result("b", "gpus", UNKNOWN)]
     found = conclude(spec("a", "b"), results)
     assert (found.phase, found.faulty) == (CheckPhase.FAILED, ("b",))
-    assert found.standing["a"] is CheckPhase.PASSED
+    assert found.verdicts["a"] is CheckPhase.PASSED
     assert [one.test for one in faults_of("b", found.results)] == ["disk"]
 
 
@@ -152,7 +152,7 @@ def test_of_very_many_results_is_kept_what_the_verdict_needs() -> None:
     assert len(kept) == len(nodes) + 2 + 6
     assert compact(kept) == kept
     whole, part = conclude(asked, results), conclude(asked, kept)
-    assert (part.phase, part.faulty, part.standing) == (whole.phase, whole.faulty, whole.standing)
+    assert (part.phase, part.faulty, part.verdicts) == (whole.phase, whole.faulty, whole.verdicts)
     assert next_steps(asked, kept, []) == next_steps(asked, results, []) == []
     assert compact(results[:10]) == tuple(results[:10])
 

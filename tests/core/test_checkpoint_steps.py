@@ -20,7 +20,7 @@ def begun(progress: dict[str, Any] | None = None, **expected: int | None) -> Che
 
 def tell(steps: CheckpointSteps, step: int, *local_ranks: int, kind: str = "model") -> None:
     for local_rank in local_ranks:
-        steps.tell("model", kind, step, f"/c/{step}", local_rank)
+        steps.report("model", kind, step, f"/c/{step}", local_rank)
 
 
 def test_a_step_is_complete_when_all_have_told_of_every_type() -> None:
@@ -87,5 +87,5 @@ def test_nonsense_is_no_choice_and_memory_is_bounded() -> None:
     assert steps.progress() == chosen(3 * STEPS_MAX - 1)
     for number in range(1000):
         steps.begin(f"p{number}", {"model": 1})
-    steps.tell("p999", "model", 1, "/c/1", 0)
+    steps.report("p999", "model", 1, "/c/1", 0)
     assert steps.path("p999") is None

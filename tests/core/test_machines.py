@@ -18,7 +18,7 @@ from unbroken.local.machines.decisions.machine import (
     ScriptReport,
     Seen,
     Stage,
-    Tell,
+    WriteMachineStatus,
     boot_id,
     decide,
 )
@@ -38,7 +38,7 @@ def told(found: Seen) -> str:
     """What is done, in short."""
     words = []
     for effect in decide(found, NOW):
-        if isinstance(effect, Tell):
+        if isinstance(effect, WriteMachineStatus):
             status = effect.status
             words.append(f"{status.phase.value}({status.boots},{status.resets})")
         else:
@@ -92,7 +92,7 @@ def test_the_next_orders(found: Seen, wanted: str) -> None:
 def test_what_a_script_left_is_in_the_status() -> None:
     report = ScriptReport(SUCCEEDED, "", "/logs/a.log")
     (effect,) = decide(seen(script=report), NOW)
-    assert isinstance(effect, Tell)
+    assert isinstance(effect, WriteMachineStatus)
     assert (effect.status.life_cycle, effect.status.life_cycle_log) == (SUCCEEDED, "/logs/a.log")
 
 
@@ -152,10 +152,10 @@ class World:
                 self.carry_out(effect)
         return done
 
-    def carry_out(self, effect: Order | Tell) -> None:
+    def carry_out(self, effect: Order | WriteMachineStatus) -> None:
         """Do it."""
         match effect:
-            case Tell(status):
+            case WriteMachineStatus(status):
                 if status.boots > self.status.boots:
                     assert not self.has_processes, "a reboot was counted while something ran"
                 self.status = status

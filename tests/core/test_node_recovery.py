@@ -11,8 +11,8 @@ from core.drive_repair import World
 from unbroken.core.nodes.repair.events import (
     ClusterSeen,
     PodsSeen,
+    RecordRepairEvent,
     RepairSettings,
-    TellNode,
     WriteRecord,
 )
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
@@ -92,7 +92,7 @@ def test_nothing_is_done_to_the_node(
     found.start()
     found.wait(DAY)
     assert not found.done()
-    done = [one for one in found.effects if not isinstance(one, WriteRecord | TellNode)]
+    done = [one for one in found.effects if not isinstance(one, WriteRecord | RecordRepairEvent)]
     assert not done, "records and events are all that is written"
 
 

@@ -55,7 +55,7 @@ class Network:
         if isinstance(what, PeerAnswer):
             self.agents[to].answered(what, asked_at)
             return
-        answer = self.agents[to].hear(what, vouches=self.vouches(to), now=self.clock(to))
+        answer = self.agents[to].answer_child(what, vouches=self.vouches(to), now=self.clock(to))
         if answer is not None:
             self._send(to, of, asked_at, answer)
 
@@ -100,15 +100,15 @@ def test_a_group_that_is_cut_off_is_not_vouched_for_although_its_first_agent_is_
 
 def test_a_question_of_another_attempt_or_of_a_stranger_is_not_answered() -> None:
     root = Vouching("agent-0", ATTEMPT, 0, 3)
-    assert root.hear(PeerQuestion(ATTEMPT - 1, 1), vouches=True, now=1.0) is None
-    assert root.hear(PeerQuestion(ATTEMPT, 5), vouches=True, now=1.0) is None
-    answer = root.hear(PeerQuestion(ATTEMPT, 1), vouches=True, now=1.0)
+    assert root.answer_child(PeerQuestion(ATTEMPT - 1, 1), vouches=True, now=1.0) is None
+    assert root.answer_child(PeerQuestion(ATTEMPT, 5), vouches=True, now=1.0) is None
+    answer = root.answer_child(PeerQuestion(ATTEMPT, 1), vouches=True, now=1.0)
     assert answer == PeerAnswer("agent-0", 1.0, None)
 
 
 def test_a_token_of_an_earlier_process_of_the_parent_counts_for_nothing() -> None:
     root = Vouching("agent-new", ATTEMPT, 0, 2)
     old = PeerQuestion(ATTEMPT, 1, "agent-old", token=100.0, age=0.0)
-    answer = root.hear(old, vouches=True, now=100.0)
+    answer = root.answer_child(old, vouches=True, now=100.0)
     assert answer is not None
     assert answer.age is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.drive_pytorchjob import Script, script
-from unbroken.local.kubeflow.decisions.events import Plan, Tell
+from unbroken.local.kubeflow.decisions.events import Plan, RecordJobEvent
 from unbroken.spec.keys import RENDEZVOUS_PORT
 from unbroken.spec.kubeflow.pytorchjob_status import ReplicaStatus
 
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 def tells(found: Plan) -> list[str]:
     """Reasons of its events."""
-    return [order.reason for order in found.orders if isinstance(order, Tell)]
+    return [order.reason for order in found.orders if isinstance(order, RecordJobEvent)]
 
 
 def test_a_job_gets_a_pod_and_a_service_for_each_replica_and_runs() -> None:

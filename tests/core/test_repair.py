@@ -428,7 +428,7 @@ def test_dry_run_tells_and_does_nothing() -> None:
     found.order("node-1", "replace")
     found.wait(86400)
     kinds = {type(effect).__name__ for effect in found.effects}
-    assert kinds == {"WriteRecord", "TellNode"}
+    assert kinds == {"WriteRecord", "RecordRepairEvent"}
     assert found.message("node-0") == "dry run: would reboot the node"
     assert found.told().count("RepairDryRun") == 2
 

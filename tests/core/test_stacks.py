@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.diagnosis.doings import doing
+from unbroken.core.diagnosis.rank_activity import activity_of
 from unbroken.core.diagnosis.stacks import GROUPS_MAX, RANGES_CHARACTERS, Blame, blame, ranges
 from unbroken.wire.observation import Collective, RankEvidence, ThreadStack
 
@@ -183,9 +183,9 @@ def test_flight_recorder(
 
 
 def test_the_flight_recorder_names_the_collective_that_no_stack_tells() -> None:
-    assert doing(at(0, *GPU, collectives=(on("w", 7),))).words == "waits for the GPU"
-    assert doing(at(0, *MAIN, collectives=(on("w", 7),))).words == "waits in all_reduce"
-    assert doing(at(0, *MAIN, collectives=(on("w", 7, "completed"),))).words == "waits"
+    assert activity_of(at(0, *GPU, collectives=(on("w", 7),))).words == "waits for the GPU"
+    assert activity_of(at(0, *MAIN, collectives=(on("w", 7),))).words == "waits in all_reduce"
+    assert activity_of(at(0, *MAIN, collectives=(on("w", 7, "completed"),))).words == "waits"
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_second_opinion(one: RankEvidence, is_working: bool, is_spinning: bool) 
 
 def test_a_pipe_is_no_file() -> None:
     reading = at(0, "read (libc.so.6)", "next_batch (loader.py:7)", *MAIN)
-    assert doing(reading).words == "reads files"
-    piped = doing(replace(reading, waits_in="anon_pipe_read"))
+    assert activity_of(reading).words == "reads files"
+    piped = activity_of(replace(reading, waits_in="anon_pipe_read"))
     assert (piped.words, piped.where) == ("waits for a pipe", "next_batch")
 
 

@@ -26,7 +26,7 @@ from unbroken.core.agent.warm import (
     PauseTemplate,
     ResumeTemplate,
     StartTemplate,
-    StepTold,
+    StepReported,
     StopBegan,
     Teach,
     TemplateFailed,
@@ -46,7 +46,7 @@ def fed(machine: Warm, *events: WarmEvent, at: float = 0.0) -> list[WarmEffect]:
 def parked(nproc: int = 2) -> Warm:
     """An attempt trains, and as many as it has workers are parked."""
     machine = Warm(nproc)
-    fed(machine, Began(), StepTold(), TemplateReady(), *[Parked()] * nproc)
+    fed(machine, Began(), StepReported(), TemplateReady(), *[Parked()] * nproc)
     return machine
 
 
@@ -54,8 +54,8 @@ def test_the_template_is_started_once_a_step_is_told() -> None:
     machine = Warm(2)
     assert machine.refusal(0.0) == FIRST
     assert fed(machine, Began()) == []
-    assert fed(machine, StepTold()) == [StartTemplate()]
-    assert fed(machine, StepTold()) == []
+    assert fed(machine, StepReported()) == [StartTemplate()]
+    assert fed(machine, StepReported()) == []
     assert machine.refusal(0.0) == "the template is not ready yet"
     assert fed(machine, TemplateReady()) == [Park(2)]
     assert machine.refusal(0.0) == "nobody is parked yet"
@@ -94,7 +94,7 @@ def test_those_used_are_replaced_once_the_new_attempt_trains() -> None:
     assert machine.refusal(50.0) == "nobody is parked yet"
     assert machine.deadline() == 50.0 + PARK_SECONDS
     assert fed(machine, Tick(), at=50.0 + PARK_SECONDS) == [Park(2)]
-    assert fed(machine, StepTold(), Imported(49.0), at=61.0) == [LookAtImports()]
+    assert fed(machine, StepReported(), Imported(49.0), at=61.0) == [LookAtImports()]
 
 
 def test_a_start_that_finds_too_few_parked_has_them_parked() -> None:
@@ -137,7 +137,7 @@ def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) 
     machine = Warm(2, has_spare)
     assert fed(machine, Named()) == [StartTemplate()]
     assert fed(machine, Began()) == ([] if has_spare else [PauseTemplate()])
-    assert fed(machine, StepTold()) == ([] if has_spare else [ResumeTemplate()])
+    assert fed(machine, StepReported()) == ([] if has_spare else [ResumeTemplate()])
     assert fed(machine, TemplateReady()) == [Park(2)]
 
 
@@ -148,7 +148,7 @@ def test_the_template_is_interrupted_by_the_first_start_alone_and_not_between() 
         PauseTemplate(),
         ResumeTemplate(),
     ]
-    assert fed(machine, Began(), StepTold()) == []
+    assert fed(machine, Began(), StepReported()) == []
 
 
 def test_what_is_imported_later_is_taught_once_it_is_quiet() -> None:
@@ -168,7 +168,7 @@ def test_what_is_imported_later_is_taught_once_it_is_quiet() -> None:
 def test_what_an_attempt_has_imported_is_taught_in_the_next() -> None:
     machine = parked()
     fed(machine, StopBegan(), Checked(), Began(warm=2), at=50.0)
-    assert fed(machine, StepTold(), at=51.0) == [LookAtImports()]
+    assert fed(machine, StepReported(), at=51.0) == [LookAtImports()]
     assert fed(machine, Imported(20.0, is_news=True), at=51.0) == [Teach()]
 
 
@@ -193,7 +193,7 @@ def test_a_changed_file_means_a_cold_start_and_a_new_template() -> None:
     fed(machine, StopBegan())
     assert fed(machine, Checked("/lib/a.py")) == [EndTemplate()]
     assert machine.refusal(0.0) == "/lib/a.py has changed"
-    assert fed(machine, Began(), StepTold()) == [StartTemplate()]
+    assert fed(machine, Began(), StepReported()) == [StartTemplate()]
 
 
 def test_a_parked_worker_that_ended_is_replaced_by_the_next_attempt() -> None:
@@ -215,7 +215,7 @@ def test_no_deadline_stays_in_the_past() -> None:
 
 def test_a_template_that_hangs_is_ended_and_replaced() -> None:
     machine = Warm(1)
-    assert fed(machine, Began(), StepTold(), at=1.0) == [StartTemplate()]
+    assert fed(machine, Began(), StepReported(), at=1.0) == [StartTemplate()]
     assert machine.deadline() == 1.0 + PARK_SECONDS
     late = 1.0 + IMPORT_SECONDS_MAX
     assert EndTemplate() not in fed(machine, Tick(), Imported(None), at=late - 0.1)
@@ -229,7 +229,7 @@ def test_a_template_that_failed_is_replaced_beside_a_start_if_there_is_room(
     has_spare: bool,
 ) -> None:
     machine = Warm(1, has_spare)
-    fed(machine, Began(), StepTold(), TemplateReady(), Parked(), TemplateFailed("killed"))
+    fed(machine, Began(), StepReported(), TemplateReady(), Parked(), TemplateFailed("killed"))
     fed(machine, StopBegan(), Began(), at=50.0)
     expected = [StartTemplate()] if has_spare else []
     assert fed(machine, Tick(), at=50.0 + PARK_SECONDS) == expected
@@ -239,13 +239,13 @@ def test_a_template_that_failed_is_replaced_beside_a_start_if_there_is_room(
 def test_a_template_that_failed_is_given_up_after_a_few(is_ready: bool) -> None:
     machine = Warm(1)
     for _ in range(FAILURES_MAX):
-        assert fed(machine, Began(), StepTold()) == [StartTemplate()]
+        assert fed(machine, Began(), StepReported()) == [StartTemplate()]
         events = [TemplateReady()] if is_ready else []
         fed(machine, *events)
         assert fed(machine, TemplateFailed("unsafe: 2 threads")) == [EndTemplate()]
         assert fed(machine, TemplateFailed("it ended")) == [], "told already"
         assert machine.refusal(0.0) == "unsafe: 2 threads"
-    assert fed(machine, Began(), StepTold()) == []
+    assert fed(machine, Began(), StepReported()) == []
     assert fed(machine, Tick(), at=RETRY_SECONDS) == []
 
 

@@ -70,7 +70,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .options import Options
 from .peers import PeerQuestions
 from .workers import facts
-from .workers.keeper import boot_seconds, tell_lease
+from .workers.keeper import boot_seconds, send_lease
 
 if TYPE_CHECKING:
     from unbroken.agent.evidence.examine import Examination
@@ -236,7 +236,7 @@ class Driver:
 
     def vouch(self, question: PeerQuestion) -> PeerAnswer | None:
         """Answer another agent of the attempt; None: it is of another one."""
-        return self._peers.hear(question)
+        return self._peers.answer_child(question)
 
     def update(self, command: StartCommand) -> None:
         """Take over the addresses of the ranks and whether this is a spare."""
@@ -399,7 +399,7 @@ class Driver:
             case Exit(code):
                 self._end.set_result(code)
             case HoldLease(until):
-                self._tell_keeper(until)
+                self._send_lease(until)
 
     def _publish(self, report: AgentReport) -> None:
         log.debug("report sent", state=report.state, attempt=report.attempt)
@@ -424,12 +424,12 @@ class Driver:
         self._offered.append(port)
         self.feed(PortFound(port))
 
-    def _tell_keeper(self, until: float | None) -> None:
+    def _send_lease(self, until: float | None) -> None:
         """Send the keeper the end of the lease, on the clock that both share."""
         if self._lease_pipe is None:
             return
         try:
-            tell_lease(self._lease_pipe, None if until is None else until - self._booted_at)
+            send_lease(self._lease_pipe, None if until is None else until - self._booted_at)
         except OSError as error:
             log.warning("lease not passed to the keeper", pid=os.getppid(), error=error)
 

@@ -71,12 +71,12 @@ class PeerQuestions:
         """Note that an operator was heard."""
         self._renewed_at = now
 
-    def hear(self, question: PeerQuestion) -> PeerAnswer | None:
+    def answer_child(self, question: PeerQuestion) -> PeerAnswer | None:
         """Return the answer to a child; None: it is of another attempt."""
         tree, self._asked_at = self._tree, self._now()
         if tree is None:
             return None
-        return tree.hear(question, vouches=self._vouches(tree.attempt), now=self._asked_at)
+        return tree.answer_child(question, vouches=self._vouches(tree.attempt), now=self._asked_at)
 
     async def _run(self, tree: Vouching, parent: str) -> None:
         while True:
@@ -88,7 +88,7 @@ class PeerQuestions:
                     async with connected(parent, self._key) as peer:
                         await self._ask(tree, peer)
                 else:
-                    self._tell(tree)
+                    self._report(tree)
             except (OSError, TimeoutError, PeerError) as error:
                 log.info("peer does not answer", agent=parent, error=error)
 
@@ -122,10 +122,10 @@ class PeerQuestions:
             if status != 200:
                 raise PeerError(f"HTTP {status}")
             tree.answered(read(PeerAnswer, load(text), "answer"), asked_at)
-            self._tell(tree)
+            self._report(tree)
             await asyncio.sleep(ASK_SECONDS)  # noqa: TID251  (the rate of the questions)
 
-    def _tell(self, tree: Vouching) -> None:
+    def _report(self, tree: Vouching) -> None:
         at = tree.all_at(vouches=self._vouches(tree.attempt), now=self._now())
         if at > -math.inf:
             self._vouched(tree.attempt, at)

@@ -211,14 +211,14 @@ class TorchWorkers:
         take longer to come here than the operator takes to find the agent ready.
         """
         if self._given is not None:
-            self._tell(self._stopped)
+            self._call_in_loop(self._stopped)
         found = self.starts.get()
         self._given = None if isinstance(found, str) else found.attempt
         return found
 
     def wait_for_release(self) -> None:
         """Wait for the release, in torchrun's thread; every worker has succeeded."""
-        self._tell(self._succeeded)
+        self._call_in_loop(self._succeeded)
         self._released.wait()
 
     def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
@@ -256,7 +256,7 @@ class TorchWorkers:
         else:
             self.is_stop_wanted = True
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _call_in_loop(self, callback: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback)

@@ -190,9 +190,9 @@ class AgentLink:
         self._is_linked = self._is_up = False
         self._requests: deque[Request] = deque(maxlen=REQUESTS_MAX)
         self._renewal: Renewal | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         """Time of the agent's last message, by the loop's clock."""
-        self._heard_hash = 0
+        self._received_hash = 0
         """Hash of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
         self._questions = 0
@@ -218,7 +218,7 @@ class AgentLink:
 
     def silent_seconds(self) -> float:
         """Return the seconds since the agent was last heard."""
-        return self._now() - self._heard_at
+        return self._now() - self._received_at
 
     def forget(self) -> None:
         """Drop the newest report: a heartbeat that repeats it is read again."""
@@ -274,12 +274,12 @@ class AgentLink:
         if isinstance(error, PeerError | aiohttp.ClientResponseError) and not is_refusal:
             self._breaches += 1
             self._failures += 1  # No second look is needed.
-        return Broken(self._told(text_of(error, seconds)))
+        return Broken(self._about_agent(text_of(error, seconds)))
 
-    def _told(self, what: str) -> str:
+    def _about_agent(self, what: str) -> str:
         return f"the agent at {self._base.authority} {what}"
 
-    def _heard(self, report: AgentReport) -> None:
+    def _received(self, report: AgentReport) -> None:
         if not self._is_up:
             log.info("agent answers", agent=self._base.authority, id=report.agent_id)
         self._is_up = True
@@ -315,10 +315,10 @@ class AgentLink:
             has_key = self._identity is not None
             # Without a proof, nothing is asked or sent by the stock agent's protocol either.
             is_stock = error.status in NO_LINK and not has_key
-            why = self._told(refusal_text(error.status, has_key=has_key))
+            why = self._about_agent(refusal_text(error.status, has_key=has_key))
             return Broken(why, is_stock, is_stranger=has_key and error.status in UNPROVEN)
         except Stranger as error:
-            return Broken(self._told(str(error)), is_stranger=True)
+            return Broken(self._about_agent(str(error)), is_stranger=True)
         except _ERRORS as error:
             return self._broken(error, CONNECT_SECONDS)
         async with _closing(socket), asyncio.TaskGroup() as tasks:
@@ -361,7 +361,7 @@ class AgentLink:
 
     async def _receive_all(self, socket: Socket) -> Broken:
         """Take the agent's messages until they end; return why they ended."""
-        self._heard_hash, self._report, self._questions = 0, None, 0
+        self._received_hash, self._report, self._questions = 0, None, 0
         silence, rate = MISSED_MAX * self._shared.heartbeat_seconds, self._spoken()
         try:
             async with patience_of(silence) as patience:
@@ -372,22 +372,22 @@ class AgentLink:
                     if frame is None:
                         if not await _take_other(socket, message):
                             break
-                        patience.heard()
+                        patience.received()
                     elif size > HEAVY_BYTES:
                         work = await self._take_heavy(frame, patience)
                     else:
                         work = self._take_frame(frame)
-                        patience.heard_at = self._heard_at
-                    delay = rate.message(size, work, patience.heard_at)
+                        patience.received_at = self._received_at
+                    delay = rate.message(size, work, patience.received_at)
                     if delay or not self._shared.room.is_set():
                         # TCP holds the agent up meanwhile, which does not count as its silence.
                         with patience.suspended():
                             await _first(asyncio.Event(), delay)
                             await self._shared.room.wait()
-            return Broken(self._told("closed the link"))
+            return Broken(self._about_agent("closed the link"))
         except TimeoutError:
             self._failures += 1  # Three heartbeats are missing: no second look is needed.
-            return Broken(self._told(f"was silent for {silence:g} s"))
+            return Broken(self._about_agent(f"was silent for {silence:g} s"))
         except _ERRORS as error:
             return self._broken(error, silence)
 
@@ -403,20 +403,20 @@ class AgentLink:
     def _take_frame(self, frame: bytes) -> float:
         """Take a frame; return the processor seconds that it took, 0 for a heartbeat."""
         # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
-        heard, began, self._heard_at = hash(frame), 0.0, self._now()
+        heard, began, self._received_at = hash(frame), 0.0, self._now()
         # By the wall's clock an agent would be charged for whatever keeps this process from
         # running. For a short frame that is bounded (`WORK_OF_MESSAGE`). Reading the other clock
         # takes longer than reading the frame: a sixth of an operator's time.
         clock = perf_counter if len(frame) <= HEAVY_BYTES else thread_time
-        if self._report is None or heard != self._heard_hash:
+        if self._report is None or heard != self._received_hash:
             began = clock()
             questions = self._questions
             answer = self._answer(frame)
             if answer is None:
                 # Requested evidence is not charged to the agent.
                 return clock() - began if questions == self._questions else 0.0
-            self._heard_hash, self._report, self.report_bytes = heard, answer, len(frame)
-        self._heard(self._report)
+            self._received_hash, self._report, self.report_bytes = heard, answer, len(frame)
+        self._received(self._report)
         return clock() - began if began else 0.0
 
     def _frame_of(self, message: WSMessageNoDecodeText) -> bytes | None:
@@ -436,7 +436,7 @@ class AgentLink:
             log.warning("evidence refused", agent=self._base.authority, error=error)
             return None
         if isinstance(answer, Beat):
-            if self._heard_hash:
+            if self._received_hash:
                 # The operator waits for the lease of an agent that it has heard from and lost.
                 self._renewal = Renewal(answer.at)
                 self._has_command.set()
@@ -455,17 +455,17 @@ class AgentLink:
             requests, self._requests = self._requests, deque(maxlen=REQUESTS_MAX)
             try:
                 if renewal is not None:
-                    await self._say(socket, encode_command(renewal))
+                    await self._send(socket, encode_command(renewal))
                 if command is not None:
                     self._unconfirmed = command
-                    await self._say(socket, encode_command(command))
+                    await self._send(socket, encode_command(command))
                 for request in requests:
                     await self._shared.permit.given()
-                    await self._say(socket, encode_command(request))
+                    await self._send(socket, encode_command(request))
             except _ERRORS:
                 return  # The receiving side sees this too, and ends the link.
 
-    async def _say(self, socket: Socket, text: str) -> None:
+    async def _send(self, socket: Socket, text: str) -> None:
         if self._seal is None:
             await socket.send_str(text)
         else:
@@ -480,7 +480,7 @@ class AgentLink:
                     report = await self._status(session)
             except _ERRORS as error:
                 return self._broken(error, SILENCE_SECONDS)
-            self._heard(report)
+            self._received(report)
             await self._shared.room.wait()
             # Polls have a rate of their own; only long answers make it slower.
             delay = self._spoken().answer(self.report_bytes, 0.0, self._now())

@@ -365,7 +365,7 @@ class AgentServer:
     async def _send_reports(
         self, channel: web.WebSocketResponse, unsent: _Unsent, seal: Seal | None
     ) -> None:
-        async def say(text: str) -> None:
+        async def send(text: str) -> None:
             if seal is None:
                 await channel.send_str(text)
             else:
@@ -381,14 +381,14 @@ class AgentServer:
             faults, unsent.faults = unsent.faults, ""
             try:
                 if faults not in ("", self._frame):
-                    await say(faults)
-                await say(self._frame)
+                    await send(faults)
+                await send(self._frame)
                 is_due = clock() >= beat_at + unsent.restate_seconds / 2
                 if self._beats and (is_due or unsent.is_asking):
                     unsent.is_asking, beat_at = False, clock()
-                    await say(encode_beat(Beat(self._agent.now())))
+                    await send(encode_beat(Beat(self._agent.now())))
                 while unsent.evidence:
-                    await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
+                    await send(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
                 return  # The receiving side sees this too, and ends the link.
 

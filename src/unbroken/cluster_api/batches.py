@@ -41,7 +41,7 @@ async def batch_add_cluster_nodes(call: Call) -> Object:
                 "change InstanceCount with UpdateCluster instead"
             )
         require_settled(stored, "scaled")
-        token = call.text("ClientToken") or call.around.new_hex(16)
+        token = call.text("ClientToken") or call.context.new_hex(16)
         tokens, is_repeated = _tokens(call, stored, token)
         groups = {one["InstanceGroupName"]: one for one in stored.spec.request["InstanceGroups"]}
         answer.update({"Successful": [], "Failed": []})
@@ -99,7 +99,7 @@ def _tokens(call: Call, stored: Stored, token: str) -> tuple[str, bool]:
         )
     except msgspec.DecodeError:
         known = {}
-    now = call.around.now()
+    now = call.context.now()
     recent = {key: one for key, one in known.items() if now - one[0] < TOKEN_SECONDS}
     encoded = msgspec.json.encode(call.body["NodesToAdd"], order="sorted")
     digest = hashlib.sha256(encoded).hexdigest()[:16]
@@ -158,7 +158,7 @@ async def _order(call: Call, action: Action) -> Object:
     done: list[tuple[str, str]] = []
     failed: dict[str, list[Object]] = {"NodeId": [], "NodeLogicalId": []}
     for member, id, one in await _chosen(call):
-        failure = await _order_one(call, one, action)
+        failure = await _order_item(call, one, action)
         if failure is None:
             done.append((member, id))
         else:
@@ -166,7 +166,7 @@ async def _order(call: Call, action: Action) -> Object:
     return _sorted_out(done, failed)
 
 
-async def _order_one(call: Call, one: Instance | None, action: Action) -> tuple[str, str] | None:
+async def _order_item(call: Call, one: Instance | None, action: Action) -> tuple[str, str] | None:
     """Why it is not ordered, as (code, text); None: it is."""
     if one is None:
         return "InstanceIdNotFound", "the cluster has no such node"

@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class CallContext:
     """Values that are the same for every call."""
 
     store: Store
@@ -32,18 +32,18 @@ class Around:
 class Call:
     """One request, of the right shape."""
 
-    around: Around
+    context: CallContext
     body: Mapping[str, Any]
     region: str
 
     @property
     def store(self) -> Store:
         """Where clusters are."""
-        return self.around.store
+        return self.context.store
 
     def require_machines(self, count: int) -> None:
         """ResourceLimitExceeded if `count` new machines are needed and nothing makes machines."""
-        if count and not self.around.makes_machines:
+        if count and not self.context.makes_machines:
             raise limit_exceeded(
                 f"New instances needed: {count}, but nothing in this Kubernetes cluster "
                 "makes machines. Add nodes with the tools of your cloud: jobs on them need no "

@@ -18,7 +18,7 @@ from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.kinds import CLUSTER
 from unbroken.spec.nodes.values import Recovery
 
-from .calls import Around, Call, Object
+from .calls import Call, CallContext, Object
 from .errors import conflict, in_use, invalid
 from .groups import added, check_change, check_limit, check_request, places
 from .store import Stored
@@ -30,7 +30,7 @@ SETTLED = (ClusterPhase.IN_SERVICE.value, ClusterPhase.FAILED.value)
 
 async def create_cluster(call: Call) -> Object:
     """CreateCluster."""
-    around, body = call.around, call.body
+    around, body = call.context, call.body
     check_request(body)
     groups: Sequence[Mapping[str, Any]] = body.get("InstanceGroups") or ()
     if not groups:
@@ -66,7 +66,7 @@ async def create_cluster(call: Call) -> Object:
     return {"ClusterArn": arn}
 
 
-def _account(around: Around, groups: Sequence[Mapping[str, Any]]) -> str:
+def _account(around: CallContext, groups: Sequence[Mapping[str, Any]]) -> str:
     """The account is that of the first group's role: `arn:aws:iam::ACCOUNT:role/NAME`."""
     parts = str(groups[0]["ExecutionRole"]).split(":")
     return parts[4] or around.account
@@ -96,7 +96,7 @@ def _updated(call: Call, stored: Stored) -> ClusterSpec:
             check_change(groups[name], one)
         groups[name] = one
         held = targets.get(name) or []
-        new_hex = call.around.new_hex
+        new_hex = call.context.new_hex
         targets[name] = places(name, one["InstanceCount"], held, stored.state, new_hex)
     kept = [one for name, one in groups.items() if name not in gone]
     if not kept:
@@ -152,7 +152,7 @@ async def update_cluster_software(call: Call) -> Object:
                 raise invalid(f"No instance group '{group}' in cluster '{found.spec.name}'")
         pending = [one.name for one in machines if one.spec.instance_group in groups]
         batch = batch_size(call.body.get("DeploymentConfig"), len(pending))
-        update = SoftwareUpdate(call.around.now(), tuple(groups), tuple(pending), batch)
+        update = SoftwareUpdate(call.context.now(), tuple(groups), tuple(pending), batch)
         return replace(found.state, update=update)
 
     stored = await call.store.change_state(name, change)

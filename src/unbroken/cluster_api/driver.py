@@ -21,7 +21,7 @@ from unbroken.kube.clock import pause, wall
 from unbroken.listener import Connections, Limits, bound
 from unbroken.log_lines import Log
 
-from .calls import Around
+from .calls import CallContext
 from .credentials import read_credentials
 from .replays import UsedSignatures
 from .server import BODY_SECONDS, Service, application
@@ -83,7 +83,7 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
     credentials = read_credentials(options.credentials)
     if options.tls is None and not _is_loopback(options.host):
         log.warning("cluster API has no TLS: captured requests can be read", address=options.host)
-    around = Around(
+    around = CallContext(
         Store(client),
         wall,
         lambda digits: secrets.token_hex((digits + 1) // 2)[:digits],

@@ -176,7 +176,7 @@ async def start_cluster_health_check(call: Call) -> Object:
         one.name.removeprefix("hyperpod-"): one.spec.instance_group
         for one in await call.store.machines(found)
     }
-    id = identifier(call.around.new_hex(32))
+    id = identifier(call.context.new_hex(32))
 
     def change(stored: Stored) -> ClusterState:
         require_settled(stored, "checked")
@@ -184,7 +184,7 @@ async def start_cluster_health_check(call: Call) -> Object:
             if one.type is OperationType.DEEP_CHECK and one.status is OperationStatus.IN_PROGRESS:
                 raise conflict(f"A deep health check of the cluster is under way: {one.id}")
         checks = _requests(stored, call.body, machines)
-        made = OperationState(id, OperationType.DEEP_CHECK, call.around.now(), checks=checks)
+        made = OperationState(id, OperationType.DEEP_CHECK, call.context.now(), checks=checks)
         return replace(stored.state, operations=(*stored.state.operations, made))
 
     stored = await call.store.change_state(name, change)

@@ -19,7 +19,7 @@ from unbroken.kube.clock import pause
 from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
-from .calls import Around, Call, Object
+from .calls import Call, CallContext, Object
 from .errors import ApiError, not_offered
 from .operations import HANDLERS
 from .replays import NEXT_SECOND, SameSecondError, UsedSignatures
@@ -46,7 +46,7 @@ KEPT_OPEN = (200, 400)
 class Service:
     """Dependencies of the server."""
 
-    around: Around
+    around: CallContext
     credentials: Mapping[str, Credential]
     """By key id."""
     used: UsedSignatures

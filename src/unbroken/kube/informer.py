@@ -102,7 +102,7 @@ class Informer(Generic[T]):
         """Objects that could not be decoded, or that a handler could not take."""
         self.lists = self.failures = 0
         """Number of complete reads, and of failures to read or watch."""
-        self.heard_at: float | None = None
+        self.received_at: float | None = None
         """Time of the server's last message, by `clock.monotonic`."""
         self.idle_seconds = IDLE_SECONDS
         """Seconds without a byte after which a watch is opened again."""
@@ -115,7 +115,7 @@ class Informer(Generic[T]):
         self._cache: Cache[T] = Cache()
         self._version: str | None = None
         self._has_moved = False
-        self._tells = tells
+        self._notifies = tells
         self._left_out: OrderedDict[Key, Refusal] = OrderedDict()
         """Objects that cannot be read now; the oldest are forgotten beyond REMEMBERED."""
         self._on_refusal: list[Callable[[Refusal], None]] = []
@@ -154,7 +154,7 @@ class Informer(Generic[T]):
     @observed
     async def run(self) -> None:
         """Keep the copy fresh until cancelled."""
-        if not self._tells:
+        if not self._notifies:
             await self._follow()
             return
         self._events = EventRecorder(self._client, COMPONENT)
@@ -204,8 +204,8 @@ class Informer(Generic[T]):
             page = await self._client.list_page(self._scope, PAGE, page.next)
             items += self._listed(page.items)
         self._version = page.version
-        self.lists, self.heard_at = self.lists + 1, monotonic()
-        self._tell(self._cache.replace(items))
+        self.lists, self.received_at = self.lists + 1, monotonic()
+        self._notify(self._cache.replace(items))
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -215,7 +215,7 @@ class Informer(Generic[T]):
         )
         async with aclosing(events):
             async for kind, raw in events:
-                self.heard_at, self._has_moved = monotonic(), True
+                self.received_at, self._has_moved = monotonic(), True
                 if kind == "BOOKMARK":
                     mark = msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion
                     self._version = mark or self._version
@@ -227,13 +227,13 @@ class Informer(Generic[T]):
         item = self._decoded(raw)
         if isinstance(item, Refusal):
             if kind == "DELETED" and (held := self._held(item.head)) is not None:
-                self._tell(self._cache.apply(kind, held))
+                self._notify(self._cache.apply(kind, held))
             self._leave_out(replace(item, is_gone=kind == "DELETED"))
             self._version = item.head.version or self._version
             return
         if self._left_out:
             self._left_out.pop(key_of(item), None)
-        self._tell(self._cache.apply(kind, item))
+        self._notify(self._cache.apply(kind, item))
         if item.metadata and item.metadata.resourceVersion:
             self._version = item.metadata.resourceVersion
 
@@ -278,7 +278,7 @@ class Informer(Generic[T]):
         for handler in self._on_refusal:
             handler(refusal)
 
-    def _tell(self, changes: list[Change[T]]) -> None:
+    def _notify(self, changes: list[Change[T]]) -> None:
         for old, new in changes:
             for handler in self._handlers:
                 self._call(handler, old, new)
@@ -292,7 +292,7 @@ class Informer(Generic[T]):
             self._record()
 
     def _record(self) -> None:
-        untold, self.refusals.untold = self.refusals.untold, []
+        untold, self.refusals.unrecorded = self.refusals.unrecorded, []
         if self._events is not None:
             for reference, message in untold:
                 self._events.record(reference, "Warning", REASON, message)

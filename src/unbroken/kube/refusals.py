@@ -64,7 +64,7 @@ class Refusals:
 
     def __init__(self, resource: type[Any]) -> None:
         self.counts = {UNREADABLE: 0, UNHANDLED: 0}
-        self.untold: list[tuple[ObjectReference, str]] = []
+        self.unrecorded: list[tuple[ObjectReference, str]] = []
         """Events to record; the first caller that can record takes them."""
         self._resource = resource
         self._known: OrderedDict[tuple[Key, str, str, str], None] = OrderedDict()
@@ -99,8 +99,8 @@ class Refusals:
             error=refusal.reason,
             place=_place(error),
         )
-        if head.key.name and len(self.untold) < REMEMBERED:
-            self.untold.append((self._reference(head), f"{step}: {refusal.reason}"))
+        if head.key.name and len(self.unrecorded) < REMEMBERED:
+            self.unrecorded.append((self._reference(head), f"{step}: {refusal.reason}"))
         return refusal
 
     def _reference(self, head: Head) -> ObjectReference:

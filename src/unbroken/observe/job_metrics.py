@@ -100,13 +100,13 @@ class JobMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return counters, and the present state."""
         records, now = self._records.all(), self._clock()
-        yield _standings(records)
+        yield _conditions(records)
         yield _incidents(records)
         yield from _gauges([one for one in records if one.now is not None], now)
         yield from documented(records, now)
 
 
-def _standings(records: Iterable[JobRecord]) -> Metric:
+def _conditions(records: Iterable[JobRecord]) -> Metric:
     family = GaugeMetricFamily(
         "unbroken_jobs",
         "Jobs by where they stand: the job's last condition that is true.",

@@ -98,7 +98,7 @@ class _Losses(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._reason = ""
-        self._is_told = False
+        self._is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a line of the library."""
@@ -110,15 +110,15 @@ class _Losses(logging.Handler):
 
     def lost(self) -> None:
         """Note that spans are lost."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             log.warning("traces are lost", error=self._reason)
 
     def arrived(self) -> None:
         """Note that spans were accepted."""
-        if self._is_told:
+        if self._is_reported:
             log.info("traces are sent again")
-        self._is_told, self._reason = False, ""
+        self._is_reported, self._reason = False, ""
 
 
 class _Watched(SpanExporter):

@@ -43,7 +43,7 @@ class JobHealth:
     """The operator's service of one job."""
 
     job: JobName
-    heard: int
+    reachable: int
     """Agents that can be reached."""
     wanted: int
     """Running pods whose agents are to be reached."""
@@ -159,7 +159,7 @@ def _jobs(found: Iterable[JobHealth]) -> Iterator[Metric]:
         labels=labels,
     )
     for one in sorted(found, key=lambda job: job.job):
-        connected.add_metric(one.job, one.heard)
+        connected.add_metric(one.job, one.reachable)
         wanted.add_metric(one.job, one.wanted)
         waiting.add_metric(one.job, one.waiting)
     yield from (connected, wanted, waiting)

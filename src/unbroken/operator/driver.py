@@ -21,7 +21,7 @@ from unbroken.observe.traces import Send, sending
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.jobs.injection import AgentToInject
 from unbroken.operator.jobs.operator import Operator, Watches
-from unbroken.operator.jobs.runner import Surroundings
+from unbroken.operator.jobs.runner import JobResources
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
@@ -56,7 +56,7 @@ class OperatorOptions:
     metrics: MetricsPlace | None = None
     """Address of the metrics; None: not served, or served by the caller."""
     agent: AgentToInject | None = None
-    """As in `Surroundings.agent`."""
+    """As in `JobResources.agent`."""
     without: frozenset[PartName] = frozenset()
     """Parts that another program does."""
     key: bytes = field(kw_only=True, repr=False)
@@ -151,7 +151,7 @@ async def _lead(
             tasks.create_task(repair.run())
             tasks.create_task(Clusters(client, informers).run())
         async with agent_session() as session:
-            around = Surroundings(
+            around = JobResources(
                 client=client,
                 recorder=recorder,
                 session=session,
@@ -165,5 +165,5 @@ async def _lead(
                 around = replace(around, incident_ended=repair.incident_ended)
             has_queues = options.has(PartName.QUEUES)
             operator = Operator(around, watches, namespace=namespace, has_queues=has_queues)
-            telemetry.metrics.tell_of(operator)
+            telemetry.metrics.count(operator)
             await operator.run()

@@ -152,7 +152,7 @@ class Election:
         while True:
             if not await self._try():
                 log.info("operator waits: another holds the lease", lease=self._title)
-                await self._stand_by()
+                await self._wait()
             log.info("operator leads", lease=self._title, holder=self._holder)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -164,7 +164,7 @@ class Election:
                 await asyncio.shield(self._release())
             log.warning("operator stopped: another holds the lease", lease=self._title)
 
-    async def _stand_by(self) -> None:
+    async def _wait(self) -> None:
         """Return when the lease is this process's."""
         is_free = asyncio.Event()
 

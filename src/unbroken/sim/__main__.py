@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        return _one(options.seed, _say if options.trace else None)
+        return _run_seed(options.seed, _print if options.trace else None)
     ranges = [range(options.first, options.first + options.seeds)]
     if options.fresh:
         seeds = fresh_seeds(options.fresh)
         ranges.append(seeds)
-        _say(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
-        _say(f"    python -m unbroken.sim --first {seeds[0]} --seeds {len(seeds)}")
+        _print(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
+        _print(f"    python -m unbroken.sim --first {seeds[0]} --seeds {len(seeds)}")
     return _many(ranges, options.processes)
 
 
@@ -89,17 +89,17 @@ def run_chunk(seeds: Sequence[int]) -> Result:
     return len(seeds), probes, failures
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _one(seed: int, tell: Callable[[str], None] | None) -> int:
+def _run_seed(seed: int, tell: Callable[[str], None] | None) -> int:
     world = World(seed, tell=tell)
-    _say(str(world.scenario))
+    _print(str(world.scenario))
     try:
         world.run()
     finally:
-        _say(f"seed {seed}: {dict(world.schedule.probes)}, {world.schedule.events} events")
+        _print(f"seed {seed}: {dict(world.schedule.probes)}, {world.schedule.events} events")
     return 0
 
 
@@ -114,7 +114,7 @@ def _many(ranges: Iterable[range], processes: int) -> int:
             found.failures += failures
             for seed, _ in failures:
                 # A long run may be looked into before it ends.
-                progress.say(f"seed {seed} failed")
+                progress.write_line(f"seed {seed} failed")
             progress.update(found.seeds, len(found.failures))
     except KeyboardInterrupt:
         is_whole = False
@@ -129,18 +129,18 @@ def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:
     """Print what was found; the probes that no world reached."""
     probes, failures, count = found.probes, sorted(found.failures), found.seeds
     for seed, text in failures[:SHOWN]:
-        _say(f"seed {seed}\n{text}\n    python -m unbroken.sim --seed {seed} --trace\n")
+        _print(f"seed {seed}\n{text}\n    python -m unbroken.sim --seed {seed} --trace\n")
     if not is_whole:
-        _say("interrupted; up to then:")
+        _print("interrupted; up to then:")
     speed = f"{count} seeds in {seconds:.1f} s: {count / seconds:.0f} seeds/s"
     events = probes.pop("events", 0) / max(count, 1)
-    _say(f"{speed}, {events:.0f} events a seed, {len(failures)} failures")
-    _say("  ".join(f"{name} {number}" for name, number in sorted(probes.items())))
+    _print(f"{speed}, {events:.0f} events a seed, {len(failures)} failures")
+    _print("  ".join(f"{name} {number}" for name, number in sorted(probes.items())))
     missing = unreached(probes) if count >= 1000 and is_whole else []
     if missing:
-        _say(f"never reached: {', '.join(missing)}")
+        _print(f"never reached: {', '.join(missing)}")
     if len(failures) > SHOWN:
-        _say(f"failed: {[seed for seed, _ in failures]}")
+        _print(f"failed: {[seed for seed, _ in failures]}")
     return missing
 
 

@@ -101,7 +101,7 @@ def _pause(world: World, node: Node, seconds: float) -> None:
         agent.freeze()
     for worker in _workers(world, node):
         world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
-        world.training.stand_still(worker)
+        world.training.pause(worker)
     world.look_at(node)
     world.schedule.after(seconds, wake, world, node)
 

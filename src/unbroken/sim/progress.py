@@ -38,7 +38,7 @@ class Progress:
         self._stream.write(f"{CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
         self._stream.flush()
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line that stays."""
         self._stream.write(f"{CLEAR_LINE}{text}\n" if self._is_terminal else f"{text}\n")
         self._stream.flush()

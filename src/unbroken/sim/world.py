@@ -16,7 +16,7 @@ from unbroken.core.job.recovery import signals
 from unbroken.core.job.watch.examination import REPEAT_FACTOR, REPEATS_MAX
 from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS
 from unbroken.core.job.watch.standing import ACTIVE_SECONDS, SLOW_SECONDS
-from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
+from unbroken.sim.actors.agents import Agent, AgentResources, Leasing
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
 from unbroken.sim.actors.imports import Imports, Learner
@@ -117,10 +117,10 @@ class World:
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
-    def _surroundings(self, parts: Parts, quality: Quality) -> Surroundings:
+    def _surroundings(self, parts: Parts, quality: Quality) -> AgentResources:
         """Make what all simulated agents share."""
         shape = self.scenario
-        return Surroundings(
+        return AgentResources(
             schedule=self.schedule,
             training=self.training,
             quality=quality,

@@ -72,7 +72,7 @@ class Channel:
         self._client_id = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._answers: dict[str, collections.deque[_Answer]] = {}
-        self._heard: dict[str, Heard] = {}
+        self._handlers: dict[str, Heard] = {}
         self._ended: Callable[[], None] | None = None
         self.is_open = True
 
@@ -85,13 +85,13 @@ class Channel:
         """Report which worker this is, and whether it leaves its training on request."""
         self.send({"type": INIT, "restartable": restartable, "attempt": attempt_now()})
 
-    def listen(self, heard: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
+    def listen(self, handlers: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
         """Set the handlers of messages, by type, and the handler of the agent's end.
 
         They are called by the thread that reads, so none may wait in there.
         """
         with self._lock:
-            self._heard, self._ended = dict(heard), ended
+            self._handlers, self._ended = dict(handlers), ended
         if not self.is_open and ended is not None:
             ended()
 
@@ -99,7 +99,7 @@ class Channel:
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> bool:
         """Send a message; return False if there is no agent any more."""
         with self._lock:
-            return self._say(message, fds)
+            return self._send(message, fds)
 
     def request(
         self,
@@ -126,7 +126,7 @@ class Channel:
     def _ask(self, message: Mapping[str, Any], kind: str, fds: Sequence[int]) -> _Answer:
         answer = _Answer()
         with self._lock:
-            if self._say(message, fds):
+            if self._send(message, fds):
                 self._answers.setdefault(kind, collections.deque()).append(answer)
             else:
                 answer.is_there.set()
@@ -142,7 +142,7 @@ class Channel:
                 _close(answer.fds)
             return answer.message
 
-    def _say(self, message: Mapping[str, Any], fds: Sequence[int]) -> bool:
+    def _send(self, message: Mapping[str, Any], fds: Sequence[int]) -> bool:
         if not self.is_open:
             return False
         who = {"local_rank": int(os.environ.get("LOCAL_RANK") or 0), "client_id": self._client_id}
@@ -197,10 +197,10 @@ class Channel:
                     answer.message, answer.fds = message, fds
                     answer.is_there.set()
                     return
-            heard = None if waiting else self._heard.get(kind)
+            handlers = None if waiting else self._handlers.get(kind)
         _close(fds)
-        if heard is not None:
-            heard(message)
+        if handlers is not None:
+            handlers(message)
 
     def _end(self) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from unbroken.local.node.pods.container_start import refuse_unsupported
 from unbroken.local.node.pods.environment import (
     NO_IMAGE,
     ConfigProblem,
-    Surroundings,
+    EnvironmentSources,
     command_line,
     environment,
     expand,
@@ -43,7 +43,7 @@ SECRET = {"data": {"key": base64.b64encode(b"hidden").decode(), "bad": "gA=="}}
 CONFIG = {"data": {"key": "shown", "no variable!": "x"}, "binaryData": {"bin": "AAE="}}
 
 
-def around(**fields: Any) -> Surroundings:
+def around(**fields: Any) -> EnvironmentSources:
     """What a pod of these tests has around it."""
     given = {
         "pod": pod(nodeName="n1"),
@@ -55,7 +55,7 @@ def around(**fields: Any) -> Surroundings:
         "secrets": {"s": SECRET, "gone": None},
         "base": {"PATH": "/bin"},
     }
-    return Surroundings(**{**given, **fields})
+    return EnvironmentSources(**{**given, **fields})
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,9 @@ class Examination:
     def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
         """Return the evidence so far, with what the ranks have reported about themselves."""
         told = {one.rank: one for one in watch}
-        return tuple(self._told(subject, told) for subject in self._subjects)
+        return tuple(self._evidence_of(subject, told) for subject in self._subjects)
 
-    def _told(self, subject: Subject, told: Mapping[int, RankWatch]) -> RankEvidence:
+    def _evidence_of(self, subject: Subject, told: Mapping[int, RankWatch]) -> RankEvidence:
         at, line = self._last_output(subject.worker.pid)
         found = replace(subject.evidence(), last_output_at=at, last_line=line)
         watch = told.get(found.rank)

@@ -38,15 +38,15 @@ class LogWatch:
         attempt: int,
         rules: LogRules,
         clock: Callable[[], float],
-        tell: Callable[[RulesRead], None],
+        send: Callable[[RulesRead], None],
     ) -> None:
         self._attempt = attempt
         self._rules = rules
         self._clock = clock
-        self._tell = tell
-        self._told = (-1, -1)
+        self._send = send
+        self._reported = (-1, -1)
         """Hits and turns of the rules at the last report."""
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     @classmethod
     def make(
@@ -54,7 +54,7 @@ class LogWatch:
         command: StartCommand,
         nproc: int,
         clock: Callable[[], float],
-        tell: Callable[[RulesRead], None],
+        send: Callable[[RulesRead], None],
     ) -> LogWatch:
         """Make the watch for a start; rules that cannot be used are named in the log, and the
         others run."""
@@ -64,7 +64,7 @@ class LogWatch:
             log.warning("problem in a log rule", attempt=command.attempt, problem=text)
         first = command.rank * nproc
         ranks = range(first, first + nproc)
-        return cls(command.attempt, LogRules(rules, ranks, command.nnodes), clock, tell)
+        return cls(command.attempt, LogRules(rules, ranks, command.nnodes), clock, send)
 
     def reader(self, rank: int, stream: str) -> Callable[[bytes, bool], None]:
         """Return a function that takes the data of a stream; empty data: it has ended."""
@@ -92,7 +92,7 @@ class LogWatch:
     def deadline(self) -> float | None:
         """Return when to `tick`; None: never, in the present state."""
         rules = self._rules
-        news = self._told_at + NEWS_SECONDS if rules.hits != self._told[0] else None
+        news = self._reported_at + NEWS_SECONDS if rules.hits != self._reported[0] else None
         due = rules.deadline()
         return min(due, news) if due is not None and news is not None else due or news
 
@@ -104,10 +104,10 @@ class LogWatch:
         rules, now = self._rules, self._clock()
         effects = rules.step(event, now)
         told = (rules.hits, rules.turns)
-        is_due = isinstance(event, Paused) or now >= self._told_at + NEWS_SECONDS
-        if effects or told[1] != self._told[1] or (is_due and told != self._told):
-            self._told, self._told_at = told, now
-            self._tell(RulesRead(self._attempt, rules.views(), _violations(effects)))
+        is_due = isinstance(event, Paused) or now >= self._reported_at + NEWS_SECONDS
+        if effects or told[1] != self._reported[1] or (is_due and told != self._reported):
+            self._reported, self._reported_at = told, now
+            self._send(RulesRead(self._attempt, rules.views(), _violations(effects)))
 
 
 def _violations(effects: Iterable[object]) -> tuple[RuleViolated, ...]:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unbroken.core.diagnosis.doings import Kind, awaits_peers, doing, is_backward
+from unbroken.core.diagnosis.rank_activity import Kind, activity_of, awaits_peers, is_backward
 from unbroken.errors import WorldError
 from unbroken.wire.agent import WorkerReport
 from unbroken.wire.observation import RankEvidence
@@ -81,5 +81,5 @@ async def _look(rank: RankEvidence) -> bool | None:
     seen = RankEvidence(
         rank.rank, rank.pid, "S", cpu_share=share if is_open else None, threads=threads
     )
-    what = doing(seen)
+    what = activity_of(seen)
     return None if what.kind is Kind.UNKNOWN else awaits_peers(seen, what)

@@ -46,19 +46,19 @@ class Watch:
         attempt: int,
         watchdog: Watchdog,
         clock: Callable[[], float],
-        tell: Callable[[WatchRead], None],
+        send: Callable[[WatchRead], None],
     ) -> None:
         self._attempt = attempt
         self._watchdog = watchdog
         self._clock = clock
-        self._tell = tell
+        self._send = send
         self._loop = asyncio.get_running_loop()
         self._watched: dict[int, Watched] = {}
         self._alarm = Alarm(clock, lambda: self._take(Tick()))
         self._news: asyncio.Handle | None = None
-        self._told = (-1, -1)
+        self._reported = (-1, -1)
         """Hits and turns of the watchdog at the last report."""
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     @classmethod
     def make(
@@ -66,7 +66,7 @@ class Watch:
         command: StartCommand,
         nproc: int,
         clock: Callable[[], float],
-        tell: Callable[[WatchRead], None],
+        send: Callable[[WatchRead], None],
         before: Watch | None = None,
     ) -> Watch:
         """Make the watch for a start; what an earlier attempt's watch has learned about its ranks
@@ -76,7 +76,7 @@ class Watch:
         watchdog = Watchdog(
             range(first, first + nproc), from_command(command.detectors), taught=taught
         )
-        return cls(command.attempt, watchdog, clock, tell)
+        return cls(command.attempt, watchdog, clock, send)
 
     def begin(self, workers: Mapping[int, Watched]) -> None:
         """Note the running workers, by rank."""
@@ -157,16 +157,16 @@ class Watch:
         self._news = None
         watchdog, now = self._watchdog, self._clock()
         told = (watchdog.hits, watchdog.turns)
-        is_due = not self._watched or now >= self._told_at + NEWS_SECONDS
-        if told[1] != self._told[1] or (is_due and told != self._told):
-            self._told, self._told_at = told, now
-            self._tell(WatchRead(self._attempt, watchdog.views()))
+        is_due = not self._watched or now >= self._reported_at + NEWS_SECONDS
+        if told[1] != self._reported[1] or (is_due and told != self._reported):
+            self._reported, self._reported_at = told, now
+            self._send(WatchRead(self._attempt, watchdog.views()))
         self._arm()
 
     def _arm(self) -> None:
         due = self._watchdog.deadline()
-        if self._watchdog.hits != self._told[0]:
-            news = self._told_at + NEWS_SECONDS
+        if self._watchdog.hits != self._reported[0]:
+            news = self._reported_at + NEWS_SECONDS
             due = news if due is None else min(due, news)
         self._alarm.set(due if self._watched else None)
 

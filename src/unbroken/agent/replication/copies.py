@@ -83,9 +83,9 @@ def _fault(fd: int, header: Header) -> str:
 class Incoming:
     """A copy that is being received."""
 
-    def __init__(self, copies: Copies, subject: Subject, file: File, is_told: bool) -> None:
+    def __init__(self, copies: Copies, subject: Subject, file: File, is_named: bool) -> None:
         self._copies, self.subject, self._file = copies, subject, file
-        self.is_told = is_told
+        self.is_named = is_named
         """The sender has named the other copies that it needs."""
         self._received = 0
         self.is_over = False
@@ -185,7 +185,7 @@ class Copies:
         self._incoming.pop(key, None)
         kept = self._kept.setdefault(key, {})
         kept[point] = file
-        if not incoming.is_told:
+        if not incoming.is_named:
             in_attempt = sorted(one for one in kept if one[0] == point[0])
             useless = set(in_attempt[:-KEPT])
             if len(in_attempt) >= KEPT:
@@ -193,7 +193,7 @@ class Copies:
             for one in useless:
                 self._memory.give_back(kept.pop(one))
         log.debug("copy stored", snapshot=key[0], rank=key[1], attempt=point[0], step=point[1])
-        self._tell()
+        self._report_kept()
 
     def drop(self, incoming: Incoming, file: File) -> None:
         """Drop the copy: it will not be whole."""
@@ -204,7 +204,7 @@ class Copies:
             self._memory.give_back(file)
         if not self._kept.get(key, True):
             del self._kept[key]
-            self._tell()
+            self._report_kept()
 
     def sizes(self, key: Key) -> dict[Point, int]:
         """Return the sizes of the copies of a rank."""
@@ -239,9 +239,9 @@ class Copies:
                 self._memory.give_back(kept.pop(point))
             if not kept:
                 del self._kept[key]
-        self._tell()
+        self._report_kept()
 
-    def _tell(self) -> None:
+    def _report_kept(self) -> None:
         self.on_change([rank for _, rank in self._kept])
 
     def close(self) -> None:

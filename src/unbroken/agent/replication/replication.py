@@ -118,7 +118,7 @@ class Replication:
             raise Refused(421, f"this is node rank {command.rank}, not 0")
         if command is None or command.attempt != attempt:
             raise Refused(409, f"attempt {attempt} does not run here")
-        return await self._agreements.hear(name, node, told)
+        return await self._agreements.arrive(name, node, told)
 
     def node(self) -> int | None:
         """Return this agent's node rank."""
@@ -180,7 +180,7 @@ class Replication:
         decision = None
         while decision is None:
             try:
-                decision = await self._heard(name, arrival, command)
+                decision = await self._arrival(name, arrival, command)
             except StrangerError as error:
                 self._complain(str(error))
                 self._agreements, self._is_alone = Agreements(1), True
@@ -194,9 +194,11 @@ class Replication:
             self._enqueue(item)
         self._go_on(name)
 
-    async def _heard(self, name: str, arrival: Arrival, command: StartCommand) -> NextRound | None:
+    async def _arrival(
+        self, name: str, arrival: Arrival, command: StartCommand
+    ) -> NextRound | None:
         if command.rank == 0 or self._is_alone:
-            return await self._agreements.hear(name, command.rank, arrival)
+            return await self._agreements.arrive(name, command.rank, arrival)
         return await ask(command, self._key, name, arrival)
 
     def _let_go(self, name: str, attempt: int, *, is_agreed: bool) -> None:

@@ -47,7 +47,7 @@ class Agreements:
         self._rows: dict[str, _Row] = {}
         self._timers: list[asyncio.TimerHandle] = []
 
-    async def hear(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
+    async def arrive(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
         """Return the decision; None: none yet. Raises Refused."""
         row = self._rows.get(name) or self._begin(name)
         decision = row.agreement.arrive(node, arrival)

@@ -15,7 +15,7 @@ from unbroken.agent.snapshots.messages import SnapshotMessages
 from unbroken.core.agent.machine import (
     AgentEvent,
     Arrived,
-    CheckpointsTold,
+    CheckpointsReported,
     Disconnected,
     FaultReported,
     Passed,
@@ -46,7 +46,7 @@ Handler = Callable[[Connection, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
-class _Told:
+class _WorkerReports:
     """Reports of one worker about itself."""
 
     data: str | None = None
@@ -69,7 +69,7 @@ class Conversation:
     rank_labels: dict[str, str] = field(default_factory=dict)
     asked_mode: str = ""
     handlers: dict[str, Handler] = field(default_factory=dict)
-    _told: dict[int, _Told] = field(default_factory=dict)
+    _reports: dict[int, _WorkerReports] = field(default_factory=dict)
     _steps: CheckpointSteps = field(default_factory=CheckpointSteps)
     _prefixes: dict[tuple[Connection, str], str] = field(default_factory=dict)
     """Prefixes of checkpoints, by client."""
@@ -105,7 +105,7 @@ class Conversation:
         self._command, self.asked_mode = command, ""
         self.snapshots.begin(command)
         self._steps.choose(command.progress)
-        self._tell_progress()
+        self._report_progress()
 
     def update(self, command: StartCommand) -> None:
         """Send new addresses to the workers, if the agent is for in-process restart."""
@@ -122,7 +122,7 @@ class Conversation:
     def release(self, local_ranks: Sequence[int], command: StartCommand) -> None:
         """Release workers at the barrier."""
         for local_rank in local_ranks:
-            self._told.pop(local_rank, None)
+            self._reports.pop(local_rank, None)
             self._send([local_rank], self._start_message(ipc.JOB_START, command, local_rank))
 
     def worker_data(self) -> list[dict[str, Any]]:
@@ -136,11 +136,11 @@ class Conversation:
                 "failed": told.has_failed,
                 "data": told.data,
             }
-            for local_rank, told in sorted(self._told.items())
+            for local_rank, told in sorted(self._reports.items())
             if told.data is not None
         ]
 
-    def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
+    def received(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Take a worker's message; one that lacks a field is dropped, as by the stock agent."""
         kind, client = message.get("type"), message.get("client_id")
         if "local_rank" not in message or not isinstance(client, str) or len(client) > TEXT_MAX:
@@ -154,7 +154,7 @@ class Conversation:
         for client in connection.clients:
             self._prefixes.pop((connection, client), None)
         if any(connection.clients.values()):
-            self.feed(Disconnected(*_who(connection)))
+            self.feed(Disconnected(*_sender(connection)))
 
     def _send(self, local_ranks: Iterable[int], message: Mapping[str, Any]) -> None:
         """Send to every restartable client of these workers."""
@@ -187,33 +187,33 @@ class Conversation:
             return
         connection.clients[client] = is_restartable
         if is_restartable:
-            self.feed(Registered(*_who(connection), _attempt(message)))
+            self.feed(Registered(*_sender(connection), _attempt(message)))
         elif was_restartable:
-            self.feed(Disconnected(*_who(connection)))
+            self.feed(Disconnected(*_sender(connection)))
 
     def _at_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        self.feed(Arrived(*_who(connection), _attempt(message)))
+        self.feed(Arrived(*_sender(connection), _attempt(message)))
 
     def _past_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        self._told.pop(connection.speaker.local_rank, None)
-        self.feed(Passed(*_who(connection), _attempt(message)))
+        self._reports.pop(connection.speaker.local_rank, None)
+        self.feed(Passed(*_sender(connection), _attempt(message)))
 
     def _job_fault(self, connection: Connection, message: Mapping[str, Any]) -> None:
         mode = _text(message.get("restart_mode")).lower()
         if mode in MODES and self.asked_mode != MODES[-1]:
             self.asked_mode = mode
-        self._told.setdefault(connection.speaker.local_rank, _Told()).has_failed = True
+        self._reports.setdefault(connection.speaker.local_rank, _WorkerReports()).has_failed = True
         reason, text = _text(message.get("reason")), message.get("message")
         # The end of a traceback names the error.
         text = text[-TEXT_MAX:] if isinstance(text, str) else ""
-        self.feed(FaultReported(*_who(connection), mode, reason, text))
+        self.feed(FaultReported(*_sender(connection), mode, reason, text))
 
     def _job_data(self, connection: Connection, message: Mapping[str, Any]) -> None:
         data, local_rank = message.get("data"), connection.speaker.local_rank
         if not isinstance(data, str) or len(data) > DATA_CHARACTERS_MAX:
             log.warning("data of a worker refused: not text, or too long", local_rank=local_rank)
             return
-        self._told.setdefault(local_rank, _Told()).data = data
+        self._reports.setdefault(local_rank, _WorkerReports()).data = data
 
     def _rank_labels(self, connection: Connection, message: Mapping[str, Any]) -> None:
         labels = message.get("labels")
@@ -236,7 +236,7 @@ class Conversation:
         self._prefixes[connection, client] = prefix
         counts = {name: n if type(n) is int else None for name, n in list(kinds.items())[:8]}
         self._steps.begin(prefix, counts)
-        self._tell_progress()
+        self._report_progress()
 
     def _checkpoint_update(self, connection: Connection, message: Mapping[str, Any]) -> None:
         prefix = self._prefixes.get((connection, message["client_id"]))
@@ -244,8 +244,8 @@ class Conversation:
         if prefix is None or type(step) is not int or not isinstance(kind, str):
             return
         if isinstance(path, str) and len(path) <= TEXT_MAX:
-            self._steps.tell(prefix, kind, step, path, connection.speaker.local_rank)
-            self._tell_progress()
+            self._steps.report(prefix, kind, step, path, connection.speaker.local_rank)
+            self._report_progress()
 
     def _checkpoint_get(self, connection: Connection, message: Mapping[str, Any]) -> None:
         client = message["client_id"]
@@ -253,11 +253,11 @@ class Conversation:
         path = None if prefix is None else self._steps.path(prefix)
         connection.send({"type": ipc.CHECKPOINT_GET, "client_id": client, "path": path})
 
-    def _tell_progress(self) -> None:
-        self.feed(CheckpointsTold(self._steps.progress()))
+    def _report_progress(self) -> None:
+        self.feed(CheckpointsReported(self._steps.progress()))
 
 
-def _who(connection: Connection) -> tuple[int, int]:
+def _sender(connection: Connection) -> tuple[int, int]:
     return connection.speaker.local_rank, connection.speaker.pid
 
 

@@ -100,10 +100,10 @@ class Connection:
             self.unsent.popleft()
 
 
-class Hearer(Protocol):
+class Receiver(Protocol):
     """The receiver of messages."""
 
-    def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
+    def received(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Take a worker's message."""
 
     def lost(self, connection: Connection) -> None:
@@ -113,10 +113,10 @@ class Hearer(Protocol):
 class WorkerSocket:
     """Listens from `start` to `close`."""
 
-    def __init__(self, workers: Callable[[], Mapping[int, int]], hearer: Hearer) -> None:
+    def __init__(self, workers: Callable[[], Mapping[int, int]], receiver: Receiver) -> None:
         self._workers = workers
         """Local ranks of the living workers, by pid."""
-        self._hearer = hearer
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._lock = -1
@@ -207,7 +207,7 @@ class WorkerSocket:
             self._close(connection, str(error))
             return
         for message in messages:
-            self._hearer.heard(connection, message)
+            self._receiver.received(connection, message)
 
     def _close(self, connection: Connection, reason: str) -> None:
         if connection not in self.connections:
@@ -222,7 +222,7 @@ class WorkerSocket:
         for item in connection.unsent:
             _close_all(item.fds)
         connection.unsent.clear()
-        self._hearer.lost(connection)
+        self._receiver.lost(connection)
 
 
 def ancestor(pid: int, workers: Mapping[int, int]) -> int | None:

@@ -38,7 +38,7 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def tell_lease(descriptor: int, until: float | None) -> None:
+def send_lease(descriptor: int, until: float | None) -> None:
     """Send the keeper the end of the lease, by `boot_seconds`; None: there is none. Raises
     OSError."""
     os.write(descriptor, _LEASE.pack(_NONE if until is None else until))
@@ -48,7 +48,7 @@ def keep(run_agent: Callable[[int, int], int], signals: Collection[int]) -> int:
     """Run the agent in a child; return the exit code to end with.
 
     `run_agent` gets a descriptor that is readable once the keeper has ended, and one for
-    `tell_lease`.
+    `send_lease`.
     """
     lineage.adopt_orphans()
     keeper = os.pidfd_open(os.getpid())

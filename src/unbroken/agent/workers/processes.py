@@ -138,7 +138,7 @@ class Processes:
 
     def import_beforehand(self, names: Sequence[str]) -> None:
         """Take the names of modules that workers of other agents import."""
-        self._warm_starts().heard(self._nobodys_program(), names)
+        self._warm_starts().peer_imports(self._nobodys_program(), names)
 
     def close(self) -> None:
         """Write out pending output."""
@@ -227,7 +227,7 @@ class Processes:
     def _watched(self, event: WatchRead) -> None:
         self._feed(event)
         if self._warm is not None and any(view.step is not None for view in event.views):
-            self._warm.step_told()
+            self._warm.step_reported()
 
     def _watch_rules(self, command: StartCommand) -> None:
         """Notify the rules that workers run. They are loaded while those start."""
@@ -237,12 +237,12 @@ class Processes:
                 from unbroken.agent.evidence.log_watch import LogWatch
 
                 nproc = self._options.nproc
-                self._rules = LogWatch.make(command, nproc, self._clock, self._tell)
+                self._rules = LogWatch.make(command, nproc, self._clock, self._feed_from_thread)
             self._output.watch(self._rules)
         if self._rules is not None:
             self._output.call(self._rules.start)
 
-    def _tell(self, event: AgentEvent) -> None:
+    def _feed_from_thread(self, event: AgentEvent) -> None:
         """Feed an event from another thread."""
         _call_soon(self._loop, lambda: self._feed(event))
 
@@ -410,7 +410,7 @@ class Processes:
         hidden = kept_only(self._options, program.local_rank)
 
         def first() -> None:
-            self._tell(FirstOutput(attempt, program.local_rank))
+            self._feed_from_thread(FirstOutput(attempt, program.local_rank))
 
         streams = []
         for number, (name, source) in enumerate(

@@ -70,13 +70,13 @@ class WarmStarts:
         self._learners_max = 2 * options.nproc
         self._lease = lease
         self._clock = clock
-        self._turned_cold, self._tell_parked = turned_cold, parked
+        self._turned_cold, self._report_parked = turned_cold, parked
         self._imports_changed = imports_changed
         self.doomed: set[int] = set()
         """Children that are not reaped, and were killed as leftovers of a worker."""
         self._learnt: list[int] = []
         """Descriptors of files with the names of modules, of the newest workers."""
-        self._heard: dict[str, None] = {}
+        self._old_imports: dict[str, None] = {}
         """Modules that older workers have imported."""
         self._modules: dict[str, None] = {}
         """Modules that the template was ordered to import."""
@@ -94,7 +94,7 @@ class WarmStarts:
         self._loop = asyncio.get_running_loop()
         self._refusal = ""
         self._is_first = True
-        self._imports_told: int | None = 0
+        self._imports_count: int | None = 0
 
     def pids(self) -> Collection[int]:
         """Return the processes that descend from no worker."""
@@ -114,12 +114,12 @@ class WarmStarts:
             return None
         return () if self._template is None else self._fit
 
-    def heard(self, program: Program, names: Sequence[str]) -> None:
+    def peer_imports(self, program: Program, names: Sequence[str]) -> None:
         """Take the names of modules that workers of other agents import; `program` is used before
         any start."""
         self._program = self._program or program
-        if len(self._heard) < IMPORTS_MAX:
-            self._heard.update(dict.fromkeys(names))
+        if len(self._old_imports) < IMPORTS_MAX:
+            self._old_imports.update(dict.fromkeys(names))
         self._feed(core.Named(bool(self._news())))
 
     def prepare(self, programs: Sequence[Program]) -> None:
@@ -169,12 +169,12 @@ class WarmStarts:
                 one.pair.close()
                 self._feed(core.ParkedEnded())
                 continue
-            self._loop.add_reader(one.pair, self._hear, one)
+            self._loop.add_reader(one.pair, self._read_start, one)
             return one.pid
         self._refusal = "nobody is parked any more"
         return None
 
-    def _hear(self, one: _Parked) -> None:
+    def _read_start(self, one: _Parked) -> None:
         """Read from a worker that has its order: it sends that it cannot be warm, or nothing."""
         with contextlib.suppress(OSError):
             data = one.pair.recv(MESSAGE_BYTES_MAX)
@@ -197,7 +197,7 @@ class WarmStarts:
         self._learnt.append(kept)
         if len(self._learnt) > self._learners_max:
             oldest = self._learnt.pop(0)
-            self._heard.update(dict.fromkeys(_learnt([oldest])))
+            self._old_imports.update(dict.fromkeys(_learnt([oldest])))
             os.close(oldest)
         return replace(
             program,
@@ -213,9 +213,9 @@ class WarmStarts:
         self._is_first = False
         self._feed(core.Began(warm=sum(starts)))
 
-    def step_told(self) -> None:
+    def step_reported(self) -> None:
         """Note that a worker has reported a step."""
-        self._feed(core.StepTold())
+        self._feed(core.StepReported())
 
     def stop_began(self) -> None:
         """Note that the workers are being ended."""
@@ -246,8 +246,8 @@ class WarmStarts:
     def _restate(self) -> None:
         known = self.imports()
         count = None if known is None else len(known)
-        if count != self._imports_told:
-            self._imports_told = count
+        if count != self._imports_count:
+            self._imports_count = count
             self._loop.call_soon(self._imports_changed)
 
     def _act(self, effects: Sequence[core.WarmEffect]) -> None:
@@ -283,7 +283,7 @@ class WarmStarts:
         """Return modules that workers have imported and the template was not sent."""
         if self._preload:
             return []
-        heard = self._heard | dict.fromkeys(_learnt(self._learnt))
+        heard = self._old_imports | dict.fromkeys(_learnt(self._learnt))
         return [name for name in heard if name not in self._modules and name not in self._unfit]
 
     def _teach(self) -> None:
@@ -366,7 +366,7 @@ class WarmStarts:
             memory = procfs.memory_bytes(pid) if log.is_on(logging.INFO) else None
             own, shared = (None, None) if memory is None else (n >> 20 for n in memory)
             log.info("workers are parked", count=len(self._parked), own_mib=own, shared_mib=shared)
-        self._tell_parked()
+        self._report_parked()
 
     def _failed(self, reason: str) -> None:
         if self._template is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from unbroken.cli.show import FIELD, Paper
-from unbroken.core.diagnosis.doings import is_library
+from unbroken.core.diagnosis.rank_activity import is_library
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
 from unbroken.core.job.recovery.signals import LAST_OUTPUT
@@ -44,7 +44,7 @@ def story(
     sure = f", {incident.confidence}" if incident.confidence else ""
     colour = COLOURS.get(incident.confidence, "red")
     yield from field("culprit", culprit_text(culprit) + sure, colour)
-    what = said_once(culprit.text, incident.blame)
+    what = without_blame(culprit.text, incident.blame)
     if incident.blame and incident.blame != f"rank {culprit.rank} {culprit.text}":
         yield from field("because", incident.blame)
     if what:
@@ -62,7 +62,7 @@ def story(
         yield from field("outcome", incident.outcome)
 
 
-def said_once(text: str, blame: str) -> str:
+def without_blame(text: str, blame: str) -> str:
     """The text without the blame at its beginning."""
     return text.removeprefix(blame).lstrip("; ") if blame else text
 

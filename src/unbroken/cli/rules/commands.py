@@ -15,7 +15,7 @@ from unbroken.cli.app import App
 from unbroken.cli.documents import read_documents
 from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note, print_json
-from unbroken.core.logs.rule_sets import RuleSet, rule_sets, the_one
+from unbroken.core.logs.rule_sets import RuleSet, only_set, rule_sets
 from unbroken.errors import SpecError, UnbrokenError
 
 FOUND, WRONG = 1, 2
@@ -107,7 +107,7 @@ def replay(
             raise SpecError("--pace and --seconds-per-line exclude each other")
         slow = 1 / pace if pace else seconds_per_line
         options = Options(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
-        rule_set = the_one(read(job), job)
+        rule_set = only_set(read(job), job)
         rules = rule_set.compiled()
         if not rules:
             raise SpecError(f"{job} has no log rules")
@@ -154,7 +154,7 @@ def check(
         found = [one for rule_set in sets for one in check_rules(rule_set)]
         if logs:
             options = Options(_ranks(rank), nproc, time_format)
-            found += check_logs(the_one(sets, job), logs, options)
+            found += check_logs(only_set(sets, job), logs, options)
         if output is Output.JSON:
             print_json({"findings": [finding_view(one) for one in found]})
         else:

@@ -12,7 +12,7 @@ from unbroken.core.logs.origins import FileOrigin, origin_of
 from unbroken.core.logs.recorded import Line, Reading, Recorded, require_times, world_of
 from unbroken.core.logs.replay import Replay
 from unbroken.core.logs.rule_config import CompiledRule, read_rules
-from unbroken.core.logs.rule_evidence import check_heard, check_sample
+from unbroken.core.logs.rule_evidence import check_limits, check_sample
 from unbroken.core.logs.rule_lint import LintFinding
 from unbroken.core.logs.rule_sets import RuleSet
 from unbroken.errors import SpecError
@@ -114,7 +114,7 @@ def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Lin
         for attempt in attempts:
             for heard, view in attempt.replay.views():
                 if heard.name == rule.spec.name:
-                    found += check_heard(rule, path, heard, view, attempt.start_at)
+                    found += check_limits(rule, path, heard, view, attempt.start_at)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from unbroken.cli.show import print_table
 from unbroken.core.logs.recorded import LinePlace
-from unbroken.core.logs.replay import Found, Heard
+from unbroken.core.logs.replay import Found, RuleMatches
 from unbroken.core.logs.rule_config import CompiledRule
 from unbroken.core.logs.rule_events import RuleViolated
 from unbroken.core.logs.rule_lint import LintFinding, Severity
@@ -59,7 +59,7 @@ def _fired(found: Found, start: float) -> Object:
     return {**_violation(what, start), **more, "overAt": found.over_at}
 
 
-def _rule(heard: Heard, view: RuleView, start: float) -> Object:
+def _rule(heard: RuleMatches, view: RuleView, start: float) -> Object:
     return {
         "rule": heard.name,
         "node": heard.node,

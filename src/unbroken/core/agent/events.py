@@ -195,7 +195,7 @@ class FaultReported:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsTold:
+class CheckpointsReported:
     """Checkpoints that are complete on this node, in the form of `/status`."""
 
     progress: Mapping[str, Any]
@@ -235,7 +235,9 @@ RunEvent = ProcessEvent | RulesRead | WatchRead
 """Events of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported
 """Events of a process that may be kept over attempts."""
-OtherEvent = Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsTold | Tick
+OtherEvent = (
+    Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsReported | Tick
+)
 LeaseEvent = Renewed | Vouched
 AgentEvent = RunEvent | MemberEvent | LeaseEvent | OtherEvent
 

@@ -34,7 +34,7 @@ from .events import (
     AgentEffect,
     AgentEvent,
     Arrived,
-    CheckpointsTold,
+    CheckpointsReported,
     Commanded,
     Disconnected,
     Exit,
@@ -74,12 +74,12 @@ from .members import Members, WorkerProcess
 from .run import Run, message, refusal_of
 
 __all__ = [
-    "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsTold", "Commanded",
-    "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll", "NothingLives",
-    "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish", "Recall",
-    "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers", "Spawn",
-    "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched", "WatchRead",
-    "WorkerEnded", "Workers",
+    "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsReported",
+    "Commanded", "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll",
+    "NothingLives", "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish",
+    "Recall", "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers",
+    "Spawn", "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched",
+    "WatchRead", "WorkerEnded", "Workers",
 ]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
@@ -194,7 +194,7 @@ class Workers:
             case PortFound(port):
                 self._port = port
                 return []
-            case CheckpointsTold(progress):
+            case CheckpointsReported(progress):
                 self._progress = progress
                 return []
             case Tick():

@@ -29,7 +29,9 @@ class Vouching:
         self._all_at = -math.inf
         self._answer: PeerAnswer | None = None
 
-    def hear(self, question: PeerQuestion, *, vouches: bool, now: float) -> PeerAnswer | None:
+    def answer_child(
+        self, question: PeerQuestion, *, vouches: bool, now: float
+    ) -> PeerAnswer | None:
         """Return the answer to a child; None: it is of another attempt, or no child. `vouches`:
         whether this agent itself runs the attempt."""
         if question.attempt != self.attempt or question.rank not in self._below:

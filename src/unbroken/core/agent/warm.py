@@ -52,7 +52,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTold:
+class StepReported:
     """A worker of the attempt has reported a step."""
 
 
@@ -100,7 +100,7 @@ class Checked:
 
 
 WarmEvent = (
-    Named | Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
+    Named | Began | StepReported | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
     | ParkedEnded | Checked | Tick
 )  # fmt: skip
 
@@ -231,7 +231,7 @@ class Warm:
                 return self._named(is_news, now)
             case Began(warm=warm):
                 return self._began(warm, now)
-            case StepTold():
+            case StepReported():
                 return self._settle(now)
             case Tick():
                 return self._due(now)
@@ -242,7 +242,7 @@ class Warm:
                 self._quiet_at = self._look_at = self._park_at = self._retry_at = None
                 return [*self._resume(), *self.ask(0, now)]
             case TemplateReady() | TemplateFailed() | Checked():
-                return self._told(event, now)
+                return self._template_reported(event, now)
             case Parked():
                 self._parked += 1
                 self._asked_for = max(0, self._asked_for - 1)
@@ -342,7 +342,7 @@ class Warm:
         self._asked_for += missing
         return [Park(missing)]
 
-    def _told(
+    def _template_reported(
         self, event: TemplateReady | TemplateFailed | Checked, now: float
     ) -> list[WarmEffect]:
         match event:

@@ -79,7 +79,7 @@ def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> Non
     for place in unchecked:
         if place.now.asked != name:
             draft.put_place(place, replace(place.now, asked=name))
-            _tell(draft, place, f"is checked before it takes pods: {kinds}")
+            _record(draft, place, f"is checked before it takes pods: {kinds}")
 
 
 def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
@@ -102,7 +102,7 @@ def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
         draft.do(_returned(node, None))
         text, level = f"could not be checked: {check.message}", Level.WARN
     if is_news:
-        _tell(draft, place, text, level)
+        _record(draft, place, text, level)
 
 
 def _returned(node: ClusterNode, deep_check: str | None) -> LabelNode:
@@ -113,10 +113,10 @@ def _returned(node: ClusterNode, deep_check: str | None) -> LabelNode:
     return LabelNode(node.name, labels, untaint=True)
 
 
-def _tell(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INFO) -> None:
+def _record(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INFO) -> None:
     name, group = instance_id(place.now.machine), place.group.name
     metadata = {"NodeLogicalId": place.logical_id}
-    draft.say(
+    draft.record_event(
         Resource.INSTANCE,
         f"Instance {name} {text}",
         level,
@@ -155,7 +155,7 @@ def _run_request(draft: Draft, operation: OperationState) -> None:
         draft.do(CreateCheck(name, nodes, request.kinds, reason))
     if not is_open:
         put_operation(draft, replace(operation, status=OperationStatus.DONE))
-        _tell_result(draft, ended)
+        _record_result(draft, ended)
 
 
 def _asked_for(draft: Draft, request: CheckRequest) -> tuple[str, ...]:
@@ -169,10 +169,10 @@ def _asked_for(draft: Draft, request: CheckRequest) -> tuple[str, ...]:
     )
 
 
-def _tell_result(draft: Draft, checks: Iterable[CheckView]) -> None:
+def _record_result(draft: Draft, checks: Iterable[CheckView]) -> None:
     results = [f"{check.name} {check.phase.value}" for check in checks]
     faulty = sorted(instance_id(node) for check in checks for node in check.faulty)
     text = f"Deep health check has ended: {', '.join(results) or 'nothing to check'}"
     if faulty:
         text += f"; faulty: {', '.join(faulty)}"
-    draft.say(Resource.CLUSTER, text, Level.ERROR if faulty else Level.INFO)
+    draft.record_event(Resource.CLUSTER, text, Level.ERROR if faulty else Level.INFO)

@@ -218,7 +218,7 @@ class Draft:
         """Request a new decision at this time, if none comes earlier."""
         self.again_at = at if self.again_at is None else min(at, self.again_at)
 
-    def say(
+    def record_event(
         self,
         resource: Resource,
         text: str,

@@ -42,7 +42,7 @@ def open_scaling(draft: Draft) -> None:
             "TargetCount": detail.desired_target,
             "MinCount": detail.desired_minimum,
         }
-        draft.say(Resource.GROUP, text, group=detail.group, InstanceGroupScaling=metadata)
+        draft.record_event(Resource.GROUP, text, group=detail.group, InstanceGroupScaling=metadata)
 
 
 def _changed(draft: Draft, group: InstanceGroup) -> list[ScalingDetail]:
@@ -131,7 +131,7 @@ def update_software(draft: Draft) -> None:
         draft.do(ReplaceNode(name))
     if not pending and not down:
         names = ", ".join(update.groups)
-        draft.say(Resource.CLUSTER, f"Software of {names} is updated", Level.INFO)
+        draft.record_event(Resource.CLUSTER, f"Software of {names} is updated", Level.INFO)
         updated = tuple(sorted({*draft.state.updated, *update.groups}))
         draft.state = replace(draft.state, update=None, updated=updated)
         return

@@ -95,7 +95,7 @@ def instance_phase(
 def _delete(draft: Draft) -> None:
     if draft.phase is not ClusterPhase.DELETING:
         draft.phase, draft.message = ClusterPhase.DELETING, ""
-        draft.say(Resource.CLUSTER, f"Deleting cluster {draft.world.spec.name}")
+        draft.record_event(Resource.CLUSTER, f"Deleting cluster {draft.world.spec.name}")
     for machine in draft.world.machines:
         if not machine.is_deleting:
             draft.do(DeleteMachine(machine.name))
@@ -144,7 +144,7 @@ def _fill_place(
         )
     now = _instance(draft, group, logical_id, machine, was)
     draft.places.append(GroupPlace(group, logical_id, machine, was, now))
-    _tell_instance(draft, was, now, is_gone=machine is None)
+    _record_instance(draft, was, now, is_gone=machine is None)
     if now.phase is InstancePhase.FAILURE and draft.is_continuous and not now.has_run:
         _try_again(draft, now)
 
@@ -174,7 +174,7 @@ def _instance(
     )
 
 
-def _tell_instance(
+def _record_instance(
     draft: Draft, was: InstanceState | None, now: InstanceState, *, is_gone: bool
 ) -> None:
     name = instance_id(now.machine)
@@ -194,7 +194,9 @@ def _tell_instance(
     metadata = {"NodeLogicalId": now.logical_id}
     if now.phase is InstancePhase.FAILURE:
         metadata["FailureMessage"] = now.message
-    draft.say(Resource.INSTANCE, text, level, group=now.group, instance=name, Instance=metadata)
+    draft.record_event(
+        Resource.INSTANCE, text, level, group=now.group, instance=name, Instance=metadata
+    )
 
 
 def _try_again(draft: Draft, now: InstanceState) -> None:
@@ -250,7 +252,7 @@ def _judge_group(draft: Draft, group: InstanceGroup) -> None:
         now = replace(now, message=f"{instance_id(first.machine)}: {first.message}")
     now = _hold_minimum(draft, group, now)
     draft.put_group(now)
-    _tell_group(draft, was, now)
+    _record_group(draft, was, now)
 
 
 def _hold_minimum(draft: Draft, group: InstanceGroup, now: GroupState) -> GroupState:
@@ -268,7 +270,7 @@ def _hold_minimum(draft: Draft, group: InstanceGroup, now: GroupState) -> GroupS
     return replace(now, short_since=None, phase=GroupPhase.FAILED, message=text)
 
 
-def _tell_group(draft: Draft, was: GroupState, now: GroupState) -> None:
+def _record_group(draft: Draft, was: GroupState, now: GroupState) -> None:
     if was.phase is now.phase:
         return
     level = {GroupPhase.FAILED: Level.ERROR, GroupPhase.DEGRADED: Level.WARN}.get(
@@ -277,7 +279,7 @@ def _tell_group(draft: Draft, was: GroupState, now: GroupState) -> None:
     detail = f": {now.message}" if now.message else ""
     text = f"Instance group {now.name} is {now.phase.value}{detail}"
     metadata = {"FailureMessage": now.message} if now.message else {}
-    draft.say(Resource.GROUP, text, level, group=now.name, InstanceGroup=metadata)
+    draft.record_event(Resource.GROUP, text, level, group=now.name, InstanceGroup=metadata)
 
 
 def _forget_groups(draft: Draft) -> None:
@@ -291,7 +293,7 @@ def _forget_groups(draft: Draft) -> None:
             continue
         others = tuple(one for one in draft.state.groups if one.name != group.name)
         draft.state = replace(draft.state, groups=others)
-        draft.say(Resource.GROUP, f"Instance group {group.name} is gone", group=group.name)
+        draft.record_event(Resource.GROUP, f"Instance group {group.name} is gone", group=group.name)
 
 
 # --- the cluster
@@ -319,7 +321,7 @@ def _judge_cluster(draft: Draft) -> None:
         text = f"Cluster {draft.world.spec.name} is {draft.phase.value}{detail}"
         metadata = {"FailureMessage": draft.message} if draft.message else {}
         level = Level.ERROR if is_bad else Level.INFO
-        draft.say(Resource.CLUSTER, text, level, Cluster=metadata)
+        draft.record_event(Resource.CLUSTER, text, level, Cluster=metadata)
 
 
 def _fail(draft: Draft, failed: list[GroupState]) -> None:

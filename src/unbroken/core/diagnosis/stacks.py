@@ -15,19 +15,19 @@ from unbroken.core.wording import counted, plural
 from unbroken.spec.job.incident import StackGroup
 from unbroken.wire.observation import FRAME_CHARACTERS, Collective, RankEvidence
 
-from .doings import (
+from .rank_activity import (
     BUSY_SHARE,
     COLLECTIVE,
     GPU,
     LISTENING,
     WAITING,
-    Doing,
     Kind,
-    all_doings,
+    RankActivity,
+    activities_of,
     branches,
+    explaining_frames,
     pending,
     place,
-    telling_frames,
 )
 
 CERTAIN, LIKELY, UNSURE = "certain", "likely", "unsure"
@@ -71,27 +71,27 @@ class _Scene:
 
     def __init__(self, evidence: Sequence[RankEvidence]) -> None:
         self.ranks = {one.rank: one for one in sorted(evidence, key=_order)}
-        self.doings = all_doings(self.ranks)
-        if len(set(self.doings.values())) == 1:
-            self.doings = branches(self.doings, self.ranks)
-        self.groups: dict[Doing, list[int]] = defaultdict(list)
-        for rank, what in self.doings.items():
+        self.activities = activities_of(self.ranks)
+        if len(set(self.activities.values())) == 1:
+            self.activities = branches(self.activities, self.ranks)
+        self.groups: dict[RankActivity, list[int]] = defaultdict(list)
+        for rank, what in self.activities.items():
             self.groups[what].append(rank)
 
     def of(self, *kinds: Kind) -> list[int]:
-        return [rank for rank, what in self.doings.items() if what.kind in kinds]
+        return [rank for rank, what in self.activities.items() if what.kind in kinds]
 
-    def describe(self, what: Doing) -> str:
+    def describe(self, what: RankActivity) -> str:
         """In words, with the place where its first rank is."""
         first = self.ranks[self.groups[what][0]]
         via = f", called by {what.via}" if what.via else ""
         if not what.where:
             return f"{what.words}{via}"
-        at = place(telling_frames(first)) or what.where
+        at = place(explaining_frames(first)) or what.where
         called = ", called" if what.kind is Kind.STUCK else ""
         return f"{what.words}{called} in {at}{via}"
 
-    def tell(self, ranks: Iterable[int]) -> str:
+    def summary(self, ranks: Iterable[int]) -> str:
         """`rank 3 sleeps in get_batch (data.py:41)`, of at most two groups."""
         wanted = set(ranks)
         said = []
@@ -120,8 +120,8 @@ def blame(evidence: Sequence[RankEvidence], now: float, world: int | None = None
         why[:WHY_CHARACTERS],
         verdict.confidence,
         _groups(scene, frozenset(verdict.ranks)),
-        is_working=any(works(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
-        is_spinning=any(spins(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
+        is_working=any(works(one, scene.activities[rank]) for rank, one in scene.ranks.items()),
+        is_spinning=any(spins(one, scene.activities[rank]) for rank, one in scene.ranks.items()),
     )
 
 
@@ -163,11 +163,11 @@ def _judge(scene: _Scene, size: int, now: float) -> _Verdict:
     if found is not None:
         return found
     if size == 1:
-        return _Verdict((0,), f"{scene.tell([0])}, and is the only rank", CERTAIN)
-    if all(what.kind in WAITING for what in scene.doings.values()):
-        said = f"nobody is behind: the network or a GPU is suspected; {scene.tell(scene.ranks)}"
+        return _Verdict((0,), f"{scene.summary([0])}, and is the only rank", CERTAIN)
+    if all(what.kind in WAITING for what in scene.activities.values()):
+        said = f"nobody is behind: the network or a GPU is suspected; {scene.summary(scene.ranks)}"
         return _Verdict((), said, UNSURE)
-    return _Verdict((), f"no rank differs from the others: {scene.tell(scene.ranks)}", UNSURE)
+    return _Verdict((), f"no rank differs from the others: {scene.summary(scene.ranks)}", UNSURE)
 
 
 def _by_process(scene: _Scene) -> _Verdict | None:
@@ -177,11 +177,11 @@ def _by_process(scene: _Scene) -> _Verdict | None:
         if ranks:
             # A debugger may be the very one that looks.
             is_traced = any(scene.ranks[rank].state == "t" for rank in ranks)
-            return _Verdict(ranks, scene.tell(ranks), LIKELY if is_traced else CERTAIN)
+            return _Verdict(ranks, scene.summary(ranks), LIKELY if is_traced else CERTAIN)
     stuck = [rank for rank in scene.of(Kind.STUCK) if not works(scene.ranks[rank], None)]
     if len(stuck) == len(scene.ranks) > 1:
-        return _Verdict((), f"every rank is stuck in the kernel: {scene.tell(stuck)}", UNSURE)
-    return _Verdict(stuck, scene.tell(stuck), LIKELY) if stuck else None
+        return _Verdict((), f"every rank is stuck in the kernel: {scene.summary(stuck)}", UNSURE)
+    return _Verdict(stuck, scene.summary(stuck), LIKELY) if stuck else None
 
 
 def _by_sequence(scene: _Scene) -> _Verdict | None:
@@ -205,39 +205,39 @@ def _by_sequence(scene: _Scene) -> _Verdict | None:
     if not first:
         return None
     ranks = sorted(first)
-    is_sure = all(scene.doings[rank].kind not in WAITING for rank in ranks)
+    is_sure = all(scene.activities[rank].kind not in WAITING for rank in ranks)
     sure = CERTAIN if is_sure else LIKELY if first != behind or len(newest) == 1 else UNSURE
-    return _Verdict(ranks, f"{name_ranks(ranks)} behind, {least}: {scene.tell(ranks)}", sure)
+    return _Verdict(ranks, f"{name_ranks(ranks)} behind, {least}: {scene.summary(ranks)}", sure)
 
 
 def _by_place(scene: _Scene) -> _Verdict | None:
     """Ranks that do something else while others wait in a collective."""
     for kinds in ((Kind.COLLECTIVE,), (Kind.STORE,)):
         waiting = scene.of(*kinds)
-        others = [rank for rank, what in scene.doings.items() if what.kind not in WAITING]
-        known = [rank for rank in others if scene.doings[rank].kind is not Kind.UNKNOWN]
+        others = [rank for rank, what in scene.activities.items() if what.kind not in WAITING]
+        known = [rank for rank in others if scene.activities[rank].kind is not Kind.UNKNOWN]
         if not waiting or not others:
             continue
         ranks = known or others
         sure = LIKELY
         if len(ranks) * 2 > len(scene.ranks):
             sure = UNSURE
-        elif known and len({scene.doings[rank] for rank in ranks}) == 1 and len(ranks) == 1:
+        elif known and len({scene.activities[rank] for rank in ranks}) == 1 and len(ranks) == 1:
             sure = CERTAIN if scene.ranks[ranks[0]].is_same else LIKELY
-        return _Verdict(ranks, f"{scene.tell(ranks)}, while {scene.tell(waiting)}", sure)
+        return _Verdict(ranks, f"{scene.summary(ranks)}, while {scene.summary(waiting)}", sure)
     return None
 
 
 def _by_collective(scene: _Scene) -> _Verdict | None:
     """All wait for peers, but not in the same collective."""
-    if any(what.kind not in WAITING for what in scene.doings.values()):
+    if any(what.kind not in WAITING for what in scene.activities.values()):
         return None
     names = Counter(
         {what: len(members) for what, members in scene.groups.items() if _is_named(what)}
     )
     if len(names) < 2:
         return None
-    said = f"different collectives were called: {scene.tell(scene.ranks)}"
+    said = f"different collectives were called: {scene.summary(scene.ranks)}"
     most = max(names.values())
     fewer = sorted(rank for what in names if names[what] < most for rank in scene.groups[what])
     if not fewer or list(names.values()).count(most) > 1:
@@ -246,7 +246,7 @@ def _by_collective(scene: _Scene) -> _Verdict | None:
     return _Verdict(fewer, said, LIKELY if is_clear else UNSURE)
 
 
-def _is_named(what: Doing) -> bool:
+def _is_named(what: RankActivity) -> bool:
     """True if one can tell it from another collective."""
     return what.words not in (COLLECTIVE, GPU)
 
@@ -276,11 +276,11 @@ def _by_size(scene: _Scene) -> _Verdict | None:
     is_only = sum(len(members) == len(smallest) for members in groups.values()) == 1
     if not is_only or len(smallest) * 2 >= len(scene.ranks):
         return None
-    said = f"{scene.tell(smallest)}, unlike the others"
+    said = f"{scene.summary(smallest)}, unlike the others"
     return _Verdict(smallest, said, UNSURE)
 
 
-def works(one: RankEvidence, what: Doing | None) -> bool:
+def works(one: RankEvidence, what: RankActivity | None) -> bool:
     """True if the rank gets on with something that is not waiting for peers."""
     if what is not None and what.kind in (*WAITING, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN):
         return False
@@ -295,7 +295,7 @@ def _computes(one: RankEvidence) -> bool:
     return used >= WORK_SHARE or (used >= WOKEN_SHARE and used + waited >= BUSY_SHARE)
 
 
-def spins(one: RankEvidence, what: Doing) -> bool:
+def spins(one: RankEvidence, what: RankActivity) -> bool:
     """True if the rank computes, and stays where it is."""
     # On a machine that is busy with other work it does not get all that it would use.
     is_busy = what.kind is Kind.COMPUTE and (
@@ -306,7 +306,7 @@ def spins(one: RankEvidence, what: Doing) -> bool:
 
 def _groups(scene: _Scene, culprits: frozenset[int]) -> tuple[StackGroup, ...]:
     """Ranks that do the same, the culprits first, then the largest; the last may be a mixture."""
-    found: list[tuple[bool, Doing, list[int]]] = []
+    found: list[tuple[bool, RankActivity, list[int]]] = []
     for what, members in scene.groups.items():
         for is_outlier in (True, False):
             chosen = [rank for rank in members if (rank in culprits) is is_outlier]
@@ -322,7 +322,9 @@ def _groups(scene: _Scene, culprits: frozenset[int]) -> tuple[StackGroup, ...]:
     return tuple(groups)
 
 
-def _group(scene: _Scene, is_outlier: bool, what: Doing, members: Sequence[int]) -> StackGroup:
-    frames = telling_frames(scene.ranks[members[0]])[:STACK_FRAMES_MAX]
+def _group(
+    scene: _Scene, is_outlier: bool, what: RankActivity, members: Sequence[int]
+) -> StackGroup:
+    frames = explaining_frames(scene.ranks[members[0]])[:STACK_FRAMES_MAX]
     stack = tuple(frame[:FRAME_CHARACTERS] for frame in frames)
     return StackGroup(ranges(members), len(members), scene.describe(what), stack, is_outlier)

@@ -32,7 +32,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Heard:
+class RuleMatches:
     """Matches of one rule in the log."""
 
     name: str
@@ -54,7 +54,7 @@ class Heard:
 class _Machine:
     node: int | None
     rules: LogRules
-    heard: list[Heard]
+    matches: list[RuleMatches]
     hits: int = 0
 
 
@@ -76,12 +76,12 @@ class Replay:
             node: self._machine(node, own, [r for r in ranks if r // nproc == node])
             for node in nodes
         }
-        self._machines = [one for one in (self._whole, *self._nodes.values()) if one.heard]
+        self._machines = [one for one in (self._whole, *self._nodes.values()) if one.matches]
 
     @staticmethod
     def _machine(node: int | None, rules: Sequence[CompiledRule], ranks: Sequence[int]) -> _Machine:
         built = LogRules(rules, ranks)
-        return _Machine(node, built, [Heard(view.name, node) for view in built.views()])
+        return _Machine(node, built, [RuleMatches(view.name, node) for view in built.views()])
 
     def start(self, at: float) -> None:
         """Start the workers at this time."""
@@ -97,26 +97,26 @@ class Replay:
         own = self._nodes.get(line.rank // self._nproc)
         event = Lines(line.rank, line.stream, (line.text,))
         for one in (self._whole, own):
-            if one is None or not one.heard:
+            if one is None or not one.matches:
                 continue
             self._tick(one, line.at)
             effects = one.rules.step(event, line.at)
             if one.rules.hits != one.hits:
                 self._count(one, line)
             if effects:
-                self._tell(one, effects)
+                self._note_effects(one, effects)
 
     def end(self, at: float) -> None:
         """Let the job continue until this time."""
         for one in self._machines:
             self._tick(one, at)
 
-    def views(self) -> list[tuple[Heard, RuleView]]:
+    def views(self) -> list[tuple[RuleMatches, RuleView]]:
         """Return the state of every rule."""
         return [
             pair
             for one in self._machines
-            for pair in zip(one.heard, one.rules.views(), strict=True)
+            for pair in zip(one.matches, one.rules.views(), strict=True)
         ]
 
     def would_follow(self) -> list[RuleViolated]:
@@ -130,11 +130,11 @@ class Replay:
 
     def _tick(self, one: _Machine, until: float) -> None:
         while (deadline := one.rules.deadline()) is not None and deadline < until:
-            self._tell(one, one.rules.step(Tick(), deadline))
+            self._note_effects(one, one.rules.step(Tick(), deadline))
 
     def _count(self, one: _Machine, line: Line) -> None:
         one.hits = one.rules.hits
-        for heard, matches in zip(one.heard, one.rules.matches(), strict=True):
+        for heard, matches in zip(one.matches, one.rules.matches(), strict=True):
             if matches == heard.matches:
                 continue
             if heard.last_at is not None and line.at - heard.last_at > heard.gap_seconds:
@@ -143,8 +143,8 @@ class Replay:
             heard.by_rank[line.rank] = line
             heard.first_at = line.at if heard.first_at is None else heard.first_at
 
-    def _tell(self, one: _Machine, effects: Sequence[LogRuleEffect]) -> None:
-        newest = {heard.name: heard.by_rank for heard in one.heard}
+    def _note_effects(self, one: _Machine, effects: Sequence[LogRuleEffect]) -> None:
+        newest = {heard.name: heard.by_rank for heard in one.matches}
         for effect in effects:
             if isinstance(effect, RuleViolated):
                 found = newest[effect.rule]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from unbroken.wire.agent import RuleView
 
-from .replay import Heard
+from .replay import RuleMatches
 from .rule_config import CompiledRule
 from .rule_lint import LintFinding, Severity
 from .rules import shown
@@ -15,13 +15,13 @@ ROOM = 2
 """Recommended limit, as a multiple of the longest time seen."""
 
 
-def check_heard(
-    rule: CompiledRule, path: str, heard: Heard, view: RuleView, start_at: float
+def check_limits(
+    rule: CompiledRule, path: str, heard: RuleMatches, view: RuleView, start_at: float
 ) -> Iterator[LintFinding]:
     """Yield findings about a rule's limits, from its replay."""
     spec = rule.spec
 
-    def say(severity: Severity, key: str, what: str, why: str, instead: str) -> LintFinding:
+    def finding(severity: Severity, key: str, what: str, why: str, instead: str) -> LintFinding:
         return LintFinding(severity, spec.name, f"{path}.{key}", what, why, instead)
 
     limits = (
@@ -35,11 +35,11 @@ def check_heard(
         what = f"{limit:g} s, and the logs have a silence of {seen:g} s"
         severity = Severity.WARNING if limit < seen else Severity.NOTE
         why = "such a job would be restarted" if limit < seen else "there is little room"
-        yield say(severity, key, what, why, f"give at least {ROOM * seen:g}")
+        yield finding(severity, key, what, why, f"give at least {ROOM * seen:g}")
     if view.unreadable:
         what = f"{view.unreadable} captured texts are no numbers"
         why = "each counts as a bad value once a number was seen"
-        yield say(Severity.WARNING, "logPattern", what, why, "capture the number alone")
+        yield finding(Severity.WARNING, "logPattern", what, why, "capture the number alone")
 
 
 def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Iterator[LintFinding]:

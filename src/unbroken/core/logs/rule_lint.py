@@ -46,7 +46,7 @@ class LintFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _RuleFinding:
     """A finding of a rule whose name and place are known."""
 
     severity: Severity
@@ -94,19 +94,21 @@ def check_rules(rules: RuleSet) -> list[LintFinding]:
     return found
 
 
-def _check_twins(spec: LogRule, names: set[str], earlier: dict[str, str]) -> Iterator[_Said]:
+def _check_twins(spec: LogRule, names: set[str], earlier: dict[str, str]) -> Iterator[_RuleFinding]:
     if spec.name in names:
         why = "the job's reason, LogHang_NAME, does not say which"
-        yield _Said(Severity.WARNING, ".name", "another rule has this name", why, "name it apart")
+        yield _RuleFinding(
+            Severity.WARNING, ".name", "another rule has this name", why, "name it apart"
+        )
     names.add(spec.name)
     fields = repr([getattr(spec, name) for name in LogRule.__slots__ if name != "name"])
     if fields in earlier:
         what = f"is rule {earlier[fields]} again"
-        yield _Said(Severity.WARNING, "", what, "it finds nothing more", "remove one")
+        yield _RuleFinding(Severity.WARNING, "", what, "it finds nothing more", "remove one")
     earlier.setdefault(fields, spec.name)
 
 
-def _check_rule(rule: CompiledRule, given: Mapping[str, Any]) -> Iterator[_Said]:
+def _check_rule(rule: CompiledRule, given: Mapping[str, Any]) -> Iterator[_RuleFinding]:
     yield from _check_limits(rule)
     yield from _check_stock(given)
     for key, pattern in ((".logPattern", rule.pattern), (".stopPattern", rule.stop)):
@@ -118,10 +120,12 @@ def _check_rule(rule: CompiledRule, given: Mapping[str, Any]) -> Iterator[_Said]
         yield from _check_value(rule)
     elif rule.spec.metric_threshold is None and rule.spec.metric_evaluation_data_points > 1:
         key, what = ".metricEvaluationDataPoints", "no metricThreshold is given"
-        yield _Said(Severity.ERROR, key, what, "no value is compared", "give threshold, operator")
+        yield _RuleFinding(
+            Severity.ERROR, key, what, "no value is compared", "give threshold, operator"
+        )
 
 
-def _check_limits(rule: CompiledRule) -> Iterator[_Said]:
+def _check_limits(rule: CompiledRule) -> Iterator[_RuleFinding]:
     spec = rule.spec
     start, often = (
         spec.expected_start_cut_off_in_seconds,
@@ -129,21 +133,27 @@ def _check_limits(rule: CompiledRule) -> Iterator[_Said]:
     )
     if not (start or often or rule.meter() or spec.fault_on_match):
         instead = "give a time limit, a metricThreshold or faultOnMatch"
-        yield _Said(Severity.ERROR, "", "can never fire", "nothing is expected of it", instead)
+        yield _RuleFinding(
+            Severity.ERROR, "", "can never fire", "nothing is expected of it", instead
+        )
     if often and not start:
         what = "no expectedStartCutOffInSeconds"
         why = "until the first match nothing is expected: a job that hangs at start is not found"
         instead = "give the seconds that the first match may take, with import and compilation"
-        yield _Said(Severity.NOTE, "", what, why, instead)
+        yield _RuleFinding(Severity.NOTE, "", what, why, instead)
     if spec.stop_pattern and not (start or often):
         what = "the rule has no time limit"
         why = "stopPattern then only ends the counting of values and faults"
-        yield _Said(Severity.NOTE, ".stopPattern", what, why, "leave it away if that is not meant")
+        yield _RuleFinding(
+            Severity.NOTE, ".stopPattern", what, why, "leave it away if that is not meant"
+        )
     if 0 in (start, often):
-        yield _Said(Severity.WARNING, "", "0 seconds", "is taken as no limit", "remove or raise it")
+        yield _RuleFinding(
+            Severity.WARNING, "", "0 seconds", "is taken as no limit", "remove or raise it"
+        )
 
 
-def _check_stock(given: Mapping[str, Any]) -> Iterator[_Said]:
+def _check_stock(given: Mapping[str, Any]) -> Iterator[_RuleFinding]:
     """Yield what HyperPod agent 1.1.3 would read differently: it takes int() of each number."""
     keys = "metricThreshold", "expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds"
     for key in keys:
@@ -158,10 +168,10 @@ def _check_stock(given: Mapping[str, Any]) -> Iterator[_Said]:
         why = "it drops all rules of the job" if is_text else f"it takes it for {int(number)}"
         what = f"{value!r} is no whole number for the stock agent"
         instead = "nothing, here; for the stock agent log and compare larger numbers"
-        yield _Said(Severity.WARNING, f".{key}", what, why, instead)
+        yield _RuleFinding(Severity.WARNING, f".{key}", what, why, instead)
 
 
-def _check_pattern(key: str, pattern: Pattern) -> Iterator[_Said]:
+def _check_pattern(key: str, pattern: Pattern) -> Iterator[_RuleFinding]:
     source = pattern.source
     try:
         is_never = shortest(read_pattern(source)) == NEVER
@@ -170,40 +180,44 @@ def _check_pattern(key: str, pattern: Pattern) -> Iterator[_Said]:
     if is_never:
         what = "no line can match"
         why = "an anchor stands inside, or a line end or colour code, which lines have not"
-        yield _Said(Severity.ERROR, key, what, why, "match the plain text of one line")
+        yield _RuleFinding(Severity.ERROR, key, what, why, "match the plain text of one line")
     elif all(map(pattern.is_match, PROBES)):
         why = "any output counts; under the stock agent such a rule never hangs"
-        yield _Said(
+        yield _RuleFinding(
             Severity.WARNING, key, "matches about every line", why, "name what it waits for"
         )
     elif re.match(r"[A-Za-z0-9_=:' ]", source):
         why = "a pattern matches from the start of a line, as re.match does"
         what = f"only lines that begin so: {source[:30]!r}"
-        yield _Said(Severity.NOTE, key, what, why, "begin with .* to find it anywhere")
+        yield _RuleFinding(Severity.NOTE, key, what, why, "begin with .* to find it anywhere")
     yield from _check_engines(key, pattern)
 
 
-def _check_engines(key: str, pattern: Pattern) -> Iterator[_Said]:
+def _check_engines(key: str, pattern: Pattern) -> Iterator[_RuleFinding]:
     source = pattern.source
     if re.search(r"\\[zpPQC]|\(\?[a-zA-Z]*U", source):
         why = "the stock agent drops all rules of the job for one that it cannot compile"
         what = "Python's re (the stock agent) does not know this pattern"
-        yield _Said(Severity.WARNING, key, what, why, "write $ for \\z, classes out, no flag U")
+        yield _RuleFinding(
+            Severity.WARNING, key, what, why, "write $ for \\z, classes out, no flag U"
+        )
     if re.search(r"\{,\d+\}", source):
         why = "re reads it as {0,n}, RE2 as these very characters"
-        yield _Said(Severity.WARNING, key, "{,n} has two meanings", why, "write {0,n}")
+        yield _RuleFinding(Severity.WARNING, key, "{,n} has two meanings", why, "write {0,n}")
     if re.search(r"\[\[:\^?\w+:\]", source):
         why = "RE2 reads it as a class, Python's re (the stock agent) as its letters"
-        yield _Said(
+        yield _RuleFinding(
             Severity.WARNING, key, "[[:name:]] has two meanings", why, "write out the class"
         )
     if re.search(r"\\[wWbB]", source):
         why = "re takes other letters too"
         what = "\\w and \\b know ASCII only in RE2"
-        yield _Said(Severity.NOTE, key, what, why, "use \\S or . where other letters may stand")
+        yield _RuleFinding(
+            Severity.NOTE, key, what, why, "use \\S or . where other letters may stand"
+        )
 
 
-def _check_stop(rule: CompiledRule, stop: Pattern) -> Iterator[_Said]:
+def _check_stop(rule: CompiledRule, stop: Pattern) -> Iterator[_RuleFinding]:
     if stop.source == rule.pattern.source:
         what, why = "is the logPattern", "the first match stops the rule for good"
     elif all(map(stop.is_match, PROBES)):
@@ -211,10 +225,10 @@ def _check_stop(rule: CompiledRule, stop: Pattern) -> Iterator[_Said]:
     else:
         return
     instead = "match what is written once at the end"
-    yield _Said(Severity.ERROR, ".stopPattern", what, why, instead)
+    yield _RuleFinding(Severity.ERROR, ".stopPattern", what, why, instead)
 
 
-def _check_value(rule: CompiledRule) -> Iterator[_Said]:
+def _check_value(rule: CompiledRule) -> Iterator[_RuleFinding]:
     key, source = ".logPattern", rule.pattern.source
     try:
         groups = captures(read_pattern(source))
@@ -227,19 +241,21 @@ def _check_value(rule: CompiledRule) -> Iterator[_Said]:
     inside = {one.number for one, _, _ in captures(group.item)}
     if len(by_number) - len(inside) > 1:
         what, instead = "several groups", "make the others (?:...)"
-        yield _Said(Severity.NOTE, key, what, "only the first is compared", instead)
+        yield _RuleFinding(Severity.NOTE, key, what, "only the first is compared", instead)
     if is_optional:
         why = "a line that matches without it has no value, and changes nothing"
-        yield _Said(Severity.NOTE, key, "group 1 may take no part", why, "let it always be there")
+        yield _RuleFinding(
+            Severity.NOTE, key, "group 1 may take no part", why, "let it always be there"
+        )
     if is_eaten and re.match(r"\(?(?:\?:)?(?:\\d|\[0-9)", group.source):
         why = "the .* before it is greedy and leaves it one digit: of 12.5 it captures 2.5, or 5"
-        yield _Said(
+        yield _RuleFinding(
             Severity.WARNING, key, "group 1 gets the last digits", why, "put =, : or \\s before"
         )
     yield from _check_numbers(rule, group)
 
 
-def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_Said]:
+def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_RuleFinding]:
     key = ".logPattern"
     try:
         inside = Pattern(group.source)
@@ -248,7 +264,9 @@ def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_Said]:
     if not any(map(inside.is_whole, NUMBERS)):
         if re.fullmatch(r"[A-Za-z _|]+", group.source):
             what = f"group 1 captures {group.source!r}"
-            yield _Said(Severity.ERROR, key, what, "no number can be in it", "capture the number")
+            yield _RuleFinding(
+                Severity.ERROR, key, what, "no number can be in it", "capture the number"
+            )
         return
     if not inside.is_whole(b"nan"):
         often = rule.spec.expected_recurring_frequency_in_seconds
@@ -257,7 +275,7 @@ def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_Said]:
             "it is found as silence only" if often else "this rule never sees it"
         )
         severity = Severity.NOTE if often else Severity.WARNING
-        yield _Said(severity, key, what, why, "capture (\\S+): nan then counts as bad")
+        yield _RuleFinding(severity, key, what, why, "capture (\\S+): nan then counts as bad")
     if not inside.is_whole(b"6.9E-05") and inside.is_match(b"6.9E-05"):
         why = "of 6.9E-05 it captures 6.9"
-        yield _Said(Severity.NOTE, key, "group 1 takes no exponent", why, "capture (\\S+)")
+        yield _RuleFinding(Severity.NOTE, key, "group 1 takes no exponent", why, "capture (\\S+)")

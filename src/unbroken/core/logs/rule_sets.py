@@ -84,7 +84,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
     return value
 
 
-def the_one(sets: Sequence[RuleSet], file: str) -> RuleSet:
+def only_set(sets: Sequence[RuleSet], file: str) -> RuleSet:
     """Return the only rule set. Raises SpecError if there is none, or more than one."""
     if len(sets) == 1:
         return sets[0]

@@ -154,7 +154,7 @@ class _Series:
 
     fault: Fault
     count: int
-    told: int
+    reported: int
     last_at: float
     next_at: float
     wait_seconds: float
@@ -215,7 +215,7 @@ class NodeHealth:
     def deadline(self) -> float | None:
         """Return when a Tick is due; None: not before another event."""
         due = [one.due_at for one in self._waiting]
-        due += [one.next_at for one in self._series.values() if one.count > one.told]
+        due += [one.next_at for one in self._series.values() if one.count > one.reported]
         return min(due, default=None)
 
     def step(self, event: HealthEvent, now: float) -> list[HealthEffect]:
@@ -239,14 +239,14 @@ class NodeHealth:
                 for found in self._host_watch.look(sample, now):
                     self._hold(self._table.of_finding(found), now)
             case Written(node):
-                effects += self._tell()
+                effects += self._report_written()
                 self._see(node, now)
             case WriteFailed():
                 self._put_back()
             case Tick():
                 pass
         self._settle(now)
-        self._retell(now)
+        self._repeat(now)
         return effects + self._ask_gpus() + self._write(now)
 
     # --- the node
@@ -430,10 +430,10 @@ class NodeHealth:
         _forget(self._memory.times, TIMES_MAX)
         return repeats.action if len(times) >= repeats.times else Action.NONE
 
-    def _retell(self, now: float) -> None:
+    def _repeat(self, now: float) -> None:
         for key, one in self._series.items():
-            if one.count > one.told and one.next_at <= now:
-                one.told = one.count
+            if one.count > one.reported and one.next_at <= now:
+                one.reported = one.count
                 one.wait_seconds = min(2 * one.wait_seconds, RETELL_MAX_SECONDS)
                 one.next_at = now + one.wait_seconds
                 self._news[key] = (replace(one.fault, at=one.last_at), one.count)
@@ -461,9 +461,9 @@ class NodeHealth:
             return []
         self._writing, self._news = list(self._news.values()), {}
         self._is_changed, self._is_node_write = False, True
-        return [WriteNode(fault_patch(node, memory, self._told_as_active(), now))]
+        return [WriteNode(fault_patch(node, memory, self._written_as_active(), now))]
 
-    def _told_as_active(self) -> list[tuple[Fault, int]]:
+    def _written_as_active(self) -> list[tuple[Fault, int]]:
         """Return the faults of a write; those withdrawn meanwhile no longer require an action."""
         assert self._writing is not None
         return [
@@ -472,7 +472,7 @@ class NodeHealth:
             if fault.action not in NODE_ACTIONS or fault.key in self._memory.faults
         ]
 
-    def _tell(self) -> list[HealthEffect]:
+    def _report_written(self) -> list[HealthEffect]:
         told, self._writing = self._writing or [], None
         self._unwritten -= {fault.key for fault, _ in told} - self._news.keys()
         effects: list[HealthEffect] = []

@@ -23,7 +23,7 @@ class _Prefix:
     complete."""
     best: tuple[int, str] | None = None
     """Newest complete step and its path."""
-    told: dict[int, dict[str, set[int]]] = field(default_factory=dict)
+    reported: dict[int, dict[str, set[int]]] = field(default_factory=dict)
     """Local ranks that have reported, by step and type."""
     is_over: bool = False
     """Another start has come since its clients registered."""
@@ -41,7 +41,7 @@ class CheckpointSteps:
         self._chosen = dict(progress)
         for name, known in self._prefixes.items():
             known.is_over = True
-            known.told.clear()
+            known.reported.clear()
             known.best = _choice(progress.get(name)) or known.best
 
     def begin(self, prefix: str, expected: Mapping[str, int | None]) -> None:
@@ -52,23 +52,23 @@ class CheckpointSteps:
         if known is None or known.expected != expected or known.is_over:
             self._prefixes[prefix] = _Prefix(expected, _choice(self._chosen.get(prefix)))
 
-    def tell(self, prefix: str, kind: str, step: int, path: str, local_rank: int) -> None:
+    def report(self, prefix: str, kind: str, step: int, path: str, local_rank: int) -> None:
         """Note that a local rank has written its part of a step."""
         known = self._prefixes.get(prefix)
         if known is None or kind not in known.expected:
             return
         if known.best is not None and step <= known.best[0]:
             return
-        told = known.told.setdefault(step, {}).setdefault(kind, set())
+        told = known.reported.setdefault(step, {}).setdefault(kind, set())
         told.add(local_rank)
         if all(
-            count is not None and len(known.told[step].get(each, ())) == count
+            count is not None and len(known.reported[step].get(each, ())) == count
             for each, count in known.expected.items()
         ):
             known.best = step, path
-            known.told = {each: found for each, found in known.told.items() if each > step}
-        while len(known.told) > STEPS_MAX:
-            del known.told[min(known.told)]
+            known.reported = {each: found for each, found in known.reported.items() if each > step}
+        while len(known.reported) > STEPS_MAX:
+            del known.reported[min(known.reported)]
 
     def path(self, prefix: str) -> str | None:
         """Return the path of the newest complete checkpoint."""

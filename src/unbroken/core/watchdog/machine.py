@@ -108,23 +108,25 @@ class Watchdog:
                 self._end(event.rank)
             case PageRead() | Wrote():
                 # The most frequent: they move no deadline.
-                self._tell(event, now)
+                self._feed_rank(event, now)
                 return effects
             case _:
-                self._tell(event, now)
+                self._feed_rank(event, now)
         self._find_next()
         return effects
 
     def _find_next(self) -> None:
         self._next = min((state.due_at for state in self._states.values()), default=math.inf)
 
-    def _tell(self, event: PageRead | Wrote | Sampled | Halted | Continued, now: float) -> None:
+    def _feed_rank(
+        self, event: PageRead | Wrote | Sampled | Halted | Continued, now: float
+    ) -> None:
         state = self._states.get(event.rank)
         if state is None:
             return
         match event:
             case PageRead():
-                state.told(event.page, now)
+                state.read_page(event.page, now)
             case Wrote():
                 state.wrote(event)
             case Sampled():

@@ -98,7 +98,7 @@ class RankState:
         self._finite = Finiteness()
         self._checkpoints = Checkpoints()
         self._alarms: dict[Detector, Alarm] = {}
-        self._told: tuple[str, bool] = (STARTUP, False)
+        self._counted: tuple[str, bool] = (STARTUP, False)
         self._late = Lateness()
 
     @property
@@ -123,12 +123,12 @@ class RankState:
             {key: one.rhythm for key, one in self._phases.items()},
             self._output,
             max(old.start_seconds, starts.get(SignSource.STEP, starts.get(SignSource.OUTPUT, 0.0))),
-            old.tells_steps or SignSource.STEP in starts,
+            old.reports_steps or SignSource.STEP in starts,
         )
 
     # What is told
 
-    def told(self, page: Page, now: float) -> None:
+    def read_page(self, page: Page, now: float) -> None:
         """The page was read."""
         old, self._page = self._page, page
         if page.visit != old.visit:
@@ -144,7 +144,7 @@ class RankState:
         self._see_start(now)
         missing = self._checkpoints.missing(now, page.step)
         self._set(Detector.CHECKPOINT, missing, now, self._checkpoints.at)
-        self._tell()
+        self._count_changes()
 
     def wrote(self, event: Wrote) -> None:
         """There is output since the last look."""
@@ -164,7 +164,7 @@ class RankState:
         self._wrote_at = max(self._wrote_at, event.at)
         if source is not SignSource.STEP or not self._is_warm:
             self._return(self._output, event.at)
-        self._tell()
+        self._count_changes()
 
     def sampled(self, event: Sampled, now: float) -> None:
         """/proc was read, after page and output.  Silence is judged here."""
@@ -178,7 +178,7 @@ class RankState:
         self._judge(now)
         self._see_late(now)
         self._plan(now)
-        self._tell()
+        self._count_changes()
 
     def halted(self, now: float) -> None:
         """By a signal."""
@@ -336,7 +336,7 @@ class RankState:
 
     @property
     def _source(self) -> SignSource:
-        if self._page.calls or self._page.visit or self._taught.tells_steps:
+        if self._page.calls or self._page.visit or self._taught.reports_steps:
             return SignSource.STEP
         return SignSource.OUTPUT if self._is_learned(SignSource.OUTPUT) else SignSource.WORK
 
@@ -585,7 +585,7 @@ class RankState:
             self.turns += 1
             self.hits += 1
 
-    def _tell(self) -> None:
+    def _count_changes(self) -> None:
         if self._late.since is not None:
             patience = self._patience()
             if patience is None or self._silent_since(patience) > self._late.since:
@@ -593,7 +593,7 @@ class RankState:
                 self.turns += 1
                 self.hits += 1
         told = (self.phase, self._is_rhythmic(self._verdict()))
-        if told != self._told:
-            self._told = told
+        if told != self._counted:
+            self._counted = told
             self.turns += 1
             self.hits += 1

@@ -36,7 +36,7 @@ class Taught:
     start_seconds: float = 0.0
     """The longest start-up: until the steps, or else the output, were in their rhythm; 0: it never
     came to its end."""
-    tells_steps: bool = False
+    reports_steps: bool = False
 
     def start(self) -> Allowed | None:
         """Silence in a start-up.  One that works may take as long as it likes."""

@@ -7,7 +7,7 @@ import copy
 from unbroken.local.apiserver.http.requests import Target, WriteOptions
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.catalogue import Catalogue
-from unbroken.local.apiserver.write.writes import Surroundings, Writer
+from unbroken.local.apiserver.write.writes import WriteContext, Writer
 
 from .store import Store
 
@@ -35,7 +35,7 @@ ADMIN_BINDING: Object = {
 }
 
 
-def create_defaults(store: Store, catalogue: Catalogue, around: Surroundings) -> None:
+def create_defaults(store: Store, catalogue: Catalogue, around: WriteContext) -> None:
     """Create what is missing."""
     writer = Writer(store, catalogue, around)
     for name in NAMESPACES:

@@ -36,7 +36,7 @@ from unbroken.local.apiserver.http.server import ApiServer
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
 from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.local.apiserver.write.writes import Surroundings
+from unbroken.local.apiserver.write.writes import WriteContext
 
 from . import access, bootstrap
 from .store import Store
@@ -77,7 +77,7 @@ async def serving(
         store.open()
         proxy = NodeProxy(identity.kubelet_token)
         catalogue = Catalogue(BUILTINS)
-        around = _surroundings(admissions or {})
+        around = _write_context(admissions or {})
         server = ApiServer(store, catalogue, around, identity.token, proxy)
         bootstrap.create_defaults(store, catalogue, around)
         http = web.Server(server.handle, request_factory=_request, handler_cancellation=True)
@@ -105,9 +105,9 @@ def _limits() -> Limits:
     return Limits(min(CONNECTIONS_MAX, descriptors // 2))
 
 
-def _surroundings(admissions: Mapping[str, Admit]) -> Surroundings:
+def _write_context(admissions: Mapping[str, Admit]) -> WriteContext:
     source = random.Random(secrets.randbits(128))
-    return Surroundings(
+    return WriteContext(
         clock=time.time,
         new_uid=lambda: str(uuid.UUID(int=source.getrandbits(128), version=4)),
         new_suffix=lambda: "".join(source.choices(SUFFIX_LETTERS, k=5)),

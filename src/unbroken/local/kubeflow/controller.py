@@ -32,7 +32,7 @@ from unbroken.local.kubeflow.decisions.events import (
     DeletePod,
     DeleteService,
     Order,
-    Tell,
+    RecordJobEvent,
 )
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.log_lines import Log
@@ -147,13 +147,13 @@ class PyTorchJobs:
                 return await self._create(job, services, body, ("Service", name))
             case DeletePod(name, uid):
                 if await self._delete(f"{pods}/{quote(name)}", uid):
-                    self._tell(job, "Normal", "SuccessfulDeletePod", f"Deleted pod: {name}")
+                    self._record(job, "Normal", "SuccessfulDeletePod", f"Deleted pod: {name}")
             case DeleteService(name):
                 await self._delete(f"{services}/{quote(name)}", None)
             case DeleteJob():
                 await self._delete(_path(job), job["metadata"]["uid"])
-            case Tell(reason, message, is_warning):
-                self._tell(job, "Warning" if is_warning else "Normal", reason, message)
+            case RecordJobEvent(reason, message, is_warning):
+                self._record(job, "Warning" if is_warning else "Normal", reason, message)
             case _:
                 assert_never(order)
         return True
@@ -168,15 +168,15 @@ class PyTorchJobs:
             return False  # it is there, or one of an earlier job, or a stranger's
         except ApiRefusal as error:
             text = f"Error creating: {error}"
-            self._tell(job, "Warning", f"FailedCreate{kind}", text)
+            self._record(job, "Warning", f"FailedCreate{kind}", text)
             raise
-        self._tell(job, "Normal", f"SuccessfulCreate{kind}", f"Created {kind.lower()}: {name}")
+        self._record(job, "Normal", f"SuccessfulCreate{kind}", f"Created {kind.lower()}: {name}")
         return True
 
     async def _delete(self, path: str, uid: str | None) -> bool:
         return await self._client.delete_if_present(path, uid, propagation="Background")
 
-    def _tell(self, job: Job, type: str, reason: str, message: str) -> None:
+    def _record(self, job: Job, type: str, reason: str, message: str) -> None:
         self._recorder.record(reference_to(job), type, reason, message)
 
 

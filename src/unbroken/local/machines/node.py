@@ -44,7 +44,7 @@ ends or fails earlier is started again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class PoolResources:
     """Resources that all machines of a pool share."""
 
     client: KubeClient
@@ -58,7 +58,7 @@ class MachineNode:
 
     def __init__(
         self,
-        around: Around,
+        shared: PoolResources,
         directory: Path,
         tasks: asyncio.TaskGroup,
         changed: Callable[[], None],
@@ -67,7 +67,7 @@ class MachineNode:
         self.trouble = ""
         """Why its node does not run now; empty: it does, or is not wanted."""
         self.script = ScriptReport()
-        self._around = around
+        self._shared = shared
         self._directory = directory
         self._tasks = tasks
         self._changed = changed
@@ -148,7 +148,7 @@ class MachineNode:
         async def once() -> None:
             await self._live_once(place)
 
-        await keep(f"machine={self.name}", once, self._say)
+        await keep(f"machine={self.name}", once, self._set_trouble)
 
     async def _live_once(self, place: ScriptPlace) -> None:
         if not await self._script(place, ScriptKind.ON_CREATE):
@@ -160,7 +160,7 @@ class MachineNode:
         async with asyncio.TaskGroup() as self._parts:
             self._runner = self._parts.create_task(self._keep_node())
             await self._registered.wait()
-            for companion in self._around.companions:
+            for companion in self._shared.companions:
                 self._parts.create_task(self._keep_companion(companion))
             self._enter(Stage.ON)
             await self._script(place, ScriptKind.ON_INIT_COMPLETE)
@@ -172,26 +172,26 @@ class MachineNode:
         self._changed()
 
     async def _script(self, place: ScriptPlace, kind: ScriptKind) -> bool:
-        def told(report: ScriptReport) -> None:
+        def report_trouble(report: ScriptReport) -> None:
             self.script = report
             self._changed()
 
-        return await run_script(place, kind, self._around.launcher, told)
+        return await run_script(place, kind, self._shared.launcher, report_trouble)
 
     async def _keep_node(self) -> None:
         def registered() -> None:
             self._registered.set()
-            self._say("")
+            self._set_trouble("")
 
         options = self._options
         assert options is not None
 
         def run() -> Awaitable[None]:
-            return run_node(self._around.client, options, on_registered=registered)
+            return run_node(self._shared.client, options, on_registered=registered)
 
-        await keep(f"node={self.name}", run, self._say)
+        await keep(f"node={self.name}", run, self._set_trouble)
 
-    def _say(self, trouble: str) -> None:
+    def _set_trouble(self, trouble: str) -> None:
         if trouble != self.trouble:
             self.trouble = trouble
             self._changed()
@@ -201,16 +201,16 @@ class MachineNode:
         assert options is not None
 
         def run() -> Awaitable[None]:
-            return companion(self._around.client, options)
+            return companion(self._shared.client, options)
 
         await keep(f"companion of node={self.name}", run, lambda _: None)
 
 
 async def keep(
-    what: str, start: Callable[[], Awaitable[None]], told: Callable[[str], None]
+    what: str, start: Callable[[], Awaitable[None]], report_trouble: Callable[[str], None]
 ) -> None:
-    """Run a program until cancelled, again and again; `told` is called with the reason of each
-    restart."""
+    """Run a program until cancelled, again and again; `report_trouble` is called with the reason of
+    each restart."""
     random, failures = entropy(), 0
     while True:
         began = monotonic()
@@ -232,7 +232,7 @@ async def keep(
             retry_seconds=seconds,
             error=reason,
         )
-        told(f"it does not run and is tried again: {reason}")
+        report_trouble(f"it does not run and is tried again: {reason}")
         await pause(seconds)
 
 

@@ -22,7 +22,14 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.local.machines.decisions.machine import RUNNING, Order, Seen, Stage, Tell, decide
+from unbroken.local.machines.decisions.machine import (
+    RUNNING,
+    Order,
+    Seen,
+    Stage,
+    WriteMachineStatus,
+    decide,
+)
 from unbroken.local.machines.decisions.places import free_index, in_order
 from unbroken.local.machines.decisions.scripts import Member, resource_config
 from unbroken.local.node import NodeOptions
@@ -36,7 +43,7 @@ from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 from .fence import Fence, asked_of, is_out_of_service, power_of
-from .node import Around, Companion, MachineNode, discard
+from .node import Companion, MachineNode, PoolResources, discard
 from .objects import MachineRequests
 from .power import kill_pods
 from .scripts import ScriptPlace, kill_scripts
@@ -88,7 +95,7 @@ class MachinePool:
         self._pods = informers.of(Pod)
         self._requests = MachineRequests(client)
         self._fence = Fence(client, self._pods)
-        self._around = Around(
+        self._shared = PoolResources(
             client, Launcher(options.nodes.parent / "launcher"), options.companions
         )
         self._members: dict[str, _Member] = {}
@@ -113,7 +120,7 @@ class MachinePool:
                 self._nodes.subscribe(self._on_node)
                 self._pods.subscribe(self._on_pod)
         finally:
-            await self._around.launcher.close()
+            await self._shared.launcher.close()
 
     async def settled(self, more: Iterable[str] = ()) -> None:
         """Return once each machine of the beginning, and each of `more`, has joined or has gone.
@@ -202,7 +209,7 @@ class MachinePool:
         self._reserve(name)
         status, _ = MACHINE.status_of(machine)
         node = MachineNode(
-            self._around, self._options.nodes / name, self._tasks, lambda: self._checks.add(name)
+            self._shared, self._options.nodes / name, self._tasks, lambda: self._checks.add(name)
         )
         member = _Member(str(machine.metadata.uid), status, node)
         self._members[name] = member
@@ -237,11 +244,11 @@ class MachinePool:
         )
 
     async def _carry_out(
-        self, effect: Order | Tell, name: str, machine: MachineObject, member: _Member
+        self, effect: Order | WriteMachineStatus, name: str, machine: MachineObject, member: _Member
     ) -> None:
         kube_node = self._nodes.get(name)
         match effect:
-            case Tell(status):
+            case WriteMachineStatus(status):
                 await self._requests.write_status(name, member.uid, status)
                 member.status = status
             case Order.ADOPT:

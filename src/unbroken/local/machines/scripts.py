@@ -96,7 +96,7 @@ async def run_script(
     place: ScriptPlace,
     kind: ScriptKind,
     launcher: Launcher,
-    told: Callable[[ScriptReport], None],
+    on_report: Callable[[ScriptReport], None],
 ) -> bool:
     """Run one script of a machine until it need run no more; return whether the machine may
     continue.
@@ -105,7 +105,7 @@ async def run_script(
     """
     if not place.file(kind):
         return True
-    return await _Script(place, kind, launcher, told).run()
+    return await _Script(place, kind, launcher, on_report).run()
 
 
 class _Script:
@@ -116,12 +116,12 @@ class _Script:
         place: ScriptPlace,
         kind: ScriptKind,
         launcher: Launcher,
-        told: Callable[[ScriptReport], None],
+        on_report: Callable[[ScriptReport], None],
     ) -> None:
         self._place = place
         self._file = place.file(kind)
         self._launcher = launcher
-        self._told = told
+        self._on_report = on_report
         self._directory = _scripts_below(place.directory) / kind.value
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._machine = ScriptRun(kind, self._file, _read_record(self._directory))
@@ -257,7 +257,7 @@ class _Script:
 
     def _tell(self) -> None:
         record = self._machine.record
-        self._told(ScriptReport(record.state, record.message, str(self._place.log)))
+        self._on_report(ScriptReport(record.state, record.message, str(self._place.log)))
 
 
 def _scripts_below(node: Path) -> Path:

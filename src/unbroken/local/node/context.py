@@ -53,7 +53,7 @@ class NodeContext:
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that every container starts from; our own commands are on its PATH, last."""
     found = {name: environ[name] for name in PASSED_ON if name in environ}
-    found["PATH"] = with_stand_ins(found.get("PATH", os.defpath))
+    found["PATH"] = with_own_commands(found.get("PATH", os.defpath))
     return found
 
 
@@ -74,7 +74,7 @@ def with_image(
     return dict(variables)
 
 
-def with_stand_ins(path: str) -> str:
+def with_own_commands(path: str) -> str:
     """A PATH, whoever set it, with our own commands last."""
     places = path.split(os.pathsep)
     own = (str(Path(sys.executable).parent), str(STAND_INS))

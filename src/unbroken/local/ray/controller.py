@@ -32,7 +32,7 @@ from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .controller_jobs import run_rayjobs
 from .decisions.raycluster import plan
-from .decisions.values import Create, DeletePod, Order, Tell
+from .decisions.values import Create, DeletePod, Order, RecordClusterEvent
 from .views import cluster_picture
 
 log = Log(__name__)
@@ -118,15 +118,17 @@ class RayClusters:
                 except Conflict:
                     return False  # it is there, or being deleted, or a stranger's
                 except ApiRefusal as error:
-                    self._tell(cluster, Tell(failure, f"Failed to create: {error}", True))
+                    self._record(
+                        cluster, RecordClusterEvent(failure, f"Failed to create: {error}", True)
+                    )
                     raise
-                self._tell(cluster, then)
+                self._record(cluster, then)
             case DeletePod(name, uid, then):
                 if await self._client.delete_if_present(f"{parts}/pods/{quote(name)}", uid):
-                    self._tell(cluster, then)
+                    self._record(cluster, then)
         return True
 
-    def _tell(self, cluster: Cluster, what: Tell) -> None:
+    def _record(self, cluster: Cluster, what: RecordClusterEvent) -> None:
         type = "Warning" if what.is_warning else "Normal"
         self._recorder.record(reference_to(cluster), type, what.reason, what.message)
         log.info("event recorded", cluster=key_of(cluster), event=what.reason, message=what.message)

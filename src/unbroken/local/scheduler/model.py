@@ -129,7 +129,7 @@ def pod_info(pod: Pod) -> PodInfo:
         nominated=(status and status.nominatedNodeName) or "",
         is_finished=bool(status and status.phase in ("Succeeded", "Failed")),
         is_deleting=metadata.deletionTimestamp is not None,
-        told=_told(status),
+        told=_unschedulable(status),
     )
 
 
@@ -233,7 +233,7 @@ def _claims(spec: m.PodSpec, pod_name: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _told(status: m.PodStatus | None) -> tuple[str, str] | None:
+def _unschedulable(status: m.PodStatus | None) -> tuple[str, str] | None:
     for condition in (status and status.conditions) or ():
         if condition.type == "PodScheduled" and condition.status == "False":
             return condition.reason or "", condition.message or ""

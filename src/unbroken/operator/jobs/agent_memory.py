@@ -136,7 +136,7 @@ class AgentMemory:
         self.bytes -= self._reports.pop(uid, 0)
         self.drop_evidence(uid)
 
-    def told(self, weight: int) -> None:
+    def queued(self, weight: int) -> None:
         """Count a report or evidence that is put into the inbox; 0: it is kept already."""
         self._waiting.append(weight)
         self._waiting_bytes += weight

@@ -31,7 +31,7 @@ class _Held:
     link: AgentLink
     task: asyncio.Task[None]
     is_up: bool = False
-    heard: AgentReport | None = None
+    received: AgentReport | None = None
     """Newest report as the agent sent it; heartbeats repeat this very object."""
     report: AgentReport | None = None
     """The same report as passed to the job."""
@@ -43,13 +43,13 @@ class AgentLinks:
     def __init__(
         self,
         key: bytes | None,
-        tell: Callable[[JobEvent], None],
+        receive: Callable[[JobEvent], None],
         tasks: asyncio.TaskGroup,
         memory: AgentMemory,
         shared: LinkResources,
     ) -> None:
         self._key = key
-        self._tell = tell
+        self._receive = receive
         self._tasks = tasks
         self._shared = shared
         self._memory = memory
@@ -96,7 +96,7 @@ class AgentLinks:
 
         def on_lost(why: str) -> None:
             held.is_up = False
-            self._tell(AgentLost(uid, why, held.link.silent_seconds()))
+            self._receive(AgentLost(uid, why, held.link.silent_seconds()))
 
         def on_evidence(evidence: Evidence) -> None:
             self._evidence(uid, evidence)
@@ -112,18 +112,18 @@ class AgentLinks:
     def _report(self, uid: PodUid, held: _Held, report: AgentReport) -> None:
         """Pass a report to the job, within its budget."""
         memory, weight = self._memory, 0
-        if held.heard is not report or held.report is None:
+        if held.received is not report or held.report is None:
             weight = weigh_report(report, held.link.report_bytes)
             if not memory.is_bare and not memory.report(uid, weight):
                 self._too_large()
-            held.heard, held.report = report, report
+            held.received, held.report = report, report
         if memory.is_bare:
             held.link.forget()
-            held.heard, held.report = None, bare(report)
+            held.received, held.report = None, bare(report)
             weight = weigh_report(held.report, 0)
             memory.report(uid, weight)
-        memory.told(weight)
-        self._tell(AgentReported(uid, held.report))
+        memory.queued(weight)
+        self._receive(AgentReported(uid, held.report))
 
     def _evidence(self, uid: PodUid, evidence: Evidence) -> None:
         if self._memory.is_bare or uid not in self._held:
@@ -131,10 +131,10 @@ class AgentLinks:
         evidence, weight = self._memory.share(evidence)
         if not self._memory.evidence(uid, weight):
             self._too_large()
-        self._memory.told(weight)
-        self._tell(EvidenceReceived(uid, evidence))
+        self._memory.queued(weight)
+        self._receive(EvidenceReceived(uid, evidence))
 
     def _too_large(self) -> None:
         memory = self._memory
         memory.is_bare = True
-        self._tell(AgentsTooLarge(memory.bytes, memory.budget, memory.largest()))
+        self._receive(AgentsTooLarge(memory.bytes, memory.budget, memory.largest()))

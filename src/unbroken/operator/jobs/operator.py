@@ -46,7 +46,7 @@ from unbroken.spec.problems import Problem
 
 from .pods import JobIdentity, job_identity
 from .requests import JobRequests
-from .runner import JobRunner, Surroundings
+from .runner import JobResources, JobRunner
 from .views import node_view
 
 log = Log(__name__)
@@ -98,19 +98,19 @@ class Operator:
 
     def __init__(
         self,
-        around: Surroundings,
+        shared: JobResources,
         watches: Watches,
         *,
         namespace: str | None = None,
         has_queues: bool = True,
     ) -> None:
         """`namespace` None: all.  `has_queues`: jobs wait in Kueue's queues where there is one."""
-        self._around = around
+        self._shared = shared
         self._watches = watches
         self._has_queues = has_queues
         self._queues = Queues(
-            around.client,
-            around.recorder,
+            shared.client,
+            shared.recorder,
             watches.jobs,
             watches.pods,
             self._on_gate,
@@ -150,14 +150,14 @@ class Operator:
             name = NodeName(key_of(old).name)
             self._nodes.pop(name, None)
             for runner in self._runners.values():
-                runner.tell(NodeGone(name))
+                runner.receive(NodeGone(name))
             return
         view = node_view(new)
         if self._nodes.get(view.name) == view:
             return
         self._nodes[view.name] = view
         for runner in self._runners.values():
-            runner.tell(NodeSeen(view))
+            runner.receive(NodeSeen(view))
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = changed(old, new)
@@ -184,7 +184,7 @@ class Operator:
         if not self._queues.knows(new):
             return
         if runner is not None:
-            runner.tell(_seen(new, parsed, self._queues.gate(new)))
+            runner.receive(_seen(new, parsed, self._queues.gate(new)))
             if old is not None and _generation(old) != _generation(new):
                 known = _warnings(parse_job(old))
                 _warn(runner, [one for one in _warnings(parsed) if one not in known])
@@ -241,12 +241,12 @@ class Operator:
             job = self._watches.jobs.get(key.name, key.namespace)
             if job is None:
                 return
-            runner, began = None, self._around.clock()
+            runner, began = None, self._shared.clock()
             try:
                 runner = self._make(key, job)
                 await runner.run()
             except Exception:
-                is_old = self._around.clock() - began > CRASHES.limit
+                is_old = self._shared.clock() - began > CRASHES.limit
                 failures = 1 if is_old else failures + 1
                 log.exception("machine of a job failed", job=key, failures=failures)
             finally:
@@ -265,21 +265,21 @@ class Operator:
             # The spec is valid by now, so the job has yet to begin.
             status = JobStatus(other=status.other)
         machine = self._machines[key] = Job(key.name, status)
-        runner = self._runners[key] = JobRunner(self._around, job_identity(job), machine)
+        runner = self._runners[key] = JobRunner(self._shared, job_identity(job), machine)
         annotations = job["metadata"].get("annotations") or {}
         ledger = read_ledger(str(annotations.get(LEDGER) or ""))
-        runner.tell(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
+        runner.receive(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
         runner.guard(status)
         for view in self._nodes.values():
-            runner.tell(NodeSeen(view))
+            runner.receive(NodeSeen(view))
         for pod in self._watches.pods.items():
             if job_of(pod, HYPERPOD_JOB) == key and is_owned(pod, runner.job.uid):
                 runner.pod_changed(pod)
         for item in self._watches.incidents.items():
             if is_owned(item, runner.job.uid):
                 incident, _ = incident_from(item)
-                runner.tell(IncidentSeen(incident))
-        runner.tell(Synced())
+                runner.receive(IncidentSeen(incident))
+        runner.receive(Synced())
         if not status.conditions:
             # For a job that has begun, this or an earlier operator has recorded it.
             _warn(runner, [*_warnings(parsed), *self._queues.warnings(job)])
@@ -301,7 +301,7 @@ class Operator:
         self._group.create_task(self._write_refusal(job_identity(job), status, text))
 
     async def _write_refusal(self, job: JobIdentity, status: JobStatus, text: str) -> None:
-        now, key = self._around.clock(), Key(job.namespace, job.name)
+        now, key = self._shared.clock(), Key(job.namespace, job.name)
         created = advance(status.conditions, ConditionType.CREATED, "Created", "", now)
         failed = advance(created, ConditionType.FAILED, INVALID, text, now)
         if [(c.type, c.message) for c in failed] == [
@@ -309,7 +309,7 @@ class Operator:
         ]:
             return
         wanted = JobStatus(conditions=failed, other=status.other)
-        requests = JobRequests(self._around.client, job)
+        requests = JobRequests(self._shared.client, job)
         try:
             await persist("write a refusal", lambda: requests.write_status(wanted), job=key)
         except ApiRefusal as error:

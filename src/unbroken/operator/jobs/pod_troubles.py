@@ -90,7 +90,7 @@ def _trouble(one: ContainerStatus, *, is_needed: bool, may_succeed: bool) -> Tro
         ends = count if is_needed and not is_running else 0
         reason = ended.reason or "Error" if ended is not None and count == 1 else ENDED
         return Trouble(
-            reason, _said(one.name, count, last), container_lines(last.message or ""), ends
+            reason, _exit_text(one.name, count, last), container_lines(last.message or ""), ends
         )
     if waits in STARTING:
         return Trouble()
@@ -98,7 +98,7 @@ def _trouble(one: ContainerStatus, *, is_needed: bool, may_succeed: bool) -> Tro
     return Trouble(waits, printable(f"container {one.name}: {said}" if said else ""))
 
 
-def _said(name: str, count: int, last: ContainerStateTerminated) -> str:
+def _exit_text(name: str, count: int, last: ContainerStateTerminated) -> str:
     how = f"exit code {last.exitCode}"
     if last.reason not in (None, "", "Error", "Completed"):
         how = f"{how} ({last.reason})"

@@ -104,7 +104,7 @@ Commanded = StartWorkers | StopWorkers | AskAgent
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobResources:
     """Resources that all jobs of one operator share."""
 
     client: KubeClient
@@ -127,17 +127,17 @@ class Surroundings:
 
 
 class JobRunner:
-    """Runs one job. Start `run` in a task of its own, and pass events to `tell`."""
+    """Runs one job. Start `run` in a task of its own, and pass events to `receive`."""
 
-    def __init__(self, around: Surroundings, job: JobIdentity, machine: JobMachine) -> None:
+    def __init__(self, shared: JobResources, job: JobIdentity, machine: JobMachine) -> None:
         self.job = job
         self.title = f"{job.namespace}/{job.name}"
-        self._around = around
+        self._shared = shared
         self._machine = machine
-        self._requests = JobRequests(around.client, job)
-        self._writer = JobWriter(self._requests, around.recorder, job)
-        self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, around.clock)
-        self._told = self._taken = 0
+        self._requests = JobRequests(shared.client, job)
+        self._writer = JobWriter(self._requests, shared.recorder, job)
+        self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, shared.clock)
+        self._received = self._taken = 0
         """Number of events so far, and of those that the machine has taken."""
         self._tasks = asyncio.TaskGroup()
         self._under_way: set[Hashable] = set()
@@ -155,8 +155,8 @@ class JobRunner:
         self._secret: str | None = None
         """Name of the Secret with the key; both None: the job has no key."""
         if job.has_key:
-            self._key = job_key(around.master, job.uid)
-            self._secret = job_secret_name(around.master, job.name, job.uid)
+            self._key = job_key(shared.master, job.uid)
+            self._secret = job_secret_name(shared.master, job.name, job.uid)
         self._is_guarded = False
         """True if the job's pods may not be evicted."""
         self._making = asyncio.Lock()
@@ -174,7 +174,7 @@ class JobRunner:
 
     # --- input
 
-    def tell(self, event: JobEvent) -> None:
+    def receive(self, event: JobEvent) -> None:
         """Take an event."""
         if isinstance(event, JobSeen):
             # The ledger is written by this operator only: the version found at the start counts,
@@ -185,7 +185,7 @@ class JobRunner:
             self._seen = event
         if isinstance(event, IncidentSeen):
             self._found.add(event.incident.number)
-        self._told += 1
+        self._received += 1
         self._inbox.put_nowait(event)
 
     def pod_changed(self, pod: Pod, *, is_gone: bool = False) -> None:
@@ -194,16 +194,16 @@ class JobRunner:
         if view is None or view.uid in self._gone:
             return
         if is_gone:
-            self._tell_gone(view.name, view.uid)
+            self._pod_gone(view.name, view.uid)
         else:
             self._places[view.uid] = agent_place(pod)
-            self.tell(PodSeen(view))
+            self.receive(PodSeen(view))
 
-    def _tell_gone(self, name: PodName, uid: PodUid) -> None:
+    def _pod_gone(self, name: PodName, uid: PodUid) -> None:
         # A watch may lag behind a deletion that is already known.
         if uid not in self._gone:
             self._gone.add(uid)
-            self.tell(PodGone(name, uid))
+            self.receive(PodGone(name, uid))
 
     def health(self) -> JobHealth:
         """Return the operator's service of the job."""
@@ -214,7 +214,7 @@ class JobRunner:
     @property
     def is_done(self) -> bool:
         """True if the machine has taken all events, and none of its orders is under way."""
-        return self._told == self._taken and not self._under_way
+        return self._received == self._taken and not self._under_way
 
     def complain(self, reason: str, message: str) -> None:
         """Record a warning on the job."""
@@ -229,16 +229,16 @@ class JobRunner:
             self._tasks.create_task(self._read_events())
             if self._key is not None:
                 self._tasks.create_task(self._keep_secret())
-            around, permit = self._around, self._around.permit
-            shared = LinkResources(
-                session=around.session,
+            shared, permit = self._shared, self._shared.permit
+            resources = LinkResources(
+                session=shared.session,
                 permit=permit,
-                turns=around.turns,
+                turns=shared.turns,
                 room=self._memory.room,
                 heavy=self._memory.heavy,
                 on_stranger=partial(self.complain, "AgentNotProven"),
             )
-            links = AgentLinks(self._key, self.tell, self._tasks, self._memory, shared)
+            links = AgentLinks(self._key, self.receive, self._tasks, self._memory, resources)
             self._links = links
             async for event in self._inbox:
                 events = self._with_others(event)
@@ -253,7 +253,7 @@ class JobRunner:
         if self._secret is None or self._key is None:
             return
         async with self._making:
-            now = self._around.clock()
+            now = self._shared.clock()
             if self._made_at is None or now >= self._made_at + SECRET_SECONDS:
                 await self._requests.create_secret(self._secret, self._key)
                 self._made_at = now
@@ -275,11 +275,11 @@ class JobRunner:
             while not self._mounting:  # The last pod may run before this task does.
                 await self._is_mounting.wait()
             uid = min(self._mounting, key=self._mounting.__getitem__)
-            early = self._mounting[uid] - self._around.clock()
+            early = self._mounting[uid] - self._shared.clock()
             if early > 0:
                 await pause(early)
                 continue
-            self._mounting[uid] = self._around.clock() + EVENTS_SECONDS
+            self._mounting[uid] = self._shared.clock() + EVENTS_SECONDS
             await self._read_events_of(uid)
             await pause(EVENTS_AFTER_SECONDS)
 
@@ -290,11 +290,11 @@ class JobRunner:
             log.warning("events of a pod not read", job=self.title, error=error)
         else:
             if found is not None:
-                self.tell(PodHeld(uid, *found))
+                self.receive(PodHeld(uid, *found))
 
     def _mounts(self, uid: PodUid) -> None:
         """Watch a pod that has a node, until it runs."""
-        self._mounting.setdefault(uid, self._around.clock() + EVENTS_AFTER_SECONDS)
+        self._mounting.setdefault(uid, self._shared.clock() + EVENTS_AFTER_SECONDS)
         self._is_mounting.set()
 
     def _mounted(self, uid: PodUid) -> None:
@@ -325,7 +325,7 @@ class JobRunner:
                 self._unusable.discard(name)
             case _:
                 pass
-        effects = self._machine.steps(events, self._around.clock())
+        effects = self._machine.steps(events, self._shared.clock())
         self._note_taken(events)
         commands = [e for e in effects if isinstance(e, Commanded)]
         for command in commands:
@@ -393,7 +393,7 @@ class JobRunner:
             case WriteIncident(incident):
                 self._writer.incident(incident)
                 if incident.number not in self._found:
-                    self._around.incident_ended(self.job, incident)
+                    self._shared.incident_ended(self.job, incident)
             case WriteLedger(ledger):
                 self._writer.ledger(ledger)
             case DeleteIncident(number):
@@ -448,7 +448,7 @@ class JobRunner:
         try:
             if is_after_write:
                 await self._writer.status_stored()
-            async with self._slots, self._around.slots:
+            async with self._slots, self._shared.slots:
                 await work
         except UnbrokenError as error:
             # The machine orders it again while it matters.
@@ -459,16 +459,16 @@ class JobRunner:
 
     async def _delete(self, order: DeletePod) -> None:
         if not await self._requests.delete_pod(order):
-            self._tell_gone(order.name, order.uid)
+            self._pod_gone(order.name, order.uid)
 
     async def _prove(self, order: ProveFence) -> None:
         if await self._requests.is_fenced(order.node):
-            self.tell(FenceProven(order.pod))
+            self.receive(FenceProven(order.pod))
 
     async def _create(self, order: CreatePod) -> None:
         try:
             await self._make_secret()
-            agent = self._around.agent
+            agent = self._shared.agent
             body = build_pod(
                 self.job,
                 self._spec(),
@@ -483,12 +483,12 @@ class JobRunner:
                 body = place_pod(body, gate, order.replica_spec, order.index)
             made = await self._requests.create_pod(body)
         except SpecError as error:
-            self.tell(PodRefused(order.name, str(error), True))
+            self.receive(PodRefused(order.name, str(error), True))
         except ApiRefusal as error:
             if isinstance(error, Conflict) and await self._is_there(order):
                 return
             log.warning("pod refused", job=self.title, pod=order.name, error=error)
-            self.tell(PodRefused(order.name, str(error), error.code in FINAL))
+            self.receive(PodRefused(order.name, str(error), error.code in FINAL))
         else:
             self._first_seen(made)
 

@@ -157,14 +157,14 @@ def workload_view(
         shape=(metadata.get("annotations") or {}).get(keys.WORKLOAD_SHAPE, ""),
         is_active=body.get("active") is not False,
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        conditions=_said(status),
+        conditions=_conditions(status),
         has_admission=bool(status.get("admission")),
         waits_until=bool((status.get("requeueState") or {}).get("requeueAt")),
         admission=_admission(found, spec, flavors),
     )
 
 
-def _said(status: Mapping[str, Any]) -> dict[str, Said]:
+def _conditions(status: Mapping[str, Any]) -> dict[str, Said]:
     return {
         one["type"]: Said(one["status"] == "True", one.get("reason", ""), one.get("message", ""))
         for one in status.get("conditions") or ()
@@ -260,7 +260,7 @@ def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float)
         if spent:
             key = "accumulatedPastExecutionTimeSeconds"
             status[key] = int(status.get(key) or 0) + spent
-    for type, said in with_conditions(_said(status), order).items():
+    for type, said in with_conditions(_conditions(status), order).items():
         old = before.get(type, {})
         if old and Said(old["status"] == "True", old["reason"], old["message"]) == said:
             continue

@@ -152,7 +152,7 @@ class Checker:
             log.info("check runs", check=run.name, nodes=run.spec.nodes)
             total = total_steps(run.spec)
             run.status = replace(run.status, started_at=wall(), total=total)
-            self._tell_nodes(run, "Started")
+            self._record_start(run, "Started")
         if run.is_deep:
             await self._hold(run)
         old = len(run.results)
@@ -301,7 +301,7 @@ class Checker:
     async def _conclude(self, run: Run) -> None:
         found = conclude(run.spec, run.results, run.fleet)
         await self._remember(run, found)
-        await self._release(run.name, found.standing)
+        await self._release(run.name, found.verdicts)
         done = steps_done(run.results)
         status = replace(
             run.status,
@@ -316,7 +316,7 @@ class Checker:
         run.results += found.results[len(run.results) :]
         await self._requests.write(run.check, status)
         log.info("check ended", check=run.name, phase=found.phase, message=found.message)
-        self._tell_end(run, found)
+        self._record_end(run, found)
 
     # --- nodes
 
@@ -335,7 +335,7 @@ class Checker:
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
             text = better(node, speeds.get(name))
-            if text is not None and found.standing[name] is CheckPhase.PASSED:
+            if text is not None and found.verdicts[name] is CheckPhase.PASSED:
                 patch = {"metadata": {"annotations": {LINK_BANDWIDTH: text}}}
                 await self._requests.patch_node(node, patch)
 
@@ -347,17 +347,17 @@ class Checker:
                 if patch is not None:
                     await self._requests.patch_node(node, patch)
 
-    def _tell_nodes(self, run: Run, what: str) -> None:
+    def _record_start(self, run: Run, what: str) -> None:
         reason = f"{_subject(run)}{what}"
         kinds = ", ".join(kind.value for kind in run.spec.kinds)
         for node in self._known(run.spec.nodes):
             text = f"{run.name}: {kinds}. {run.spec.reason}".rstrip(". ")
             self._recorder.record(node, "Normal", reason, text)
 
-    def _tell_end(self, run: Run, found: Conclusion) -> None:
+    def _record_end(self, run: Run, found: Conclusion) -> None:
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
-            state = found.standing[name]
+            state = found.verdicts[name]
             faults = faults_of(name, found.results)[:EVENT_FAULTS_MAX]
             text = "; ".join(_fault_text(one) for one in faults) or found.message
             kind = "Warning" if state is CheckPhase.FAILED else "Normal"

@@ -30,6 +30,7 @@ from unbroken.core.nodes.repair.events import (
     PodsSeen,
     ProviderAnswered,
     RecordGone,
+    RecordRepairEvent,
     RecordSeen,
     RepairEffect,
     RepairEvent,
@@ -38,7 +39,6 @@ from unbroken.core.nodes.repair.events import (
     RepairOrder,
     RepairSettings,
     RepairSynced,
-    TellNode,
     WriteRecord,
 )
 from unbroken.core.nodes.repair.machine import Repairer
@@ -242,7 +242,7 @@ class NodeRepair:
                 await self._client.delete_if_present(f"{NODE_RECORD.path}/{quote(name)}")
             case PatchNode():
                 await self._patch(effect)
-            case TellNode(name, reason, text, is_warning):
+            case RecordRepairEvent(name, reason, text, is_warning):
                 # `kubectl describe node` looks for events by this uid, as kubelets write them.
                 about = ObjectReference(kind="Node", name=name, uid=name)
                 kind = "Warning" if is_warning else "Normal"
@@ -286,7 +286,7 @@ class NodeRepair:
     async def _ask(self, name: str) -> None:
         """Ask the provider; a failed call gives no answer, and is made again."""
         order, is_first = self._orders[name]
-        ask = self._provider.order if is_first else self._provider.standing
+        ask = self._provider.order if is_first else self._provider.status
         self._take(ProviderAnswered(order, await ask(order)))
 
 

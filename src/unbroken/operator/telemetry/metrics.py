@@ -60,7 +60,7 @@ class OperatorMetrics(Collector):
         finally:
             self._leading = self._operator = None
 
-    def tell_of(self, operator: Operator) -> None:
+    def count(self, operator: Operator) -> None:
         """Count the agents and events of this operator's jobs, while it leads."""
         self._operator = operator
 
@@ -99,7 +99,7 @@ class OperatorMetrics(Collector):
 
 
 def _watch(one: Informer[Any], now: float) -> WatchHealth:
-    silent = 0.0 if one.heard_at is None else now - one.heard_at
+    silent = 0.0 if one.received_at is None else now - one.received_at
     return WatchHealth(
         one.resource,
         one.synced.is_set(),

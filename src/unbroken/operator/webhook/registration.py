@@ -222,7 +222,7 @@ class _Upkeep:
         if found is None:
             await self._client.raw("POST", CONFIGURATIONS, body=wanted)
             log.info("webhook registered", client=_client_of(wanted))
-        elif not _says(found, wanted):
+        elif not _includes(found, wanted):
             body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
             await self._client.merge(path, body)
             log.info("webhook registered again", client=_client_of(wanted))
@@ -235,14 +235,16 @@ def _client_of(wanted: Object) -> str:
     return f"{service['namespace']}/{service['name']}" if service else "127.0.0.1"
 
 
-def _says(found: object, wanted: object) -> bool:
+def _includes(found: object, wanted: object) -> bool:
     """True if all wanted fields are present; the API server adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(
-            _says(found.get(key), value) for key, value in wanted.items()
+            _includes(found.get(key), value) for key, value in wanted.items()
         )
     if isinstance(wanted, list):
         return (
-            isinstance(found, list) and len(found) == len(wanted) and all(map(_says, found, wanted))
+            isinstance(found, list)
+            and len(found) == len(wanted)
+            and all(map(_includes, found, wanted))
         )
     return found == wanted

@@ -82,7 +82,7 @@ def _templates(parsed: Parsed) -> list[object]:
     return [one.template for one in parsed.spec.replica_specs]
 
 
-def _stands(job: Mapping[str, Any]) -> ConditionType | None:
+def _condition_of(job: Mapping[str, Any]) -> ConditionType | None:
     status, _ = job_status_from(job.get("status"))
     return standing(status.conditions)
 
@@ -91,7 +91,7 @@ def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:
     """Return changes that a running job cannot follow."""
     if queue_of(job) == queue_of(old):
         return []
-    if _stands(old) in (None, ConditionType.SUSPENDED, *ENDS):
+    if _condition_of(old) in (None, ConditionType.SUSPENDED, *ENDS):
         return []
     why = "the queue of a job that runs cannot be changed; suspend the job first"
     return [Problem(f"metadata.labels[{QUEUE}]", f"Forbidden: {why}", "FieldValueForbidden")]
@@ -101,7 +101,7 @@ def _late(
     job: Mapping[str, Any], old: Mapping[str, Any], parsed: Parsed, before: Parsed
 ) -> list[str]:
     """Return changes that take effect late, or never."""
-    stands = _stands(old)
+    stands = _condition_of(old)
     if parsed.spec == before.spec or stands in (None, ConditionType.SUSPENDED):
         return []
     if stands in ENDS:

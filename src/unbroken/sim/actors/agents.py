@@ -70,7 +70,7 @@ class Machine(Protocol):
 
 
 @dataclass(slots=True)
-class Surroundings:
+class AgentResources:
     """Resources that all agents of a world share."""
 
     schedule: Schedule
@@ -105,7 +105,7 @@ class Surroundings:
 class Agent:
     """One agent process."""
 
-    def __init__(self, world: Surroundings, local: Local) -> None:
+    def __init__(self, world: AgentResources, local: Local) -> None:
         self._world = world
         self._schedule = world.schedule
         world.agents += 1
@@ -204,7 +204,7 @@ class Agent:
 
     def _post(self, to: Agent, arrive: Callable[..., None], *message: object) -> None:
         """Send another agent a message; it arrives even at a node that is cut off meanwhile."""
-        if to.local.node.hears(self.local.node):
+        if to.local.node.receives(self.local.node):
             self._schedule.after(self.quality.usual_seconds, arrive, *message)
 
     def asked(self, child: Agent, question: PeerQuestion, asked_at: float) -> None:
@@ -212,7 +212,7 @@ class Agent:
         peers = self._peers
         if peers is not None and self.is_alive and not self.is_frozen:
             vouches = self.vouches(peers.attempt)
-            answer = peers.hear(question, vouches=vouches, now=self._clock())
+            answer = peers.answer_child(question, vouches=vouches, now=self._clock())
             if answer is not None:
                 self._post(child, child.answered, peers.attempt, answer, asked_at)
 

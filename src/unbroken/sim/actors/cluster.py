@@ -96,7 +96,7 @@ class Node:
         """True if it is paused as a whole."""
         return self.paused_at is not None
 
-    def hears(self, other: Node) -> bool:
+    def receives(self, other: Node) -> bool:
         """Return whether messages of agents on another node arrive here."""
         if not (self.has_power and other.has_power) or self.is_paused or other.is_paused:
             return False

@@ -100,7 +100,7 @@ class Link:
         self.is_open = True
         self.way = Way.BOTH
         """Direction in which messages pass, while no side has noticed a cut."""
-        self.heard_at = schedule.now
+        self.received_at = schedule.now
         """Time of the agent's last message to the operator."""
         self._has_reported = False
         self._repeats = False
@@ -141,7 +141,7 @@ class Link:
 
     def _arrived_beat(self, at: float) -> None:
         if self.is_open and self._comes_up():
-            self.heard_at = self._schedule.now
+            self.received_at = self._schedule.now
             if self._has_reported:
                 self._send_down(self._arrived_renewal, at)
 
@@ -225,7 +225,7 @@ class Link:
 
     def _arrived_up(self, report: AgentReport) -> None:
         if self.is_open and self._comes_up():
-            self.heard_at, self._has_reported = self._schedule.now, True
+            self.received_at, self._has_reported = self._schedule.now, True
             self._told(self.pod, report)
         self._answers = max(0, self._answers - 1)
         if self._next is not None and not self._answers:

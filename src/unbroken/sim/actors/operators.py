@@ -408,7 +408,7 @@ class Operator:
             return
         if self._control.agent(pod) is not None:
             return
-        heard_at = peer.link.heard_at if peer.link is not None else self._schedule.now
+        heard_at = peer.link.received_at if peer.link is not None else self._schedule.now
         self._close(peer)
         if peer.is_up:
             peer.is_up = False

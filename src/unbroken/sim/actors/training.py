@@ -266,7 +266,7 @@ class Training:
                 self._schedule.after(after, self._fail, peer, PEER_LOST)
         self._schedule.after(seconds * 1.2, self._fail, worker, PEER_LOST)
 
-    def stand_still(self, worker: Worker) -> None:
+    def pause(self, worker: Worker) -> None:
         """Do nothing, as the machine does not."""
         place = self.place(worker)
         if not (place.is_broken or place.is_done):

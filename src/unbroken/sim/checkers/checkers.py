@@ -25,7 +25,7 @@ from unbroken.wire.agent import AgentReport, StartCommand
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 
 from .barriers import Barriers
-from .hearing import Hearing
+from .hearing import ReceivedReports
 from .truth import Truth
 
 EFFECTS_PER_POD_MAX = 40
@@ -103,7 +103,7 @@ class Checkers:
         self._is_asked = False
         """A look at the ranks is under way."""
         self.barriers = Barriers(schedule, self.require)
-        self.hearing = Hearing()
+        self.hearing = ReceivedReports()
         self.snapshots: Snapshots | None = None
         self._seen: dict[int, RankEvidence] = {}
         """Evidence that the operator got in answer to its newest question."""
@@ -258,9 +258,9 @@ class Checkers:
             case core.CreatePod():
                 self.require(not self.is_over, "a pod is created after the end", effect)
             case _:
-                self._told_or_asked(effect)
+                self._stop_or_look(effect)
 
-    def _told_or_asked(self, effect: core.JobEffect) -> None:
+    def _stop_or_look(self, effect: core.JobEffect) -> None:
         match effect:
             case core.AskAgent(_, CollectCommand(request)):
                 if request != self._request:
@@ -316,7 +316,7 @@ class Checkers:
         ]
         return all(newest is None or newest < attempt for newest in heard)
 
-    def is_untold(self, attempt: int) -> bool:
+    def is_unknown(self, attempt: int) -> bool:
         """Return whether the present operator has no knowledge of this attempt or a later one."""
         known = max(self._found_count, self.hearing.newest)
         return not self._is_ours(attempt) and known < attempt

@@ -40,7 +40,7 @@ class Ending:
         is_failed = ends[0].type == "Failed"
         never_started = is_failed and count > newest
         is_unknown = self.truth.is_stock and not self.truth.is_undisturbed
-        is_unknown = is_unknown or (is_failed and self.checkers.is_untold(count + 1))
+        is_unknown = is_unknown or (is_failed and self.checkers.is_unknown(count + 1))
         counted = count == max(newest, 0) or never_started or is_unknown
         require(counted, "restartCount is not the newest attempt", status, newest)
         if is_failed:

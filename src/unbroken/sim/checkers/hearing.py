@@ -9,7 +9,7 @@ from unbroken.core.job.events import PodUid
 from unbroken.wire.agent import AgentState
 
 
-class Hearing:
+class ReceivedReports:
     """The reports that reached the operators of one job."""
 
     def __init__(self) -> None:

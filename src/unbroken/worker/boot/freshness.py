@@ -46,7 +46,7 @@ class Freshness:
 
     def changed_file(self) -> str | None:
         """Return a file that has changed."""
-        if self._changed is None and (self._is_told() or self._is_moved()):
+        if self._changed is None and (self._is_changed() or self._is_moved()):
             self.close()
             self._watch()
             self._changed = self._first(self._files)
@@ -55,7 +55,7 @@ class Freshness:
     def _first(self, files: Mapping[str, State]) -> str | None:
         return next((file for file, known in files.items() if self._state(file) != known), None)
 
-    def _is_told(self) -> bool:
+    def _is_changed(self) -> bool:
         if self._fd < 0:
             return False
         try:

@@ -136,7 +136,7 @@ class _Template:
             self._importer = importer
         hidden = self._imports.first_of(self._front, self._ours)
         if hidden is not None:
-            self._say_unsafe(f"{hidden}.py beside the script hides the library's")
+            self._send_unsafe(f"{hidden}.py beside the script hides the library's")
         else:
             importer.run(told["names"], self._look.danger)
         if importer.is_tainted and told["passes"] < PASSES_MAX:
@@ -146,15 +146,15 @@ class _Template:
         if reason is None and importer.is_tainted:
             reason = f"after {PASSES_MAX} starts there still are modules unfit for it"
         if reason is not None:
-            self._say_unsafe(reason)
+            self._send_unsafe(reason)
         elif hidden is None:
             self._rendezvous.be_patient(os.environ.get(self._warm.IN_PROCESS_VARIABLE, ""))
             self._fresh = self._freshness(importer.files, importer.roots, self._imports.state)
             gc.collect()
             gc.freeze()
-            self._say_ready({**importer.left_out, **importer.skipped})
+            self._send_ready({**importer.left_out, **importer.skipped})
 
-    def _say_ready(self, skipped: dict[str, str]) -> None:
+    def _send_ready(self, skipped: dict[str, str]) -> None:
         self._agent.send(
             {
                 "type": "ready",
@@ -164,7 +164,7 @@ class _Template:
             }
         )
 
-    def _say_unsafe(self, reason: str) -> None:
+    def _send_unsafe(self, reason: str) -> None:
         self._agent.send({"type": "unsafe", "reason": reason})
 
     def _start_anew(self, left_out: dict[str, str]) -> NoReturn:
@@ -202,7 +202,7 @@ class _Template:
         if reason is None:
             self._agent.send({"type": "parked", "pid": pid})
         else:
-            self._say_unsafe(reason)
+            self._send_unsafe(reason)
         return False
 
 

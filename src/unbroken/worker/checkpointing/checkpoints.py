@@ -133,7 +133,7 @@ class Checkpoints:
         self._staged, self._part = Staged(is_alone=not shared), Part()
         self._thread: Thread | None = None
         self._is_heir = False
-        self._told_step: int | None = None
+        self._reported_step: int | None = None
         self._cost: float | None = None
         self._advice: Advice | None = None
         self._history = (0, time())
@@ -238,7 +238,7 @@ class Checkpoints:
             self.skipped += 1
             log.warning("checkpoint skipped", step=step, error=obstacle)
             return False
-        self._tell(offers)
+        self._report(offers)
         if any(offer.has_failed for offer in offers):
             group.together(lambda: self._discard(group))
         digest = hashlib.blake2b(b"".join(offer.digest for offer in offers)).digest()
@@ -441,11 +441,15 @@ class Checkpoints:
         self._part.has_failed = True
         log.warning("checkpoint not saved; training continues", step=self._part.step, error=reason)
 
-    def _tell(self, offers: list[_Offer]) -> None:
+    def _report(self, offers: list[_Offer]) -> None:
         """Report it on the page of every worker, not only of the one that completed it."""
         newest = offers[0].newest
-        if newest and newest.attempt == self._directory.attempt and newest.step != self._told_step:
-            self._told_step = newest.step
+        if (
+            newest
+            and newest.attempt == self._directory.attempt
+            and newest.step != self._reported_step
+        ):
+            self._reported_step = newest.step
             checkpoint(newest.step)
 
     def _interval(self, looks: list[_Look]) -> float:

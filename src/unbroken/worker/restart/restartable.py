@@ -202,7 +202,7 @@ class _Run:
         self.thread = threading.get_ident()
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        self._heard = threading.Event()
+        self._interrupted = threading.Event()
         """Set at a fault, and when the agent has ended."""
         self._must_leave = False
         self._eviction: _Eviction | None = None
@@ -297,7 +297,7 @@ class _Run:
             groups.abort()
             _clear(outcome)
             groups.destroy()
-            self._heard.wait(ORDER_SECONDS)
+            self._interrupted.wait(ORDER_SECONDS)
         with self._lock:
             self._is_over = is_users or not self._must_leave
         if self._is_over and self._eviction is not None:
@@ -338,7 +338,7 @@ class _Run:
             self._eviction.left()
             self._past.append(self._eviction)
         self._must_leave, self._eviction = False, None
-        self._heard.clear()
+        self._interrupted.clear()
         if not self._channel.send({"type": AT_BARRIER, "attempt": attempt_now()}):
             raise WorldError("the agent ended while this worker waited for the next attempt")
 
@@ -348,12 +348,12 @@ class _Run:
             if not self._must_leave and not self._is_over:
                 self._must_leave = True
                 self._eviction = _Eviction(self)
-            self._heard.set()
+            self._interrupted.set()
 
     def _ended(self) -> None:
         """Continue training without an agent; a worker at the barrier ends."""
         self._orders.put({})
-        self._heard.set()
+        self._interrupted.set()
 
 
 _run: _Run | None = None

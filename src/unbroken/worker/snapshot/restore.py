@@ -140,7 +140,7 @@ class _Search:
         """Shares of divided state, of any rank, that this rank's agent has."""
         self._failed: Counter[tuple[int, Point]] = Counter()
         if _is_sharded(snapshot.parts):
-            self._look_around()
+            self._find_offers()
         self._take(snapshot.find)
         self.replicas = self._replicas()
 
@@ -214,7 +214,7 @@ class _Search:
         own = Offer(points, self.replicas, self._has_asked, self._shares)
         self._offers = self._world.gather(own)
 
-    def _look_around(self) -> None:
+    def _find_offers(self) -> None:
         """Ask the agent for the state of all ranks; points that have failed twice are left out."""
         found: Mapping[Point, Shares] = {}
         try:
@@ -253,7 +253,7 @@ class _Search:
             self._failed[rank, point] += 1
             self._complain(point, f"the share of rank {rank}: {why}")
         if any(self._world.gather(bool(failed))):
-            self._look_around()
+            self._find_offers()
             return None
         try:
             anew = division.carry_out()

@@ -323,7 +323,7 @@ class AgentSlots:
         """Return the slot that the agent has of a rank."""
         whose = replace(self._identity, rank=rank)
         message = whose.message(SNAPSHOT_FIND, from_attempt=point[0], step=point[1])
-        found = self._offered(*self._told(message, SNAPSHOT_FOUND))
+        found = self._offered(*self._request(message, SNAPSHOT_FOUND))
         return found[0][0] if found else None
 
     def copies(self) -> list[Point]:
@@ -360,9 +360,9 @@ class AgentSlots:
     def _ask(
         self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int | bool
     ) -> tuple[Mapping[str, Any], list[int]]:
-        return self._told(self._identity.message(kind, **keys), answer, seconds)
+        return self._request(self._identity.message(kind, **keys), answer, seconds)
 
-    def _told(
+    def _request(
         self, message: Mapping[str, Any], answer: str, seconds: float = ANSWER_SECONDS
     ) -> tuple[Mapping[str, Any], list[int]]:
         found, fds = self._channel.request(message, answer, seconds=seconds)

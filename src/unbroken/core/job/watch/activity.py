@@ -8,7 +8,7 @@ for ever does not take memory.
 
 from __future__ import annotations
 
-from unbroken.core.diagnosis.doings import Doing, Kind
+from unbroken.core.diagnosis.rank_activity import Kind, RankActivity
 from unbroken.wire.observation import Activity, RankEvidence
 
 MAIN_SHARE, MAIN_SECONDS = 0.001, 0.001
@@ -29,7 +29,7 @@ _WAKES_ALONE = (Kind.GIL, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN)
 """A thread that waits for the GIL wakes up 200 times a second."""
 
 
-def is_active(before: Activity | None, one: RankEvidence, what: Doing) -> bool:
+def is_active(before: Activity | None, one: RankEvidence, what: RankActivity) -> bool:
     """True if the rank did something between the look that has ended with `before` and this one;
     False also where it was not measured."""
     after = one.activity_before
@@ -48,7 +48,7 @@ def is_active(before: Activity | None, one: RankEvidence, what: Doing) -> bool:
     return does or (what.kind is Kind.SLEEP and polls)
 
 
-def watched_seconds(before: Activity | None, one: RankEvidence, what: Doing) -> float:
+def watched_seconds(before: Activity | None, one: RankEvidence, what: RankActivity) -> float:
     """Time for which the rank was watched between two looks; infinite if that would say nothing,
     or its kernel has no counters."""
     after = one.activity_before

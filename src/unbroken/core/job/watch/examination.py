@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.core.diagnosis.doings import telling_frames
+from unbroken.core.diagnosis.rank_activity import explaining_frames
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
 from unbroken.core.job.deadlines import earliest
 from unbroken.core.job.gang import GangStage
@@ -498,7 +498,7 @@ def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
     """Where the thread is that explains the rank, and what was written last."""
     if seen is None:
         return ()
-    frames = telling_frames(seen)
+    frames = explaining_frames(seen)
     said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
     kept = (*frames[: signals.LINES_MAX - len(said)], *said)
     return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)

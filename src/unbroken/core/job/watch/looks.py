@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unbroken.core.diagnosis.doings import (
+from unbroken.core.diagnosis.rank_activity import (
     GPU,
     WAITING,
-    Doing,
     Kind,
-    all_doings,
+    RankActivity,
+    activities_of,
 )
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, works
 from unbroken.wire.observation import Activity, RankEvidence
@@ -40,7 +40,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._ranks: Mapping[int, RankEvidence] = {}
-        self._doings: Mapping[int, Doing] = {}
+        self._doings: Mapping[int, RankActivity] = {}
         self._active: frozenset[int] = frozenset()
         """Ranks that may have done something since the look before."""
         self._moved: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Looks:
 
     def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
         """Compare a look with the one before."""
-        before, self._ranks, self._doings = self._ranks, ranks, all_doings(ranks)
+        before, self._ranks, self._doings = self._ranks, ranks, activities_of(ranks)
         self._active = frozenset(
             rank
             for rank, one in ranks.items()
@@ -96,7 +96,7 @@ class Looks:
 
     def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
         """True if the ranks that a look names did nothing since the look before it."""
-        doings = all_doings(ranks)
+        doings = activities_of(ranks)
         return all(
             _watched_seconds(self._ranks, ranks[rank], doings[rank]) >= WATCH_SECONDS
             and not is_active(_counted(self._ranks.get(rank)), ranks[rank], doings[rank])
@@ -142,7 +142,9 @@ def is_named(what: Blame) -> bool:
     return bool(what.ranks) and what.confidence in (CERTAIN, LIKELY)
 
 
-def _watched_seconds(before: Mapping[int, RankEvidence], one: RankEvidence, what: Doing) -> float:
+def _watched_seconds(
+    before: Mapping[int, RankEvidence], one: RankEvidence, what: RankActivity
+) -> float:
     return watched_seconds(_counted(before.get(one.rank)), one, what)
 
 
@@ -151,7 +153,7 @@ def _counted(before: RankEvidence | None) -> Activity | None:
     return before.activity_after if before is not None else None
 
 
-def _does_something(before: RankEvidence | None, one: RankEvidence, what: Doing) -> bool:
+def _does_something(before: RankEvidence | None, one: RankEvidence, what: RankActivity) -> bool:
     """True if the rank may get on with something, other than to wait for its peers."""
     if what.kind in (*_ENDED, Kind.UNKNOWN):
         return False

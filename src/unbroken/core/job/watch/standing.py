@@ -14,17 +14,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.core.diagnosis.doings import (
+from unbroken.core.diagnosis.rank_activity import (
     BUSY_SHARE,
     COLLECTIVE,
     GIL_IDLE_SHARE,
     GPU,
     WAITING,
-    Doing,
     Kind,
-    all_doings,
+    RankActivity,
+    activities_of,
+    explaining_frames,
     parts,
-    telling_frames,
 )
 from unbroken.core.diagnosis.stacks import IO_NOISE_BYTES, spins, works
 from unbroken.wire.observation import Activity, RankEvidence
@@ -111,7 +111,7 @@ def still_ranks(
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
     ranks = {one.rank: one for one in evidence}
-    doings = all_doings(ranks)
+    doings = activities_of(ranks)
     away = [rank for rank, what in doings.items() if what.kind not in WAITING]
     # One that has ended has its own rules, and one under a debugger is a person's.
     kinds = {what.kind for what in doings.values()}
@@ -150,7 +150,7 @@ def still_ranks(
     )
 
 
-def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) -> bool:
+def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, RankActivity]) -> bool:
     """True if all ranks idle in collectives of which the host waits for the end itself.
 
     One that waits for its GPU may wait for what it has given the GPU to do."""
@@ -165,7 +165,7 @@ def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) ->
     )
 
 
-def _mutual(doings: Mapping[int, Doing]) -> float:
+def _mutual(doings: Mapping[int, RankActivity]) -> float:
     """Silence that ranks are given that all wait for each other."""
     names = {what.words for what in doings.values() if what.words != COLLECTIVE}
     return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
@@ -188,12 +188,12 @@ def functions_of(one: RankEvidence) -> tuple[str, ...]:
     """Python's functions only: native ones are read where there is time for it."""
     return tuple(
         function
-        for function, file in map(parts, telling_frames(one))
+        for function, file in map(parts, explaining_frames(one))
         if ".py:" in file or file.startswith("<")
     )
 
 
-def seconds_given(one: RankEvidence, what: Doing, *, is_active: bool = False) -> float:
+def seconds_given(one: RankEvidence, what: RankActivity, *, is_active: bool = False) -> float:
     """Silence that is given to a rank that keeps the others waiting."""
     frames = one.threads[0].frames if one.threads else ()
     if any(map(_COMPILER.search, frames)):

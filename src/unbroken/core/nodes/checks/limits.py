@@ -48,7 +48,7 @@ class Fleet:
 
     types: Mapping[str, str] = field(default_factory=dict)
     """The instance type of each node."""
-    told: Mapping[str, float] = field(default_factory=dict)
+    configured: Mapping[str, float] = field(default_factory=dict)
     """GB/s that links of an instance type must reach, as a person has configured."""
     learned: Mapping[str, float] = field(default_factory=dict)
     """The same, from earlier checks (`learn`)."""
@@ -135,7 +135,7 @@ def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
         kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
         for kind in {*usual, *fleet.learned}
     }
-    return LinkLimits(fleet.types, {**learned, **fleet.told}, _usual_latency(pairs))
+    return LinkLimits(fleet.types, {**learned, **fleet.configured}, _usual_latency(pairs))
 
 
 def _alike(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> dict[NodePair, Measured]:

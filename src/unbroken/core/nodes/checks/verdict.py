@@ -120,7 +120,7 @@ class Conclusion:
     message: str
     results: tuple[CheckResult, ...]
     faulty: tuple[str, ...]
-    standing: Mapping[str, CheckPhase]
+    verdicts: Mapping[str, CheckPhase]
     """Result of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
 
 
@@ -130,7 +130,7 @@ def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) 
     if CheckKind.CONNECTIVITY in spec.kinds and not any(one.peer for one in results):
         compared += [_alone(node) for node in spec.nodes]
     final = tuple(_own(one) for one in compared)
-    standing = {node: _standing(node, final) for node in spec.nodes}
+    standing = {node: _verdict_of(node, final) for node in spec.nodes}
     faulty = tuple(node for node in spec.nodes if standing[node] is CheckPhase.FAILED)
     unknown = [node for node in spec.nodes if standing[node] is CheckPhase.UNKNOWN]
     if faulty:
@@ -153,7 +153,7 @@ def _own(one: CheckResult) -> CheckResult:
     return replace(one, outcome=Outcome.UNKNOWN) if is_pair and one.outcome is Outcome.FAIL else one
 
 
-def _standing(node: str, results: Iterable[CheckResult]) -> CheckPhase:
+def _verdict_of(node: str, results: Iterable[CheckResult]) -> CheckPhase:
     mine = [one for one in results if one.node == node]
     if any(one.outcome is Outcome.FAIL for one in mine):
         return CheckPhase.FAILED

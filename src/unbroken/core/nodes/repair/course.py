@@ -28,7 +28,7 @@ from .events import (
     RepairSettings,
 )
 from .facts import RepairFacts
-from .records import begun, ended, freed, held_back, kept_time, told
+from .records import begun, ended, freed, held_back, kept_time, with_message
 from .rules import (
     APPEAL,
     PERSON,
@@ -147,7 +147,9 @@ class RepairCourse:
         pods = self._facts.pods.get(name, ())
         # Pods of a node that is not ready cannot leave: its repair is what frees them.
         if pods and node.is_ready and now < since + self._settings.drain_seconds:
-            self._desk.say(name, f"{len(pods)} pods of jobs have to leave: {', '.join(pods[:3])}")
+            self._desk.set_message(
+                name, f"{len(pods)} pods of jobs have to leave: {', '.join(pods[:3])}"
+            )
             return
         ordered = replace(
             repair,
@@ -156,13 +158,13 @@ class RepairCourse:
             tries=repair.tries + 1,
             message=f"ordered of {self._settings.provider}",
         )
-        self._facts.standings.pop(name, None)
+        self._facts.statuses.pop(name, None)
         self._desk.write(name, replace(self._facts.record(name), repair=ordered))
         text = f"{repair.reason}. Repair action: {repair.action.value}."
-        self._desk.tell(name, "RepairOrdered", text)
+        self._desk.record_event(name, "RepairOrdered", text)
 
     def _act(self, name: str, repair: RepairRecord, now: float) -> None:
-        standing = self._facts.standings.get(name) or OrderStatus(Answer.WORKING)
+        standing = self._facts.statuses.get(name) or OrderStatus(Answer.WORKING)
         match standing.answer:
             case Answer.FAILED:
                 self._retry(name, repair, standing.text, now)
@@ -176,13 +178,13 @@ class RepairCourse:
                 limit = limit_seconds(repair.action, self._settings)
                 # A repairer that has taken over asks first: the order may be done, and a new
                 # machine be there.
-                is_answered = name in self._facts.standings
+                is_answered = name in self._facts.statuses
                 if is_answered and now >= (repair.acted_at or now) + limit:
                     text = standing.text or f"{self._settings.provider} has not ended it"
                     self.fail(name, f"{text}, for {limit:.0f} s", now)
                     return
                 if standing.text:
-                    self._desk.say(name, standing.text)
+                    self._desk.set_message(name, standing.text)
                 order = order_of(name, repair)
                 self._ask(replace(order, is_tested=bool(self._settings.check)), now)
 
@@ -206,7 +208,9 @@ class RepairCourse:
             if now >= (repair.acted_at or now) + limit:
                 self.fail(name, f"the node {target} has not come back for {limit:.0f} s", now)
             else:
-                self._desk.say(name, f"{self._settings.provider} is done; {target} is to be Ready")
+                self._desk.set_message(
+                    name, f"{self._settings.provider} is done; {target} is to be Ready"
+                )
             return
         record = self._facts.record(name)
         if target != name:
@@ -224,18 +228,20 @@ class RepairCourse:
         self._refused[name] = Refusal(repair.action, times, until)
         waiting = replace(repair, state=RepairState.WAITING, acted_at=None, tries=0)
         record = replace(self._facts.record(name), repair=waiting)
-        self._desk.write(name, told(record, f"{text[:400]}{BY_HAND}"))
-        self._desk.tell_once(name, "RepairByHand", text)
+        self._desk.write(name, with_message(record, f"{text[:400]}{BY_HAND}"))
+        self._desk.warn_once(name, "RepairByHand", text)
 
     def _retry(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
         """Handle a failure of the provider: try again after a back-off, or go one rung up."""
         if repair.tries >= self._settings.tries_max:
             self.fail(name, text, now)
             return
-        self._facts.standings.pop(name, None)
+        self._facts.statuses.pop(name, None)
         waiting = replace(repair, state=RepairState.WAITING)
         record = replace(self._facts.record(name), repair=waiting)
-        self._desk.write(name, told(record, f"try {repair.tries} failed: {text}; tried again soon"))
+        self._desk.write(
+            name, with_message(record, f"try {repair.tries} failed: {text}; tried again soon")
+        )
 
     # The node is back, and tested.
 
@@ -324,7 +330,9 @@ class RepairCourse:
         desk.give_back(node, node.boot_id if is_other_boot else unchanged, is_kept=is_kept)
         self._forget_order(name)
         desk.write(name, after)
-        desk.tell(name, "NodeCleared" if repair.asked_by == APPEAL else "NodeRepaired", text)
+        desk.record_event(
+            name, "NodeCleared" if repair.asked_by == APPEAL else "NodeRepaired", text
+        )
         if doubt and after.quarantined_at is None:
             desk.quarantine(name, doubt, now)
 
@@ -337,7 +345,9 @@ class RepairCourse:
         node = self._facts.nodes.get(name)
         self._disown(name, repair, now)
         self.end(name, RepairState.FAILED, text, now)
-        self._desk.tell(name, "RepairFailed", f"{repair.action.value}: {text}", is_warning=True)
+        self._desk.record_event(
+            name, "RepairFailed", f"{repair.action.value}: {text}", is_warning=True
+        )
         if repair.asked_by == APPEAL:
             self._desk.quarantine(name, f"its burn-in failed: {text}", now)
             return
@@ -355,7 +365,7 @@ class RepairCourse:
     def _disown(self, name: str, repair: RepairRecord, now: float) -> None:
         """Quarantine a late replacement that may yet join: it was not tested, and no repair will
         return it."""
-        standing = self._facts.standings.get(name)
+        standing = self._facts.statuses.get(name)
         late = standing.replacement if standing is not None else ""
         if late and repair.state is RepairState.ACTING and self._settings.check:
             reason = f"it was to take the place of {name}, and came too late to be tested"
@@ -368,7 +378,7 @@ class RepairCourse:
 
     def _forget_order(self, name: str) -> None:
         self._refused.pop(name, None)
-        self._facts.standings.pop(name, None)
+        self._facts.statuses.pop(name, None)
         self._asked.pop(name, None)
 
 

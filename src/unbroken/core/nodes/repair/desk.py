@@ -13,14 +13,14 @@ from unbroken.spec.nodes.values import Recovery
 
 from .events import (
     PatchNode,
+    RecordRepairEvent,
     RepairEffect,
     RepairNode,
     RepairSettings,
-    TellNode,
     WriteRecord,
 )
 from .facts import RepairFacts
-from .records import ended, held_back, quarantined, returned, told
+from .records import ended, held_back, quarantined, returned, with_message
 from .rules import PENDING, is_flapping, is_full
 
 
@@ -36,7 +36,7 @@ class RepairDesk:
         self._patched: dict[str, tuple[RepairNode, PatchNode]] = {}
         self._orders: dict[str, str] = {}
         """By node: the person's order that was accepted, until the node is shown without it."""
-        self._said: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._held: set[str] = set()
         """Nodes that are not quarantined because too many are out of service."""
 
@@ -75,9 +75,9 @@ class RepairDesk:
             self._facts.records[name] = record
             self.out.append(WriteRecord(name, record))
 
-    def say(self, name: str, text: str) -> None:
+    def set_message(self, name: str, text: str) -> None:
         """Write what the repair under way does or waits for."""
-        self.write(name, told(self._facts.record(name), text))
+        self.write(name, with_message(self._facts.record(name), text))
 
     def end(self, name: str, state: RepairState, text: str, now: float) -> None:
         """End the repair under way."""
@@ -97,15 +97,15 @@ class RepairDesk:
         self._returned[node.name] = verified
         self.out.append(returned(node, verified, is_kept=is_kept))
 
-    def tell(self, name: str, reason: str, text: str, *, is_warning: bool = False) -> None:
+    def record_event(self, name: str, reason: str, text: str, *, is_warning: bool = False) -> None:
         """Record an event on the node."""
-        self.out.append(TellNode(name, reason, text, is_warning))
+        self.out.append(RecordRepairEvent(name, reason, text, is_warning))
 
-    def tell_once(self, name: str, reason: str, text: str) -> None:
+    def warn_once(self, name: str, reason: str, text: str) -> None:
         """Record a warning, once while this repairer lives."""
-        if (name, text) not in self._said:
-            self._said.add((name, text))
-            self.tell(name, reason, text, is_warning=True)
+        if (name, text) not in self._warned:
+            self._warned.add((name, text))
+            self.record_event(name, reason, text, is_warning=True)
 
     def suspicion(self, record: NodeRecordSpec, now: float) -> str:
         """Return why a node with the record must be quarantined; empty: it need not be."""
@@ -128,7 +128,7 @@ class RepairDesk:
         elif reason and name not in self._held:
             self._held.add(name)
             text = f"{reason}; the node stays in service: {full}"
-            self.tell(name, "QuarantineHeldBack", text, is_warning=True)
+            self.record_event(name, "QuarantineHeldBack", text, is_warning=True)
         return not full
 
     def admitted(self) -> list[str]:
@@ -148,11 +148,11 @@ class RepairDesk:
         has failed its check, must not come back.
         """
         if self._settings.is_dry_run:
-            self.tell_once(name, "RepairDryRun", f"would quarantine the node: {reason}")
+            self.warn_once(name, "RepairDryRun", f"would quarantine the node: {reason}")
             return
         self.write(name, quarantined(self._facts.record(name), reason, now))
         text = f"{reason}; it stays out until: unbroken nodes clear {name} --why TEXT"
-        self.tell(name, "NodeQuarantined", text, is_warning=True)
+        self.record_event(name, "NodeQuarantined", text, is_warning=True)
         node = self._facts.nodes.get(name)
         if node is not None and node.health not in PENDING:
             self.patch(node, held_back(name))

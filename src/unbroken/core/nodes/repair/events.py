@@ -175,7 +175,7 @@ class ProviderAnswered:
     """A provider's answer about an order."""
 
     order: RepairOrder
-    standing: OrderStatus
+    status: OrderStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class PatchNode:
 
 
 @dataclass(frozen=True, slots=True)
-class TellNode:
+class RecordRepairEvent:
     """Record an event on a node."""
 
     node: str
@@ -261,7 +261,7 @@ class DropRecord:
 
 
 RepairEffect = (
-    WriteRecord | DropRecord | PatchNode | TellNode | OrderRepair | AskProvider | MakeCheck
+    WriteRecord | DropRecord | PatchNode | RecordRepairEvent | OrderRepair | AskProvider | MakeCheck
 )
 
 ALL_ACTIONS = frozenset({Action.RESET_GPU, Action.REBOOT, Action.REPLACE})

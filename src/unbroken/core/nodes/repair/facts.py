@@ -43,7 +43,7 @@ class RepairFacts:
     pods: dict[str, tuple[str, ...]] = field(default_factory=dict)
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     clusters: dict[str, Recovery] = field(default_factory=dict)
-    standings: dict[str, OrderStatus] = field(default_factory=dict)
+    statuses: dict[str, OrderStatus] = field(default_factory=dict)
     """By node: the newest status of its order under way."""
     is_synced: bool = False
 
@@ -147,13 +147,11 @@ class RepairFacts:
         )
         if not is_current:
             return ()
-        self.standings[event.order.node] = event.standing
+        self.statuses[event.order.node] = event.status
         return (event.order.node,)
 
     def _replaced_by(self, name: str) -> list[str]:
-        found = [
-            other for other, standing in self.standings.items() if standing.replacement == name
-        ]
+        found = [other for other, standing in self.statuses.items() if standing.replacement == name]
         for other, record in self.records.items():
             if record.repair is not None and record.repair.replacement == name:
                 found.append(other)

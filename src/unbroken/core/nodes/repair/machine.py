@@ -37,7 +37,7 @@ from .records import (
     is_cleared,
     is_forgotten,
     kept_time,
-    told,
+    with_message,
     withdrawn,
 )
 from .rules import (
@@ -146,7 +146,7 @@ class Repairer:
             if node.unknown_health:
                 known = ", ".join(one.value for one in Health)
                 text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
-                self._desk.tell_once(node.name, "HealthUnknown", text)
+                self._desk.warn_once(node.name, "HealthUnknown", text)
         repair = self._facts.record(name).repair
         if repair is None:
             if node is not None and is_news:
@@ -154,7 +154,7 @@ class Repairer:
         elif repair.state is RepairState.WAITING:
             self._wait(name, repair, now)
         elif self._settings.is_dry_run and repair.state in ACTIVE:
-            self._desk.say(name, "dry run: what was begun is left as it is")
+            self._desk.set_message(name, "dry run: what was begun is left as it is")
         else:
             self._course.go_on(name, repair, now)
 
@@ -216,7 +216,7 @@ class Repairer:
     def _begin_burn_in(self, node: RepairNode, now: float) -> None:
         need = Need(Action.NONE, "burn-in before the node leaves quarantine", APPEAL)
         record = begun(self._facts.record(node.name), need, Action.NONE, now)
-        self._desk.tell(node.name, "BurnInBegins", f"cleared by {record.cleared_by}")
+        self._desk.record_event(node.name, "BurnInBegins", f"cleared by {record.cleared_by}")
         self._course.start_check(node.name, record, node.name, now)
 
     def _begin(self, node: RepairNode, need: Need, now: float) -> None:
@@ -233,11 +233,11 @@ class Repairer:
         record = begun(record, need, action or wanted, now)
         if action is None:
             provider = self._settings.provider
-            record = told(record, f"the provider {provider} cannot {wanted.value}{BY_HAND}")
+            record = with_message(record, f"the provider {provider} cannot {wanted.value}{BY_HAND}")
         self._desk.write(node.name, record)
         again = ", again within the probation" if is_relapse else ""
         text = f"{(action or wanted).value}: {need.reason}{again}"
-        self._desk.tell(node.name, "RepairNeeded", text, is_warning=True)
+        self._desk.record_event(node.name, "RepairNeeded", text, is_warning=True)
 
     def _take_order(self, node: RepairNode) -> None:
         """Take a person's order, or a worse label, during a repair: more may be needed."""
@@ -245,7 +245,7 @@ class Repairer:
         ordered = ORDERS.get(order)
         if order and ordered is None:
             text = f'{REPAIR}: "{order}" is none of {", ".join(ORDERS)}'
-            self._desk.tell_once(node.name, "RepairUnknown", text)
+            self._desk.warn_once(node.name, "RepairUnknown", text)
         if repair is None or self._settings.is_dry_run:
             return
         if ordered is not None:
@@ -311,9 +311,9 @@ class Repairer:
         if node is None or repair is None or repair.state is not RepairState.WAITING:
             return
         if settings.is_dry_run:
-            self._desk.say(name, f"dry run: would {repair.action.value} the node")
+            self._desk.set_message(name, f"dry run: would {repair.action.value} the node")
             text = f"would {repair.action.value} the node: {repair.reason}"
-            self._desk.tell_once(name, "RepairDryRun", text)
+            self._desk.warn_once(name, "RepairDryRun", text)
         elif self._course.is_for_a_person(name, repair, now):
             if not repair.boot_id and node.boot_id:
                 # The boot ID later shows that the person has made it.
@@ -326,7 +326,7 @@ class Repairer:
             active, out = facts.active(), facts.out_of_service()
             why = obstacle(node, repair, facts.nodes, active, out, settings)
             if why:
-                self._desk.say(name, why)
+                self._desk.set_message(name, why)
             else:
                 self._let_begin(node, repair, now)
 

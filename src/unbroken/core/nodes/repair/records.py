@@ -41,7 +41,7 @@ def begun(record: NodeRecordSpec, need: Need, action: Action, now: float) -> Nod
     return replace(record, repair=repair)
 
 
-def told(record: NodeRecordSpec, text: str) -> NodeRecordSpec:
+def with_message(record: NodeRecordSpec, text: str) -> NodeRecordSpec:
     """Return the record with the text of the repair under way: what it does or waits for."""
     assert record.repair is not None
     return replace(record, repair=replace(record.repair, message=text[:TEXT_MAX]))

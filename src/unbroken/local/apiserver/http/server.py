@@ -17,7 +17,7 @@ from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.kinds.definitions import Definitions
 from unbroken.local.apiserver.store import Store, encode
 from unbroken.local.apiserver.write import deletion, eviction, subresources
-from unbroken.local.apiserver.write.writes import APPLY_PATCH, PATCHES, Result, Surroundings, Writer
+from unbroken.local.apiserver.write.writes import APPLY_PATCH, PATCHES, Result, WriteContext, Writer
 from unbroken.log_lines import Log
 
 from . import bodies, documents, reviews
@@ -61,11 +61,11 @@ class ApiServer:
     """Answers requests over one store.  `handle` is the handler for aiohttp's low-level server."""
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, around: Surroundings, token: str, proxy: NodeProxy
+        self, store: Store, catalogue: Catalogue, around: WriteContext, token: str, proxy: NodeProxy
     ) -> None:
         self._store = store
         self._catalogue = catalogue
-        self._around = around
+        self._context = around
         self._token = token
         self._proxy = proxy
         self._writer = Writer(store, catalogue, around)
@@ -204,7 +204,7 @@ class ApiServer:
         listing = list_options(query, is_watch=False)
         presenter = self._presenter(request, target, query)
         answer = list_page(self._store, target, listing, presenter)
-        plain = Presenter(target, with_form(negotiate(""), ""), self._around.clock)
+        plain = Presenter(target, with_form(negotiate(""), ""), self._context.clock)
         for item in msgspec.json.decode(list_page(self._store, target, listing, plain))["items"]:
             meta = item["metadata"]
             key = (meta.get("namespace", ""), meta["name"])
@@ -215,7 +215,7 @@ class ApiServer:
 
     def _presenter(self, request: web.BaseRequest, target: Target, query: Query) -> Presenter:
         form = negotiate(request.headers.get("Accept", ""))
-        return Presenter(target, with_form(form, query.text("includeObject")), self._around.clock)
+        return Presenter(target, with_form(form, query.text("includeObject")), self._context.clock)
 
     def _written(
         self, request: web.BaseRequest, target: Target, query: Query, result: Result

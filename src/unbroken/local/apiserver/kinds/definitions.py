@@ -7,7 +7,7 @@ from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.store import Entry, Store
 from unbroken.local.apiserver.write.deletion import CRD_CLEANUP, DeleteOptions
 from unbroken.local.apiserver.write.writes import CRD_RESOURCE as RESOURCE
-from unbroken.local.apiserver.write.writes import Result, Surroundings, Writer
+from unbroken.local.apiserver.write.writes import Result, WriteContext, Writer
 
 from . import crds
 from .catalogue import Catalogue
@@ -18,12 +18,12 @@ class Definitions:
     """Keeps the catalogue in step with the stored definitions."""
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, writer: Writer, around: Surroundings
+        self, store: Store, catalogue: Catalogue, writer: Writer, around: WriteContext
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._writer = writer
-        self._around = around
+        self._context = around
 
     def load(self) -> None:
         """Serve every stored definition."""
@@ -70,7 +70,7 @@ class Definitions:
 
     def _establish(self, content: Object) -> None:
         """Bring conditions, accepted names, stored versions and the finalizer up to date."""
-        updated = crds.established(content, self._others(content), self._around.timestamp())
+        updated = crds.established(content, self._others(content), self._context.timestamp())
         finalizers = updated["metadata"].setdefault("finalizers", [])
         if "deletionTimestamp" not in updated["metadata"] and CRD_CLEANUP not in finalizers:
             finalizers.append(CRD_CLEANUP)

@@ -60,7 +60,7 @@ GENERATED_NAME_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WriteContext:
     """Dependencies of the write path: clock, identities, random name endings."""
 
     clock: Callable[[], float]
@@ -95,14 +95,14 @@ class Result:
 class Writer:
     """The write path over one store."""
 
-    def __init__(self, store: Store, catalogue: Catalogue, around: Surroundings) -> None:
+    def __init__(self, store: Store, catalogue: Catalogue, context: WriteContext) -> None:
         self._store = store
         self._catalogue = catalogue
-        self._around = around
+        self._context = context
 
     def timestamp(self) -> str:
         """Now, as objects hold it."""
-        return self._around.timestamp()
+        return self._context.timestamp()
 
     def create(
         self, target: Target, content: Object, options: WriteOptions, *, is_apply: bool = False
@@ -119,8 +119,8 @@ class Writer:
         admission.check_namespace(self._store, target)
         if target.version.has_status and not admission.keeps_status(target.kind):
             content.pop("status", None)
-        meta["uid"] = self._around.new_uid()
-        meta["creationTimestamp"] = self._around.timestamp()
+        meta["uid"] = self._context.new_uid()
+        meta["creationTimestamp"] = self._context.timestamp()
         self._complete(target, content)
         if not is_apply:
             meta["managedFields"] = self._tracked(target, None, content, options)
@@ -225,7 +225,7 @@ class Writer:
             target.version.schema,
             manager=options.manager,
             api_version=target.api_version,
-            now=self._around.timestamp(),
+            now=self._context.timestamp(),
             force=bool(options.force),
             subresource=target.subresource,
         )
@@ -242,7 +242,7 @@ class Writer:
         """Remove `live`, or mark it for those that must act first (grace, finalizers)."""
         content = live.decode()
         deletion.check_preconditions(target, content, options)
-        now = self._around.clock()
+        now = self._context.clock()
         if deletion.mark(target.kind, content, options, now, timestamp):
             return self._remove(target, live, content, options.is_dry_run)
         if encode(content) == live.body:
@@ -354,7 +354,7 @@ class Writer:
         entries = self._store.collection(target.kind.storage).entries
         for _ in range(GENERATED_NAME_TRIES):
             # 58 = 63 - 5 letters of the ending (apiserver v1.33, names.SimpleNameGenerator)
-            meta["name"] = meta["generateName"][:58] + self._around.new_suffix()
+            meta["name"] = meta["generateName"][:58] + self._context.new_suffix()
             if (target.namespace, meta["name"]) not in entries:
                 return
 
@@ -429,14 +429,14 @@ class Writer:
             target.version.schema,
             manager=options.manager,
             api_version=target.api_version,
-            now=self._around.timestamp(),
+            now=self._context.timestamp(),
             subresource=target.subresource,
         )
         return tracked
 
     def _complete(self, target: Target, content: Object) -> None:
         if target.kind.resource == CRD_RESOURCE:
-            crds.set_defaults(content, self._around.timestamp())
+            crds.set_defaults(content, self._context.timestamp())
             if "resourceVersion" not in content["metadata"]:
                 del content["status"]  # whether its names are free is judged once it is stored
         elif target.kind.is_custom:
@@ -448,7 +448,7 @@ class Writer:
         self, target: Target, old: Object | None, new: Object
     ) -> tuple[list[Cause], tuple[str, ...]]:
         """Causes and warnings of the kind's own judge, if it has one."""
-        admit = self._around.admissions.get(target.kind.resource)
+        admit = self._context.admissions.get(target.kind.resource)
         if admit is None or target.subresource == "status":
             return [], ()
         return admission.judge(admit, old, new)

@@ -88,7 +88,7 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RecordJobEvent:
     """Record an event on the job."""
 
     reason: str
@@ -96,7 +96,7 @@ class Tell:
     is_warning: bool = False
 
 
-Order = CreateService | CreatePod | DeletePod | DeleteService | DeleteJob | Tell
+Order = CreateService | CreatePod | DeletePod | DeleteService | DeleteJob | RecordJobEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from .events import (
     JobPod,
     Order,
     Plan,
+    RecordJobEvent,
     Replaced,
-    Tell,
 )
 from .pods import pod_body, pod_name, selector_of, service_body
 
@@ -86,8 +86,8 @@ class _Course:
         self._status = changed
         return is_new
 
-    def _tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
-        self._orders.append(Tell(f"{KIND}{reason}", message, is_warning))
+    def _record(self, reason: str, message: str, *, is_warning: bool = False) -> None:
+        self._orders.append(RecordJobEvent(f"{KIND}{reason}", message, is_warning))
 
     def _made(self) -> Plan:
         changed = self._status if self._status != self._seen.status else None
@@ -105,14 +105,14 @@ class _Course:
         text = "; ".join(map(str, self._seen.parsed.problems))
         message = f"{KIND} {self._seen.name} is not valid: {text}"
         if self.say("Failed", message, reason="FailedValidation"):
-            self._tell("FailedValidation", message, is_warning=True)
+            self._record("FailedValidation", message, is_warning=True)
         self._status = replace(self._status, completion_time=self._now)
         return self._made()
 
     def fail(self, message: str, *, removes_all: bool = False) -> Plan:
         """Fail the job. `removes_all`: delete all pods, whatever its policy."""
         if self.say("Failed", message):
-            self._tell("Failed", message, is_warning=True)
+            self._record("Failed", message, is_warning=True)
         self._status = replace(self._status, completion_time=self._now)
         if removes_all:
             self._remove(self._seen.pods)
@@ -140,7 +140,7 @@ class _Course:
         if self._status.has("Running"):
             self.say("Running", message, is_true=False, reason="Suspended")
         if self.say("Suspended", message):
-            self._tell("Suspended", message)
+            self._record("Suspended", message)
         self._remove(self._seen.pods)
         self._status = replace(self._status, replica_statuses=self._counted({}))
         return self._made()
@@ -150,7 +150,7 @@ class _Course:
         if self._status.has("Suspended"):
             message = f"{KIND} {self._seen.name} is resumed."
             self.say("Suspended", message, is_true=False, reason="Resumed")
-            self._tell("Resumed", message)
+            self._record("Resumed", message)
             self._status = replace(self._status, start_time=self._now)
         if self._status.start_time is None:
             self._status = replace(self._status, start_time=self._now)
@@ -198,7 +198,7 @@ class _Course:
                 continue
             if pod.exit_code is not None:
                 text = f"Pod: {self._seen.namespace}.{pod.name} exited with code {pod.exit_code}"
-                self._orders.append(Tell("ExitedWithCode", text))
+                self._orders.append(RecordJobEvent("ExitedWithCode", text))
             retries = pod.exit_code is not None and pod.exit_code >= RETRYABLE
             is_final = spec.restart_policy is RestartPolicy.EXIT_CODE and not retries
             if spec.restart_policy is RestartPolicy.NEVER:
@@ -227,7 +227,7 @@ class _Course:
         if first.succeeded >= specs[leader].replicas:
             message = f"{KIND} {name} is successfully completed."
             if self.say("Succeeded", message):
-                self._tell("Succeeded", message)
+                self._record("Succeeded", message)
             self._status = replace(self._status, completion_time=self._now)
             return self._made()
         failing = ""
@@ -239,7 +239,7 @@ class _Course:
         if failing:
             message = f"{KIND} {name} is restarting because {failing}"
             if self.say("Restarting", message):
-                self._tell("Restarting", message, is_warning=True)
+                self._record("Restarting", message, is_warning=True)
         elif first.active:
             self.say("Running", f"{KIND} {name} is running.")
         return self._made()

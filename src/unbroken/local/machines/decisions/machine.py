@@ -106,13 +106,13 @@ class Order(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class WriteMachineStatus:
     """Write this status."""
 
     status: MachineStatus
 
 
-Effect = Order | Tell
+Effect = Order | WriteMachineStatus
 
 
 def boot_id(host_boot: str, uid: str, boots: int, cuts: int) -> str:
@@ -131,8 +131,8 @@ def decide(seen: Seen, now: float) -> list[Effect]:
     epoch."""
     if seen.is_leaving:
         text = "its processes are ended"
-        return [*_tell(seen, replace(seen.status, phase=MachinePhase.STOPPING, message=text)),
-                Order.END]  # fmt: skip
+        status = replace(seen.status, phase=MachinePhase.STOPPING, message=text)
+        return [*_status_effects(seen, status), Order.END]
     if not seen.is_ours:
         return [Order.ADOPT]
     is_reboot = seen.spec.boots > seen.status.boots
@@ -144,11 +144,11 @@ def decide(seen: Seen, now: float) -> list[Effect]:
         return _start(seen)
     if seen.stage is Stage.ON and seen.spec.resets > seen.status.resets:
         return _reset(seen)
-    return _tell(seen, _standing(seen, now))
+    return _status_effects(seen, _idle_status(seen, now))
 
 
-def _tell(seen: Seen, status: MachineStatus) -> list[Effect]:
-    return [Tell(status)] if status != seen.status else []
+def _status_effects(seen: Seen, status: MachineStatus) -> list[Effect]:
+    return [WriteMachineStatus(status)] if status != seen.status else []
 
 
 def _dark(seen: Seen, *, is_reboot: bool) -> list[Effect]:
@@ -159,7 +159,7 @@ def _dark(seen: Seen, *, is_reboot: bool) -> list[Effect]:
         Power.FENCED: f"it is fenced: its Node has the annotation {FENCE}",
     }[seen.power]
     phase = MachinePhase.REBOOTING if is_reboot else MachinePhase.PENDING
-    told = _tell(seen, replace(seen.status, phase=phase, message=text))
+    told = _status_effects(seen, replace(seen.status, phase=phase, message=text))
     if seen.stage is not Stage.DARK:
         return [*told, Order.CUT]
     if seen.power is Power.FENCED:
@@ -168,7 +168,7 @@ def _dark(seen: Seen, *, is_reboot: bool) -> list[Effect]:
         return told
     # A boot brings the GPUs back as a reset does.
     resets = max(seen.status.resets, seen.spec.resets)
-    return [Tell(replace(seen.status, boots=seen.spec.boots, resets=resets))]
+    return [WriteMachineStatus(replace(seen.status, boots=seen.spec.boots, resets=resets))]
 
 
 def _start(seen: Seen) -> list[Effect]:
@@ -176,7 +176,9 @@ def _start(seen: Seen) -> list[Effect]:
         "all addresses of this cluster are taken" if seen.index is None else ""
     )
     if problem:
-        return _tell(seen, replace(seen.status, phase=MachinePhase.FAILED, message=problem))
+        return _status_effects(
+            seen, replace(seen.status, phase=MachinePhase.FAILED, message=problem)
+        )
     boot = boot_id(seen.host_boot, seen.uid, seen.status.boots, seen.cuts)
     is_same = boot == seen.status.boot_id
     status = replace(seen.status, index=seen.index, boot_id=boot)
@@ -188,16 +190,16 @@ def _start(seen: Seen) -> list[Effect]:
             started_at=seen.status.started_at if is_same else None,
         )
     # Written before anything runs there: no other machine gets these addresses.
-    return [*_tell(seen, status), Order.SWITCH_ON]
+    return [*_status_effects(seen, status), Order.SWITCH_ON]
 
 
 def _reset(seen: Seen) -> list[Effect]:
     text = f"reset {seen.spec.resets} of its GPUs is carried out"
-    told = _tell(seen, replace(seen.status, phase=MachinePhase.RESETTING, message=text))
-    return [*told, Order.RESET, Tell(replace(seen.status, resets=seen.spec.resets))]
+    told = _status_effects(seen, replace(seen.status, phase=MachinePhase.RESETTING, message=text))
+    return [*told, Order.RESET, WriteMachineStatus(replace(seen.status, resets=seen.spec.resets))]
 
 
-def _standing(seen: Seen, now: float) -> MachineStatus:
+def _idle_status(seen: Seen, now: float) -> MachineStatus:
     """The status of a machine that nothing is to be done about."""
     script = seen.script
     status = replace(seen.status, life_cycle=script.state, life_cycle_log=script.log)

@@ -13,12 +13,12 @@ from unbroken.local.node.context import (
     NodeContext,
     base_environment,
     with_image,
-    with_stand_ins,
+    with_own_commands,
 )
 from unbroken.local.node.processes.isolation import Isolation, Mount, is_below
 from unbroken.local.node.processes.process import MARKER, Run
 
-from .environment import ConfigProblem, Surroundings, command_line, environment, references
+from .environment import ConfigProblem, EnvironmentSources, command_line, environment, references
 from .events import Exit, Object
 from .pod_files import PodFiles, hosts_text
 from .volumes import Claims, claim_name, content, mounts, provide, without_namespaces
@@ -63,7 +63,7 @@ class ContainerStart:
         volumes = self._pod["spec"].get("volumes") or ()
         if not volumes:
             return
-        around = await self._surroundings(place, volumes_only=True)
+        around = await self._environment_sources(place, volumes_only=True)
         claims = await self._claims(volumes)
         for volume in volumes:
             wanted = content(volume, around, claims)
@@ -71,11 +71,13 @@ class ContainerStart:
                 volume["name"], wanted, self._files.directory, self._files.uid
             )
 
-    async def _surroundings(self, place: Place, *, volumes_only: bool = False) -> Surroundings:
+    async def _environment_sources(
+        self, place: Place, *, volumes_only: bool = False
+    ) -> EnvironmentSources:
         spec = self._pod["spec"]
         part = {"volumes": spec.get("volumes")} if volumes_only else {**spec, "volumes": None}
         maps, secrets = references(part)
-        return Surroundings(
+        return EnvironmentSources(
             pod=self._pod,
             pod_ip=place.address,
             host_ip=self._node.address,
@@ -114,10 +116,10 @@ class ContainerStart:
     async def start(self, place: Place, container: Object, attempt: int) -> Result:
         """Start one container; ConfigProblem or WorldError when it cannot be made."""
         refuse_unsupported(container)
-        around = await self._surroundings(place)
+        around = await self._environment_sources(place)
         base = with_image(around.base, container.get("image") or "", self._node.images)
         variables = environment(container, replace(around, base=base))
-        variables["PATH"] = with_stand_ins(variables["PATH"])
+        variables["PATH"] = with_own_commands(variables["PATH"])
         argv = command_line(container, variables)
         wanted = mounts(container, self._pod, place.volumes, variables)
         isolation = self._node.launcher.isolation

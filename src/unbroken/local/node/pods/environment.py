@@ -33,7 +33,7 @@ class ConfigProblem(UnbrokenError):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class EnvironmentSources:
     """Sources of a container's environment."""
 
     pod: Object
@@ -102,7 +102,7 @@ def _note(names: set[str], reference: Object | None) -> None:
             names.add(name)
 
 
-def environment(container: Object, around: Surroundings) -> dict[str, str]:
+def environment(container: Object, around: EnvironmentSources) -> dict[str, str]:
     """All variables of a container, in the order in which later ones override."""
     name = around.pod["metadata"]["name"]
     found = dict(around.base)
@@ -126,7 +126,7 @@ def environment(container: Object, around: Surroundings) -> dict[str, str]:
     return found
 
 
-def _all_of(source: Object, around: Surroundings) -> dict[str, str]:
+def _all_of(source: Object, around: EnvironmentSources) -> dict[str, str]:
     if reference := source.get("configMapRef"):
         found = _lookup("configmap", around.config_maps, reference, around)
         return {} if found is None else dict(found.get("data") or {})
@@ -138,7 +138,7 @@ def _all_of(source: Object, around: Surroundings) -> dict[str, str]:
 
 
 def _value(
-    entry: Object, container: Object, around: Surroundings, known: Mapping[str, str]
+    entry: Object, container: Object, around: EnvironmentSources, known: Mapping[str, str]
 ) -> str | None:
     source = entry.get("valueFrom")
     if not source:
@@ -158,7 +158,7 @@ def _value(
 
 
 def _lookup(
-    kind: str, objects: Mapping[str, Object | None], reference: Object, around: Surroundings
+    kind: str, objects: Mapping[str, Object | None], reference: Object, around: EnvironmentSources
 ) -> Object | None:
     found = objects.get(reference.get("name", ""))
     if found is None and not reference.get("optional"):
@@ -166,7 +166,9 @@ def _lookup(
     return found
 
 
-def _key(kind: str, found: Object | None, reference: Object, around: Surroundings) -> str | None:
+def _key(
+    kind: str, found: Object | None, reference: Object, around: EnvironmentSources
+) -> str | None:
     data = {} if found is None else found.get("data") or {}
     if reference["key"] in data:
         return str(data[reference["key"]])
@@ -186,7 +188,7 @@ def _decoded(value: str, key: str) -> str:
 # --- the downward API
 
 
-def field_value(path: str, around: Surroundings) -> str:
+def field_value(path: str, around: EnvironmentSources) -> str:
     """A field of the pod, as fieldRef names it; ConfigProblem for one that is not offered."""
     metadata, spec = around.pod["metadata"], around.pod["spec"]
     if match := _SUBSCRIPT.match(path):
@@ -216,7 +218,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def resource_value(reference: Object, container: Object, around: Surroundings) -> str:
+def resource_value(reference: Object, container: Object, around: EnvironmentSources) -> str:
     """A request or limit of a container in units of its divisor, rounded up."""
     wanted = reference.get("containerName")
     if wanted:

@@ -17,7 +17,7 @@ from pathlib import Path
 from unbroken.errors import WorldError
 from unbroken.local.node.processes.isolation import Isolation, Mount, is_below
 
-from .environment import ConfigProblem, Surroundings, expand, field_value, resource_value
+from .environment import ConfigProblem, EnvironmentSources, expand, field_value, resource_value
 from .events import Object
 
 DEFAULT_MODE = 0o644
@@ -90,7 +90,7 @@ def claim_name(volume: Object, pod: Object) -> str | None:
     return None
 
 
-def content(volume: Object, around: Surroundings, claims: Claims) -> Content:
+def content(volume: Object, around: EnvironmentSources, claims: Claims) -> Content:
     """Decide what a volume holds; VolumeProblem when something it needs is not there."""
     name = volume["name"]
     if claim := claim_name(volume, around.pod):
@@ -128,7 +128,9 @@ def _claimed(name: str, claims: Claims) -> HostPath:
     raise VolumeProblem(f'persistentvolume "{bound}" is neither hostPath nor local')
 
 
-def _made(volume: Object, around: Surroundings, *, is_optional: bool) -> dict[str, File] | None:
+def _made(
+    volume: Object, around: EnvironmentSources, *, is_optional: bool
+) -> dict[str, File] | None:
     """Files of a volume that is made from objects; None for other kinds."""
     for kind in ("configMap", "secret", "downwardAPI"):
         if kind in volume:
@@ -146,7 +148,9 @@ def _made(volume: Object, around: Surroundings, *, is_optional: bool) -> dict[st
     return files
 
 
-def _source_files(kind: str, source: Object, mode: int, around: Surroundings) -> dict[str, File]:
+def _source_files(
+    kind: str, source: Object, mode: int, around: EnvironmentSources
+) -> dict[str, File]:
     if kind == "downwardAPI":
         return {item["path"]: _downward(item, mode, around) for item in source.get("items") or ()}
     name = source.get("secretName") or source.get("name", "")
@@ -178,7 +182,7 @@ def _bytes_of(kind: str, found: Object) -> dict[str, bytes]:
     }
 
 
-def _downward(item: Object, mode: int, around: Surroundings) -> File:
+def _downward(item: Object, mode: int, around: EnvironmentSources) -> File:
     if reference := item.get("fieldRef"):
         text = field_value(reference["fieldPath"], around)
     else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .pods import HEAD_GROUP, gcs_port, head_body, pod_name, service_body, service_name, worker_body
 from .status import expected_workers, status_of
-from .values import ClusterPicture, Create, DeletePod, Order, Plan, RayPod, Tell
+from .values import ClusterPicture, Create, DeletePod, Order, Plan, RayPod, RecordClusterEvent
 
 ENDED = ("Failed", "Succeeded")
 
@@ -33,11 +33,13 @@ def _orders(seen: ClusterPicture, ports: Iterator[int]) -> list[Order]:
     if seen.spec.get("suspend"):
         message = f"Deleted Pods for RayCluster {seen.namespace}/{seen.name} due to suspension"
         return [
-            _delete(pod, Tell("DeletedPod", message)) for pod in seen.pods if not pod.is_leaving
+            _delete(pod, RecordClusterEvent("DeletedPod", message))
+            for pod in seen.pods
+            if not pod.is_leaving
         ]
     if seen.service is None:
         name = service_name(seen.name)
-        tell = Tell("CreatedService", f"Created service {seen.namespace}/{name}")
+        tell = RecordClusterEvent("CreatedService", f"Created service {seen.namespace}/{name}")
         body = service_body(seen, next(ports))
         return [Create("services", body, tell, "FailedToCreateService")]
     orders = _head(seen, gcs_port(seen.service), ports)
@@ -50,10 +52,10 @@ def _head(seen: ClusterPicture, port: int, ports: Iterator[int]) -> list[Order]:
     head = seen.head
     if head is None:
         place = f"{seen.namespace}/{pod_name(seen, HEAD_GROUP, 0)}"
-        tell = Tell("CreatedHeadPod", f"Created head Pod {place}")
+        tell = RecordClusterEvent("CreatedHeadPod", f"Created head Pod {place}")
         return [Create("pods", head_body(seen, port, next(ports)), tell, "FailedToCreateHeadPod")]
     if _is_over(head) and not head.is_leaving:
-        return [_delete(head, Tell("DeletedHeadPod", _end(seen, head, "head Pod")))]
+        return [_delete(head, RecordClusterEvent("DeletedHeadPod", _end(seen, head, "head Pod")))]
     return []
 
 
@@ -63,11 +65,16 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int
     if group.get("suspend"):
         place = f"{seen.namespace}/{seen.name}"
         text = f"Deleted all pods for suspended worker group {name} in RayCluster {place}"
-        return [_delete(pod, Tell("DeletedWorkerPod", text)) for pod in pods if not pod.is_leaving]
+        return [
+            _delete(pod, RecordClusterEvent("DeletedWorkerPod", text))
+            for pod in pods
+            if not pod.is_leaving
+        ]
     gone = [pod for pod in pods if not pod.is_leaving and _is_lost(pod, head)]
     if gone:
         return [
-            _delete(pod, Tell("DeletedWorkerPod", _end(seen, pod, "worker Pod"))) for pod in gone
+            _delete(pod, RecordClusterEvent("DeletedWorkerPod", _end(seen, pod, "worker Pod")))
+            for pod in gone
         ]
     marked = set((group.get("scaleStrategy") or {}).get("workersToDelete") or ())
     kept = [pod for pod in pods if pod.name not in marked or pod.is_leaving]
@@ -78,14 +85,18 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int
     gone = [pod for pod in pods if pod not in kept]
     gone += [pod for pod in kept[wanted:] if not pod.is_leaving]
     orders: list[Order] = [
-        _delete(pod, Tell("DeletedWorkerPod", f"Deleted Pod {seen.namespace}/{pod.name}"))
+        _delete(
+            pod, RecordClusterEvent("DeletedWorkerPod", f"Deleted Pod {seen.namespace}/{pod.name}")
+        )
         for pod in gone
     ]
     if head is not None and head.is_ready and not head.is_leaving:
         taken = {pod.name for pod in pods}
         free = [(pod, slot) for pod, slot in slots.items() if pod not in taken]
         for (pod, slot), port in zip(free[: max(wanted - len(kept), 0)], ports, strict=False):
-            tell = Tell("CreatedWorkerPod", f"Created worker Pod {seen.namespace}/{pod}")
+            tell = RecordClusterEvent(
+                "CreatedWorkerPod", f"Created worker Pod {seen.namespace}/{pod}"
+            )
             body = worker_body(seen, group, slot, port)
             orders.append(Create("pods", body, tell, "FailedToCreateWorkerPod"))
     return orders
@@ -101,7 +112,7 @@ def _is_lost(pod: RayPod, head: RayPod | None) -> bool:
     return _is_over(pod) or (head is not None and pod.head_uid != head.uid)
 
 
-def _delete(pod: RayPod, tell: Tell) -> DeletePod:
+def _delete(pod: RayPod, tell: RecordClusterEvent) -> DeletePod:
     return DeletePod(pod.name, pod.uid, tell)
 
 

@@ -16,7 +16,7 @@ from unbroken.local.apiserver.http.bodies import YAML, decode_object
 from unbroken.spec.times import time_seconds, time_text
 
 from .pods import DASHBOARD_PORT, SUFFIX_LENGTH, SUFFIX_LETTERS
-from .values import Object, Tell
+from .values import Object, RecordClusterEvent
 
 GROUP_VERSION, KIND, PLURAL = "ray.io/v1", "RayJob", "rayjobs"
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
@@ -86,7 +86,7 @@ class JobPlan:
     """Name of the RayCluster to delete."""
     submit: Mapping[str, Any] | None = None
     """Body of the submission."""
-    tell: Tell | None = None
+    tell: RecordClusterEvent | None = None
     again_seconds: float | None = None
     """When to look again without a change; None: only after a change."""
 
@@ -222,7 +222,7 @@ def _delete(seen: JobPicture) -> JobPlan:
     if (seen.cluster or {}).get("metadata", {}).get("deletionTimestamp"):
         return JobPlan()
     text = f"Deleted RayCluster {seen.namespace}/{name}"
-    return JobPlan(delete=name, tell=Tell("DeletedRayCluster", text))
+    return JobPlan(delete=name, tell=RecordClusterEvent("DeletedRayCluster", text))
 
 
 def _create(seen: JobPicture) -> JobPlan:
@@ -241,7 +241,8 @@ def _create(seen: JobPicture) -> JobPlan:
         "spec": seen.spec["rayClusterSpec"],
     }
     return JobPlan(
-        create=body, tell=Tell("CreatedRayCluster", f"Created RayCluster {seen.namespace}/{name}")
+        create=body,
+        tell=RecordClusterEvent("CreatedRayCluster", f"Created RayCluster {seen.namespace}/{name}"),
     )
 
 

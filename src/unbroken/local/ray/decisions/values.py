@@ -62,7 +62,7 @@ class ClusterPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RecordClusterEvent:
     """Record an event on the RayCluster."""
 
     reason: str
@@ -77,7 +77,7 @@ class Create:
     collection: str
     """`pods` or `services`."""
     body: Mapping[str, Any]
-    then: Tell
+    then: RecordClusterEvent
     failure: str
     """Reason of the event that tells of a refusal."""
 
@@ -88,7 +88,7 @@ class DeletePod:
 
     name: str
     uid: str
-    then: Tell
+    then: RecordClusterEvent
 
 
 Order = Create | DeletePod

@@ -49,7 +49,7 @@ REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 REGION_LABEL = "topology.kubernetes.io/region"
 
 
-class _Said(msgspec.Struct):
+class _Answer(msgspec.Struct):
     """Answer of the program, as its docstring has it."""
 
     text: str
@@ -86,8 +86,8 @@ class AwsProvider:
         """A Python that has boto3."""
         self._limit_seconds = limit_seconds
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
-        """As `Provider.standing`."""
+    async def status(self, order: RepairOrder) -> OrderStatus:
+        """As `Provider.status`."""
         return await self.order(order)
 
     async def order(self, order: RepairOrder) -> OrderStatus:
@@ -139,7 +139,7 @@ class AwsProvider:
 
     async def _call(
         self, order: RepairOrder, target: Target, *, is_first: bool, has_booted: bool = False
-    ) -> _Said:
+    ) -> _Answer:
         """Run the program once; WorldError where asking again may help."""
         question = {
             "action": order.action.value,
@@ -168,14 +168,14 @@ class AwsProvider:
                 process.kill()
                 await process.wait()
         try:
-            return msgspec.json.decode(out, type=_Said)
+            return msgspec.json.decode(out, type=_Answer)
         except msgspec.MsgspecError as error:
             last = err.decode(errors="replace").strip().rpartition("\n")[2][:300]
             text = f"{PROGRAM.name} ended with exit code {process.returncode}: {last}"
             raise PeerError(text) from error
 
 
-def _status(said: _Said) -> OrderStatus:
+def _status(said: _Answer) -> OrderStatus:
     if not said.answer:
         raise WorldError(f"AWS: {said.text}", said.retry_seconds)
     return OrderStatus(Answer(said.answer), said.text)

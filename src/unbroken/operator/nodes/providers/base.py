@@ -29,7 +29,7 @@ class Provider(Protocol):
         WorldError and PeerError as `unbroken.kube.client.api_errors` raises them; asked again then.
         """
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
+    async def status(self, order: RepairOrder) -> OrderStatus:
         """How an order stands that was given, perhaps by an earlier process."""
 
 
@@ -73,8 +73,8 @@ class ObjectProvider(ABC):
     def is_of(self, found: Object, node: str) -> bool:
         """True if an object stands behind a node."""
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
-        """As `Provider.standing`."""
+    async def status(self, order: RepairOrder) -> OrderStatus:
+        """As `Provider.status`."""
         return await self.order(order)
 
     async def order(self, order: RepairOrder) -> OrderStatus:

@@ -69,8 +69,8 @@ class CommandProvider:
         self._words = tuple(words)
         self._limit_seconds = limit_seconds
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
-        """As `Provider.standing`."""
+    async def status(self, order: RepairOrder) -> OrderStatus:
+        """As `Provider.status`."""
         return await self._call(order)
 
     async def order(self, order: RepairOrder) -> OrderStatus:

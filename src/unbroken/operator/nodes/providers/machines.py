@@ -33,8 +33,8 @@ class MachinesProvider:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
-        """As `Provider.standing`."""
+    async def status(self, order: RepairOrder) -> OrderStatus:
+        """As `Provider.status`."""
         return await self.order(order)
 
     async def order(self, order: RepairOrder) -> OrderStatus:

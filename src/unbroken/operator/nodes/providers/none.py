@@ -18,6 +18,6 @@ class NoProvider:
             Answer.UNSUPPORTED, f"there is no provider to {order.action.value} a node"
         )
 
-    async def standing(self, order: RepairOrder) -> OrderStatus:
-        """As `Provider.standing`."""
+    async def status(self, order: RepairOrder) -> OrderStatus:
+        """As `Provider.status`."""
         return await self.order(order)

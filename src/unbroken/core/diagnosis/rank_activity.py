@@ -53,7 +53,7 @@ GIL_IDLE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class RankActivity:
     """Equal for ranks that do the same, whatever line they are at."""
 
     kind: Kind
@@ -163,17 +163,17 @@ _KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
 _BACKWARD = re.compile(r"^_engine_run_backward \(|^torch::autograd::.*Engine::")
 
 
-def doing(one: RankEvidence) -> Doing:
+def activity_of(one: RankEvidence) -> RankActivity:
     """What the rank does."""
     if one.state in ("", "Z", "X"):
         return _gone(one)
     if one.state in ("T", "t"):
         by = "a signal" if one.state == "T" else "a debugger"
-        return Doing(Kind.STOPPED, f"stopped by {by}")
+        return RankActivity(Kind.STOPPED, f"stopped by {by}")
     frames = one.threads[0].frames if one.threads else ()
     if one.state == "D":
         inside = f" in {one.waits_in}" if one.waits_in not in ("", "0") else ""
-        return Doing(Kind.STUCK, f"in the kernel (D){inside}", user_function(frames))
+        return RankActivity(Kind.STUCK, f"in the kernel (D){inside}", user_function(frames))
     found = _of_gil(one)
     found = found or _of_pipe(one, frames) or _of_stack(frames) or _of_backward(one, frames)
     if found is not None and found.words != COLLECTIVE:
@@ -181,12 +181,12 @@ def doing(one: RankEvidence) -> Doing:
     return _of_recorder(one, found) or found or _of_process(one, frames)
 
 
-def all_doings(ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
+def activities_of(ranks: Mapping[int, RankEvidence]) -> dict[int, RankActivity]:
     """What each rank of a job does.
 
     A job may communicate without a known library.  If most ranks listen, inside functions of the
     user's that are named for a collective, then they wait in that collective."""
-    doings = {rank: doing(one) for rank, one in ranks.items()}
+    doings = {rank: activity_of(one) for rank, one in ranks.items()}
     if any(what.kind in WAITING for what in doings.values()):
         return doings
     listening = (rank for rank, what in doings.items() if what.kind in LISTENING)
@@ -194,16 +194,18 @@ def all_doings(ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
     if len(waiting) * 2 <= len(ranks):
         return doings
     return doings | {
-        rank: Doing(Kind.COLLECTIVE, f"waits in {name}") for rank, name in waiting.items()
+        rank: RankActivity(Kind.COLLECTIVE, f"waits in {name}") for rank, name in waiting.items()
     }
 
 
-def awaits_peers(one: RankEvidence, what: Doing) -> bool:
+def awaits_peers(one: RankEvidence, what: RankActivity) -> bool:
     """True if the rank waits for its peers, in a collective of whatever library."""
     return what.kind in WAITING or (what.kind in LISTENING and bool(operation(one)))
 
 
-def branches(doings: Mapping[int, Doing], ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
+def branches(
+    doings: Mapping[int, RankActivity], ranks: Mapping[int, RankEvidence]
+) -> dict[int, RankActivity]:
     """Tell ranks that do the same apart by the user's functions that have called it, where these
     differ; of those that wait for peers also by the lines."""
     own = {
@@ -225,7 +227,7 @@ def _outside(one: RankEvidence) -> tuple[str, ...]:
     """The frames of the main thread, without those inside a collective of the user's own: there
     the one who collects is at another line than those who send."""
     frames = one.threads[0].frames if one.threads else ()
-    if doing(one).kind not in LISTENING:
+    if activity_of(one).kind not in LISTENING:
         return frames
     inside = [
         number
@@ -277,7 +279,7 @@ def is_backward(frames: tuple[str, ...]) -> bool:
     return any(_BACKWARD.search(frame) for frame in frames)
 
 
-def telling_frames(one: RankEvidence) -> tuple[str, ...]:
+def explaining_frames(one: RankEvidence) -> tuple[str, ...]:
     """Frames of the thread that explains what the rank does: the one that holds the GIL while the
     main thread waits for the GIL, else the main thread."""
     return (_gil_thread(one) or one.threads[0]).frames if one.threads else ()
@@ -305,7 +307,7 @@ def _waits_for_gil(frames: tuple[str, ...]) -> bool:
     return _GIL_WAIT.search(native[0]) is not None and not any(map(_WAITS_FREE.search, native))
 
 
-def _of_gil(one: RankEvidence) -> Doing | None:
+def _of_gil(one: RankEvidence) -> RankActivity | None:
     """By the thread that holds the GIL at every look."""
     holder = _gil_thread(one)
     if holder is None:
@@ -314,22 +316,22 @@ def _of_gil(one: RankEvidence) -> Doing | None:
     thread = "" if holder.is_main else f" (thread {holder.name or 'without a name'})"
     words = f"holds the GIL{'' if is_idle else ' and computes'}{thread}"
     kind = Kind.GIL if is_idle else Kind.COMPUTE
-    return Doing(kind, words, user_function(holder.frames) or "native code", holds_gil=True)
+    return RankActivity(kind, words, user_function(holder.frames) or "native code", holds_gil=True)
 
 
-def _gone(one: RankEvidence) -> Doing:
+def _gone(one: RankEvidence) -> RankActivity:
     if not one.state and not one.pid:
-        return Doing(Kind.UNKNOWN, "not known")
-    return Doing(Kind.GONE, "has ended")
+        return RankActivity(Kind.UNKNOWN, "not known")
+    return RankActivity(Kind.GONE, "has ended")
 
 
-def _of_stack(frames: tuple[str, ...]) -> Doing | None:
+def _of_stack(frames: tuple[str, ...]) -> RankActivity | None:
     best, strongest = None, 0
     for frame in frames:
         found = _known(frame)
         if found is not None and found[0] > strongest:
             strongest, kind, words = found
-            best = Doing(kind, words.format(parts(frame)[0].rpartition(".")[2]))
+            best = RankActivity(kind, words.format(parts(frame)[0].rpartition(".")[2]))
         if not is_library(frame):
             break
     if best is None or best.kind in WAITING:
@@ -345,7 +347,7 @@ def _known(frame: str) -> tuple[int, Kind, str] | None:
     return None
 
 
-def _of_pipe(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
+def _of_pipe(one: RankEvidence, frames: tuple[str, ...]) -> RankActivity | None:
     """read(2) and write(2) are for files, by their names; the kernel knows that it is a pipe."""
     found = _of_stack(frames)
     if found is None or found.kind is not Kind.FILES or not _PIPE.search(one.waits_in):
@@ -353,25 +355,25 @@ def _of_pipe(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
     return replace(found, kind=Kind.CHILD, words="waits for a pipe")
 
 
-def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
+def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> RankActivity | None:
     """In the backward pass the hooks, and so the wait, may be on another thread."""
     if not is_backward(frames):
         return None
     for thread in one.threads[1:]:
         found = _of_stack(thread.frames)
         if found is not None and found.kind is Kind.COLLECTIVE:
-            return Doing(found.kind, f"{found.words} (backward)")
+            return RankActivity(found.kind, f"{found.words} (backward)")
     if one.cpu_share is not None and one.cpu_share >= BUSY_SHARE:
-        return Doing(Kind.COMPUTE, "computes in the backward pass")
-    return Doing(Kind.COLLECTIVE, "waits in the backward pass")
+        return RankActivity(Kind.COMPUTE, "computes in the backward pass")
+    return RankActivity(Kind.COLLECTIVE, "waits in the backward pass")
 
 
-def _of_recorder(one: RankEvidence, found: Doing | None) -> Doing | None:
+def _of_recorder(one: RankEvidence, found: RankActivity | None) -> RankActivity | None:
     """By the flight recorder, where the stack does not tell the collective."""
     begun = pending(one)
     if not begun or (found is None and _is_elsewhere(one)):
         return None
-    return Doing(Kind.COLLECTIVE, f"waits in {begun[0].operation.rpartition(':')[2]}")
+    return RankActivity(Kind.COLLECTIVE, f"waits in {begun[0].operation.rpartition(':')[2]}")
 
 
 def _is_elsewhere(one: RankEvidence) -> bool:
@@ -379,17 +381,19 @@ def _is_elsewhere(one: RankEvidence) -> bool:
     return any(p.search(one.waits_in) and k is not Kind.LOCK for p, k, _ in _KERNEL)
 
 
-def _of_process(one: RankEvidence, frames: tuple[str, ...]) -> Doing:
+def _of_process(one: RankEvidence, frames: tuple[str, ...]) -> RankActivity:
     """By what the kernel says, where no function is known."""
     where = user_function(frames) or (parts(frames[0])[0] if frames else "")
     for pattern, kind, words in _KERNEL:
         if pattern.search(one.waits_in):
-            return Doing(kind, words, where)
+            return RankActivity(kind, words, where)
     share = one.cpu_share
     is_busy = share is not None and share >= BUSY_SHARE
     # It is found ready to run, whatever share the machine has left for it.
     if is_busy or (one.state == "R" and where and share != 0.0):
-        return Doing(Kind.COMPUTE, "computes", where)
+        return RankActivity(Kind.COMPUTE, "computes", where)
     if not frames:
-        return Doing(Kind.UNKNOWN, "not known")
-    return Doing(Kind.OTHER, "waits" if share is not None and share < IDLE_SHARE else "is", where)
+        return RankActivity(Kind.UNKNOWN, "not known")
+    return RankActivity(
+        Kind.OTHER, "waits" if share is not None and share < IDLE_SHARE else "is", where
+    )
