@@ -162,7 +162,7 @@ async def test_a_pod_prefers_places_by_the_labels_that_nodes_have(scripted: Any)
 
 async def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
     async with scripted() as (_, script):
-        loop, told = asyncio.get_running_loop(), script.runner.tell
+        loop, told = asyncio.get_running_loop(), script.runner.receive
         script.due = steady_clock()() + 0.5
         script.order.clear()
         while Tick not in script.order:  # it now waits for what is due

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, advance, standing
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, advance, current_condition
 from unbroken.spec.job.types import Condition
 from unbroken.spec.keys import ConditionType
 
@@ -42,9 +42,9 @@ def test_resumed_job_is_created_again_with_its_first_age() -> None:
 
 
 def test_standing_is_the_last_true_one_that_is_known() -> None:
-    assert standing(()) is None
+    assert current_condition(()) is None
     others = (Condition("Created", "True"), Condition("Running", "False"), Condition("X", "True"))
-    assert standing(others) is ConditionType.CREATED
+    assert current_condition(others) is ConditionType.CREATED
 
 
 def test_long_message_is_cut() -> None:
@@ -60,7 +60,7 @@ def test_what_was_entered_last_is_the_standing(path: list[ConditionType]) -> Non
         conditions = advance(conditions, to, "r", "m", at)
         # What `kubectl get` prints, and what HyperPod's client does.
         assert (conditions[-1].type, conditions[-1].status) == (to.value, "True")
-        assert standing(conditions) is to
+        assert current_condition(conditions) is to
         (created,) = (c for c in conditions if c.type == "Created")
         assert (created.status, created.last_transition_time) == ("True", 1)
         true = {c.type for c in conditions if c.status == "True"}

@@ -18,9 +18,9 @@ from unbroken.core.job.kueue import (
     Placement,
     QueuedJob,
     Report,
-    Said,
     Withdraw,
     Workload,
+    WorkloadCondition,
     decide_gate,
     with_conditions,
 )
@@ -28,18 +28,22 @@ from unbroken.spec.keys import ConditionType
 
 ADMISSION = Admission("wl", {"w": Placement()})
 JOB = QueuedJob("team-a", "s1")
-RUNS = replace(JOB, standing=ConditionType.RUNNING, is_idle=False)
-YES = Said(True, "R", "text")
+RUNS = replace(JOB, condition=ConditionType.RUNNING, is_idle=False)
+YES = WorkloadCondition(True, "R", "text")
 PENDING = Workload("wl", "team-a", "s1")
 ADMITTED = replace(
     PENDING,
-    conditions={"QuotaReserved": YES, "Admitted": YES, "PodsReady": Said(True, "Started")},
+    conditions={
+        "QuotaReserved": YES,
+        "Admitted": YES,
+        "PodsReady": WorkloadCondition(True, "Started"),
+    },
     has_admission=True,
     admission=ADMISSION,
 )
 
 
-def with_said(workload: Workload, **conditions: Said) -> Workload:
+def with_said(workload: Workload, **conditions: WorkloadCondition) -> Workload:
     """The Workload with some conditions more."""
     return replace(workload, conditions={**workload.conditions, **conditions})
 
@@ -50,7 +54,7 @@ def test_a_job_waits_until_its_workload_is_admitted() -> None:
     assert asked.order == Ask()
     waits = decide_gate(JOB, PENDING, asked.gate)
     assert waits.order is None
-    why = Said(False, "Pending", "insufficient quota for nvidia.com/gpu")
+    why = WorkloadCondition(False, "Pending", "insufficient quota for nvidia.com/gpu")
     told = decide_gate(JOB, with_said(PENDING, QuotaReserved=why), waits.gate)
     assert told.gate == Hold("Queued", "queue team-a: insufficient quota for nvidia.com/gpu")
     checks = decide_gate(JOB, with_said(PENDING, QuotaReserved=YES), waits.gate)
@@ -60,7 +64,9 @@ def test_a_job_waits_until_its_workload_is_admitted() -> None:
 
 
 def test_quota_is_given_back_only_when_nothing_runs() -> None:
-    evicted = with_said(ADMITTED, Evicted=Said(True, "Preempted", "by a higher priority"))
+    evicted = with_said(
+        ADMITTED, Evicted=WorkloadCondition(True, "Preempted", "by a higher priority")
+    )
     stop = decide_gate(RUNS, evicted, ADMISSION)
     assert stop.gate == Hold("Evicted", "queue team-a: Preempted: by a higher priority")
     assert stop.order is None
@@ -89,7 +95,9 @@ def test_quota_is_given_back_only_when_nothing_runs() -> None:
 def test_only_some_evictions_queue_the_job_again_by_themselves(
     reason: str, waits_until: bool, is_requeued: bool
 ) -> None:
-    evicted = replace(with_said(ADMITTED, Evicted=Said(True, reason)), waits_until=waits_until)
+    evicted = replace(
+        with_said(ADMITTED, Evicted=WorkloadCondition(True, reason)), waits_until=waits_until
+    )
     order = decide_gate(replace(RUNS, is_idle=True), evicted, None).order
     assert order == GiveBack(reason, "", is_requeued)
 
@@ -137,7 +145,7 @@ def test_a_changed_job_is_queued_anew() -> None:
     [(ConditionType.COMPLETED, "Succeeded"), (ConditionType.FAILED, "Failed")],
 )
 def test_the_end_of_a_job_is_reported_once(standing: ConditionType, reason: str) -> None:
-    ended = replace(JOB, standing=standing, message="all done")
+    ended = replace(JOB, condition=standing, message="all done")
     assert decide_gate(ended, ADMITTED, None).order == Report("Finished", True, reason, "all done")
     assert decide_gate(ended, with_said(ADMITTED, Finished=YES), None).order is None
 

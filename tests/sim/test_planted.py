@@ -367,13 +367,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("one silent rank is a silent job", seed=118)
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = stalls._told
+    real = stalls._report_counts
 
-    def told(watch: Any) -> Any:
-        found = real(watch)
-        return replace(found, rhythmic=found.silent)
+    def counted(watch: Any) -> Any:
+        counts = real(watch)
+        return replace(counts, rhythmic=counts.silent)
 
-    patch.setattr(stalls, "_told", told)
+    patch.setattr(stalls, "_report_counts", counted)
     patch.setattr(examination, "blame", lambda *a: stacks.Blame())
 
 
@@ -498,7 +498,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def take(self: receipts.Receipts, uid: PodUid, report: AgentReport, now: float) -> None:
         if report.receipts:
-            self._told.clear()
+            self._reported.clear()
         real(self, uid, report, now)
 
     patch.setattr(receipts.Receipts, "take", take)

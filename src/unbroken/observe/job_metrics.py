@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.core.job.record.conditions import standing
+from unbroken.core.job.record.conditions import current_condition
 from unbroken.core.job.record.timeline import lost_seconds, lost_steps, stages
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.keys import ConditionType
@@ -112,7 +112,9 @@ def _conditions(records: Iterable[JobRecord]) -> Metric:
         "Jobs by where they stand: the job's last condition that is true.",
         labels=("standing",),
     )
-    found = Counter(standing(one.now.status.conditions) for one in records if one.now is not None)
+    found = Counter(
+        current_condition(one.now.status.conditions) for one in records if one.now is not None
+    )
     for stands in ConditionType:
         family.add_metric((stands.value,), found[stands])
     return family

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken.core.job.record.conditions import standing
+from unbroken.core.job.record.conditions import current_condition
 from unbroken.core.job.record.timeline import Goodput, goodput
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
@@ -120,7 +120,7 @@ class JobRecords:
         if record.now is None or record.now.uid != job.uid:
             self._begin(record, job)
         record.now = job
-        stands = standing(job.status.conditions)
+        stands = current_condition(job.status.conditions)
         is_end = stands in (ConditionType.COMPLETED, ConditionType.FAILED)
         if is_end and not record.has_ended:
             assert stands is not None

@@ -186,14 +186,14 @@ def activities_of(ranks: Mapping[int, RankEvidence]) -> dict[int, RankActivity]:
 
     A job may communicate without a known library.  If most ranks listen, inside functions of the
     user's that are named for a collective, then they wait in that collective."""
-    doings = {rank: activity_of(one) for rank, one in ranks.items()}
-    if any(what.kind in WAITING for what in doings.values()):
-        return doings
-    listening = (rank for rank, what in doings.items() if what.kind in LISTENING)
+    activities = {rank: activity_of(one) for rank, one in ranks.items()}
+    if any(what.kind in WAITING for what in activities.values()):
+        return activities
+    listening = (rank for rank, what in activities.items() if what.kind in LISTENING)
     waiting = {rank: name for rank in listening if (name := operation(ranks[rank]))}
     if len(waiting) * 2 <= len(ranks):
-        return doings
-    return doings | {
+        return activities
+    return activities | {
         rank: RankActivity(Kind.COLLECTIVE, f"waits in {name}") for rank, name in waiting.items()
     }
 
@@ -204,13 +204,13 @@ def awaits_peers(one: RankEvidence, what: RankActivity) -> bool:
 
 
 def branches(
-    doings: Mapping[int, RankActivity], ranks: Mapping[int, RankEvidence]
+    activities: Mapping[int, RankActivity], ranks: Mapping[int, RankEvidence]
 ) -> dict[int, RankActivity]:
     """Tell ranks that do the same apart by the user's functions that have called it, where these
     differ; of those that wait for peers also by the lines."""
     own = {
         rank: tuple(
-            frame if doings[rank].kind in WAITING else parts(frame)[0]
+            frame if activities[rank].kind in WAITING else parts(frame)[0]
             for frame in _outside(one)
             if not is_library(frame)
         )
@@ -219,8 +219,10 @@ def branches(
     depth = min(map(len, own.values()))
     differs = next((n for n in range(depth) if len({one[n] for one in own.values()}) > 1), None)
     if differs is None:
-        return dict(doings)
-    return {rank: replace(what, via=place((own[rank][differs],))) for rank, what in doings.items()}
+        return dict(activities)
+    return {
+        rank: replace(what, via=place((own[rank][differs],))) for rank, what in activities.items()
+    }
 
 
 def _outside(one: RankEvidence) -> tuple[str, ...]:

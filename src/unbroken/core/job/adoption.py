@@ -52,10 +52,10 @@ class NewestAttempt:
     @property
     def is_sound(self) -> bool:
         """True if the attempt can continue where it runs."""
-        return bool(self.running) and not self.broken and not self.stopped and self._is_one
+        return bool(self.running) and not self.broken and not self.stopped and self._is_complete
 
     @property
-    def _is_one(self) -> bool:
+    def _is_complete(self) -> bool:
         ranks = [m.report.rank for m in self.running if m.report]
         return len(self.masters) <= 1 and len(set(ranks)) == len(ranks) and None not in ranks
 
@@ -127,7 +127,7 @@ class Adoption:
                 self._unheard.add(uid)
         self._by = now + ADOPT_SECONDS
 
-    def heard(self, uid: PodUid) -> None:
+    def answered(self, uid: PodUid) -> None:
         """The agent has answered, or cannot any more."""
         self._unheard.discard(uid)
 
@@ -185,7 +185,7 @@ class Adoption:
         self._life.masters |= finding.masters
         self._life.reshape(now)
         state.plan.adopt(now)
-        if state.standing in (None, ConditionType.SUSPENDED):
+        if state.condition in (None, ConditionType.SUSPENDED):
             self._life.mark_created(now)
         self._restore_ranks(finding)
         ranked = [state.roster.members[uid] for uid in state.ranks.rank_of]
@@ -201,7 +201,7 @@ class Adoption:
     def _continues(self, finding: NewestAttempt, now: float) -> bool:
         """True if the attempt continues, or is prepared as it was."""
         state = self._state
-        was_running = state.standing is ConditionType.RUNNING
+        was_running = state.condition is ConditionType.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
         if finding.is_untouched and not (was_running or self._has_begun(finding)):
             self._life.prepare(now)
@@ -241,7 +241,7 @@ class Adoption:
         if incident is not None and incident.ready_at is not None:
             return count
         broken = count if incident is None else incident.attempt
-        if incident is None and state.standing is ConditionType.FAULTED:
+        if incident is None and state.condition is ConditionType.FAULTED:
             # The status is written first, so it may record a fault whose incident was lost.
             broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
@@ -291,10 +291,10 @@ class Adoption:
         ranks = state.ranks.rank_of
         state.commands += state.gang.resume(order, ranks, now, completed=done)
         if state.gang.stage is GangStage.RUNNING:
-            is_told = is_same and state.standing is ConditionType.RUNNING
+            is_told = is_same and state.condition is ConditionType.RUNNING
             is_told = is_told and state.incidents.open is None
             if not is_told:
-                self._life.say_running(now)
+                self._life.report_running(now)
 
     def _restart(self, finding: NewestAttempt, now: float) -> None:
         """Stop what is left of the attempt, note its progress, and name the culprit."""

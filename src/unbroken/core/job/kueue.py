@@ -127,7 +127,7 @@ class QueuedJob:
     queue: str
     shape: str
     """Fingerprint of the job; changes with every field of the job that a Workload contains."""
-    standing: ConditionType | None = None
+    condition: ConditionType | None = None
     message: str = ""
     """Message of the job's last condition."""
     is_suspended: bool = False
@@ -144,7 +144,7 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WorkloadCondition:
     """A condition of a Workload, as Kueue wrote it."""
 
     is_true: bool
@@ -161,14 +161,14 @@ class Workload:
     shape: str
     is_active: bool = True
     is_deleting: bool = False
-    conditions: Mapping[str, Said] = field(default_factory=dict)
+    conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
     has_admission: bool = False
     waits_until: bool = False
     """Kueue has set a time for the Workload to be queued again."""
     admission: Admission | str = ""
     """The admission, or the reason why it cannot be used."""
 
-    def says(self, condition: str) -> Said | None:
+    def true_condition(self, condition: str) -> WorkloadCondition | None:
         """The condition, if it is true."""
         found = self.conditions.get(condition)
         return found if found is not None and found.is_true else None
@@ -178,7 +178,7 @@ def decide_gate(job: QueuedJob, workload: Workload | None, before: Gate) -> Queu
     """Decide whether the job may run. `before`: the last decision; None at the start."""
     if job.is_deleting:
         return QueueDecision(before)
-    if job.standing in (ConditionType.COMPLETED, ConditionType.FAILED):
+    if job.condition in (ConditionType.COMPLETED, ConditionType.FAILED):
         return QueueDecision(None, _finished(job, workload))
     if job.is_suspended or job.is_empty:
         leave = Withdraw("the job is suspended") if workload and job.is_idle else None
@@ -187,7 +187,7 @@ def decide_gate(job: QueuedJob, workload: Workload | None, before: Gate) -> Queu
         return _without(job, workload, before)
     if workload.shape != job.shape:
         return _left(job, workload, "the job has changed; it is queued anew")
-    if workload.says("Finished"):
+    if workload.true_condition("Finished"):
         return _left(job, workload, f"Workload {workload.name} is finished; it is made anew")
     return _waiting(job, workload) or _admitted(job, workload, before)
 
@@ -197,10 +197,10 @@ def _once(order: QueueOrder | None, workload: Workload | None) -> QueueOrder | N
 
 
 def _finished(job: QueuedJob, workload: Workload | None) -> QueueOrder | None:
-    if workload is None or workload.is_deleting or workload.says("Finished"):
+    if workload is None or workload.is_deleting or workload.true_condition("Finished"):
         return None
     # kueue v0.16, workload_types.go: WorkloadFinishedReasonSucceeded and ...Failed.
-    reason = "Succeeded" if job.standing is ConditionType.COMPLETED else "Failed"
+    reason = "Succeeded" if job.condition is ConditionType.COMPLETED else "Failed"
     return Report("Finished", True, reason, job.message or "the job has ended")
 
 
@@ -223,13 +223,13 @@ def _left(job: QueuedJob, workload: Workload, why: str) -> QueueDecision:
 
 def _waiting(job: QueuedJob, workload: Workload) -> QueueDecision | None:
     """Return the reason why the job waits; None: it is admitted."""
-    evicted, reserved = workload.says("Evicted"), workload.says("QuotaReserved")
+    evicted, reserved = workload.true_condition("Evicted"), workload.true_condition("QuotaReserved")
     if evicted is not None:
         hold = Hold(EVICTED, f"queue {job.queue}: {evicted.reason}: {evicted.message}")
         if reserved is None and not workload.has_admission:
             return QueueDecision(_queued(job, workload, hold), _move(job, workload))
         return QueueDecision(hold, _give_back(workload, evicted) if job.is_idle else None)
-    if not workload.is_active or workload.says("Admitted") is None:
+    if not workload.is_active or workload.true_condition("Admitted") is None:
         return QueueDecision(
             _queued(job, workload, None), None if reserved else _move(job, workload)
         )
@@ -258,7 +258,7 @@ def _move(job: QueuedJob, workload: Workload) -> QueueOrder | None:
     return Move() if workload.queue != job.queue else None
 
 
-def _give_back(workload: Workload, evicted: Said) -> GiveBack:
+def _give_back(workload: Workload, evicted: WorkloadCondition) -> GiveBack:
     # The others are queued again by Kueue itself: after a back-off, or when their queue is
     # restarted (kueue v0.16, reconciler.go, eviction; workload_controller.go).
     is_requeued = evicted.reason in (PREEMPTED, NODE_FAILURES) or (
@@ -293,17 +293,19 @@ def _readiness(job: QueuedJob, workload: Workload) -> Report | None:
     return Report("PodsReady", job.are_pods_ready, reason, text)
 
 
-def with_conditions(conditions: Mapping[str, Said], order: GiveBack | Report) -> dict[str, Said]:
+def with_conditions(
+    conditions: Mapping[str, WorkloadCondition], order: GiveBack | Report
+) -> dict[str, WorkloadCondition]:
     """The conditions of a Workload after the order, by type."""
     found = dict(conditions)
     if isinstance(order, Report):
-        found[order.type] = Said(order.is_true, order.reason, order.message)
+        found[order.type] = WorkloadCondition(order.is_true, order.reason, order.message)
         return found
-    found["QuotaReserved"] = Said(False, "Pending", order.message)
-    found["Admitted"] = Said(False, "NoReservation", "The workload has no reservation")
-    found["Requeued"] = Said(order.is_requeued, order.reason, order.message)
+    found["QuotaReserved"] = WorkloadCondition(False, "Pending", order.message)
+    found["Admitted"] = WorkloadCondition(False, "NoReservation", "The workload has no reservation")
+    found["Requeued"] = WorkloadCondition(order.is_requeued, order.reason, order.message)
     if "PodsReady" in found:
-        found["PodsReady"] = Said(False, "WaitForStart", "not all pods are ready")
+        found["PodsReady"] = WorkloadCondition(False, "WaitForStart", "not all pods are ready")
     return found
 
 

@@ -38,7 +38,7 @@ class Leases:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._heard_at: dict[PodUid, float] = {}
+        self._last_report_at: dict[PodUid, float] = {}
         """Time at which each agent that is lost now was last heard."""
         self._began_at = 0.0
         """Time at which this operator took over the job; no other operator has renewed a lease
@@ -52,11 +52,11 @@ class Leases:
 
     def lost(self, uid: PodUid, silent_seconds: float, now: float) -> None:
         """Note that the agent cannot be reached, and for how long it was silent by then."""
-        self._heard_at[uid] = now - silent_seconds
+        self._last_report_at[uid] = now - silent_seconds
 
-    def heard(self, uid: PodUid) -> None:
+    def answered(self, uid: PodUid) -> None:
         """Note that the agent is back, or its pod is gone."""
-        self._heard_at.pop(uid, None)
+        self._last_report_at.pop(uid, None)
 
     def deadline(self) -> float | None:
         """Return when the next lease runs out."""
@@ -82,18 +82,18 @@ class Leases:
 
     def _due(self) -> Iterator[tuple[Member, float]]:
         gang, members = self._state.gang, self._state.roster.members
-        if gang.stage is not GangStage.HALTED or not (self._heard_at or self._alone):
+        if gang.stage is not GangStage.HALTED or not (self._last_report_at or self._alone):
             return
         alone = [] if self._alone is None else [self._alone[0]]
-        for uid in {**self._heard_at, **dict.fromkeys(alone)}:
+        for uid in {**self._last_report_at, **dict.fromkeys(alone)}:
             member = members.get(uid)
             if uid not in gang.unclear or member is None or member.is_lease_over:
                 continue
-            if member.report is not None and uid not in self._heard_at:
+            if member.report is not None and uid not in self._last_report_at:
                 continue  # The agent can be asked.
             seconds, quiet_at = self._of_rank(member) or self._of_unknown(member) or (0.0, 0.0)
             if seconds:
-                heard_at = self._heard_at.get(uid, self._began_at)
+                heard_at = self._last_report_at.get(uid, self._began_at)
                 length = seconds * (1 + 3 * DRIFT) + MARGIN_SECONDS
                 yield member, max(heard_at, quiet_at) + length
 

@@ -48,7 +48,7 @@ FIRST_PORT, PORTS = 15_000, 15_000
 class JobEnd:
     """The end of a job, or its suspension: condition, reason, message."""
 
-    standing: ConditionType
+    condition: ConditionType
     reason: str
     message: str
 
@@ -85,10 +85,10 @@ class Life:
         state = self._state
         state.set_status(start_time=now, restart_status=None)
         state.has_run = False
-        reason = "Created" if state.standing is None else "Resumed"
-        text = "the job is created" if state.standing is None else "the job is resumed"
-        state.stand(ConditionType.CREATED, "Created", text, now)
-        state.tell(reason, text)
+        reason = "Created" if state.condition is None else "Resumed"
+        text = "the job is created" if state.condition is None else "the job is resumed"
+        state.set_condition(ConditionType.CREATED, "Created", text, now)
+        state.record_event(reason, text)
 
     def prepare(self, now: float) -> None:
         """Bring together the pods and agents of the next attempt."""
@@ -139,7 +139,7 @@ class Life:
             self._since = now
         self.verdict = verdict
         state.enter(Phase.ENDING)
-        gang, is_graceful = state.gang, verdict.standing is ConditionType.SUSPENDED
+        gang, is_graceful = state.gang, verdict.condition is ConditionType.SUSPENDED
         if gang.stage is not GangStage.HALTED:
             state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
         elif gang.mode != PROCESS_RESTART:
@@ -155,7 +155,7 @@ class Life:
         assert self.verdict is not None
         state.attempt = max(state.attempt, state.newest_seen)
         state.set_status(restart_count=state.attempt)
-        is_graceful = self.verdict.standing is ConditionType.SUSPENDED
+        is_graceful = self.verdict.condition is ConditionType.SUSPENDED
         state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
 
     def hold(self, hold: Hold, now: float) -> None:
@@ -166,9 +166,9 @@ class Life:
         is_of_user = hold is not state.gate and last.reason not in HOLDS
         if is_of_user or (last.reason, last.message) == (hold.reason, message):
             return
-        state.stand(ConditionType.SUSPENDED, hold.reason, hold.message, now)
+        state.set_condition(ConditionType.SUSPENDED, hold.reason, hold.message, now)
         if last.reason != hold.reason:
-            state.tell(hold.reason, hold.message)
+            state.record_event(hold.reason, hold.message)
 
     def conclude(self, verdict: JobEnd, now: float) -> None:
         """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
@@ -177,9 +177,9 @@ class Life:
         state.enter(Phase.ENDED)
         state.close_incident(_outcome(verdict), now)
         state.set_status(completion_time=now)
-        state.stand(verdict.standing, verdict.reason, verdict.message, now)
-        is_bad = verdict.standing is ConditionType.FAILED
-        state.tell(verdict.standing.value, verdict.message, is_warning=is_bad)
+        state.set_condition(verdict.condition, verdict.reason, verdict.message, now)
+        is_bad = verdict.condition is ConditionType.FAILED
+        state.record_event(verdict.condition.value, verdict.message, is_warning=is_bad)
         self.clean(now)
 
     def clean(self, now: float) -> None:
@@ -315,7 +315,7 @@ class Life:
         self._reached("ready", gang.last_ready, now)
         self._count_kept()
         if state.incidents.open is None:
-            state.stand(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
+            state.set_condition(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
         order = self.train(now, master, self._lease_seconds())
         state.commands += gang.start(order, ranks.rank_of, now)
 
@@ -360,26 +360,26 @@ class Life:
         if len(state.gang.completed) == state.nnodes:
             text = f"{all_of(state.nnodes, 'agent')} completed attempt {state.attempt}"
             self.conclude(JobEnd(ConditionType.COMPLETED, "Completed", text), now)
-        elif state.gang.stage is GangStage.RUNNING and state.standing is not ConditionType.RUNNING:
-            self.say_running(now)
+        elif state.gang.stage is GangStage.RUNNING and state.condition is not ConditionType.RUNNING:
+            self.report_running(now)
         elif self._progress_by is not None and now >= self._progress_by:
             self._recovered(now)
 
-    def say_running(self, now: float) -> None:
+    def report_running(self, now: float) -> None:
         """Every agent runs the attempt."""
         state, incident = self._state, self._state.incidents.open
         state.has_run = True
         text = f"attempt {state.attempt} runs on {counted(state.nnodes, 'node')}"
         if incident is not None:
             self._reached("started", state.gang.last_started, now)
-            self._progress_by = now + (PROGRESS_SECONDS if self._is_told() else 0.0)
+            self._progress_by = now + (PROGRESS_SECONDS if self._has_reports() else 0.0)
             spent = round((now - incident.detected_at) * 1000)
             fault = f"{incident.culprit.fault}: {incident.culprit.text}"
             text = f"{fault}; remediated in {spent} milliseconds"
-        state.stand(ConditionType.RUNNING, "Running", text, now)
-        state.tell("Running", text)
+        state.set_condition(ConditionType.RUNNING, "Running", text, now)
+        state.record_event("Running", text)
 
-    def _is_told(self) -> bool:
+    def _has_reports(self) -> bool:
         """True if any agent of the attempt reports what its workers do. Stock agents do not; of
         them only the state RUNNING will ever be known."""
         members = [self._state.roster.members.get(uid) for uid in self._state.ranks.rank_of]
@@ -418,19 +418,19 @@ class Life:
     def _finish(self, now: float) -> None:
         state, verdict = self._state, self.verdict
         assert verdict is not None
-        if verdict.standing in ENDS:
+        if verdict.condition in ENDS:
             self.conclude(verdict, now)
             return
         state.enter(Phase.SUSPENDED)
-        if state.standing is not ConditionType.SUSPENDED:
+        if state.condition is not ConditionType.SUSPENDED:
             state.set_ledger(end_life(state.ledger, state.status.start_time, now))
         state.close_incident(_outcome(verdict), now)
         state.plan.reshape(())
         state.ranks.reset(())
         for member in list(state.roster.members.values()):
             self.clean_pod(member, now)
-        state.stand(ConditionType.SUSPENDED, verdict.reason, verdict.message, now)
-        state.tell(verdict.reason, verdict.message)
+        state.set_condition(ConditionType.SUSPENDED, verdict.reason, verdict.message, now)
+        state.record_event(verdict.reason, verdict.message)
 
     def _must_go(self, member: Member) -> bool:
         state, policy = self._state, self._policy().clean_pod_policy
@@ -483,6 +483,6 @@ def as_port(text: str | None) -> int:
 
 
 def _outcome(verdict: JobEnd) -> str:
-    if verdict.standing is ConditionType.SUSPENDED:
+    if verdict.condition is ConditionType.SUSPENDED:
         return "suspended"
-    return RECOVERED if verdict.standing is ConditionType.COMPLETED else verdict.reason
+    return RECOVERED if verdict.condition is ConditionType.COMPLETED else verdict.reason

@@ -258,7 +258,7 @@ class Job:
             return
         if old is not None and _shape(old) != _shape(event.spec):
             text = "replicaSpecs and nprocPerNode take effect at the next full start of the job"
-            state.tell("SpecChanged", text, is_warning=True)
+            state.record_event("SpecChanged", text, is_warning=True)
         if state.hold is not None and state.phase in (*_LIVE, Phase.ADOPTING):
             self._suspend(state.hold, now)
         elif state.phase in _LIVE:
@@ -269,12 +269,12 @@ class Job:
         if not self._is_synced or state.spec is None or state.phase is not Phase.UNKNOWN:
             return
         self._is_asked = self._last_asked is not None and self._last_asked > self._followed_until()
-        if state.standing in ENDS:
+        if state.condition in ENDS:
             state.enter(Phase.ENDED)
             self._life.clean(now)
         elif state.hold is not None:
             self._suspend(state.hold, now)
-        elif state.standing in (None, ConditionType.SUSPENDED) and not state.roster.members:
+        elif state.condition in (None, ConditionType.SUSPENDED) and not state.roster.members:
             self._life.create(now)
         else:
             self._adoption.begin(now)
@@ -285,8 +285,8 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             state.attempt = max([state.attempt, *heard])
             state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
-        if state.standing is None:
-            state.stand(ConditionType.CREATED, "Created", "job is created", now)
+        if state.condition is None:
+            state.set_condition(ConditionType.CREATED, "Created", "job is created", now)
             if state.gate is not hold:
                 hold = Hold("JobInitiallySuspended", "the job begins suspended")
         self._life.end(JobEnd(ConditionType.SUSPENDED, hold.reason, hold.message), now)
@@ -339,14 +339,14 @@ class Job:
             self._recovery.fault([Signal(asked, RESTART_REQUESTED, text)], now)
         else:
             text = f"nothing runs to be restarted: the job is {state.phase.value.lower()}"
-            state.tell("RestartIgnored", text)
+            state.record_event("RestartIgnored", text)
 
     def _agent_reported(self, uid: PodUid, report: AgentReport, now: float) -> None:
         state = self.state
         member = state.roster.members.get(uid)
         if member is None:
             return
-        self._leases.heard(uid)
+        self._leases.answered(uid)
         if report.watch and report is not member.report:
             report = of_ranks(report, state.nnodes, state.spec.nnodes if state.spec else 0)
         before, was_ordered = member.report, member.ordered is not None
@@ -359,7 +359,7 @@ class Job:
         for attempt in (report.newest_attempt, report.attempt):
             if attempt is not None and attempt > state.newest_seen:
                 state.newest_seen = attempt
-        self._adoption.heard(uid)
+        self._adoption.answered(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         self._life.clean_pod(member, now)
@@ -452,7 +452,7 @@ class Job:
             return  # an agent that was never reached is waited for: it may still be starting
         member.lost_why = why or "the agent cannot be reached"
         state.lost[uid] = now
-        self._adoption.heard(uid)
+        self._adoption.answered(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         state.commands += state.gang.observe(member, now)
@@ -489,8 +489,8 @@ class Job:
             found = self._recovery.signs(member, signals.POD_DELETED, text, now)
             self._recovery.escalate(member)
         state.roster.remove_pod(uid)
-        self._adoption.heard(uid)
-        self._leases.heard(uid)
+        self._adoption.answered(uid)
+        self._leases.answered(uid)
         state.lost.pop(uid, None)
         if member is None:
             return
@@ -530,7 +530,7 @@ class Job:
         state.has_changed = True
         for member in members:
             state.commands += state.gang.observe(member, now)
-        state.objects += state.plan.press(members, now)
+        state.objects += state.plan.retry_deletions(members, now)
         self._recovery.judge(members, now)
 
     def _fence_proven(self, uid: PodUid, now: float) -> None:
@@ -543,7 +543,7 @@ class Job:
             return
         state.has_changed = True
         state.commands += state.gang.observe(member, now)
-        state.objects += state.plan.press([member], now)
+        state.objects += state.plan.retry_deletions([member], now)
         self._recovery.judge([member], now)
 
     def _end_leases(self, now: float) -> None:
@@ -554,7 +554,7 @@ class Job:
             state.commands += state.gang.observe(member, now)
             if member.view.node is not None:
                 state.plan.given_up[member.view.node] = False
-            state.objects += state.plan.press([member], now)
+            state.objects += state.plan.retry_deletions([member], now)
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"
                 self._recovery.lose_all([member], signals.AGENT_LOST, why, now)

@@ -76,7 +76,7 @@ class Obstacle:
         advice = _ADVICE.get(self.cause, "").format(pod=self.pod)
         return f"{said}; {advice}" if advice else said
 
-    def told(self, others: int = 0) -> str:
+    def full_text(self, others: int = 0) -> str:
         """Return the sentence, followed by the last lines that the container wrote."""
         return "\n".join([self.sentence(others), *(f"| {line}" for line in self.lines)])
 
@@ -133,7 +133,7 @@ def summary(obstacles: Iterable[Obstacle]) -> str:
     for one in obstacles:
         causes.setdefault(one.cause, []).append(one)
     shown = [(_clearest(found), len(found)) for found in list(causes.values())[:CAUSES_MAX]]
-    return "\n".join(one.told(count - 1) for one, count in shown)
+    return "\n".join(one.full_text(count - 1) for one, count in shown)
 
 
 def _clearest(found: Iterable[Obstacle]) -> Obstacle:

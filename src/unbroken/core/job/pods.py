@@ -201,7 +201,7 @@ class PodPlan:
             effects += self._prove(member, now)
         return effects
 
-    def press(self, members: Iterable[Member], now: float) -> list[JobEffect]:
+    def retry_deletions(self, members: Iterable[Member], now: float) -> list[JobEffect]:
         """A node has changed: fence it or force what was waiting for the fence."""
         self._take_back()
         fenced = set[NodeName]()
@@ -227,7 +227,7 @@ class PodPlan:
             return []
         self._retry_at = None
         unproven = [self._roster.members[uid] for uid in self._proofs]
-        effects = self.prove(unproven, now) + self.press(list(self.condemned.values()), now)
+        effects = self.prove(unproven, now) + self.retry_deletions(list(self.condemned.values()), now)
         return effects + self.create(now)
 
     def adopt(self, now: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.job.record.conditions import advance, standing, with_ready_count
+from unbroken.core.job.record.conditions import advance, current_condition, with_ready_count
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import settle
 from unbroken.core.job.recovery.incidents import Incidents
@@ -82,7 +82,7 @@ class JobState:
         """Time since when agents are unreachable, the longest first."""
         self.trouble: dict[PodName, Obstacle] = {}
         """Obstacles of pods that do not start, by name."""
-        self.standing = standing(status.conditions)
+        self.condition = current_condition(status.conditions)
         self.has_run = any(c.type == ConditionType.RUNNING.value for c in status.conditions)
         self.questions = 0
         """Number of the newest question to the agents (`core.job.watch.questions`)."""
@@ -120,9 +120,9 @@ class JobState:
         """Change the status; it is written at the end of the step."""
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
-    def stand(self, to: ConditionType, reason: str, message: str, now: float) -> None:
+    def set_condition(self, to: ConditionType, reason: str, message: str, now: float) -> None:
         """Set the job's condition to `to`."""
-        self.standing, message = to, clean(message)
+        self.condition, message = to, clean(message)
         before = with_wait(self.status.conditions, "", "")
         self.set_status(conditions=advance(before, to, reason, message, now))
 
@@ -142,7 +142,7 @@ class JobState:
         if conditions != self.status.conditions:
             self.set_status(conditions=conditions)
 
-    def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
+    def record_event(self, reason: str, message: str, *, is_warning: bool = False) -> None:
         """Record an event on the job."""
         message = clean(message)[:EVENT_CHARACTERS]
         self._events.append(RecordEvent(reason, message, is_warning))

@@ -32,7 +32,7 @@ class Waits:
     """The obstacles of one job's pods."""
 
     state: JobState
-    _told: set[str] = field(default_factory=set)
+    _recorded: set[str] = field(default_factory=set)
     """Causes with an event recorded since the last start."""
     _changed_at: float | None = None
     _due: float | None = None
@@ -82,7 +82,7 @@ class Waits:
         """Write the reason of the wait into the condition."""
         state = self.state
         if state.phase is Phase.TRAINING:
-            self._told.clear()
+            self._recorded.clear()
         is_waiting = state.phase is Phase.PREPARING
         if is_waiting:
             self._miss_agents(now)
@@ -107,9 +107,9 @@ class Waits:
         """Keep the obstacle, and record an event if its cause is new."""
         state = self.state
         state.trouble[obstacle.pod] = obstacle
-        if obstacle.cause not in self._told and len(self._told) < EVENTS_MAX:
-            self._told.add(obstacle.cause)
-            state.tell(as_reason(obstacle.cause), obstacle.told(), is_warning=True)
+        if obstacle.cause not in self._recorded and len(self._recorded) < EVENTS_MAX:
+            self._recorded.add(obstacle.cause)
+            state.record_event(as_reason(obstacle.cause), obstacle.full_text(), is_warning=True)
 
     def _miss_agents(self, now: float) -> None:
         if not self._up:

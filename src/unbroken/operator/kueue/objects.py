@@ -18,8 +18,8 @@ from unbroken.core.job.kueue import (
     GiveBack,
     Placement,
     Report,
-    Said,
     Workload,
+    WorkloadCondition,
     with_conditions,
 )
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
@@ -164,9 +164,11 @@ def workload_view(
     )
 
 
-def _conditions(status: Mapping[str, Any]) -> dict[str, Said]:
+def _conditions(status: Mapping[str, Any]) -> dict[str, WorkloadCondition]:
     return {
-        one["type"]: Said(one["status"] == "True", one.get("reason", ""), one.get("message", ""))
+        one["type"]: WorkloadCondition(
+            one["status"] == "True", one.get("reason", ""), one.get("message", "")
+        )
         for one in status.get("conditions") or ()
     }
 
@@ -262,7 +264,10 @@ def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float)
             status[key] = int(status.get(key) or 0) + spent
     for type, said in with_conditions(_conditions(status), order).items():
         old = before.get(type, {})
-        if old and Said(old["status"] == "True", old["reason"], old["message"]) == said:
+        if (
+            old
+            and WorkloadCondition(old["status"] == "True", old["reason"], old["message"]) == said
+        ):
             continue
         text = "True" if said.is_true else "False"
         since = old["lastTransitionTime"] if old.get("status") == text else rfc3339(now)

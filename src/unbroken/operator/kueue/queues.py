@@ -30,7 +30,7 @@ from unbroken.core.job.kueue import (
     Withdraw,
     decide_gate,
 )
-from unbroken.core.job.record.conditions import standing
+from unbroken.core.job.record.conditions import current_condition
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
@@ -235,11 +235,11 @@ class Queues:
     def _picture(self, key: Key, job: JobObject, spec: JobSpec) -> QueuedJob:
         status, _ = job_status_from(job.get("status"))
         own = self._own.of(key, _uid(job))
-        stood = standing(status.conditions)
+        stood = current_condition(status.conditions)
         return QueuedJob(
             queue=queue_of(job),
             shape=shape_of(job, spec),
-            standing=stood,
+            condition=stood,
             message=status.conditions[-1].message if stood else "",
             is_suspended=spec.run_policy.suspend,
             is_deleting=bool(job["metadata"].get("deletionTimestamp")),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.job.record.conditions import ENDS, standing
+from unbroken.core.job.record.conditions import ENDS, current_condition
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
 from unbroken.spec.job.codec import job_status_from
@@ -84,7 +84,7 @@ def _templates(parsed: Parsed) -> list[object]:
 
 def _condition_of(job: Mapping[str, Any]) -> ConditionType | None:
     status, _ = job_status_from(job.get("status"))
-    return standing(status.conditions)
+    return current_condition(status.conditions)
 
 
 def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:

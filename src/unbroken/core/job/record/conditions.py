@@ -22,7 +22,7 @@ MESSAGE_CHARACTERS = 4000
 ENDS = (ConditionType.COMPLETED, ConditionType.FAILED)
 
 
-def standing(conditions: Sequence[Condition]) -> ConditionType | None:
+def current_condition(conditions: Sequence[Condition]) -> ConditionType | None:
     """Return the job's state by its conditions; None: it has none yet."""
     known = {value.value for value in ConditionType}
     true = [c for c in conditions if c.status == "True" and c.type in known]

@@ -151,7 +151,7 @@ class Receipts:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._order: StartOrder | None = None
-        self._told: dict[PodUid, tuple[Receipt, ...]] = {}
+        self._reported: dict[PodUid, tuple[Receipt, ...]] = {}
         self._awaited: set[PodUid] = set()
         self._tracks: Tracks = {}
         self._silent: set[PodUid] = set()
@@ -188,9 +188,9 @@ class Receipts:
         is_complete = not self._silent and len(self._tracks) == len(self._before[1])
         self._is_unsettled |= is_complete if self._samples is None else len(self._tracks) != count
         found = tuple(one for one in report.receipts if one.attempt == order.attempt)
-        if not found or self._told.get(uid) == found:
+        if not found or self._reported.get(uid) == found:
             return
-        self._told[uid] = found
+        self._reported[uid] = found
         if len({one.rank for one in found}) >= (report.nproc or 0):
             self._awaited.discard(uid)
         self._due = earliest(self._due, now + WAIT_SECONDS if self._awaited else now)
@@ -199,7 +199,7 @@ class Receipts:
         if self._order is not None and self._tracks:
             self._before = self._order.attempt, {} if self._silent else self._tracks
         self._order, self._due = order, None
-        self._told.clear()
+        self._reported.clear()
         self._tracks, self._samples, self._lost, self._is_unsettled = {}, None, None, False
         self._awaited = set(self._state.gang.ranks)
         self._silent = set(self._state.gang.ranks)
@@ -221,7 +221,7 @@ class Receipts:
         incident = self._incident(self._order.attempt)
         if incident is None:
             return
-        found = [one for receipts in self._told.values() for one in receipts]
+        found = [one for receipts in self._reported.values() for one in receipts]
         sums = resumption(found, incident.step, self._samples)
         changes = {one.name: getattr(sums, one.name) for one in fields(sums)}
         self._state.amend_incident(incident.number, **changes)
@@ -229,7 +229,7 @@ class Receipts:
             self._due = now
         if sums.replicas_agree is False and incident.replicas_agree is not False:
             text = f"attempt {self._order.attempt} {sums.resumed}"
-            self._state.tell(REPLICAS_DISAGREE, text, is_warning=True)
+            self._state.record_event(REPLICAS_DISAGREE, text, is_warning=True)
 
     def _accounted(self) -> Accounted | None:
         attempt, tracks = self._before

@@ -62,7 +62,7 @@ def trace_of(incident: Incident, named: IncidentName) -> Trace:
     parts = []
     for stage, start, end in stages(incident):
         last = incident.slowest.get(_SLOWEST.get(stage, ""))
-        told = _told({"unbroken.stage.last_pod": last})
+        told = _known({"unbroken.stage.last_pod": last})
         parts.append(Span(_span_id(named.uid, stage), stage, start, end, told))
     ends = [end for end in (incident.ended_at, incident.progress_at) if end is not None]
     whole = Span(
@@ -70,7 +70,7 @@ def trace_of(incident: Incident, named: IncidentName) -> Trace:
         f"incident {incident.culprit.fault}",
         min(incident.culprit.at, incident.detected_at),
         max([incident.detected_at, *(one.end for one in parts), *ends]),
-        _told(_attributes(incident, named)),
+        _known(_attributes(incident, named)),
     )
     problem = "" if incident.outcome == RECOVERED else incident.outcome
     return Trace(_trace_id(named.uid), whole, tuple(parts), problem)
@@ -102,7 +102,7 @@ def _attributes(incident: Incident, named: IncidentName) -> dict[str, Value | No
     }
 
 
-def _told(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def _known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     """Return the attributes without those that are not known."""
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
 

@@ -17,7 +17,7 @@ from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobStatus
 from unbroken.spec.keys import ConditionType
 
-from .conditions import standing
+from .conditions import current_condition
 
 TWICE = "StepsMadeTwice"
 """Cause under which the time of repeated steps is counted."""
@@ -159,7 +159,7 @@ def _life(status: JobStatus, now: float) -> tuple[float, float]:
     """Return the start and end of the present life's active time; a suspended job's is in the
     ledger."""
     start = status.start_time
-    if start is None or standing(status.conditions) is ConditionType.SUSPENDED:
+    if start is None or current_condition(status.conditions) is ConditionType.SUSPENDED:
         return now, now
     end = now if status.completion_time is None else status.completion_time
     return start, max(start, end)
@@ -205,7 +205,7 @@ def _suspended(
     created: float | None,
 ) -> float:
     """Return the seconds that a job was suspended: its age less its active time."""
-    is_suspended = standing(status.conditions) is ConditionType.SUSPENDED
+    is_suspended = current_condition(status.conditions) is ConditionType.SUSPENDED
     if created is None or not (is_suspended or ledger.active_seconds):
         return 0.0
     return _sane((now if is_suspended else life[1]) - created - total)

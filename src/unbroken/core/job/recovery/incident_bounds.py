@@ -49,7 +49,7 @@ def bounded(incident: Incident) -> Incident:
         incident,
         culprit=culprit,
         signals=_signals(incident.signals[:SIGNALS_MAX], EVIDENCE_BYTES),
-        reason=_told(incident.reason, TEXT_BYTES),
+        reason=_required(incident.reason, TEXT_BYTES),
         blame=cut(incident.blame, TEXT_BYTES),
         outcome=cut(incident.outcome, TEXT_BYTES),
         groups=tuple(groups[:16]),
@@ -59,7 +59,7 @@ def bounded(incident: Incident) -> Incident:
     )
 
 
-def _told(text: str, size: int) -> str:
+def _required(text: str, size: int) -> str:
     """Return a required text, cut to its size."""
     return cut(text, size) or UNKNOWN
 
@@ -82,8 +82,8 @@ def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
         found.append(
             replace(
                 signal,
-                fault=_told(signal.fault, NAME_BYTES),
-                text=_told(signal.text, TEXT_BYTES),
+                fault=_required(signal.fault, NAME_BYTES),
+                text=_required(signal.text, TEXT_BYTES),
                 pod=cut(signal.pod, NAME_BYTES),
                 node=cut(signal.node, NAME_BYTES),
                 evidence=evidence,
@@ -96,8 +96,8 @@ def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
 def _restored(one: Restored) -> Restored:
     return replace(
         one,
-        ranks=_told(one.ranks, NAME_BYTES),
-        source=_told(one.source, NAME_BYTES // 2),
+        ranks=_required(one.ranks, NAME_BYTES),
+        source=_required(one.source, NAME_BYTES // 2),
         checksum=cut(one.checksum, NAME_BYTES // 2),
         name=cut(one.name, NAME_BYTES // 2),
     )
@@ -106,8 +106,8 @@ def _restored(one: Restored) -> Restored:
 def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
     # The innermost frames, which come first, are the most useful.
     stack, left = _last(group.stack[::-1], left)
-    words = _told(group.doing, TEXT_BYTES)
-    ranks = _told(group.ranks, TEXT_BYTES)
+    words = _required(group.doing, TEXT_BYTES)
+    ranks = _required(group.ranks, TEXT_BYTES)
     return replace(group, ranks=ranks, doing=words, stack=stack[::-1]), left
 
 

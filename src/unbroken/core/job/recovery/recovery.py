@@ -88,7 +88,7 @@ class Recovery:
             if state.incidents.join(found):
                 self._reconsider(now)
                 self._harden(now)
-                self._say(now)
+                self._write_culprit(now)
         elif state.phase is not Phase.ENDING:
             if self._gathered is None:
                 self.open(found, now, details)
@@ -105,7 +105,7 @@ class Recovery:
         if incident is None or ladder.rung_of(incident.remedy).starts_again:
             return False
         state.commands += state.gang.halt(attempt, now)
-        self._say(now)
+        self._write_culprit(now)
         return True
 
     def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
@@ -167,13 +167,13 @@ class Recovery:
         faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
-        self._say(now)
+        self._write_culprit(now)
         if rung.replaces is ladder.Pods.ALL:
             self._replace_all(now)
         signal = culprit(found)
         word = signals.NODE_FAULT if signal.fault in _OF_NODES else "Faulted"
         text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
-        state.tell(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
+        state.record_event(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
 
     def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """Return the sign of a fault that the loss of a pod or of its agent is; empty: it is
@@ -292,7 +292,7 @@ class Recovery:
         """
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
-        is_unwritten = state.standing is ConditionType.FAULTED and state.incidents.open is None
+        is_unwritten = state.condition is ConditionType.FAULTED and state.incidents.open is None
         return member.view.is_deleting or (is_older and is_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
@@ -392,12 +392,12 @@ class Recovery:
         if state.gang.mode != state.restart_mode() == PROCESS_RESTART:
             state.commands += state.gang.halt(state.gang.fence, now)
 
-    def _say(self, now: float) -> None:
+    def _write_culprit(self, now: float) -> None:
         """Write the culprit, as it is known now, into the condition."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
         reason, text = signals.reason_of(incident.culprit), story(incident)
-        state.stand(ConditionType.FAULTED, reason, text, now)
+        state.set_condition(ConditionType.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
             failure = "RetriesExhausted"

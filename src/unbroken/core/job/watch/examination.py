@@ -97,7 +97,7 @@ class Examination:
         """The silence at the newest step."""
         self._look_at: float | None = None
         """When a silence that was dismissed is looked at again."""
-        self._is_told = False
+        self._is_dismissal_recorded = False
         """The dismissal of this silence was."""
         self._spins = 0
         """Looks in a row at which a rank computed in one place."""
@@ -106,7 +106,7 @@ class Examination:
         self._seconds = EXAMINE_SECONDS
         self._late_at = 0.0
         """When ranks that are late may be looked at."""
-        self._standing: StillRanks | None = None
+        self._still: StillRanks | None = None
         self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
@@ -151,7 +151,7 @@ class Examination:
         if not self._is_late():
             self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
             if stall is None:
-                self._standing = None
+                self._still = None
                 self._looks.clear()
         is_due = self._is_silence_due(now) or self._is_late_due(now)
         if self._case is None and (is_due or self._suspects()):
@@ -168,9 +168,9 @@ class Examination:
         """Forget a silence that is over, also one that another follows in one report."""
         before, self._stall = self._stall, stall
         if stall is None or stall != before:
-            self._look_at, self._is_told, self._spins = None, False, 0
+            self._look_at, self._is_dismissal_recorded, self._spins = None, False, 0
         if stall is not None and before is not None and stall != before:
-            self._standing = None
+            self._still = None
             self._looks.clear()
             if self._case is not None and not self._case.rules:
                 self._case = None
@@ -251,7 +251,7 @@ class Examination:
 
     def _lose_unreached(self, now: float) -> list[Signal]:
         """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
-        since, standing = self._unreached.since, self._standing
+        since, standing = self._unreached.since, self._still
         is_cut = standing is not None and standing.is_mutual and standing.looks >= LOOKS_MIN
         is_long = since is not None and now >= since + UNREACHED_SECONDS
         found = self._unreached.worst() if is_cut and is_long else None
@@ -274,8 +274,8 @@ class Examination:
         looks = list(case.question.ranks().values())
         world = self._world()
         is_whole = not case.question.awaited and not any(map(is_unread, looks))
-        before, asked = self._standing, self._seconds
-        self._standing = standing = still_ranks(before, looks, world)
+        before, asked = self._still, self._seconds
+        self._still = standing = still_ranks(before, looks, world)
         self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
         if not is_whole:
             self._seconds = min(2 * asked, SECONDS_MAX)
@@ -284,7 +284,7 @@ class Examination:
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
             pause = min(max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW_PAUSE_SECONDS)
-            self._standing = before
+            self._still = before
         else:
             pause = self._calm_pause(now)
         self._late_at = now + pause
@@ -299,7 +299,7 @@ class Examination:
 
     def _certain(self, now: float) -> StillRanks | None:
         """The ranks that surely keep the others waiting; None: there are none so far."""
-        standing, late = self._standing, self._stalls.late
+        standing, late = self._still, self._stalls.late
         if standing is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
             return None
         if standing.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
@@ -313,7 +313,7 @@ class Examination:
         if not is_long or not standing.is_certain(min(silences), self._times(since)):
             return None
         away = [self._stalls.watch(rank) for rank in standing.places]
-        return standing if all(_may_stand(one, now) for one in away) else None
+        return standing if all(_is_still_too_long(one, now) for one in away) else None
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
         self._look_at = stall.since + 2.0 * (now - stall.since)
@@ -327,11 +327,11 @@ class Examination:
                 # Who was not seen may be the one that the others wait for.
                 due = min(due, now + max(SPIN_PAUSE_SECONDS, (now - stall.since) / 4))
             self._look_at = min(self._look_at, due)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_dismissal_recorded:
+            self._is_dismissal_recorded = True
             is_at_work = what.is_working or self._looks.is_at_work
             state = "but at work" if is_at_work else "and is given more time"
-            self._state.tell(
+            self._state.record_event(
                 DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
             )
 
@@ -466,9 +466,9 @@ class Examination:
         )
 
     def _forget(self) -> None:
-        self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
+        self._case, self._look_at, self._is_dismissal_recorded, self._spins = None, None, False, 0
         self._stall = None
-        self._standing, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
+        self._still, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
         self._looks.clear()
         self._cleared.clear()
 
@@ -481,7 +481,7 @@ def is_hang(report: AgentReport) -> bool:
     )
 
 
-def _may_stand(watch: RankWatch | None, now: float) -> bool:
+def _is_still_too_long(watch: RankWatch | None, now: float) -> bool:
     """True if a rank that stands still does so for too long by its own account.
 
     One that tells nothing has none.  In a start-up and in a new phase silence is usual: rank 0

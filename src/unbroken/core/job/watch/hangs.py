@@ -58,7 +58,7 @@ class Hangs:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._attempt = -1
-        self._told: dict[PodUid, tuple[RuleView, ...]] = {}
+        self._views: dict[PodUid, tuple[RuleView, ...]] = {}
         self._tallies: dict[Key, Tally] = {}
 
     def signs(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
@@ -69,12 +69,12 @@ class Hangs:
             return []
         if self._attempt != state.attempt:
             self._attempt = state.attempt
-            self._told.clear()
+            self._views.clear()
             self._tallies.clear()
-        before = self._told.get(uid, ())
+        before = self._views.get(uid, ())
         if before == views:
             return []
-        self._told[uid] = views
+        self._views[uid] = views
         for count, said in ((-1, before), (1, views)):
             for key, view in shared(said):
                 tally = self._tallies.setdefault(key, Tally())
@@ -86,7 +86,7 @@ class Hangs:
 
     def _sign(self, key: Key, now: float) -> Signal:
         """By the rank that was heard last, where any was."""
-        told = ((uid, dict(shared(views)).get(key)) for uid, views in self._told.items())
+        told = ((uid, dict(shared(views)).get(key)) for uid, views in self._views.items())
         said = {uid: view for uid, view in told if view is not None}
         uid = max(said, key=lambda uid: said[uid].last_match_at or 0.0)
         last = said[uid]

@@ -40,7 +40,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._ranks: Mapping[int, RankEvidence] = {}
-        self._doings: Mapping[int, RankActivity] = {}
+        self._activities: Mapping[int, RankActivity] = {}
         self._active: frozenset[int] = frozenset()
         """Ranks that may have done something since the look before."""
         self._moved: frozenset[int] = frozenset()
@@ -53,20 +53,20 @@ class Looks:
 
     def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
         """Compare a look with the one before."""
-        before, self._ranks, self._doings = self._ranks, ranks, activities_of(ranks)
+        before, self._ranks, self._activities = self._ranks, ranks, activities_of(ranks)
         self._active = frozenset(
             rank
             for rank, one in ranks.items()
-            if _does_something(before.get(rank), one, self._doings[rank])
+            if _does_something(before.get(rank), one, self._activities[rank])
         )
         moved = frozenset(
             rank
             for rank, one in ranks.items()
-            if is_active(_counted(before.get(rank)), one, self._doings[rank])
+            if is_active(_counted(before.get(rank)), one, self._activities[rank])
         )
         is_watched = all(
             what.kind in WAITING or _watched_seconds(before, ranks[rank], what) > 0.0
-            for rank, what in self._doings.items()
+            for rank, what in self._activities.items()
         )
         # A look of a busy machine that did not end in time says nothing of the time after it.
         self._quiet = 0 if self._active else self._quiet + is_watched
@@ -75,13 +75,15 @@ class Looks:
         if named != self._named:
             self._count, self._watched_seconds = 0, 0.0
         else:
-            seconds = [_watched_seconds(before, ranks[rank], self._doings[rank]) for rank in named]
+            seconds = [
+                _watched_seconds(before, ranks[rank], self._activities[rank]) for rank in named
+            ]
             self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
         self._named, self._count = named, self._count + 1
 
     def clear(self) -> None:
         """Forget a silence that is over."""
-        self._ranks, self._doings = {}, {}
+        self._ranks, self._activities = {}, {}
         self._active = self._moved = frozenset()
         self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
 
@@ -89,17 +91,17 @@ class Looks:
     def is_enough(self) -> bool:
         """True if so many looks as are needed have shown the same; one process that does not run
         needs no second."""
-        if self._named and all(self._doings[rank].kind in _ENDED for rank in self._named):
+        if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
             return True
         is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
         return self._count >= LOOKS_MIN and is_watched
 
     def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
         """True if the ranks that a look names did nothing since the look before it."""
-        doings = activities_of(ranks)
+        activities = activities_of(ranks)
         return all(
-            _watched_seconds(self._ranks, ranks[rank], doings[rank]) >= WATCH_SECONDS
-            and not is_active(_counted(self._ranks.get(rank)), ranks[rank], doings[rank])
+            _watched_seconds(self._ranks, ranks[rank], activities[rank]) >= WATCH_SECONDS
+            and not is_active(_counted(self._ranks.get(rank)), ranks[rank], activities[rank])
             for rank in what.ranks
         )
 
@@ -113,7 +115,7 @@ class Looks:
         is_quiet = self._quiet >= quiet_looks
         if is_named(what) and (world > 1 or is_quiet):
             return self._named_seconds(what)
-        if not self._doings:
+        if not self._activities:
             return BLIND_SECONDS
         if not is_quiet:
             return WORKING_SECONDS
@@ -121,14 +123,14 @@ class Looks:
 
     def is_whole(self, world: int) -> bool:
         """True if the newest look has shown what each rank does."""
-        is_known = all(one.kind is not Kind.UNKNOWN for one in self._doings.values())
-        return is_known and len(self._doings) >= world
+        is_known = all(one.kind is not Kind.UNKNOWN for one in self._activities.values())
+        return is_known and len(self._activities) >= world
 
     def _named_seconds(self, what: Blame) -> float:
         given = SPIN_SECONDS if what.is_spinning else 0.0
         # Another fault may have come before the end of the look that names them.
-        for rank in self._doings.keys() & what.ranks:
-            doing = self._doings[rank]
+        for rank in self._activities.keys() & what.ranks:
+            doing = self._activities[rank]
             if doing.kind in WAITING:
                 given = max(given, SLOW_SECONDS)
             elif doing.kind not in _ENDED:

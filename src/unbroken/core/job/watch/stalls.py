@@ -61,7 +61,7 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ReportCounts:
     """What one agent's report amounts to."""
 
     watch: tuple[RankWatch, ...] = ()
@@ -75,9 +75,9 @@ class Stalls:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._attempt = -1
-        self._told: dict[PodUid, _Told] = {}
+        self._report_counts: dict[PodUid, _ReportCounts] = {}
         self._rhythmic = self._silent = 0
-        self._standing: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in Detector}
+        self._alarms_now: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in Detector}
         self._episodes: set[Detector] = set()
         self._events: Counter[Detector] = Counter()
         self._alarmed: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in COMPARED}
@@ -96,11 +96,11 @@ class Stalls:
         self._begin(now)
         # What has come to its end is no longer silent, whatever was said of it last.
         watch = () if report.state is AgentState.COMPLETED else report.watch
-        before = self._told.get(uid, _Told())
+        before = self._report_counts.get(uid, _ReportCounts())
         if before.watch is watch:
             return
-        after = _told(watch)
-        self._told[uid] = after
+        after = _report_counts(watch)
+        self._report_counts[uid] = after
         for rank in before.watch:
             self.late.pop((uid, rank.rank), None)
         self.late |= {(uid, one.rank): one for one in watch if one.late_since is not None}
@@ -149,7 +149,7 @@ class Stalls:
 
     def watch(self, rank: int) -> RankWatch | None:
         """What the agent of a rank sees of it; None: nothing was told."""
-        views = (one for told in self._told.values() for one in told.watch)
+        views = (one for told in self._report_counts.values() for one in told.watch)
         return next((one for one in views if one.rank == rank), None)
 
     def confirm(self) -> None:
@@ -162,13 +162,13 @@ class Stalls:
 
     def silence(self) -> Detector:
         """The detector that speaks for a stall."""
-        return Detector.SPINNING if self._standing[Detector.SPINNING] else Detector.SILENT
+        return Detector.SPINNING if self._alarms_now[Detector.SPINNING] else Detector.SILENT
 
     def suspects(self) -> Iterator[tuple[Detector, RankPlace, Alarm]]:
         """Alarms of single ranks that may act once a look has confirmed them."""
         for detector in EXAMINED:
             if self.mode(detector) is Mode.ACT:
-                for place, alarm in self._standing[detector].items():
+                for place, alarm in self._alarms_now[detector].items():
                     yield detector, place, alarm
 
     def patience(self, stall: Stall, seconds: float) -> float:
@@ -180,7 +180,7 @@ class Stalls:
         """A rank's alarm as a sign of a fault."""
         uid, rank = place
         member = self._state.roster.members.get(uid)
-        step = next((w.step for w in self._told[uid].watch if w.rank == rank), None)
+        step = next((w.step for w in self._report_counts[uid].watch if w.rank == rank), None)
         return Signal(
             min(alarm.since, now),
             signals.BY_DETECTOR[detector],
@@ -214,12 +214,12 @@ class Stalls:
             for detector, alarm in _alarms(rank):
                 gone.discard((detector, rank.rank))
                 place = (uid, rank.rank)
-                if place not in self._standing[detector]:
-                    self._standing[detector][place] = alarm
+                if place not in self._alarms_now[detector]:
+                    self._alarms_now[detector][place] = alarm
                     self._raised(detector, place, alarm, now)
-                self._standing[detector][place] = alarm
+                self._alarms_now[detector][place] = alarm
         for detector, number in gone:
-            self._standing[detector].pop((uid, number), None)
+            self._alarms_now[detector].pop((uid, number), None)
 
     def _raised(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> None:
         if detector in COMPARED:
@@ -238,7 +238,7 @@ class Stalls:
             self._open(Detector.SPINNING, self._stall_text(self.stall))
         elif self.stall is not None and not is_silent:
             self._end_stall()
-        for detector, standing in self._standing.items():
+        for detector, standing in self._alarms_now.items():
             if detector in _ALL:
                 continue
             if standing and detector in COMPARED:
@@ -260,9 +260,9 @@ class Stalls:
         if detector not in self._episodes:
             self._episodes.add(detector)
             self._due[detector] = now + COMPARE_SECONDS
-        is_whole = self._told.keys() >= self._state.gang.ranks.keys()
+        is_whole = self._report_counts.keys() >= self._state.gang.ranks.keys()
         if detector in self._due and is_whole:
-            ranks = sum(len(told.watch) for told in self._told.values())
+            ranks = sum(len(told.watch) for told in self._report_counts.values())
             if len(self._alarmed[detector]) == ranks:
                 self._decide(detector, now)
 
@@ -270,13 +270,13 @@ class Stalls:
         """Say where it began; a restart helps nobody where all ranks are as slow."""
         del self._due[detector]
         is_slow = detector is Detector.SLOW
-        watch = {(uid, w.rank): w for uid, told in self._told.items() for w in told.watch}
+        watch = {(uid, w.rank): w for uid, told in self._report_counts.items() for w in told.watch}
         origin = (slowest_ranks if is_slow else first_ranks)(self._alarmed[detector], watch)
         is_off = self.mode(detector) is Mode.OFF
-        if is_slow and not origin.places and self._standing[detector] and not is_off:
+        if is_slow and not origin.places and self._alarms_now[detector] and not is_off:
             self.unplaced = origin
         else:
-            self._faults += self._tell_origin(detector, origin, now)
+            self._faults += self._origin_signals(detector, origin, now)
 
     def place_slowness(self, ranks: Collection[int], why: str, now: float) -> list[Signal]:
         """Say which ranks make all of them slow, none if nobody differs; return the faults."""
@@ -285,17 +285,17 @@ class Stalls:
             return []
         places = tuple(
             (uid, one.rank)
-            for uid, told in self._told.items()
+            for uid, told in self._report_counts.items()
             for one in told.watch
             if one.rank in ranks
         )
         who = named(ranks) if places else origin.who
         told = replace(origin, places=places, who=who, text=f"{origin.alarm.why}; {why}")
-        return self._tell_origin(Detector.SLOW, told, now)
+        return self._origin_signals(Detector.SLOW, told, now)
 
-    def _tell_origin(self, detector: Detector, origin: AlarmOrigin, now: float) -> list[Signal]:
+    def _origin_signals(self, detector: Detector, origin: AlarmOrigin, now: float) -> list[Signal]:
         """The fault, if it may act; else a warning."""
-        mode, stands = self.mode(detector), bool(self._standing[detector])
+        mode, stands = self.mode(detector), bool(self._alarms_now[detector])
         if mode is Mode.ACT and stands and (origin.places or detector is not Detector.SLOW):
             return [self._origin_signal(detector, origin, now)]
         if mode is Mode.WARN or (mode is Mode.ACT and stands):
@@ -317,7 +317,7 @@ class Stalls:
 
     def _find_stall(self, now: float) -> Stall:
         # Once in an episode: every rank is looked at.
-        silent = [w for told in self._told.values() for w in told.watch if _is_silent(w)]
+        silent = [w for told in self._report_counts.values() for w in told.watch if _is_silent(w)]
         since = max(map(_silent_since, silent))
         allowed = max(w.allowed_seconds or 0.0 for w in silent)
         return Stall(min(since, now), allowed, now, len(silent))
@@ -335,7 +335,7 @@ class Stalls:
     def _warn(self, detector: Detector, text: str) -> None:
         self._events[detector] += 1
         if self._events[detector] <= EVENTS_MAX:
-            self._state.tell(signals.BY_DETECTOR[detector], text, is_warning=True)
+            self._state.record_event(signals.BY_DETECTOR[detector], text, is_warning=True)
 
     def _close(self, detector: Detector, *, is_right: bool) -> None:
         if detector not in self._episodes:
@@ -357,10 +357,10 @@ class Stalls:
 
     def _forget(self) -> None:
         self._attempt = -1
-        self._told.clear()
+        self._report_counts.clear()
         self.late.clear()
         self._rhythmic = self._silent = 0
-        for standing in self._standing.values():
+        for standing in self._alarms_now.values():
             standing.clear()
         self._episodes.clear()
         self._events.clear()
@@ -371,10 +371,10 @@ class Stalls:
         self.unplaced = self.stall = None
 
 
-def _told(watch: tuple[RankWatch, ...]) -> _Told:
+def _report_counts(watch: tuple[RankWatch, ...]) -> _ReportCounts:
     silent = [_is_silent(rank) for rank in watch]
     rhythmic = [rank.allowed_seconds is not None for rank in watch]
-    return _Told(watch, sum(map(max, silent, rhythmic)), sum(silent))
+    return _ReportCounts(watch, sum(map(max, silent, rhythmic)), sum(silent))
 
 
 def _is_silent(rank: RankWatch) -> bool:

@@ -111,32 +111,35 @@ def still_ranks(
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
     ranks = {one.rank: one for one in evidence}
-    doings = activities_of(ranks)
-    away = [rank for rank, what in doings.items() if what.kind not in WAITING]
+    activities = activities_of(ranks)
+    away = [rank for rank, what in activities.items() if what.kind not in WAITING]
     # One that has ended has its own rules, and one under a debugger is a person's.
-    kinds = {what.kind for what in doings.values()}
+    kinds = {what.kind for what in activities.values()}
     is_known = len(ranks) >= world and not kinds & {Kind.UNKNOWN, Kind.GONE}
     is_known = is_known and all(one.state != "t" for one in evidence)
     if not is_known or len(away) * 2 > len(ranks):
         return None
-    if not away and not _all_wait(ranks, doings):
+    if not away and not _all_wait(ranks, activities):
         return None
-    if any(works(ranks[rank], doings[rank]) or not _is_same(ranks[rank]) for rank in away):
+    if any(works(ranks[rank], activities[rank]) or not _is_same(ranks[rank]) for rank in away):
         return None
     found = StillRanks(
         {rank: _place(ranks[rank]) for rank in away or ranks},
         {rank: one.step for rank, one in ranks.items()},
         1,
-        max((seconds_given(ranks[rank], doings[rank]) for rank in away), default=_mutual(doings)),
-        any(spins(ranks[rank], doings[rank]) for rank in away),
+        max(
+            (seconds_given(ranks[rank], activities[rank]) for rank in away),
+            default=_mutual(activities),
+        ),
+        any(spins(ranks[rank], activities[rank]) for rank in away),
         is_mutual=not away,
         activities={rank: ranks[rank].activity_after for rank in away},
     )
     if before is None or (before.places, before.steps) != (found.places, found.steps):
         return found
     then = before.activities
-    is_busy = any(is_active(then[rank], ranks[rank], doings[rank]) for rank in away)
-    seconds = [watched_seconds(then[rank], ranks[rank], doings[rank]) for rank in away]
+    is_busy = any(is_active(then[rank], ranks[rank], activities[rank]) for rank in away)
+    seconds = [watched_seconds(then[rank], ranks[rank], activities[rank]) for rank in away]
     return replace(
         found,
         looks=before.looks + 1,
@@ -150,13 +153,13 @@ def still_ranks(
     )
 
 
-def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, RankActivity]) -> bool:
+def _all_wait(ranks: Mapping[int, RankEvidence], activities: Mapping[int, RankActivity]) -> bool:
     """True if all ranks idle in collectives of which the host waits for the end itself.
 
     One that waits for its GPU may wait for what it has given the GPU to do."""
     return len(ranks) > 1 and all(
-        doings[rank].kind is Kind.COLLECTIVE
-        and doings[rank].words != GPU
+        activities[rank].kind is Kind.COLLECTIVE
+        and activities[rank].words != GPU
         and _is_same(one)
         and one.cpu_share is not None
         and one.cpu_share < BUSY_SHARE
@@ -165,9 +168,9 @@ def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, RankActivi
     )
 
 
-def _mutual(doings: Mapping[int, RankActivity]) -> float:
+def _mutual(activities: Mapping[int, RankActivity]) -> float:
     """Silence that ranks are given that all wait for each other."""
-    names = {what.words for what in doings.values() if what.words != COLLECTIVE}
+    names = {what.words for what in activities.values() if what.words != COLLECTIVE}
     return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
 
 

@@ -48,7 +48,7 @@ class Unreached:
             self._since[member.uid] = now
             self._events += 1
             if self._events <= EVENTS_MAX:
-                self._state.tell(NOT_REACHABLE, self._text(member), is_warning=True)
+                self._state.record_event(NOT_REACHABLE, self._text(member), is_warning=True)
 
     def worst(self) -> tuple[Member, str] | None:
         """Return the pod that most pods do not reach, or that reaches none, and what is seen; of
