@@ -75,8 +75,8 @@ class Connections:
     def close(self) -> None:
         """Stop listening, and end handshakes.  The server's runner ends the other connections."""
         self.stop_listening()
-        for one in [one for one in self._strangers if one.transport is None]:
-            self._drop(one)
+        for stranger in [stranger for stranger in self._strangers if stranger.transport is None]:
+            self._drop(stranger)
 
     def use(self, connection: _Connection) -> None:
         """Keep the connection open until its request is answered."""
@@ -214,13 +214,13 @@ async def bound(host: str, port: int) -> list[socket.socket]:
     """Make a listening socket for each address of the host; empty: all addresses. Raises
     OSError."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
+    result = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     with contextlib.ExitStack() as stack:
         made = [
             stack.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
-            for family, address in dict.fromkeys((one[0], one[4]) for one in found)
+            for family, address in dict.fromkeys((one[0], one[4]) for one in result)
         ]
         stack.pop_all()
     return made

@@ -296,7 +296,7 @@ class Driver:
         report = self._machine.report()
         if report.attempt != attempt:
             return []
-        return [one for one in report.workers if one.state == "running"]
+        return [worker for worker in report.workers if worker.state == "running"]
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

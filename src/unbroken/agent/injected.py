@@ -65,9 +65,9 @@ def interpreter(launch: Launch, path: str) -> str:
     named = None if program is None else _named_in(program, path)
     beside = [] if program is None else [f"{os.path.dirname(program)}/{name}" for name in PYTHONS]
     for candidate in (named, *beside, *PYTHONS):
-        found = None if candidate is None else shutil.which(candidate, path=path)
-        if found is not None:
-            return found
+        result = None if candidate is None else shutil.which(candidate, path=path)
+        if result is not None:
+            return result
     raise SpecError(f"there is no python3 in the image (PATH: {path}); workers need one")
 
 
@@ -93,11 +93,11 @@ def _have_temporary_folder(scratch: str) -> None:
     """Make `scratch` the temporary folder of the agent and its workers if no usual folder is
     writable."""
     try:
-        found = tempfile.gettempdir()
+        result = tempfile.gettempdir()
     except FileNotFoundError:
-        found = ""
+        result = ""
     # Python takes the working directory as a last resort, which is the user's.
-    if found in ("", os.getcwd()):
+    if result in ("", os.getcwd()):
         tempfile.tempdir = os.environ["TMPDIR"] = scratch
 
 

@@ -117,9 +117,9 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
     parser = _Parser(prog="unbrokenrun", epilog=EPILOG)
     defaults = _defaults(environ)
     for option in OPTIONS:
-        found = environ.get(option.variable) if option.has_variable else None
+        result = environ.get(option.variable) if option.has_variable else None
         if option.is_flag:
-            default = _flag(option, found or "0")
+            default = _flag(option, result or "0")
             parser.add_argument(
                 *option.spellings, action="store_true", default=default, help=_help(option)
             )
@@ -127,7 +127,7 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
             parser.add_argument(
                 *option.spellings,
                 type=option.kind,
-                default=defaults.get(option.dest) if found is None else found,
+                default=defaults.get(option.dest) if result is None else result,
                 choices=option.choices or None,
                 help=_help(option),
             )
@@ -151,7 +151,11 @@ def read_arguments(
     try:
         return _parser(environ).parse_args(arguments)
     except SpecError as error:
-        named = [one.variable for one in OPTIONS if one.has_variable and one.variable in environ]
+        named = [
+            option.variable
+            for option in OPTIONS
+            if option.has_variable and option.variable in environ
+        ]
         if not named or str(error).startswith("PET_"):
             raise
         raise SpecError(f"{error} (set in the environment: {', '.join(named)})") from None
@@ -330,13 +334,13 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 def _signals(text: str) -> tuple[int, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     try:
-        found = tuple(signal.Signals[name] for name in names)
+        result = tuple(signal.Signals[name] for name in names)
     except KeyError as error:
         raise SpecError(f"--signals-to-handle: there is no signal {error.args[0]!r}") from None
-    wrong = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD} & set(found)
+    wrong = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD} & set(result)
     if wrong:
         raise SpecError(f"--signals-to-handle: {wrong.pop().name} cannot be handled")
-    return found
+    return result
 
 
 def _stage(path: str | None, arguments: str) -> Script | None:

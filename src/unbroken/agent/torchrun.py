@@ -92,16 +92,16 @@ class Rendezvous:
 
     def next_rendezvous(self) -> Any:
         """Wait for the operator's start; torchrun has ended its workers when it asks."""
-        found = self._workers.next_start()
-        if isinstance(found, str):
+        result = self._workers.next_start()
+        if isinstance(result, str):
             # Not RendezvousGracefulExitError: torch 2.13's launcher fails on its result.
-            sys.exit(f"unbroken: {found}" if found else 0)
-        os.environ["JOB_RESTART_COUNT"] = str(found.attempt)
+            sys.exit(f"unbroken: {result}" if result else 0)
+        os.environ["JOB_RESTART_COUNT"] = str(result.attempt)
         return self._torch.RendezvousInfo(
             Barrier(self._workers),
-            found.rank,
-            found.nnodes,
-            self._torch.RendezvousStoreInfo(found.master_addr, found.master_port),
+            result.rank,
+            result.nnodes,
+            self._torch.RendezvousStoreInfo(result.master_addr, result.master_port),
         )
 
     def num_nodes_waiting(self) -> int:
@@ -212,9 +212,9 @@ class TorchWorkers:
         """
         if self._given is not None:
             self._call_in_loop(self._stopped)
-        found = self.starts.get()
-        self._given = None if isinstance(found, str) else found.attempt
-        return found
+        start = self.starts.get()
+        self._given = None if isinstance(start, str) else start.attempt
+        return start
 
     def wait_for_release(self) -> None:
         """Wait for the release, in torchrun's thread; every worker has succeeded."""
@@ -267,12 +267,12 @@ class TorchWorkers:
 
         if self._attempt != attempt or self._seen:
             return
-        found = dict(filter(None, map(_worker, _children())))
-        if len(found) < self._options.nproc:
+        result = dict(filter(None, map(_worker, _children())))
+        if len(result) < self._options.nproc:
             self._loop.call_later(LOOK_SECONDS, self._look, attempt)
             return
         pids = []
-        for local_rank, (pid, directory) in sorted(found.items()):
+        for local_rank, (pid, directory) in sorted(result.items()):
             seen = _Seen(local_rank, os.pidfd_open(pid), directory)
             self._seen[pid] = seen
             self._loop.add_reader(seen.pidfd, self._ended, attempt, pid)
@@ -286,12 +286,12 @@ class TorchWorkers:
 
         seen = self._seen.pop(pid)
         self._loop.remove_reader(seen.pidfd)
-        found = end or _end(seen)
+        worker_end = end or _end(seen)
         os.close(seen.pidfd)
-        if self.is_stop_wanted and found.exit_code != 0:
+        if self.is_stop_wanted and worker_end.exit_code != 0:
             # torchrun has already ended it.
-            found = WorkerEnd(signal=SIGKILL)
-        self._feed(WorkerEnded(attempt, ProgramStage.TRAIN, seen.local_rank, found))
+            worker_end = WorkerEnd(signal=SIGKILL)
+        self._feed(WorkerEnded(attempt, ProgramStage.TRAIN, seen.local_rank, worker_end))
 
     def _finish(self, end: WorkerEnd | None = None) -> int | None:
         """Report the end of each worker of the attempt that is not reported yet."""
@@ -341,13 +341,13 @@ def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-            found = {name: value.decode(errors="replace") for name, _, value in pairs}
+            result = {name: value.decode(errors="replace") for name, _, value in pairs}
     except OSError:
         return None
-    local_rank = found.get(b"LOCAL_RANK", "")
+    local_rank = result.get(b"LOCAL_RANK", "")
     if not local_rank.isdecimal():
         return None
-    return int(local_rank), (pid, os.path.dirname(found.get(b"TORCHELASTIC_ERROR_FILE", "")))
+    return int(local_rank), (pid, os.path.dirname(result.get(b"TORCHELASTIC_ERROR_FILE", "")))
 
 
 def _end(seen: _Seen) -> WorkerEnd:
@@ -358,20 +358,20 @@ def _end(seen: _Seen) -> WorkerEnd:
 
     flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
     try:
-        found = os.waitid(os.P_PIDFD, seen.pidfd, flags)
+        result = os.waitid(os.P_PIDFD, seen.pidfd, flags)
     except ChildProcessError:
-        found = None
-    if found is None:
+        result = None
+    if result is None:
         return WorkerEnd()
-    if found.si_code == os.CLD_EXITED:
-        return WorkerEnd(exit_code=found.si_status, error_file=facts.error_file(seen.directory))
-    return WorkerEnd(signal=found.si_status)
+    if result.si_code == os.CLD_EXITED:
+        return WorkerEnd(exit_code=result.si_status, error_file=facts.error_file(seen.directory))
+    return WorkerEnd(signal=result.si_status)
 
 
 def _end_orphans() -> None:
     """End processes that workers have left behind: they are children of this process by now."""
-    while found := [pid for pid in _children() if _worker(pid) is not None]:
-        for pid in found:
+    while result := [pid for pid in _children() if _worker(pid) is not None]:
+        for pid in result:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 

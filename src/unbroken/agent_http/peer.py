@@ -62,10 +62,10 @@ class Head:
     @property
     def length(self) -> int:
         """Length of the body."""
-        found = self.headers.get("content-length", "")
-        if not found.isdecimal() or len(found) > 18:
+        header = self.headers.get("content-length", "")
+        if not header.isdecimal() or len(header) > 18:
             raise PeerError("an answer without its length")
-        return int(found)
+        return int(header)
 
 
 class _Filling:
@@ -139,10 +139,10 @@ class Peer:
         if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
             raise PeerError(f"no HTTP: {first[:100]!r}")
         pairs = (row.partition(":") for row in rows)
-        found = Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
-        if self._session is not None and found.status != 100:
-            self._check(self._session, found)
-        return found
+        head = Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
+        if self._session is not None and head.status != 100:
+            self._check(self._session, head)
+        return head
 
     def _check(self, session: Session, head: Head) -> None:
         wanted = answer_tag(session, self._asked - 1, head.status, head.digest)
@@ -222,8 +222,8 @@ async def connected(address: str, key: bytes | None, uid: str | None = None) -> 
         raise PeerError(f"no address: {address[:100]!r}")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
-        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        family, kind, protocol, _, where = found[0]
+        result = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = result[0]
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setblocking(False)

@@ -62,8 +62,8 @@ def _limited(hint: Any) -> Any:
         meta = msgspec.Meta(ge=limits.least or 0, lt=most)
     elif bare is not str and not is_map(bare):
         meta = msgspec.Meta()
-    found: Any = Annotated[bare, limits, meta]
-    return found | None if is_optional else found
+    result: Any = Annotated[bare, limits, meta]
+    return result | None if is_optional else result
 
 
 _DECODER = _decoder(AgentReport)

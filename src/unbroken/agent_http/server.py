@@ -463,9 +463,9 @@ def _heartbeat_seconds(request: web.Request) -> float:
 
 def _bound_unsent(request: web.Request) -> None:
     transport = request.transport
-    found = transport.get_extra_info("socket") if transport is not None else None
-    if found is not None:
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MILLISECONDS)
+    result = transport.get_extra_info("socket") if transport is not None else None
+    if result is not None:
+        result.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MILLISECONDS)
 
 
 def _into(answer: asyncio.Future[Evidence]) -> Callable[[Evidence], None]:

@@ -117,11 +117,11 @@ class SnapshotRoutes:
         """List the copies of a rank's snapshots."""
         copies = self._copies()
         sizes = copies.sizes(_key(request))
-        found = [
+        result = [
             {"attempt": attempt, "step": step, "bytes": sizes[attempt, step]}
             for attempt, step in sorted(sizes, reverse=True)
         ]
-        return web.json_response({"node": copies.node(), "snapshots": found})
+        return web.json_response({"node": copies.node(), "snapshots": result})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Send a copy of a snapshot."""
@@ -146,8 +146,12 @@ class SnapshotRoutes:
         """Exchange with another agent which snapshots are complete."""
         sender, told = _arrival(await request.read())
         name = request.match_info["name"]
-        found = await self._copies().agree(name, sender.attempt, sender.node, told)
-        return web.Response(status=204) if found is None else web.json_response(asdict(found))
+        next_round = await self._copies().agree(name, sender.attempt, sender.node, told)
+        return (
+            web.Response(status=204)
+            if next_round is None
+            else web.json_response(asdict(next_round))
+        )
 
 
 async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:

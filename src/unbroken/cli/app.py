@@ -28,11 +28,11 @@ class _WithPlainFlags:
     """A command whose help shows no `<bool>` for options that take no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for option in found:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in params:
             if getattr(option, "is_bool_flag", False):
                 option.metavar = ""
-        return found
+        return params
 
 
 class Command(_WithPlainFlags, TyperCommand):
@@ -86,25 +86,25 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _fields(function: Any) -> Iterator[inspect.Parameter]:
-    found = fields(function) if is_dataclass(function) else ()
-    options = {one.name: one.metadata[_OPTION] for one in found if _OPTION in one.metadata}
-    for one in _parameters(function):
-        hint = one.annotation
+    result = fields(function) if is_dataclass(function) else ()
+    options = {one.name: one.metadata[_OPTION] for one in result if _OPTION in one.metadata}
+    for parameter in _parameters(function):
+        hint = parameter.annotation
         if is_dataclass(hint):
             yield from _fields(hint)
             continue
-        if one.name in options:
-            hint = Annotated[hint, options[one.name]]
-        yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+        if parameter.name in options:
+            hint = Annotated[hint, options[parameter.name]]
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint)
 
 
 def _call(function: Any, given: Mapping[str, Any]) -> Any:
     """Call a function or build a group from the values that `_fields` has named."""
     return function(
         **{
-            one.name: _call(one.annotation, given)
-            if is_dataclass(one.annotation)
-            else given[one.name]
-            for one in _parameters(function)
+            parameter.name: _call(parameter.annotation, given)
+            if is_dataclass(parameter.annotation)
+            else given[parameter.name]
+            for parameter in _parameters(function)
         }
     )

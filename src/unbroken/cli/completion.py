@@ -25,10 +25,10 @@ def names_of(collection: Collection) -> Callable[[typer.Context, str], list[str]
         directory = Path(given["directory"]) if given.get("directory") else None
         try:
             place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
-            found = on_cluster(place, given.get("namespace") or "", read)
+            result = on_cluster(place, given.get("namespace") or "", read)
         except UnbrokenError:
             return []  # the shell shows no errors while a person types
-        names = [str(one["metadata"]["name"]) for one in found]
+        names = [str(item["metadata"]["name"]) for item in result]
         return [name for name in names if name.startswith(incomplete)]
 
     return complete

@@ -101,13 +101,13 @@ class Cluster:
 
     async def get(self, collection: Collection, name: str) -> Object:
         """One object; SpecError if the cluster has no such object or does not know the kind."""
-        found = await self.find(collection, name)
-        if found is None:
+        result = await self.find(collection, name)
+        if result is None:
             await self.select(collection)
             inside = f" in namespace {self.namespace}" if collection.is_namespaced else ""
             hint = f"; see: {collection.listing}" if collection.listing else ""
             raise SpecError(f'no {collection.noun} "{name}"{inside}{hint}')
-        return found
+        return result
 
     async def select(
         self, collection: Collection, labels: str = "", namespace: str | None = None
@@ -164,11 +164,11 @@ class Cluster:
         self, jobs: Iterable[Object], namespace: str | None = None
     ) -> dict[str, list[incident_spec.Incident]]:
         """The incidents of each job, oldest first, by the job's uid."""
-        found: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
-        for one in await self.select(INCIDENTS, namespace=namespace):
-            for uid in {str(owner.get("uid")) for owner in _owners(one)} & found.keys():
-                found[uid].append(one)
-        return {uid: read_incidents(mine) for uid, mine in found.items()}
+        result: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
+        for item in await self.select(INCIDENTS, namespace=namespace):
+            for uid in {str(owner.get("uid")) for owner in _owners(item)} & result.keys():
+                result[uid].append(item)
+        return {uid: read_incidents(mine) for uid, mine in result.items()}
 
 
 def _owners(item: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -183,10 +183,10 @@ def is_owned(item: Mapping[str, Any], uid: str) -> bool:
 def _decoded(body: bytes) -> Object:
     """A decoded answer of the API, without values that are nested too deeply."""
     try:
-        found: Object = msgspec.json.decode(body)
+        result: Object = msgspec.json.decode(body)
     except RecursionError:
-        found = msgspec.json.decode(cut(body, DEPTH_MAX)[0])
-    return found
+        result = msgspec.json.decode(cut(body, DEPTH_MAX)[0])
+    return result
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ def read_documents(path: str) -> list[Any]:
 
     try:
         text = sys.stdin.read() if path == STDIN else Path(path).read_text()
-        return [one for one in yaml.safe_load_all(text) if one is not None]
+        return [item for item in yaml.safe_load_all(text) if item is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
     except RecursionError as error:

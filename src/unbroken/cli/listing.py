@@ -85,15 +85,15 @@ class Shown:
     def print(self, listing: Listing) -> None:
         """Print the rows that are new or have changed; names of rows that are gone are noted."""
         is_first = not self._widths
-        kept = [one not in VOLATILE for one in listing.titles]
-        found = {
+        kept = [title not in VOLATILE for title in listing.titles]
+        result = {
             name: tuple(str(cell) for cell, is_kept in zip(row, kept, strict=True) if is_kept)
             for name, row in zip(listing.names, listing.rows, strict=True)
         }
         changed = [
             [str(cell) for cell in row]
             for name, row in zip(listing.names, listing.rows, strict=True)
-            if self._rows.get(name) != found[name]
+            if self._rows.get(name) != result[name]
         ]
         lines = [list(listing.titles), *changed] if is_first else changed
         self._widths = [
@@ -103,8 +103,8 @@ class Shown:
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, self._widths, strict=True))
             print("   ".join(cells).rstrip(), flush=True)
-        for name in self._rows.keys() - found.keys():
+        for name in self._rows.keys() - result.keys():
             note(f"{name}: deleted")
         if is_first and not listing.rows and listing.empty:
             note(listing.empty)
-        self._rows = found
+        self._rows = result

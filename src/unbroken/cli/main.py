@@ -63,12 +63,12 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         group = COMMANDS[name]
         module, _, attribute = GROUPS[group][name].partition(":")
-        found = getattr(import_module(f".{module}", __package__), attribute)
-        if not isinstance(found, typer.Typer):
+        result = getattr(import_module(f".{module}", __package__), attribute)
+        if not isinstance(result, typer.Typer):
             one = App()
-            one.command(name)(found)
-            found = one
-        command = typer.main.get_command(found)
+            one.command(name)(result)
+            result = one
+        command = typer.main.get_command(result)
         guard(command)
         command.name = name  # an app of several commands has no name of its own
         command.rich_help_panel = group  # type: ignore[attr-defined]

@@ -38,10 +38,10 @@ class Paper:
             return text
         shown = visible(text)
         if style in ("bold", "dim"):
-            found = typer.style(shown, bold=style == "bold" or None, dim=style == "dim" or None)
+            result = typer.style(shown, bold=style == "bold" or None, dim=style == "dim" or None)
         else:
-            found = typer.style(shown, style)
-        return marked(found) if self.is_guarded else found
+            result = typer.style(shown, style)
+        return marked(result) if self.is_guarded else result
 
     def wrap(
         self, text: str, indent: int, style: str = "", first: str | None = None

@@ -25,7 +25,7 @@ _LONG = [
     *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000),
 ]  # fmt: skip
 """Bidirectional controls, line separators and lone surrogates."""
-_SHOWN = {one: f"\\x{one:02x}" for one in _HEX} | {one: f"\\u{one:04x}" for one in _LONG}
+_SHOWN = {item: f"\\x{item:02x}" for item in _HEX} | {item: f"\\u{item:04x}" for item in _LONG}
 _SHOWN |= {one: f"\\U{one:08x}" for one in range(0xE0000, 0xE0080)}
 _MARK_SHOWN = _MARK.translate(_SHOWN)
 
@@ -73,8 +73,8 @@ class Guarded:
 
 def raw(stream: Any) -> TextIO:
     """The unguarded stream, for a caller that calls `visible` itself."""
-    found: TextIO = stream.stream if isinstance(stream, Guarded) else stream
-    return found
+    result: TextIO = stream.stream if isinstance(stream, Guarded) else stream
+    return result
 
 
 def worker_line(line: str, stream: Any) -> str:
@@ -100,8 +100,8 @@ def guard(command: Any) -> None:
 
     Help and usage errors are not guarded: their texts are ours.
     """
-    for one in getattr(command, "commands", {}).values():
-        guard(one)
+    for item in getattr(command, "commands", {}).values():
+        guard(item)
     if command.callback is not None:
         command.callback = _within(command.callback)
 

@@ -42,8 +42,8 @@ class Watch:
 
     async def __aenter__(self) -> Self:
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for one in self._informers:
-            task = tasks.create_task(one.run())
+        for informer in self._informers:
+            task = tasks.create_task(informer.run())
             self._stack.callback(task.cancel)
         return self
 

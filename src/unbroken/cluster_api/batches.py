@@ -43,15 +43,15 @@ async def batch_add_cluster_nodes(call: Call) -> Object:
         require_settled(stored, "scaled")
         token = call.text("ClientToken") or call.context.new_hex(16)
         tokens, is_repeated = _tokens(call, stored, token)
-        groups = {one["InstanceGroupName"]: one for one in stored.spec.request["InstanceGroups"]}
+        groups = {item["InstanceGroupName"]: item for item in stored.spec.request["InstanceGroups"]}
         answer.update({"Successful": [], "Failed": []})
         targets = {name: list(ids) for name, ids in stored.spec.targets.items()}
-        for number, one in enumerate(call.body["NodesToAdd"]):
-            failure = _cannot_add(groups, one)
+        for number, item in enumerate(call.body["NodesToAdd"]):
+            failure = _cannot_add(groups, item)
             if failure is not None:
                 answer["Failed"].append(failure)
                 continue
-            name, count = one["InstanceGroupName"], one["IncrementTargetCountBy"]
+            name, count = item["InstanceGroupName"], item["IncrementTargetCountBy"]
             made = token_places(stored.spec.cluster_id, token, name, number, count)
             targets[name] += [] if is_repeated else made
             answer["Successful"] += [_added(stored, name, id) for id in made]
@@ -65,7 +65,7 @@ async def batch_add_cluster_nodes(call: Call) -> Object:
 
 
 def _added(stored: Stored, group: str, logical_id: str) -> Object:
-    known = {one.logical_id: one for one in stored.state.instances}
+    known = {instance.logical_id: instance for instance in stored.state.instances}
     phase = known[logical_id].phase if logical_id in known else InstancePhase.PENDING
     return {"NodeLogicalId": logical_id, "InstanceGroupName": group, "Status": phase.value}
 
@@ -121,20 +121,20 @@ async def batch_delete_cluster_nodes(call: Call) -> Object:
     chosen = await _chosen(call)
     gone: list[tuple[str, str, Instance]] = []
     failed: dict[str, list[Object]] = {"NodeId": [], "NodeLogicalId": []}
-    for member, id, one in chosen:
+    for member, id, instance in chosen:
         code, text = "", ""
-        if one is None:
+        if instance is None:
             code, text = "NodeIdNotFound", "the cluster has no such node"
-        elif one.state.phase is InstancePhase.SHUTTING_DOWN:
-            code, text = "InvalidNodeStatus", f"the node is {one.state.phase.value} already"
-        elif one.machine is not None and await call.store.repair_of(one.machine.name):
+        elif instance.state.phase is InstancePhase.SHUTTING_DOWN:
+            code, text = "InvalidNodeStatus", f"the node is {instance.state.phase.value} already"
+        elif instance.machine is not None and await call.store.repair_of(instance.machine.name):
             code, text = "NodeIdInUse", "the node is being repaired"
         if code:
             failed[member].append({"Code": code, "Message": text, member: id})
-        elif one is not None:
-            gone.append((member, id, one))
+        elif instance is not None:
+            gone.append((member, id, instance))
     if gone:
-        places = {one.state.logical_id for _, _, one in gone}
+        places = {instance.state.logical_id for _, _, instance in gone}
         await call.store.change(
             call.text("ClusterName"), lambda stored: (without(stored.spec, places), {})
         )
@@ -157,8 +157,8 @@ async def batch_replace_cluster_nodes(call: Call) -> Object:
 async def _order(call: Call, action: Action) -> Object:
     done: list[tuple[str, str]] = []
     failed: dict[str, list[Object]] = {"NodeId": [], "NodeLogicalId": []}
-    for member, id, one in await _chosen(call):
-        failure = await _order_item(call, one, action)
+    for member, id, instance in await _chosen(call):
+        failure = await _order_item(call, instance, action)
         if failure is None:
             done.append((member, id))
         else:
@@ -166,23 +166,28 @@ async def _order(call: Call, action: Action) -> Object:
     return _sorted_out(done, failed)
 
 
-async def _order_item(call: Call, one: Instance | None, action: Action) -> tuple[str, str] | None:
+async def _order_item(
+    call: Call, instance: Instance | None, action: Action
+) -> tuple[str, str] | None:
     """Why it is not ordered, as (code, text); None: it is."""
-    if one is None:
+    if instance is None:
         return "InstanceIdNotFound", "the cluster has no such node"
-    if one.machine is None or one.state.phase is InstancePhase.SHUTTING_DOWN:
-        return "InvalidInstanceStatus", f"the node is {one.state.phase.value}"
-    repair = await call.store.repair_of(one.machine.name)
+    if instance.machine is None or instance.state.phase is InstancePhase.SHUTTING_DOWN:
+        return "InvalidInstanceStatus", f"the node is {instance.state.phase.value}"
+    repair = await call.store.repair_of(instance.machine.name)
     if repair is not None:
         return "InstanceIdInUse", f"a {repair.action.value} of the node is {repair.state.value}"
-    node = await call.store.node(one.machine.name)
+    node = await call.store.node(instance.machine.name)
     if node is None:
-        is_broken = one.machine.status.phase is MachinePhase.FAILED
+        is_broken = instance.machine.status.phase is MachinePhase.FAILED
         if action is Action.REPLACE and is_broken:
             # It never joined: there is nothing to drain, and another takes its place.
-            await call.store.delete_machine(one.machine)
+            await call.store.delete_machine(instance.machine)
             return None
-        return "InvalidInstanceStatus", f"the node has not joined: it is {one.state.phase.value}"
+        return (
+            "InvalidInstanceStatus",
+            f"the node has not joined: it is {instance.state.phase.value}",
+        )
     ordered = (node["metadata"].get("annotations") or {}).get(REPAIR)
     if ordered:
         return "InstanceIdInUse", f"a {ordered} of the node was ordered already"
@@ -204,8 +209,8 @@ async def _chosen(call: Call) -> list[tuple[str, str, Instance | None]]:
     if logical_ids and not is_continuous(stored.spec):
         raise invalid("NodeLogicalIds need a cluster of NodeProvisioningMode Continuous")
     instances = await instances_of(call, stored)
-    by_id = _index(instances, lambda one: one.id)
-    by_logical_id = _index(instances, lambda one: one.state.logical_id)
+    by_id = _index(instances, lambda instance: instance.id)
+    by_logical_id = _index(instances, lambda instance: instance.state.logical_id)
     return [
         *(("NodeId", id, by_id.get(id)) for id in dict.fromkeys(ids)),
         *(("NodeLogicalId", id, by_logical_id.get(id)) for id in dict.fromkeys(logical_ids)),
@@ -215,9 +220,11 @@ async def _chosen(call: Call) -> list[tuple[str, str, Instance | None]]:
 def _index(instances: Sequence[Instance], key: Callable[[Instance], str]) -> dict[str, Instance]:
     # Of two machines for one place the one that stays is listed.
     by_worth = sorted(
-        instances, key=lambda one: one.state.phase is InstancePhase.SHUTTING_DOWN, reverse=True
+        instances,
+        key=lambda instance: instance.state.phase is InstancePhase.SHUTTING_DOWN,
+        reverse=True,
     )
-    return {key(one): one for one in by_worth}
+    return {key(instance): instance for instance in by_worth}
 
 
 def _sorted_out(done: list[tuple[str, str]], failed: dict[str, list[Object]]) -> Object:

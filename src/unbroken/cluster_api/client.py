@@ -71,8 +71,8 @@ class Client:
         while True:
             more = {"NextToken": token} if token else {}
             answer = await self.call(operation, {**body, **more})
-            for one in answer.get(member) or ():
-                yield one
+            for item in answer.get(member) or ():
+                yield item
             token = answer.get("NextToken")
             if not token:
                 return
@@ -80,12 +80,12 @@ class Client:
 
 def _read(status: int, said: bytes) -> Object:
     try:
-        found: Object = msgspec.json.decode(said, type=dict[str, Any])
+        result: Object = msgspec.json.decode(said, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise PeerError(f"the cluster API answered {status} with no JSON") from error
     if status == 200:
-        return found
-    raise _refusal(status, found)
+        return result
+    raise _refusal(status, result)
 
 
 def _refusal(status: int, found: Object) -> UnbrokenError:

@@ -37,10 +37,10 @@ async def create_cluster(call: Call) -> Object:
         raise invalid("A cluster needs InstanceGroups")
     nothing = ClusterState()
     targets = {
-        one["InstanceGroupName"]: places(
-            one["InstanceGroupName"], one["InstanceCount"], (), nothing, around.new_hex
+        group["InstanceGroupName"]: places(
+            group["InstanceGroupName"], group["InstanceCount"], (), nothing, around.new_hex
         )
-        for one in groups
+        for group in groups
     }
     check_limit(targets)
     call.require_machines(added({}, targets))
@@ -48,7 +48,7 @@ async def create_cluster(call: Call) -> Object:
     spec = ClusterSpec(
         name=name,
         cluster_id=around.new_hex(ID_DIGITS),
-        request={key: one for key, one in body.items() if key != "Tags" and one is not None},
+        request={key: item for key, item in body.items() if key != "Tags" and item is not None},
         node_recovery=Recovery(body.get("NodeRecovery") or Recovery.AUTOMATIC.value),
         tags=tags_of(body.get("Tags") or ()),
         targets=targets,
@@ -76,7 +76,7 @@ async def update_cluster(call: Call) -> Object:
     """UpdateCluster."""
     check_request(call.body)
     stored = await call.store.change(
-        call.text("ClusterName"), lambda found: (_updated(call, found), {})
+        call.text("ClusterName"), lambda result: (_updated(call, result), {})
     )
     return {"ClusterArn": stored.arn}
 
@@ -87,25 +87,27 @@ def _updated(call: Call, stored: Stored) -> ClusterSpec:
     mode = body.get("NodeProvisioningMode")
     if mode is not None and not is_continuous(spec):
         raise invalid("NodeProvisioningMode cannot be changed; create a new cluster")
-    groups = {one["InstanceGroupName"]: one for one in spec.request["InstanceGroups"]}
+    groups = {item["InstanceGroupName"]: item for item in spec.request["InstanceGroups"]}
     targets = {name: list(ids) for name, ids in spec.targets.items()}
     gone = _deleted(body, groups)
-    for one in body.get("InstanceGroups") or ():
-        name = one["InstanceGroupName"]
+    for item in body.get("InstanceGroups") or ():
+        name = item["InstanceGroupName"]
         if name in groups:
-            check_change(groups[name], one)
-        groups[name] = one
+            check_change(groups[name], item)
+        groups[name] = item
         held = targets.get(name) or []
         new_hex = call.context.new_hex
-        targets[name] = places(name, one["InstanceCount"], held, stored.state, new_hex)
-    kept = [one for name, one in groups.items() if name not in gone]
+        targets[name] = places(name, item["InstanceCount"], held, stored.state, new_hex)
+    kept = [group for name, group in groups.items() if name not in gone]
     if not kept:
         raise invalid("A cluster needs at least one instance group; delete the cluster instead")
     targets = {name: ids for name, ids in targets.items() if name not in gone}
     check_limit(targets)
     call.require_machines(added(spec.targets, targets))
     not_members = ("ClusterName", "InstanceGroups", "InstanceGroupsToDelete")
-    others = {key: one for key, one in body.items() if key not in not_members and one is not None}
+    others = {
+        key: item for key, item in body.items() if key not in not_members and item is not None
+    }
     recovery = body.get("NodeRecovery") or spec.node_recovery.value
     return replace(
         spec,
@@ -120,7 +122,7 @@ def _deleted(body: Mapping[str, Any], groups: Mapping[str, Any]) -> set[str]:
     unknown = sorted(gone - groups.keys())
     if unknown:
         raise invalid(f"InstanceGroupsToDelete: no instance group '{unknown[0]}' in the cluster")
-    both = sorted(gone & {one["InstanceGroupName"] for one in body.get("InstanceGroups") or ()})
+    both = sorted(gone & {item["InstanceGroupName"] for item in body.get("InstanceGroups") or ()})
     if both:
         raise invalid(f"Instance group '{both[0]}' is to be updated and to be deleted")
     return gone
@@ -144,13 +146,13 @@ async def update_cluster_software(call: Call) -> Object:
 
     def change(found: Stored) -> ClusterState:
         require_settled(found, "updated")
-        known = [one["InstanceGroupName"] for one in found.spec.request["InstanceGroups"]]
+        known = [item["InstanceGroupName"] for item in found.spec.request["InstanceGroups"]]
         asked = call.body.get("InstanceGroups")
-        groups = [one["InstanceGroupName"] for one in asked] if asked else known
+        groups = [item["InstanceGroupName"] for item in asked] if asked else known
         for group in groups:
             if group not in known:
                 raise invalid(f"No instance group '{group}' in cluster '{found.spec.name}'")
-        pending = [one.name for one in machines if one.spec.instance_group in groups]
+        pending = [machine.name for machine in machines if machine.spec.instance_group in groups]
         batch = batch_size(call.body.get("DeploymentConfig"), len(pending))
         update = SoftwareUpdate(call.context.now(), tuple(groups), tuple(pending), batch)
         return replace(found.state, update=update)
@@ -180,7 +182,7 @@ async def delete_cluster(call: Call) -> Object:
 def without(spec: ClusterSpec, gone: set[str]) -> ClusterSpec:
     """The spec without some places."""
     fewer = {
-        group: [one for one in ids if one not in gone]
+        group: [item for item in ids if item not in gone]
         for group, ids in spec.targets.items()
         if gone & set(ids)
     }

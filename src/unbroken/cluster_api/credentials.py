@@ -29,13 +29,13 @@ def read_credentials(path: Path) -> dict[str, Credential]:
         raise SpecError(f"cannot read the credentials of the cluster API: {error}") from error
     except configparser.Error as error:
         raise SpecError(f"{path}: not in the form of ~/.aws/credentials") from error
-    found = {}
+    result = {}
     for name in parser.sections():
         section = parser[name]
         key, secret = section.get(KEY, ""), section.get(SECRET, "")
         if not key or not secret:
             raise SpecError(f"{path}: [{name}] needs {KEY} and {SECRET}")
-        found[key] = Credential(key, secret, section.get(TOKEN, ""))
-    if not found:
+        result[key] = Credential(key, secret, section.get(TOKEN, ""))
+    if not result:
         raise SpecError(f"{path}: no credentials; write [NAME], {KEY} = ... and {SECRET} = ...")
-    return found
+    return result

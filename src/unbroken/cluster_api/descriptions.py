@@ -33,7 +33,7 @@ async def describe_cluster(call: Call) -> Object:
         "ClusterStatus": stored.phase,
         "CreationTime": stored.created_at,
         "InstanceGroups": [
-            _group(stored, one, machines) for one in request.get("InstanceGroups") or ()
+            _group(stored, item, machines) for item in request.get("InstanceGroups") or ()
         ],
         "NodeRecovery": stored.spec.node_recovery.value,
         **{name: request[name] for name in KEPT if name in request},
@@ -50,39 +50,40 @@ def _group(stored: Stored, request: Mapping[str, Any], machines: Sequence[Stored
     state = stored.state.group(name) or GroupState(name)
     target = len(stored.spec.targets.get(name) or ())
     types = instance_types(request)
-    mine = [one for one in machines if one.spec.instance_group == name]
-    counts = Counter(one.spec.instance_type for one in mine)
-    found: Object = {
+    mine = [machine for machine in machines if machine.spec.instance_group == name]
+    counts = Counter(stored_machine.spec.instance_type for stored_machine in mine)
+    result: Object = {
         "InstanceGroupName": name,
         "CurrentCount": state.current,
         "TargetCount": target,
         "TargetStateCount": sum(
-            one.group == name and one.phase.value == "Running" for one in stored.state.instances
+            instance.group == name and instance.phase.value == "Running"
+            for instance in stored.state.instances
         ),
         "InstanceTypeDetails": [
-            {"InstanceType": one, "CurrentCount": counts[one]} for one in types
+            {"InstanceType": kind, "CurrentCount": counts[kind]} for kind in types
         ],
         "Status": _phase(stored, state),
         **{key: request[key] for key in KEPT_OF_GROUPS if key in request},
     }
     if "MinInstanceCount" in request:
-        found["MinCount"] = request["MinInstanceCount"]
+        result["MinCount"] = request["MinInstanceCount"]
     if "InstanceRequirements" in request:
         both = {"CurrentInstanceTypes": list(types), "DesiredInstanceTypes": list(types)}
-        found["InstanceRequirements"] = both
+        result["InstanceRequirements"] = both
     if "ImageId" in request:
-        found["DesiredImageId"] = request["ImageId"]
+        result["DesiredImageId"] = request["ImageId"]
     if "AutoPatchConfig" in request:
         patching = request["AutoPatchConfig"]
-        found["AutoPatchConfig"] = {
-            key: one for key, one in patching.items() if key != "PatchSchedule"
+        result["AutoPatchConfig"] = {
+            key: item for key, item in patching.items() if key != "PatchSchedule"
         }
     if "KubernetesConfig" in request:
-        found["KubernetesConfig"] = kubernetes_details(
+        result["KubernetesConfig"] = kubernetes_details(
             request["KubernetesConfig"], next(iter(mine), None)
         )
-    _add_operations(found, stored, name)
-    return found
+    _add_operations(result, stored, name)
+    return result
 
 
 def _phase(stored: Stored, state: GroupState) -> str:
@@ -95,9 +96,9 @@ def _phase(stored: Stored, state: GroupState) -> str:
 def _add_operations(found: Object, stored: Stored, name: str) -> None:
     scaling = sum(
         detail.group == name and detail.status is OperationStatus.IN_PROGRESS
-        for one in stored.state.operations
-        if one.type is OperationType.SCALING
-        for detail in one.scaling
+        for operation in stored.state.operations
+        if operation.type is OperationType.SCALING
+        for detail in operation.scaling
     )
     if scaling:
         found["ActiveOperations"] = {OperationType.SCALING.value: scaling}
@@ -112,20 +113,24 @@ def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None)
 
     `machine`: the one whose labels and taints are the current ones; None: there is none.
     """
-    found: Object = {}
+    result: Object = {}
     if config.get("Labels"):
-        found["DesiredLabels"] = config["Labels"]
+        result["DesiredLabels"] = config["Labels"]
     if config.get("Taints"):
-        found["DesiredTaints"] = config["Taints"]
+        result["DesiredTaints"] = config["Taints"]
     if machine is None:
-        return found
+        return result
     own = node_config(machine.spec)
     taints = [
-        {"Key": one.key, "Effect": one.effect, **({"Value": one.value} if one.value else {})}
-        for one in own.taints
+        {
+            "Key": taint.key,
+            "Effect": taint.effect,
+            **({"Value": taint.value} if taint.value else {}),
+        }
+        for taint in own.taints
     ]
     current = {"CurrentLabels": own.labels, "CurrentTaints": taints}
-    return {**{key: one for key, one in current.items() if one}, **found}
+    return {**{key: one for key, one in current.items() if one}, **result}
 
 
 async def list_clusters(call: Call) -> Object:
@@ -133,34 +138,34 @@ async def list_clusters(call: Call) -> Object:
     body = call.body
     plan, part = body.get("TrainingPlanArn"), call.text("NameContains")
     chosen = [
-        one
-        for one in await call.store.clusters()
-        if part.lower() in one.spec.name.lower()
-        and is_between(one.created_at, body, "CreationTime")
-        and (plan is None or plan in _plans(one))
+        cluster
+        for cluster in await call.store.clusters()
+        if part.lower() in cluster.spec.name.lower()
+        and is_between(cluster.created_at, body, "CreationTime")
+        and (plan is None or plan in _plans(cluster))
     ]
 
-    def key(one: Stored) -> Key:
+    def key(stored: Stored) -> Key:
         by_name = body.get("SortBy") == "NAME"
-        return one.spec.name if by_name else one.created_at, one.object_name
+        return stored.spec.name if by_name else stored.created_at, stored.object_name
 
-    found, token = page(chosen, key, body, is_descending=body.get("SortOrder") == "Descending")
-    summaries = [_summary(one) for one in found]
+    result, token = page(chosen, key, body, is_descending=body.get("SortOrder") == "Descending")
+    summaries = [_summary(stored) for stored in result]
     return {"ClusterSummaries": summaries, **({"NextToken": token} if token else {})}
 
 
 def _summary(stored: Stored) -> Object:
-    found: Object = {
+    result: Object = {
         "ClusterArn": stored.arn,
         "ClusterName": stored.spec.name,
         "CreationTime": stored.created_at,
         "ClusterStatus": stored.phase,
     }
     if plans := _plans(stored):
-        found["TrainingPlanArns"] = plans
-    return found
+        result["TrainingPlanArns"] = plans
+    return result
 
 
 def _plans(stored: Stored) -> list[str]:
     groups = stored.spec.request.get("InstanceGroups") or ()
-    return sorted({one["TrainingPlanArn"] for one in groups if "TrainingPlanArn" in one})
+    return sorted({group["TrainingPlanArn"] for group in groups if "TrainingPlanArn" in group})

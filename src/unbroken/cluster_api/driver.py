@@ -118,8 +118,8 @@ async def _listening(
         auto_decompress=False,
     )
     try:
-        for one in sockets:
-            connections.listen(one, tls)
+        for socket in sockets:
+            connections.listen(socket, tls)
         scheme = "http" if tls is None else "https"
         yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
@@ -147,9 +147,9 @@ async def _certificate(files: Tls | None) -> AsyncIterator[ssl.SSLContext | None
 def _load(tls: ssl.SSLContext, files: Tls) -> None:
     try:
         # First on trial: a pair that does not fit would spoil the context in use.
-        for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls):
+        for ssl_context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls):
             # A key with a password would ask for it at the terminal.
-            one.load_cert_chain(files.certificate, files.key, lambda: "")
+            ssl_context.load_cert_chain(files.certificate, files.key, lambda: "")
     except (OSError, ssl.SSLError, ValueError) as error:
         raise SpecError(
             f"cannot use the certificate {files.certificate} with the key {files.key}: {error}"
@@ -160,8 +160,8 @@ async def _renew(tls: ssl.SSLContext, files: Tls) -> None:
     loaded = _times(files)
     while True:
         await pause(CERTIFICATE_SECONDS)
-        found = _times(files)
-        if found == loaded:
+        result = _times(files)
+        if result == loaded:
             continue
         try:
             _load(tls, files)
@@ -169,23 +169,23 @@ async def _renew(tls: ssl.SSLContext, files: Tls) -> None:
             # Both files are written, one after the other; the old pair goes on until both are.
             log.warning("certificate not loaded", file=files.certificate, error=error)
             continue
-        loaded = found
+        loaded = result
         log.info("certificate loaded", file=files.certificate)
 
 
 def _times(files: Tls) -> tuple[int, ...]:
     try:
-        return tuple(one.stat().st_mtime_ns for one in (files.certificate, files.key))
+        return tuple(path.stat().st_mtime_ns for path in (files.certificate, files.key))
     except OSError:
         return ()  # they are being replaced
 
 
 def _http_log() -> logging.Logger:
     """The log of the HTTP server, without a traceback for each stranger who speaks no HTTP."""
-    found = logging.getLogger(f"{__name__}.http")
-    if not found.filters:
-        found.addFilter(_is_ours)
-    return found
+    logger = logging.getLogger(f"{__name__}.http")
+    if not logger.filters:
+        logger.addFilter(_is_ours)
+    return logger
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -25,10 +25,10 @@ from .pages import is_between, page
 from .store import Stored
 
 MEMBERS: Mapping[str, Callable[[EventState], str]] = {
-    "InstanceGroupName": lambda one: one.group,
-    "NodeId": lambda one: one.instance,
-    "ResourceType": lambda one: one.resource.value,
-    "OperationId": lambda one: one.operation,
+    "InstanceGroupName": lambda event_state: event_state.group,
+    "NodeId": lambda event_state: event_state.instance,
+    "ResourceType": lambda event_state: event_state.resource.value,
+    "OperationId": lambda event_state: event_state.operation,
 }
 """Parameters that choose events, and where an event has each."""
 
@@ -40,20 +40,20 @@ async def list_cluster_events(call: Call) -> Object:
     body = call.body
     stored = await _with_events(call)
     chosen = [
-        one
-        for one in stored.state.events
-        if is_between(one.at, body, "EventTime")
-        and all(body[name] == of(one) for name, of in MEMBERS.items() if name in body)
+        event
+        for event in stored.state.events
+        if is_between(event.at, body, "EventTime")
+        and all(body[name] == of(event) for name, of in MEMBERS.items() if name in body)
     ]
-    order = {one.id: number for number, one in enumerate(stored.state.events)}
-    found, token = page(
+    order = {event.id: number for number, event in enumerate(stored.state.events)}
+    event_states, token = page(
         chosen,
         # Events of one moment stay in their order.
-        lambda one: (one.at, f"{order[one.id]:04}"),
+        lambda event_state: (event_state.at, f"{order[event_state.id]:04}"),
         body,
         is_descending=body.get("SortOrder") != "Ascending",
     )
-    events = [_event(stored, one) for one in found]
+    events = [_event(stored, event_state) for event_state in event_states]
     return {"Events": events, **({"NextToken": token} if token else {})}
 
 
@@ -61,10 +61,10 @@ async def describe_cluster_event(call: Call) -> Object:
     """DescribeClusterEvent."""
     stored = await _with_events(call)
     id = call.text("EventId")
-    for one in stored.state.events:
-        if one.id == id:
-            details = {"EventDetails": {"EventMetadata": one.metadata}} if one.metadata else {}
-            return {"EventDetails": {**_event(stored, one), **details}}
+    for event in stored.state.events:
+        if event.id == id:
+            details = {"EventDetails": {"EventMetadata": event.metadata}} if event.metadata else {}
+            return {"EventDetails": {**_event(stored, event), **details}}
     raise not_found(f"Event '{id}' not found in cluster '{stored.spec.name}'")
 
 
@@ -101,19 +101,19 @@ async def list_cluster_operations(call: Call) -> Object:
     body = call.body
     stored = await call.store.find(call.text("ClusterName"))
     chosen = [
-        one
-        for one in stored.state.operations
-        if body.get("Status") in (None, one.status.value)
-        and body.get("Type") in (None, one.type.value)
-        and is_between(one.created_at, body, "CreationTime")
+        operation
+        for operation in stored.state.operations
+        if body.get("Status") in (None, operation.status.value)
+        and body.get("Type") in (None, operation.type.value)
+        and is_between(operation.created_at, body, "CreationTime")
     ]
-    found, token = page(
+    operation_states, token = page(
         chosen,
-        lambda one: (one.created_at, one.id),
+        lambda operation_state: (operation_state.created_at, operation_state.id),
         body,
         is_descending=body.get("SortOrder") != "Ascending",
     )
-    summaries = [_operation(stored, one) for one in found]
+    summaries = [_operation(stored, operation_state) for operation_state in operation_states]
     return {"ClusterOperationSummaries": summaries, **({"NextToken": token} if token else {})}
 
 
@@ -121,12 +121,12 @@ async def describe_cluster_operation(call: Call) -> Object:
     """DescribeClusterOperation."""
     stored = await call.store.find(call.text("ClusterName"))
     id = call.text("OperationId")
-    one = stored.state.operation(id)
-    if one is None:
+    operation_state = stored.state.operation(id)
+    if operation_state is None:
         raise not_found(f"Operation '{id}' not found in cluster '{stored.spec.name}'")
-    found = _operation(stored, one)
-    if one.scaling:
-        found["ScalingDetails"] = [
+    result = _operation(stored, operation_state)
+    if operation_state.scaling:
+        result["ScalingDetails"] = [
             {
                 "InstanceGroupName": detail.group,
                 "Status": detail.status.value,
@@ -141,18 +141,18 @@ async def describe_cluster_operation(call: Call) -> Object:
                     "MinCount": detail.desired_minimum,
                 },
             }
-            for detail in one.scaling
+            for detail in operation_state.scaling
         ]
-    if one.checks:
-        found["DeepHealthCheckDetails"] = [
+    if operation_state.checks:
+        result["DeepHealthCheckDetails"] = [
             {
                 "InstanceGroupName": check.group,
                 "DeepHealthChecks": [kind.value for kind in check.kinds],
                 **({"InstanceIds": list(check.instance_ids)} if check.instance_ids else {}),
             }
-            for check in one.checks
+            for check in operation_state.checks
         ]
-    return found
+    return result
 
 
 def _operation(stored: Stored, operation: OperationState) -> Object:
@@ -171,18 +171,21 @@ def _operation(stored: Stored, operation: OperationState) -> Object:
 async def start_cluster_health_check(call: Call) -> Object:
     """StartClusterHealthCheck: one at a time."""
     name = call.text("ClusterName")
-    found = await call.store.find(name)
+    result = await call.store.find(name)
     machines = {
-        one.name.removeprefix("hyperpod-"): one.spec.instance_group
-        for one in await call.store.machines(found)
+        machine.name.removeprefix("hyperpod-"): machine.spec.instance_group
+        for machine in await call.store.machines(result)
     }
     id = identifier(call.context.new_hex(32))
 
     def change(stored: Stored) -> ClusterState:
         require_settled(stored, "checked")
-        for one in stored.state.operations:
-            if one.type is OperationType.DEEP_CHECK and one.status is OperationStatus.IN_PROGRESS:
-                raise conflict(f"A deep health check of the cluster is under way: {one.id}")
+        for operation in stored.state.operations:
+            if (
+                operation.type is OperationType.DEEP_CHECK
+                and operation.status is OperationStatus.IN_PROGRESS
+            ):
+                raise conflict(f"A deep health check of the cluster is under way: {operation.id}")
         checks = _requests(stored, call.body, machines)
         made = OperationState(id, OperationType.DEEP_CHECK, call.context.now(), checks=checks)
         return replace(stored.state, operations=(*stored.state.operations, made))
@@ -195,10 +198,10 @@ def _requests(
     stored: Stored, body: Mapping[str, Any], machines: Mapping[str, str]
 ) -> tuple[CheckRequest, ...]:
     """Requests by group; those that overlap are merged."""
-    known = [one["InstanceGroupName"] for one in stored.spec.request["InstanceGroups"]]
+    known = [item["InstanceGroupName"] for item in stored.spec.request["InstanceGroups"]]
     merged: dict[str, tuple[set[str], set[str] | None]] = {}
-    for one in body["DeepHealthCheckConfigurations"]:
-        group, ids = one["InstanceGroupName"], one.get("InstanceIds")
+    for item in body["DeepHealthCheckConfigurations"]:
+        group, ids = item["InstanceGroupName"], item.get("InstanceIds")
         if group not in known:
             raise not_found(f"No instance group '{group}' in cluster '{stored.spec.name}'")
         for id in ids or ():
@@ -206,7 +209,7 @@ def _requests(
                 raise not_found(f"No instance '{id}' in instance group '{group}'")
         kinds, before = merged.get(group, (set(), set()))
         chosen = None if ids is None or before is None else before | set(ids)
-        merged[group] = (kinds | set(one["DeepHealthChecks"]), chosen)
+        merged[group] = (kinds | set(item["DeepHealthChecks"]), chosen)
     return tuple(
         CheckRequest(
             group,

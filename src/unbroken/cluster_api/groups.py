@@ -34,12 +34,12 @@ def check_request(request: Object) -> None:
     if (request.get("AutoScaling") or {}).get("Mode") == "Enable":
         raise invalid("AutoScaling: Karpenter is not offered here; change InstanceCount instead")
     groups: Sequence[Object] = request.get("InstanceGroups") or ()
-    names = [one["InstanceGroupName"] for one in groups]
+    names = [group["InstanceGroupName"] for group in groups]
     for name in names:
         if names.count(name) > 1:
             raise invalid(f"Instance group names must be unique: '{name}' is given twice")
-    for one in groups:
-        _check_group(one)
+    for group in groups:
+        _check_group(group)
 
 
 def _check_group(group: Object) -> None:
@@ -99,7 +99,11 @@ def places(
     if count >= len(held):
         new = (f"{name}-{new_hex(LOGICAL_DIGITS)}" for _ in range(count - len(held)))
         return [*held, *new]
-    running = {one.logical_id for one in state.instances if one.phase is InstancePhase.RUNNING}
+    running = {
+        instance.logical_id
+        for instance in state.instances
+        if instance.phase is InstancePhase.RUNNING
+    }
     by_worth = sorted(held, key=lambda one: (one not in running, held.index(one)))
     kept = set(by_worth[:count])
     return [one for one in held if one in kept]

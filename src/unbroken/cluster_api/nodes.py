@@ -41,17 +41,17 @@ class Instance:
 
 async def instances_of(call: Call, stored: Stored) -> list[Instance]:
     """Every place of a cluster and every machine, those that are on their way out too."""
-    known = {one.machine: one for one in stored.state.instances}
+    known = {instance.machine: instance for instance in stored.state.instances}
     machines = await call.store.machines(stored)
-    found = [Instance(_state(known, one), one) for one in machines]
-    filled = {one.state.logical_id for one in found}
+    instances = [Instance(_state(known, machine), machine) for machine in machines]
+    filled = {instance.state.logical_id for instance in instances}
     for group, ids in stored.spec.targets.items():
-        found += [
-            Instance(InstanceState(one, group, message="no instance yet"), None)
-            for one in ids
-            if one not in filled
+        instances += [
+            Instance(InstanceState(item, group, message="no instance yet"), None)
+            for item in ids
+            if item not in filled
         ]
-    return found
+    return instances
 
 
 def _state(known: dict[str, InstanceState], machine: StoredMachine) -> InstanceState:
@@ -82,12 +82,12 @@ async def list_cluster_nodes(call: Call) -> Object:
         return one[1].name if by_name else one[1].created_at, one[1].name
 
     is_descending = body.get("SortOrder") == "Descending"
-    found, token = page(chosen, key, body, is_descending=is_descending)
+    result, token = page(chosen, key, body, is_descending=is_descending)
     has_logical_ids = bool(body.get("IncludeNodeLogicalIds"))
     if has_logical_ids and not is_continuous(stored.spec):
         raise invalid("IncludeNodeLogicalIds needs a cluster of NodeProvisioningMode Continuous")
     summaries = []
-    for instance, machine in found:
+    for instance, machine in result:
         summary = _common(instance, machine)
         if has_logical_ids:
             summary["NodeLogicalId"] = instance.state.logical_id
@@ -112,23 +112,23 @@ async def describe_cluster_node(call: Call) -> Object:
         raise invalid("Give one of NodeId and NodeLogicalId")
     stored = await call.store.find(call.text("ClusterName"))
     wanted = [
-        one
-        for one in await instances_of(call, stored)
-        if (one.id == node_id if node_id else one.state.logical_id == logical_id)
+        instance
+        for instance in await instances_of(call, stored)
+        if (instance.id == node_id if node_id else instance.state.logical_id == logical_id)
     ]
     if not wanted:
         shown = node_id or logical_id
         raise not_found(f"Node '{shown}' not found in cluster '{stored.spec.name}'")
     # Of a place that is being filled anew: the newcomer.
-    one = min(wanted, key=lambda one: one.state.phase is InstancePhase.SHUTTING_DOWN)
-    return {"NodeDetails": await _details(call, stored, one)}
+    instance = min(wanted, key=lambda instance: instance.state.phase is InstancePhase.SHUTTING_DOWN)
+    return {"NodeDetails": await _details(call, stored, instance)}
 
 
 async def _details(call: Call, stored: Stored, instance: Instance) -> Object:
     groups = stored.spec.request.get("InstanceGroups") or ()
     name = instance.state.group
     request: dict[str, Any] = next((g for g in groups if g["InstanceGroupName"] == name), {})
-    found: Object = {
+    result: Object = {
         "InstanceGroupName": name,
         "NodeLogicalId": instance.state.logical_id,
         "InstanceStatus": instance.status,
@@ -136,17 +136,17 @@ async def _details(call: Call, stored: Stored, instance: Instance) -> Object:
     }
     kubernetes = kubernetes_details(request.get("KubernetesConfig") or {}, instance.machine)
     if kubernetes:
-        found["KubernetesConfig"] = kubernetes
+        result["KubernetesConfig"] = kubernetes
     if instance.machine is not None:
-        found.update(_common(instance, instance.machine))
+        result.update(_common(instance, instance.machine))
         address = await _address(call, instance.machine.name)
-        found.update({"PrivatePrimaryIp": address} if address else {})
-    return found
+        result.update({"PrivatePrimaryIp": address} if address else {})
+    return result
 
 
 async def _address(call: Call, node: str) -> str:
     content = await call.store.node(node) or {}
-    for one in (content.get("status") or {}).get("addresses") or ():
-        if one.get("type") == "InternalIP" and ":" not in one.get("address", ":"):
-            return str(one["address"])
+    for item in (content.get("status") or {}).get("addresses") or ():
+        if item.get("type") == "InternalIP" and ":" not in item.get("address", ":"):
+            return str(item["address"])
     return ""

@@ -48,12 +48,12 @@ def page(
         except TypeError as error:
             raise _garbled() from error
     size = body.get("MaxResults") or PAGE
-    found = ordered[:size]
+    result = ordered[:size]
     if len(ordered) <= size:
-        return found, None
-    value, id = key(found[-1])
+        return result, None
+    value, id = key(result[-1])
     token = msgspec.json.encode(_Token(digest, value, id))
-    return found, base64.urlsafe_b64encode(token).decode()
+    return result, base64.urlsafe_b64encode(token).decode()
 
 
 def _is_after(key: Any, last: Any, is_descending: bool) -> bool:
@@ -61,7 +61,7 @@ def _is_after(key: Any, last: Any, is_descending: bool) -> bool:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    asked = {name: one for name, one in body.items() if name not in NOT_OF_THE_LIST}
+    asked = {name: item for name, item in body.items() if name not in NOT_OF_THE_LIST}
     encoded = msgspec.json.encode(asked, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:16]
 

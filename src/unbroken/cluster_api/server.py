@@ -179,5 +179,5 @@ def _decoded(body: bytes) -> Any:
 def _pruned(value: Any) -> Any:
     """Without members that are null, which means that they are not given."""
     if isinstance(value, dict):
-        return {name: _pruned(one) for name, one in value.items() if one is not None}
-    return [_pruned(one) for one in value] if isinstance(value, list) else value
+        return {name: _pruned(item) for name, item in value.items() if item is not None}
+    return [_pruned(item) for item in value] if isinstance(value, list) else value

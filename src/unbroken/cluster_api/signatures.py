@@ -87,20 +87,20 @@ def headers_of(items: Iterable[tuple[str, str]]) -> dict[str, str]:
 
     ApiError for a header that is read but repeated, and for one that is not printable ASCII.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     repeated = set()
     for name, value in items:
         lower = name.lower()
-        if lower in found:
+        if lower in result:
             repeated.add(lower)
-        found[lower] = value
-    for name in sorted(READ & found.keys()):
+        result[lower] = value
+    for name in sorted(READ & result.keys()):
         if name in repeated:
             raise _wrong(f"The header {name} must be sent once")
-        if PRINTABLE.fullmatch(found[name]) is None:
+        if PRINTABLE.fullmatch(result[name]) is None:
             raise _wrong(f"The header {name} must hold printable ASCII only")
     # A signed header that was repeated is then missing, and its request refused.
-    return {name: value for name, value in found.items() if name not in repeated}
+    return {name: value for name, value in result.items() if name not in repeated}
 
 
 def verify(message: Message, credentials: Mapping[str, Credential], now: float) -> Claim:
@@ -154,9 +154,9 @@ def read(headers: Mapping[str, str]) -> Claim:
         raise ApiError(
             "MissingAuthenticationTokenException", "Request is missing Authentication Token", 403
         )
-    found = AUTHORIZATION.fullmatch(said.strip())
-    parts = found[1].split("/") if found is not None else []
-    if found is None or len(parts) < 5 or parts[-1] != "aws4_request":
+    match = AUTHORIZATION.fullmatch(said.strip())
+    parts = match[1].split("/") if match is not None else []
+    if match is None or len(parts) < 5 or parts[-1] != "aws4_request":
         raise ApiError(
             "IncompleteSignatureException",
             f"Authorization header requires '{ALGORITHM} Credential=KEY/DATE/REGION/{SERVICE}/"
@@ -164,14 +164,14 @@ def read(headers: Mapping[str, str]) -> Claim:
             403,
         )
     date, region, service = parts[-4:-1]
-    signed = tuple(found[2].split(";"))
+    signed = tuple(match[2].split(";"))
     _check_signed(signed, headers)
     if service != SERVICE:
         raise _wrong(f"Credential should be scoped to correct service: '{SERVICE}'.")
     if len(region) > REGION_CHARACTERS or REGION.fullmatch(region) is None:
         raise _wrong("Credential should be scoped to a valid region, such as us-west-2.")
     at = _signed_at(headers["x-amz-date"], date)
-    return Claim("/".join(parts[:-4]), date, region, service, signed, found[3], at)
+    return Claim("/".join(parts[:-4]), date, region, service, signed, match[3], at)
 
 
 def _check_signed(signed: tuple[str, ...], headers: Mapping[str, str]) -> None:
@@ -205,11 +205,11 @@ def sign(message: Message, credential: Credential, region: str, now: float) -> d
 
 def _signed_at(stamp: str, date: str) -> float:
     """Seconds since the epoch."""
-    found = None
+    result = None
     if STAMP.fullmatch(stamp) is not None:
         with suppress(ValueError):
-            found = datetime.strptime(stamp, DATE_FORMAT).replace(tzinfo=UTC)
-    if found is None:
+            result = datetime.strptime(stamp, DATE_FORMAT).replace(tzinfo=UTC)
+    if result is None:
         raise ApiError(
             "IncompleteSignatureException",
             f"Date must be in ISO-8601 'basic format'. Got '{stamp[:40]}'.",
@@ -217,7 +217,7 @@ def _signed_at(stamp: str, date: str) -> float:
         )
     if stamp[:8] != date:
         raise _wrong("Date in Credential scope does not match YYYYMMDD from the date of the header")
-    return found.timestamp()
+    return result.timestamp()
 
 
 def _signature(message: Message, claim: Claim, secret: str) -> str:

@@ -45,8 +45,8 @@ class Stored:
     @property
     def metadata(self) -> Object:
         """Metadata of the object."""
-        found: Object = self.content["metadata"]
-        return found
+        result: Object = self.content["metadata"]
+        return result
 
     @property
     def object_name(self) -> str:
@@ -109,15 +109,15 @@ class Store:
     async def clusters(self, cluster_id: str = "") -> list[Stored]:
         """All clusters, or the one with this id."""
         query = {"labelSelector": f"{CLUSTER_ID}={cluster_id}"} if cluster_id else {}
-        return [_stored(one) for one in await self._list(CLUSTER.path, query)]
+        return [_stored(item) for item in await self._list(CLUSTER.path, query)]
 
     async def find(self, name_or_arn: str) -> Stored:
         """A cluster; ResourceNotFound."""
-        found = ARN.fullmatch(name_or_arn)
-        if found is not None:
-            for one in await self.clusters(found[3]):
-                if one.arn == name_or_arn:
-                    return one
+        match = ARN.fullmatch(name_or_arn)
+        if match is not None:
+            for cluster in await self.clusters(match[3]):
+                if cluster.arn == name_or_arn:
+                    return cluster
             raise not_found(f"Cluster with ARN {name_or_arn} not found")
         content = await self._client.get_or_none(
             f"{CLUSTER.path}/{quote(name_or_arn.lower())}", Object
@@ -165,11 +165,12 @@ class Store:
     async def machines(self, stored: Stored) -> list[StoredMachine]:
         """The machines of a cluster."""
         # Not by label: whoever replaces a machine need copy its spec only.
-        found = await self._list(MACHINE.path, {})
+        result = await self._list(MACHINE.path, {})
         machines = [
-            StoredMachine(one, MACHINE.spec_of(one)[0], MACHINE.status_of(one)[0]) for one in found
+            StoredMachine(item, MACHINE.spec_of(item)[0], MACHINE.status_of(item)[0])
+            for item in result
         ]
-        return [one for one in machines if one.spec.cluster == stored.object_name]
+        return [machine for machine in machines if machine.spec.cluster == stored.object_name]
 
     async def node(self, name: str) -> Object | None:
         """A Node."""
@@ -198,8 +199,8 @@ class Store:
         await self._client.delete_if_present(f"{MACHINE.path}/{quote(machine.name)}")
 
     async def _list(self, path: str, query: Mapping[str, str]) -> list[Object]:
-        found: Object = msgspec.json.decode(await self._client.raw("GET", path, parameters=query))
-        items: list[Object] = found.get("items") or []
+        result: Object = msgspec.json.decode(await self._client.raw("GET", path, parameters=query))
+        items: list[Object] = result.get("items") or []
         return items
 
     async def _put(self, path: str, body: Object) -> bool:

@@ -18,14 +18,14 @@ TAGS_MAX = 50
 
 def tags_of(given: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Tags by key; ValidationException for a key that is given twice."""
-    found: dict[str, str] = {}
-    for one in given:
-        if one["Key"] in found:
-            raise invalid(f"Duplicate tag keys: '{one['Key']}'")
-        if one["Key"].lower().startswith("aws:"):
-            raise invalid(f"Tag keys must not begin with 'aws:': '{one['Key']}'")
-        found[one["Key"]] = one["Value"]
-    return found
+    result: dict[str, str] = {}
+    for item in given:
+        if item["Key"] in result:
+            raise invalid(f"Duplicate tag keys: '{item['Key']}'")
+        if item["Key"].lower().startswith("aws:"):
+            raise invalid(f"Tag keys must not begin with 'aws:': '{item['Key']}'")
+        result[item["Key"]] = item["Value"]
+    return result
 
 
 async def add_tags(call: Call) -> Object:
@@ -46,8 +46,8 @@ async def list_tags(call: Call) -> Object:
     """ListTags."""
     stored = await call.store.find(_cluster(call))
     tags = _listed(stored.spec.tags)
-    found, token = page(tags, lambda one: ("", one["Key"]), call.body, is_descending=False)
-    return {"Tags": found, **({"NextToken": token} if token else {})}
+    result, token = page(tags, lambda item: ("", item["Key"]), call.body, is_descending=False)
+    return {"Tags": result, **({"NextToken": token} if token else {})}
 
 
 async def delete_tags(call: Call) -> Object:

@@ -34,30 +34,30 @@ IN_RE2 = {
 
 def check(schema: Schema, operation: str, value: Any) -> None:
     """ValidationException with everything that is wrong with an operation's input."""
-    found = list(violations(schema, schema.operations[operation].input, value))
-    if not found:
+    result = list(violations(schema, schema.operations[operation].input, value))
+    if not result:
         return
-    count = len(found)
+    count = len(result)
     noun = "validation error" if count == 1 else "validation errors"
-    shown = "; ".join(found[:SHOWN_VIOLATIONS])
+    shown = "; ".join(result[:SHOWN_VIOLATIONS])
     more = f"; and {count - SHOWN_VIOLATIONS} more" if count > SHOWN_VIOLATIONS else ""
     raise invalid(f"{count} {noun} detected: {shown}{more}")
 
 
 def violations(schema: Schema, shape: str, value: Any, path: str = "") -> Iterator[str]:
     """Each constraint that the value fails to satisfy; `path` is where it stands."""
-    found = schema.shapes[shape]
-    match found.type:
+    result = schema.shapes[shape]
+    match result.type:
         case Type.STRUCTURE:
-            yield from _structure(schema, found, value, path)
+            yield from _structure(schema, result, value, path)
         case Type.LIST:
-            yield from _list(schema, found, value, path)
+            yield from _list(schema, result, value, path)
         case Type.MAP:
-            yield from _map(schema, found, value, path)
+            yield from _map(schema, result, value, path)
         case Type.STRING:
-            yield from _string(found, value, path)
+            yield from _string(result, value, path)
         case Type.INTEGER | Type.FLOAT:
-            yield from _number(found, value, path)
+            yield from _number(result, value, path)
         case Type.BOOLEAN:
             if not isinstance(value, bool):
                 yield _failed(value, path, "be a boolean")
@@ -70,16 +70,16 @@ def _structure(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[
     if not isinstance(value, dict):
         yield _failed(value, path, "be a structure")
         return
-    given = {name: one for name, one in value.items() if one is not None}
+    given = {name: item for name, item in value.items() if item is not None}
     for name in shape.required:
         if name not in given:
             yield _failed(None, _below(path, name), "not be null")
-    for name, one in given.items():
+    for name, item in given.items():
         if name not in shape.members:
             known = ", ".join(shape.members) or "none"
-            yield _failed(one, _below(path, name), f"be one of the known members: [{known}]")
+            yield _failed(item, _below(path, name), f"be one of the known members: [{known}]")
         else:
-            yield from violations(schema, shape.members[name], one, _below(path, name))
+            yield from violations(schema, shape.members[name], item, _below(path, name))
     if shape.union and len(given) != 1:
         choices = ", ".join(shape.members)
         yield _failed(value, path, f"have exactly one of the members: [{choices}]")
@@ -90,12 +90,12 @@ def _list(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
         yield _failed(value, path, "be a list")
         return
     yield from _length(shape, value, path)
-    for number, one in enumerate(value, 1):
+    for number, item in enumerate(value, 1):
         place = f"{path}.{number}.member"
-        if one is None:
+        if item is None:
             yield _failed(None, place, "not be null")
         else:
-            yield from violations(schema, shape.member, one, place)
+            yield from violations(schema, shape.member, item, place)
 
 
 def _map(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
@@ -103,9 +103,9 @@ def _map(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
         yield _failed(value, path, "be a map")
         return
     yield from _length(shape, value, path)
-    for key, one in value.items():
+    for key, item in value.items():
         yield from violations(schema, shape.key, key, f"{path}.key")
-        yield from violations(schema, shape.value, one, f"{path}.{_cut(key)}.value")
+        yield from violations(schema, shape.value, item, f"{path}.{_cut(key)}.value")
 
 
 def _string(shape: Shape, value: Any, path: str) -> Iterator[str]:
@@ -182,7 +182,7 @@ def _text(value: Any) -> str:
             return f"[{', '.join(_text(one) for one in value[:SHOWN_VIOLATIONS])}]"
         case dict():
             pairs = list(value.items())[:SHOWN_VIOLATIONS]
-            return "{" + ", ".join(f"{key}={_text(one)}" for key, one in pairs) + "}"
+            return "{" + ", ".join(f"{key}={_text(item)}" for key, item in pairs) + "}"
         case _:
             return str(value)
 

@@ -24,4 +24,4 @@ def plural(said: str) -> str:
     first, space, rest = said.partition(" ")
     if first in _IRREGULAR:
         return f"{_IRREGULAR[first]}{space}{rest}"
-    return _VERBS.sub(lambda found: " or ".join(one for one in found.groups() if one), said)
+    return _VERBS.sub(lambda match: " or ".join(group for group in match.groups() if group), said)

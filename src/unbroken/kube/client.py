@@ -105,9 +105,9 @@ class Page:
 
 def _page(body: bytes) -> Page:
     try:
-        found = msgspec.json.decode(body, type=_List)
-        items = found.items or []
-        metadata = found.metadata
+        result = msgspec.json.decode(body, type=_List)
+        items = result.items or []
+        metadata = result.metadata
     except (RecursionError, msgspec.DecodeError):
         # The decoder cannot even skip one item: it is too deep, or no text.
         text, pieces = cut(body, 2)
@@ -297,11 +297,11 @@ class KubeClient(AsyncClient):
     async def get_or_none(self, path: str, kind: type[T]) -> T | None:
         """Return an object or a list, decoded as `kind`; None if the API has no such object."""
         try:
-            found = await self.raw("GET", path)
+            result = await self.raw("GET", path)
         except NotFound:
             return None
         with api_errors(f"GET {path}"):
-            return msgspec.json.decode(found, type=kind)
+            return msgspec.json.decode(result, type=kind)
 
     async def create_if_absent(self, collection: str, body: Mapping[str, Any]) -> bool:
         """Create an object; False if one of its name exists."""

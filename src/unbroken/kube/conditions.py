@@ -8,7 +8,7 @@ from lightkube.resources.core_v1 import Node, Pod
 def ready_status(item: Pod | Node | None) -> str:
     """Return True, False or Unknown, the status of the condition Ready; empty if there is none."""
     conditions = (item and item.status and item.status.conditions) or ()
-    return next((one.status for one in conditions if one.type == "Ready"), "")
+    return next((condition.status for condition in conditions if condition.type == "Ready"), "")
 
 
 def is_ready(item: Pod | Node | None) -> bool:

@@ -17,10 +17,10 @@ _FOUND: ContextVar[set[Any] | None] = ContextVar("observed", default=None)
 @contextmanager
 def observing() -> Iterator[set[Any]]:
     """Yield the set of objects that run in tasks made within the block; the set is kept current."""
-    found: set[Any] = set()
-    token = _FOUND.set(found)
+    result: set[Any] = set()
+    token = _FOUND.set(result)
     try:
-        yield found
+        yield result
     finally:
         _FOUND.reset(token)
 
@@ -30,14 +30,14 @@ def observed(run: Run[T]) -> Run[T]:
 
     @wraps(run)
     async def listed(self: T) -> None:
-        found = _FOUND.get()
-        if found is None:
+        result = _FOUND.get()
+        if result is None:
             await run(self)
             return
-        found.add(self)
+        result.add(self)
         try:
             await run(self)
         finally:
-            found.discard(self)
+            result.discard(self)
 
     return listed

@@ -133,12 +133,12 @@ def head_of(raw: bytes) -> Head:
     try:
         body, pieces = cut(raw, 1)
         place = msgspec.json.decode(body, type=_Object).metadata
-        found = msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
+        metadata = msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
     except (msgspec.DecodeError, RecursionError, IndexError):
         return Head()
     name, namespace, uid, version = (
         value if isinstance(value, str) else ""
-        for value in (found.name, found.namespace, found.uid, found.resourceVersion)
+        for value in (metadata.name, metadata.namespace, metadata.uid, metadata.resourceVersion)
     )
     return Head(Key(namespace, name), uid, version)
 
@@ -147,7 +147,9 @@ def _place(error: Exception) -> str:
     """Return the innermost functions of an error's traceback; not its text, which is the
     object's."""
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
-    return " > ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)
+    return " > ".join(
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames
+    )
 
 
 def _text(text: str, most: int) -> str:

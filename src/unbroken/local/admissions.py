@@ -50,12 +50,12 @@ def with_templates(
     A template that has problems of the job's own checks is left out.
     """
     broken = {problem.path for problem in problems}
-    found = list(problems)
+    result = list(problems)
     for path, template in templates:
         replica = path.removesuffix(".template")
         if not any(place == replica or place.startswith(path) for place in broken):
-            found += _template_problems(template, path)
-    return tuple(found)
+            result += _template_problems(template, path)
+    return tuple(result)
 
 
 def _template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:

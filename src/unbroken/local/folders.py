@@ -41,10 +41,10 @@ def private(directory: Path) -> str:
     are.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid != os.geteuid():
+    result = directory.stat()
+    if result.st_uid != os.geteuid():
         raise WorldError(
-            f"{directory} belongs to user {found.st_uid}, not to you ({os.geteuid()}): choose "
+            f"{directory} belongs to user {result.st_uid}, not to you ({os.geteuid()}): choose "
             "another folder with --dir"
         )
     entries = set(os.listdir(directory))
@@ -55,7 +55,7 @@ def private(directory: Path) -> str:
             f"{directory} is no folder of a cluster, and holds {', '.join(taken)}: choose an empty "
             "folder with --dir"
         )
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(result.st_mode)
     if not mode & 0o077:
         return ""
     if entries - {"up.log"} and not is_cluster:
@@ -164,10 +164,10 @@ def _own_file(path: Path, size: int = 1 << 20) -> bytes | None:
 def _remove(name: str, folder: int) -> None:
     """Remove a name of the folder; what cannot be removed is left."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        result = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(result.st_mode):
         shutil.rmtree(name, dir_fd=folder, ignore_errors=True)
     else:
         os.unlink(name, dir_fd=folder)
@@ -178,4 +178,4 @@ def _mounts_below(directory: Path) -> list[str]:
     start = f"{directory.resolve()}/"
     with open("/proc/self/mountinfo") as file:
         places = [line.split()[4].encode().decode("unicode_escape") for line in file]
-    return [one for one in places if one.startswith(start)]
+    return [place for place in places if place.startswith(start)]

@@ -55,12 +55,12 @@ def release(directory: Path) -> None:
 
 def _held(folder: Path) -> dict[int, str]:
     """The folder of the cluster that claims each number."""
-    found = {}
+    result = {}
     for path in folder.iterdir():
         if path.name.isdecimal() and path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
-                found[int(path.name)] = os.fsdecode(file.read(CLAIM_BYTES_MAX))
-    return found
+                result[int(path.name)] = os.fsdecode(file.read(CLAIM_BYTES_MAX))
+    return result
 
 
 def _is_gone(holder: str) -> bool:
@@ -101,10 +101,10 @@ def _claims() -> Iterator[Path]:
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        result = folder.lstat()
     except OSError as error:
         raise WorldError(f"cannot note this cluster's addresses in {folder}: {error}") from error
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+    if result.st_uid != os.geteuid() or not stat.S_ISDIR(result.st_mode):
         raise WorldError(f"{folder} belongs to another user or is no folder: have it removed")
     folder.chmod(0o700)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

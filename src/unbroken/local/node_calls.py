@@ -28,10 +28,10 @@ def authorization(token: str, address: str, target: str, now: float) -> str:
 
 def is_authorized(header: str, token: str, address: str, target: str, now: float) -> bool:
     """True if a header was made with the token, lately and for this very call."""
-    found = HEADER.fullmatch(header)
-    if not token or found is None or abs(now - int(found[1])) > VALID_SECONDS:
+    match = HEADER.fullmatch(header)
+    if not token or match is None or abs(now - int(match[1])) > VALID_SECONDS:
         return False
-    return hmac.compare_digest(found[2], _mac(token, address, target, found[1]))
+    return hmac.compare_digest(match[2], _mac(token, address, target, match[1]))
 
 
 def _mac(token: str, address: str, target: str, stamp: str) -> str:

@@ -82,8 +82,8 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
         paths.options.write_bytes(msgspec.json.encode(options))
         try:
             async with serving(paths.directory, options.port, ADMISSIONS) as server:
-                with observing() as found:
-                    metrics = OperatorMetrics(found)
+                with observing() as result:
+                    metrics = OperatorMetrics(result)
                     await _run_parts(paths, options, server, metrics, stopped, on_ready)
         finally:
             paths.state.unlink(missing_ok=True)

@@ -36,19 +36,19 @@ class _Process:
 
 def blocked(root: Path) -> Iterator[Blocked]:
     """Agents and workers that cannot be interrupted now."""
-    found = {one.pid: one for one in _processes(root / "proc")}
+    result = {process.pid: process for process in _processes(root / "proc")}
     below: dict[int, list[int]] = {}
-    for one in found.values():
-        below.setdefault(one.parent, []).append(one.pid)
-    tree = [pid for pid, one in found.items() if one.name in AGENTS]
+    for process in result.values():
+        below.setdefault(process.parent, []).append(process.pid)
+    tree = [pid for pid, process in result.items() if process.name in AGENTS]
     seen = set(tree)
     for pid in tree:
         new = [child for child in below.get(pid, ()) if child not in seen]
         seen.update(new)
         tree += new
     for pid in tree:
-        if found[pid].state == UNINTERRUPTIBLE:
-            yield _blocked(root / f"proc/{pid}", found[pid])
+        if result[pid].state == UNINTERRUPTIBLE:
+            yield _blocked(root / f"proc/{pid}", result[pid])
 
 
 def _processes(proc: Path) -> Iterator[_Process]:

@@ -310,10 +310,12 @@ class NodeDaemon:
             log.warning("log of faults not written", node=self._options.node, error=error)
 
 
-def _is_older(one: OwnNode, other: OwnNode) -> bool:
+def _is_older(own_node: OwnNode, other: OwnNode) -> bool:
     """True if a version of the same object is older than another: the informer may bring it late.
 
     Versions are numbers in every existing API server, though its API does not guarantee that.
     """
-    is_same = one.uid == other.uid and one.version.isdecimal() and other.version.isdecimal()
-    return is_same and int(one.version) < int(other.version)
+    is_same = (
+        own_node.uid == other.uid and own_node.version.isdecimal() and other.version.isdecimal()
+    )
+    return is_same and int(own_node.version) < int(other.version)

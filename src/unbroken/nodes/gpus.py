@@ -61,8 +61,8 @@ class GpuEyes:
         """The library; empty: the loader knows."""
         if self._library is not None or self._root == Path("/"):
             return self._library or ""
-        found = (self._root / folder / NAME for folder in LIBRARIES)
-        return next((str(path) for path in found if path.exists()), "")
+        result = (self._root / folder / NAME for folder in LIBRARIES)
+        return next((str(path) for path in result if path.exists()), "")
 
     async def _answer(self, process: asyncio.subprocess.Process) -> GpuSample:
         try:

@@ -94,18 +94,18 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
         if len(place) < 5 or len(kind) < 3 or kind[0] not in LOCAL or place[2] in seen:
             continue
         seen.add(place[2])
-        mount = _OCTAL.sub(lambda one: chr(int(one[1], 8)), place[4])
+        mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), place[4])
         yield kind[1], mount, "ro" in kind[2].split(",")
 
 
 def _free(root: Path, mounts: list[tuple[str, str, bool]]) -> Iterator[tuple[str, float]]:
     for _, mount, _ in mounts:
         try:
-            found = os.statvfs(root / mount.lstrip("/"))
+            result = os.statvfs(root / mount.lstrip("/"))
         except OSError:
             continue
-        if found.f_blocks:
-            yield mount, found.f_bavail / found.f_blocks
+        if result.f_blocks:
+            yield mount, result.f_bavail / result.f_blocks
 
 
 def _is_clock_good() -> bool | None:

@@ -141,16 +141,16 @@ class FileReader:
 
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(self._fd)
-        if found.st_mode & OTHERS_WRITE:
+        result = os.fstat(self._fd)
+        if result.st_mode & OTHERS_WRITE:
             self.close()
             raise PermissionError(
                 f"{self._path} may be written by others than its owner, who could forge faults: "
                 f"chmod go-w {self._path}"
             )
-        self._inode, self._rest, self._is_cut = found.st_ino, b"", False
+        self._inode, self._rest, self._is_cut = result.st_ino, b"", False
         is_first, self._is_first = self._is_first, False
-        self._offset = self._start(found) if is_first else 0
+        self._offset = self._start(result) if is_first else 0
 
     def _start(self, found: os.stat_result) -> int:
         start, _, offset = self._cursor.rpartition(":")

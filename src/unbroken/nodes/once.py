@@ -37,24 +37,24 @@ async def look_once(
     table: SignTable, root: Path, kernel_log: Path | None, gpus: int | None, library: str | None
 ) -> Findings:
     """The last five minutes of the kernel's log, and one look at GPUs and system."""
-    found, lines = Findings(), list[KernelLine]()
+    findings, lines = Findings(), list[KernelLine]()
     reader = FileReader(kernel_log, "") if kernel_log else KmsgReader(root, "")
     try:
         if isinstance(reader, KmsgReader):
             reader.open()
         lines = [line for line, _ in reader.read()]
         if isinstance(reader, FileReader) and not reader.is_open:
-            found.unknown["kernel log"] = f"there is no file {kernel_log}"
+            findings.unknown["kernel log"] = f"there is no file {kernel_log}"
     except OSError as error:
-        found.unknown["kernel log"] = str(error)
+        findings.unknown["kernel log"] = str(error)
     finally:
         reader.close()
     system = await asyncio.to_thread(host.look, root, tuple(table.counter_limits))
     for finding in table.host_watch().look(system, 0.0):
-        found.signs += table.of_finding(finding)
+        findings.signs += table.of_finding(finding)
     sample = await GpuEyes(root, library).look()
     if sample.problem:
-        found.unknown["GPUs"] = sample.problem
+        findings.unknown["GPUs"] = sample.problem
     watch, seen = GpuWatch(gpus), []
     for _ in range(TWICE):
         seen = list(watch.look(sample, system.uptime_seconds))
@@ -62,6 +62,8 @@ async def look_once(
         for sign in table.of_line(line):
             sure = believed(sign, line, system, watch.known)
             is_refuted = sure.entry.unless_listed and sample.lists(sure.part)
-            found.signs.append(weakened(sure, "NVML lists the GPU as well") if is_refuted else sure)
-    found.signs += [sign for one in seen for sign in table.of_finding(one)]
-    return found
+            findings.signs.append(
+                weakened(sure, "NVML lists the GPU as well") if is_refuted else sure
+            )
+    findings.signs += [sign for gpu_finding in seen for sign in table.of_finding(gpu_finding)]
+    return findings

@@ -32,15 +32,15 @@ def documented(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
         "restart_latency",
         "Restarts by their length in seconds, from the detection of the fault until every agent "
         "runs the next attempt; cumulative, `le` is the bucket's upper bound.",
-        [(one, one.restart) for one in records],
+        [(record, record.restart) for record in records],
     )
     yield _latency(
         "fault_detection_latency",
         "Faults by the seconds from their first sign until the operator acted on it; cumulative, "
         "`le` is the bucket's upper bound.",
-        [(one, one.detection) for one in records],
+        [(record, record.detection) for record in records],
     )
-    yield from _training([one for one in records if one.now is not None], now)
+    yield from _training([record for record in records if record.now is not None], now)
 
 
 def _counters(records: Iterable[JobRecord]) -> Iterator[Metric]:
@@ -54,13 +54,13 @@ def _counters(records: Iterable[JobRecord]) -> Iterator[Metric]:
         "began to lead.",
         labels=(*JOB, "reason"),
     )
-    for one in records:
-        created.add_metric(one.name, one.created)
-        successful.add_metric(one.name, one.ends[ConditionType.COMPLETED])
-        failed.add_metric(one.name, one.ends[ConditionType.FAILED])
-        deleted.add_metric(one.name, one.deleted)
-        for reason, count in sorted(one.restarted.items()):
-            restarted.add_metric((*one.name, reason), count)
+    for record in records:
+        created.add_metric(record.name, record.created)
+        successful.add_metric(record.name, record.ends[ConditionType.COMPLETED])
+        failed.add_metric(record.name, record.ends[ConditionType.FAILED])
+        deleted.add_metric(record.name, record.deleted)
+        for reason, count in sorted(record.restarted.items()):
+            restarted.add_metric((*record.name, reason), count)
     yield from (created, successful, failed, deleted, restarted)
 
 
@@ -79,14 +79,14 @@ def _training(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
     """Return the dashboard's figures of each job, under its names and the documentation's."""
     values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     by_fault: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-    for one in records:
-        for name, value in _figures(one, now).items():
-            values[name][one.name] = value
-        for fault, count in _faults(one).items():
-            by_fault["training_fault_type_count"][(*one.name, fault)] = count
-        for fault, seconds in _seconds(one).items():
+    for record in records:
+        for name, value in _figures(record, now).items():
+            values[name][record.name] = value
+        for fault, count in _faults(record).items():
+            by_fault["training_fault_type_count"][(*record.name, fault)] = count
+        for fault, seconds in _seconds(record).items():
             if fault not in UNCHARGED:
-                key = (*one.name, fault)
+                key = (*record.name, fault)
                 by_fault["training_fault_recovery_time_ms"][key] = 1000 * seconds
     for name, text in _TEXTS.items():
         yield _gauge(name, text, TRAINING, values[name])
@@ -105,17 +105,17 @@ def _gauge(
 
 def _figures(record: JobRecord, now: float) -> dict[str, float]:
     assert record.now is not None
-    found = record.goodput(now)
+    goodput = record.goodput(now)
     seconds = _seconds(record)
-    down = sum(value for cause, value in found.lost.items() if cause != TWICE)
+    down = sum(value for cause, value in goodput.lost.items() if cause != TWICE)
     manual = seconds.get(RESTART_REQUESTED, 0.0)
     auto = sum(seconds.values()) - manual
-    faults = Counter(one.culprit.fault for one in record.incidents.values())
+    faults = Counter(incident.culprit.fault for incident in record.incidents.values())
     requests = faults[RESTART_REQUESTED]
     others = sum(faults.values()) - requests + record.now.ledger.incidents
     return {
-        "training_uptime_percentage": 100 * (1 - down / found.total) if found.total else 100.0,
-        "training_time_ms": 1000 * found.total,
+        "training_uptime_percentage": 100 * (1 - down / goodput.total) if goodput.total else 100.0,
+        "training_time_ms": 1000 * goodput.total,
         "training_fault_count": sum(_faults(record).values()) + record.now.ledger.incidents,
         "training_manual_restart_count": requests,
         "training_manual_recovery_count": requests,
@@ -128,8 +128,8 @@ def _figures(record: JobRecord, now: float) -> dict[str, float]:
 
 def _faults(record: JobRecord) -> Counter[str]:
     """Return incidents by class of the fault, without those that have no culprit."""
-    found = [one.culprit.fault for one in record.incidents.values()]
-    return Counter(fault for fault in found if fault not in UNCHARGED)
+    result = [incident.culprit.fault for incident in record.incidents.values()]
+    return Counter(fault for fault in result if fault not in UNCHARGED)
 
 
 def _seconds(record: JobRecord) -> dict[str, float]:
@@ -139,8 +139,8 @@ def _seconds(record: JobRecord) -> dict[str, float]:
     for cause, value in record.now.ledger.seconds.items():
         if cause != TWICE:
             seconds[cause] += value
-    for one in record.incidents.values():
-        seconds[one.culprit.fault] += lost_seconds(one) or 0.0
+    for incident in record.incidents.values():
+        seconds[incident.culprit.fault] += lost_seconds(incident) or 0.0
     return seconds
 
 

@@ -102,7 +102,7 @@ class JobMetrics(Collector):
         records, now = self._records.all(), self._clock()
         yield _conditions(records)
         yield _incidents(records)
-        yield from _gauges([one for one in records if one.now is not None], now)
+        yield from _gauges([record for record in records if record.now is not None], now)
         yield from documented(records, now)
 
 
@@ -112,11 +112,13 @@ def _conditions(records: Iterable[JobRecord]) -> Metric:
         "Jobs by where they stand: the job's last condition that is true.",
         labels=("standing",),
     )
-    found = Counter(
-        current_condition(one.now.status.conditions) for one in records if one.now is not None
+    result = Counter(
+        current_condition(record.now.status.conditions)
+        for record in records
+        if record.now is not None
     )
     for stands in ConditionType:
-        family.add_metric((stands.value,), found[stands])
+        family.add_metric((stands.value,), result[stands])
     return family
 
 
@@ -127,9 +129,9 @@ def _incidents(records: Iterable[JobRecord]) -> Metric:
         "what was done about it.",
         labels=(*JOB, "fault", "remedy"),
     )
-    for one in records:
-        for (fault, remedy), count in sorted(one.ended.items()):
-            family.add_metric((*one.name, fault, remedy), count)
+    for record in records:
+        for (fault, remedy), count in sorted(record.ended.items()):
+            family.add_metric((*record.name, fault, remedy), count)
     return family
 
 
@@ -161,17 +163,17 @@ def _gauges(records: Iterable[JobRecord], now: float) -> Iterator[Metric]:
     steps = gauge(
         "unbroken_job_lost_steps", "Steps that had to be made again after faults.", labels=JOB
     )
-    for one in records:
-        assert one.now is not None
-        found = one.goodput(now)
-        restarts.add_metric(one.name, one.now.status.restart_count)
-        is_open.add_metric(one.name, any(not i.outcome for i in one.incidents.values()))
-        if found.share is not None:
-            share.add_metric(one.name, found.share)
-        parts = {"productive": found.productive, "startup": found.startup}
-        for part, value in {**parts, "lost": sum(found.lost.values())}.items():
-            seconds.add_metric((*one.name, part), value)
-        for fault, value in found.lost.items():
-            lost.add_metric((*one.name, fault), value)
-        steps.add_metric(one.name, found.steps)
+    for record in records:
+        assert record.now is not None
+        goodput = record.goodput(now)
+        restarts.add_metric(record.name, record.now.status.restart_count)
+        is_open.add_metric(record.name, any(not i.outcome for i in record.incidents.values()))
+        if goodput.share is not None:
+            share.add_metric(record.name, goodput.share)
+        parts = {"productive": goodput.productive, "startup": goodput.startup}
+        for part, value in {**parts, "lost": sum(goodput.lost.values())}.items():
+            seconds.add_metric((*record.name, part), value)
+        for fault, value in goodput.lost.items():
+            lost.add_metric((*record.name, fault), value)
+        steps.add_metric(record.name, goodput.steps)
     yield from (restarts, is_open, share, seconds, lost, steps)

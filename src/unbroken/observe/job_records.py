@@ -179,9 +179,9 @@ class JobRecords:
     def _forget_deleted(self) -> None:
         until = self._clock() - KEPT_SECONDS
         deleted = sorted(
-            (one.deleted_at, name)
-            for name, one in self._records.items()
-            if one.deleted_at is not None
+            (record.deleted_at, name)
+            for name, record in self._records.items()
+            if record.deleted_at is not None
         )
         surplus = max(len(deleted) - DELETED_MAX, 0)
         for number, (at, name) in enumerate(deleted):

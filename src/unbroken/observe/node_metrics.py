@@ -88,10 +88,17 @@ class NodeMetrics(Collector):
     def record(self, name: str, record: NodeRecordSpec | None) -> None:
         """Take the present state of a node's record; None: it is gone."""
         before = self._records.get(name)
-        known = {_identity(one) for one in before.history} if before is not None else set()
-        for one in record.history if record is not None else ():
-            if _identity(one) not in known and (one.ended_at or 0.0) >= self._since:
-                self._count(one)
+        known = (
+            {_identity(repair_record) for repair_record in before.history}
+            if before is not None
+            else set()
+        )
+        for repair_record in record.history if record is not None else ():
+            if (
+                _identity(repair_record) not in known
+                and (repair_record.ended_at or 0.0) >= self._since
+            ):
+                self._count(repair_record)
         _put(self._records, name, record)
 
     def check(self, name: str, spec: NodeCheckSpec, status: NodeCheckStatus | None) -> None:
@@ -130,18 +137,18 @@ class NodeMetrics(Collector):
         """Return the present state, in gauges."""
         for health, name in DOCUMENTED.items():
             family = GaugeMetricFamily(name, f"Nodes that are {health.value}.", labels=GROUP)
-            states = [one for one in self._nodes.values() if one.health == health.value]
-            groups = Counter((one.cluster, one.instance_group) for one in states)
+            states = [node for node in self._nodes.values() if node.health == health.value]
+            groups = Counter((state.cluster, state.instance_group) for state in states)
             for group, count in sorted(groups.items()):
                 family.add_metric(group, count)
             yield family
-        ready = Counter(one.is_ready for one in self._nodes.values())
+        ready = Counter(node.is_ready for node in self._nodes.values())
         family = GaugeMetricFamily("unbroken_nodes", "Nodes by readiness.", labels=("ready",))
         for is_ready in (True, False):
             family.add_metric((str(is_ready).lower(),), ready[is_ready])
         yield family
         yield self._under_way()
-        quarantined = sum(one.quarantined_at is not None for one in self._records.values())
+        quarantined = sum(record.quarantined_at is not None for record in self._records.values())
         yield GaugeMetricFamily(
             "unbroken_nodes_quarantined", "Nodes in quarantine.", value=quarantined
         )
@@ -152,9 +159,9 @@ class NodeMetrics(Collector):
             "Repairs under way, by where they stand.",
             labels=("action", "state"),
         )
-        repairs = [one.repair for one in self._records.values() if one.repair is not None]
-        found = Counter((one.action.value, one.state.value) for one in repairs)
-        for (action, state), count in sorted(found.items()):
+        repairs = [record.repair for record in self._records.values() if record.repair is not None]
+        counter = Counter((repair.action.value, repair.state.value) for repair in repairs)
+        for (action, state), count in sorted(counter.items()):
             family.add_metric((action, state), count)
         return family
 

@@ -82,11 +82,11 @@ class ProgramMetrics(Collector):
         yield from _jobs(health.jobs)
 
 
-def _watches(found: Iterable[WatchHealth]) -> Iterator[Metric]:
+def _watches(watch_healths: Iterable[WatchHealth]) -> Iterator[Metric]:
     labels = ("resource",)
     by_resource: dict[str, list[WatchHealth]] = defaultdict(list)
-    for one in found:
-        by_resource[one.resource].append(one)
+    for watch_health in watch_healths:
+        by_resource[watch_health.resource].append(watch_health)
     synced = GaugeMetricFamily(
         "unbroken_watch_synced", "1 once the collection was read completely.", labels=labels
     )
@@ -113,17 +113,19 @@ def _watches(found: Iterable[WatchHealth]) -> Iterator[Metric]:
     )
     for resource, same in sorted(by_resource.items()):
         key = (resource,)
-        synced.add_metric(key, all(one.is_synced for one in same))
-        objects.add_metric(key, sum(one.objects for one in same))
-        silence.add_metric(key, max(one.silent_seconds for one in same))
-        lists.add_metric(key, sum(one.lists for one in same))
-        failures.add_metric(key, sum(one.failures for one in same))
-        for step in sorted({step for one in same for step in one.refused}):
-            odd.add_metric((*key, step), sum(one.refused.get(step, 0) for one in same))
+        synced.add_metric(key, all(watch_health.is_synced for watch_health in same))
+        objects.add_metric(key, sum(watch_health.objects for watch_health in same))
+        silence.add_metric(key, max(watch_health.silent_seconds for watch_health in same))
+        lists.add_metric(key, sum(watch_health.lists for watch_health in same))
+        failures.add_metric(key, sum(watch_health.failures for watch_health in same))
+        for step in sorted({step for watch_health in same for step in watch_health.refused}):
+            odd.add_metric(
+                (*key, step), sum(watch_health.refused.get(step, 0) for watch_health in same)
+            )
     yield from (synced, objects, silence, lists, failures, odd)
 
 
-def _queues(found: Iterable[QueueHealth]) -> Iterator[Metric]:
+def _queues(queue_healths: Iterable[QueueHealth]) -> Iterator[Metric]:
     labels = ("queue",)
     waiting = GaugeMetricFamily(
         "unbroken_queue_waiting",
@@ -136,14 +138,14 @@ def _queues(found: Iterable[QueueHealth]) -> Iterator[Metric]:
     failed = CounterMetricFamily(
         "unbroken_queue_failed", "How often work on a key has failed.", labels=labels
     )
-    for one in sorted(found, key=lambda queue: queue.name):
-        waiting.add_metric((one.name,), one.waiting)
-        handled.add_metric((one.name,), one.handled)
-        failed.add_metric((one.name,), one.failed)
+    for queue_health in sorted(queue_healths, key=lambda queue: queue.name):
+        waiting.add_metric((queue_health.name,), queue_health.waiting)
+        handled.add_metric((queue_health.name,), queue_health.handled)
+        failed.add_metric((queue_health.name,), queue_health.failed)
     yield from (waiting, handled, failed)
 
 
-def _jobs(found: Iterable[JobHealth]) -> Iterator[Metric]:
+def _jobs(job_healths: Iterable[JobHealth]) -> Iterator[Metric]:
     labels = ("namespace", "job")
     connected = GaugeMetricFamily(
         "unbroken_job_agents_connected", "Agents of the job that can be reached.", labels=labels
@@ -158,8 +160,8 @@ def _jobs(found: Iterable[JobHealth]) -> Iterator[Metric]:
         "Events of the job that the operator has yet to look at.",
         labels=labels,
     )
-    for one in sorted(found, key=lambda job: job.job):
-        connected.add_metric(one.job, one.reachable)
-        wanted.add_metric(one.job, one.wanted)
-        waiting.add_metric(one.job, one.waiting)
+    for job_health in sorted(job_healths, key=lambda job: job.job):
+        connected.add_metric(job_health.job, job_health.reachable)
+        wanted.add_metric(job_health.job, job_health.wanted)
+        waiting.add_metric(job_health.job, job_health.waiting)
     yield from (connected, wanted, waiting)

@@ -41,8 +41,8 @@ async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> 
     assert runner.server is not None
     connections = Connections(runner.server, LIMITS)
     try:
-        for one in sockets:
-            connections.listen(one)
+        for socket in sockets:
+            connections.listen(socket)
         yield f"http://{host}:{actual}{PATH}"
     finally:
         connections.close()

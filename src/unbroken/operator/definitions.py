@@ -54,16 +54,16 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
     name, mark = definition["metadata"]["name"], definition["metadata"]["annotations"]
     path = f"{PATH}/{quote(name)}"
     try:
-        found = await client.get_or_none(path, dict[str, Any])
-        if found is None:
+        result = await client.get_or_none(path, dict[str, Any])
+        if result is None:
             await client.raw("POST", PATH, body=definition)
             return
-        theirs = (found["metadata"].get("annotations") or {}).get(MADE_BY, "")
+        theirs = (result["metadata"].get("annotations") or {}).get(MADE_BY, "")
         if _parts(theirs) > _parts(mark[MADE_BY]):
             log.warning("definition of a newer version kept", definition=name, version=theirs)
             return
         body = {"metadata": {"annotations": mark}, "spec": definition["spec"]}
-        await client.merge(path, body, version=found["metadata"]["resourceVersion"])
+        await client.merge(path, body, version=result["metadata"]["resourceVersion"])
     except (Conflict, NotFound) as error:
         # Another operator does the same: the replicas of a new installation start together.
         raise WorldError(str(error), 0.0) from error
@@ -71,7 +71,7 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
 
 def _parts(version: str) -> list[int]:
     """Return numbers to compare versions by; a text without any comes before all."""
-    return [int(one) for one in re.findall(r"\d+", version)[:3]]
+    return [int(item) for item in re.findall(r"\d+", version)[:3]]
 
 
 async def _serve(client: KubeClient, path: str) -> None:

@@ -86,8 +86,8 @@ async def run_operator(
     caller, who observes what runs; None: of its own.
     """
     if metrics is None:
-        with observing() as found:
-            await run_operator(client, informers, options, OperatorMetrics(found))
+        with observing() as result:
+            await run_operator(client, informers, options, OperatorMetrics(result))
         return
     has_definitions = options.has(PartName.DEFINITIONS)
     await (definitions.install if has_definitions else definitions.served)(client)

@@ -232,19 +232,19 @@ class Election:
     async def _take(self) -> bool:
         """Write this process's name into the lease, unless it is another's."""
         # The version written last need not be read again: if it has changed, the server refuses.
-        found, self._ours = self._ours or await self._read(), None
+        result, self._ours = self._ours or await self._read(), None
         for _ in range(ROUNDS - 1):
-            if found is not None and not self._may_take(found):
+            if result is not None and not self._may_take(result):
                 return False
             try:
-                self._ours = await self._write(found)
+                self._ours = await self._write(result)
             except (Conflict, NotFound):
-                found = await self._read()
+                result = await self._read()
             else:
                 return True
-        if found is not None and not self._may_take(found):
+        if result is not None and not self._may_take(result):
             return False
-        self._ours = await self._write(found)
+        self._ours = await self._write(result)
         return True
 
     async def _write(self, found: Object | None) -> Object:
@@ -294,10 +294,10 @@ class Election:
         self._is_held, self._ours = False, None
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                found = await self._read()
-                if found is None or found["spec"].get("holderIdentity") != self._holder:
+                result = await self._read()
+                if result is None or result["spec"].get("holderIdentity") != self._holder:
                     return
-                found["spec"]["holderIdentity"] = ""
-                await self._client.raw("PUT", self._path, body=found)
+                result["spec"]["holderIdentity"] = ""
+                await self._client.raw("PUT", self._path, body=result)
         except (ApiRefusal, WorldError, PeerError, TimeoutError) as error:
             log.debug("lease not released", lease=self._title, error=error)

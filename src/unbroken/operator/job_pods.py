@@ -30,7 +30,7 @@ def _is_below(pod: Pod, owner: str, since: float) -> bool:
     metadata: Any = pod.metadata
     made = metadata.creationTimestamp
     owners = metadata.ownerReferences or ()
-    is_owned_so = any(one.controller and one.kind == owner for one in owners)
+    is_owned_so = any(item.controller and item.kind == owner for item in owners)
     return is_owned_so and made is not None and made.timestamp() >= since
 
 

@@ -63,9 +63,9 @@ def read_key(path: Path) -> bytes | None:
 
 def kept_key(path: Path) -> bytes:
     """Return the key in a file, which is made (mode 0600) if there is none. Raises SpecError."""
-    found = read_key(path)
-    if found is not None:
-        return found
+    key = read_key(path)
+    if key is not None:
+        return key
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,9 +96,9 @@ async def mounted_key(client: KubeClient, path: Path, secret: KeySecret) -> byte
     The operator that made the Secret knows the key. The others wait until the kubelet has the file,
     which takes up to 90 s. Raises SpecError; ApiRefusal if it may not create Secrets.
     """
-    found = read_key(path)
-    if found is not None:
-        return found
+    result = read_key(path)
+    if result is not None:
+        return result
     key = secrets.token_bytes(MASTER_BYTES)
     metadata = {"name": secret.name, "labels": {"app.kubernetes.io/managed-by": "unbroken"}}
     body = {
@@ -113,7 +113,7 @@ async def mounted_key(client: KubeClient, path: Path, secret: KeySecret) -> byte
         log.info("operator's key made", secret=title)
         return key
     log.info("wait for the kubelet to mount the operator's key", secret=title, file=path)
-    while (found := read_key(path)) is None:
+    while (result := read_key(path)) is None:
         await pause(POLL_SECONDS)
     log.info("operator's key read", file=path)
-    return found
+    return result

@@ -106,23 +106,23 @@ def _run_seed(seed: int, tell: Callable[[str], None] | None) -> int:
 def _many(ranges: Iterable[range], processes: int) -> int:
     chunks = [seeds[i : i + CHUNK] for seeds in ranges for i in range(0, len(seeds), CHUNK)]
     progress = Progress(sum(map(len, chunks)), sys.stderr, time.perf_counter)
-    found, is_whole = Found(), True
+    result, is_whole = Found(), True
     try:
         for seeds, probes, failures in _results(chunks, processes):
-            found.seeds += seeds
-            found.probes.update(probes)
-            found.failures += failures
+            result.seeds += seeds
+            result.probes.update(probes)
+            result.failures += failures
             for seed, _ in failures:
                 # A long run may be looked into before it ends.
                 progress.write_line(f"seed {seed} failed")
-            progress.update(found.seeds, len(found.failures))
+            progress.update(result.seeds, len(result.failures))
     except KeyboardInterrupt:
         is_whole = False
     progress.close()
-    missing = _tell(found, progress.seconds, is_whole=is_whole)
+    missing = _tell(result, progress.seconds, is_whole=is_whole)
     if not is_whole:
         return INTERRUPTED
-    return 1 if found.failures or missing else 0
+    return 1 if result.failures or missing else 0
 
 
 def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:

@@ -135,7 +135,7 @@ def _judge_woken(world: World, node: Node) -> None:
 
 
 def _agents(node: Node) -> Iterator[Agent]:
-    return (one.process for one in node.locals.values() if isinstance(one.process, Agent))
+    return (local.process for local in node.locals.values() if isinstance(local.process, Agent))
 
 
 def _workers(world: World, node: Node) -> list[Worker]:

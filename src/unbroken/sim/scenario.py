@@ -396,13 +396,13 @@ def _faults(rng: random.Random, heal_after: float) -> tuple[Timed, ...]:
     # Faults come in clusters: most bugs need a second one while the first is being dealt with.
     centre = rng.uniform(0.0, heal_after)
     spread = rng.choice([1.0, 5.0, heal_after])
-    found = []
+    result = []
     for name in chosen:
         if rng.random() < 0.5:
             at = centre + rng.uniform(-spread, spread)
-            found.append(Timed(min(max(0.0, at), heal_after), name))
+            result.append(Timed(min(max(0.0, at), heal_after), name))
         else:
             moment = rng.choice(["start", "stop", "stop", "finish"])
             seconds = rng.choice([0.0, 0.1, 1.0, 5.0]) * rng.random()
-            found.append(Timed(seconds, name, moment, rng.choice([0, 0, 0, 1, 2])))
-    return tuple(found)
+            result.append(Timed(seconds, name, moment, rng.choice([0, 0, 0, 1, 2])))
+    return tuple(result)

@@ -156,7 +156,9 @@ class World:
             for local in node.locals.values()
             if f"{local.address}:{PORT}" == address
         )
-        return next((one for one in agents if isinstance(one, Agent) and one.is_alive), None)
+        return next(
+            (agent for agent in agents if isinstance(agent, Agent) and agent.is_alive), None
+        )
 
     def _is_vouched_for(self, agent: Agent) -> bool:
         """Return whether all ranks of the agent's attempt run it, and reach each other."""
@@ -164,12 +166,12 @@ class World:
         if told is None or not agent.local.node.is_up:
             return False
         peers = {
-            one.told.rank
+            process.told.rank
             for node in self.cluster.machines.values()
             if node.is_up
             for local in node.locals.values()
-            if isinstance(one := local.process, Agent)
-            if one.told is not None and one.vouches(told.attempt)
+            if isinstance(process := local.process, Agent)
+            if process.told is not None and process.vouches(told.attempt)
         }
         return peers >= set(range(told.nnodes))
 
@@ -359,19 +361,23 @@ class World:
         """Return the silence that operators give a hang of the attempt beyond the usual one."""
         if attempt in self.truth.hung_at_work:
             return ACTIVE_SECONDS
-        workers = [one for one in self.training.live.values() if one.attempt == attempt]
-        agents = [self.agent_of(one) for one in workers]
+        workers = [worker for worker in self.training.live.values() if worker.attempt == attempt]
+        agents = [self.agent_of(worker) for worker in workers]
         is_lost = self.schedule.probes["lost_look"] >= QUIET_LOOKS
-        if is_lost or not any(one is not None and not one.is_blind for one in agents):
+        if is_lost or not any(agent is not None and not agent.is_blind for agent in agents):
             return BLIND_SECONDS
         repeats = self._stalls_at(self.training.step(workers[0]))
         return SLOW_SECONDS * REPEAT_FACTOR ** min(repeats, REPEATS_MAX) if repeats else 0.0
 
     def _stalls_at(self, step: int | None) -> int:
         """Return how many of the newest incidents in a row are hangs at this step."""
-        found = sorted(self.control.incidents.objects.values(), key=lambda one: -one.number)
+        incidents = sorted(
+            self.control.incidents.objects.values(), key=lambda incident: -incident.number
+        )
         names = (signals.STALLED, signals.SPINNING)
-        is_same = (one.culprit.fault in names and one.step == step for one in found)
+        is_same = (
+            incident.culprit.fault in names and incident.step == step for incident in incidents
+        )
         return sum(1 for _ in takewhile(bool, is_same))
 
     def _could_know(self, fault: Fault, until: float) -> bool:
@@ -442,9 +448,9 @@ class World:
         shape = self.scenario
         if shape.keeping is None:
             return None
-        found = Snapshots(self.schedule, self.training, shape.keeping, self._homes, shape.nproc)
-        self.checkers.snapshots = found
-        return found
+        snapshots = Snapshots(self.schedule, self.training, shape.keeping, self._homes, shape.nproc)
+        self.checkers.snapshots = snapshots
+        return snapshots
 
     def _homes(self) -> dict[str, Home]:
         """Living agents by address, of those that can be reached at all."""

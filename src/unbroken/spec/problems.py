@@ -118,10 +118,10 @@ def below(path: str, key: str) -> str:
 
 def unsubstituted(value: Any) -> str:
     """Return a hint to append to a message, if a text holds `$NAME` or `${NAME}`; else empty."""
-    found = VARIABLE.search(value) if isinstance(value, str) else None
-    if found is None:
+    match = VARIABLE.search(value) if isinstance(value, str) else None
+    if match is None:
         return ""
-    return f"; {found[0][:SHOWN_LENGTH]} was left unsubstituted: fill it in, as envsubst does"
+    return f"; {match[0][:SHOWN_LENGTH]} was left unsubstituted: fill it in, as envsubst does"
 
 
 def shown(value: Any) -> str:

@@ -78,20 +78,22 @@ def _without_progress(report: AgentReport) -> AgentReport:
 
 def _with_few_lines(report: AgentReport) -> AgentReport:
     first, others = report.faults[:FAULTS_WITH_LINES], report.faults[FAULTS_WITH_LINES:]
-    return replace(report, faults=(*first, *(replace(one, lines=()) for one in others)))
+    return replace(report, faults=(*first, *(replace(other, lines=()) for other in others)))
 
 
 def _without_matches(report: AgentReport) -> AgentReport:
-    rules = (replace(one, last_line="", last_value="") for one in report.log_rules)
+    rules = (replace(rule, last_line="", last_value="") for rule in report.log_rules)
     return replace(report, log_rules=tuple(rules))
 
 
 def _without_lines(report: AgentReport) -> AgentReport:
-    return replace(report, faults=tuple(replace(one, lines=()) for one in report.faults))
+    return replace(report, faults=tuple(replace(fault, lines=()) for fault in report.faults))
 
 
 def _without_metrics(report: AgentReport) -> AgentReport:
-    return replace(report, watch=tuple(replace(one, metrics={}) for one in report.watch))
+    return replace(
+        report, watch=tuple(replace(rank_watch, metrics={}) for rank_watch in report.watch)
+    )
 
 
 _SHORTER = (

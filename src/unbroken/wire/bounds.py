@@ -38,7 +38,7 @@ def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
         if not outer:
             return len(_ENCODE(value)) <= bytes_max
         values = [
-            inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)
+            inner for item in outer for inner in (item.values() if isinstance(item, dict) else item)
         ]
         count += len(values)
         if count > bytes_max:  # each takes at least one byte

@@ -89,10 +89,10 @@ def read(record: type[Record], value: object, name: str) -> Record:
     """Return a dataclass from a decoded JSON value. Raises PeerError, whose text begins with the
     name."""
     try:
-        found: Record = _record_reader(cast(Hashable, record))(value)
+        result: Record = _record_reader(cast(Hashable, record))(value)
     except PeerError as error:
         raise PeerError(f"{name}{error}") from None
-    return found
+    return result
 
 
 def write(value: Any) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def resolve(hint: Any, limits: Limits = Limits()) -> tuple[Any, Limits, bool]:
     """Return the bare type in a type hint, its limits, and whether it may be None."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
-        found = (one for one in arguments[1:] if isinstance(one, Limits))
-        return resolve(arguments[0], next(found, limits))
+        result = (argument for argument in arguments[1:] if isinstance(argument, Limits))
+        return resolve(arguments[0], next(result, limits))
     if get_origin(hint) in (Union, UnionType):
-        inner = next(one for one in arguments if one is not NoneType)
+        inner = next(argument for argument in arguments if argument is not NoneType)
         return (*resolve(inner, limits)[:2], True)
     return hint, limits, False
 
@@ -207,28 +207,28 @@ def _record(
 ) -> Any:
     if not isinstance(value, Mapping):
         raise _wrong("not an object")
-    found, name = dict(blanks), ""
+    result, name = dict(blanks), ""
     try:
         for name, read_field, is_required in rows:
             given = value.get(name)
             if given is not None:
-                found[name] = read_field(given)
+                result[name] = read_field(given)
             elif is_required:
                 raise _wrong("missing")
     except PeerError as error:
         raise PeerError(f".{name}{error}") from None
-    return record(**found)
+    return record(**result)
 
 
 def _list(read_item: Reader, kept: slice, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise _wrong("not a list")
-    found: list[Any] = []
+    result: list[Any] = []
     try:
-        found.extend(map(read_item, value[kept]))
+        result.extend(map(read_item, value[kept]))
     except PeerError as error:
-        raise PeerError(f"[{len(found)}]{error}") from None
-    return tuple(found)
+        raise PeerError(f"[{len(result)}]{error}") from None
+    return tuple(result)
 
 
 def _text(longest: int, value: Any) -> str:

@@ -136,12 +136,12 @@ def _dump(found: Any) -> RankDump:
         and _whole(entries[-1].get("record_id")) == len(entries) - 1
     )
     groups = [_group(*one, members, found.get("pg_status")) for one in gathered.items()]
-    known = {one.name for one in groups}
+    known = {group.name for group in groups}
     for (name, description), ranks in members.items():
         if name not in known:
             enqueued = 0 if is_whole else None
             groups.append(GroupCalls(name, description, ranks, enqueued))
-    newest = max((_newest(one) for one in entries[-64:]), default=0)
+    newest = max((_newest(item) for item in entries[-64:]), default=0)
     version = _text(found.get("version", ""))
     dump = RankDump(version, groups[:GROUPS_MAX], len(entries), is_whole, newest)
     dump.rank = _rank(dump, found.get("nccl_comm_state"))
@@ -170,61 +170,63 @@ def _gather(gathered: dict[tuple[str, str], _Gathered], entry: Any) -> None:
         one.open.append(entry)
 
 
-def _gather_pair(one: _Gathered, entry: Any, is_done: bool) -> None:
+def _gather_pair(gathered: _Gathered, entry: Any, is_done: bool) -> None:
     operation = _operation(entry)
     sequence = _whole(entry.get("p2p_seq_id"))
     if "coalesced" in operation:
         # The parts of a batch have no state of their own: it is that of the batch.
-        parts = [each for each in one.pairs if _whole(each.get("p2p_seq_id")) == sequence]
+        parts = [each for each in gathered.pairs if _whole(each.get("p2p_seq_id")) == sequence]
         if is_done:
-            one.pairs = [each for each in one.pairs if each not in parts]
+            gathered.pairs = [each for each in gathered.pairs if each not in parts]
         return
-    if len(one.pair_counts) < RANKS_MAX:
-        one.pair_counts[operation] = one.pair_counts.get(operation, 0) + 1
+    if len(gathered.pair_counts) < RANKS_MAX:
+        gathered.pair_counts[operation] = gathered.pair_counts.get(operation, 0) + 1
     if not is_done:
-        one.pairs.append(entry)
-    elif one.pairs:
-        one.pairs = [each for each in one.pairs if _operation(each) != operation]
+        gathered.pairs.append(entry)
+    elif gathered.pairs:
+        gathered.pairs = [each for each in gathered.pairs if _operation(each) != operation]
 
 
 def _group(
-    key: tuple[str, str], found: _Gathered, members: Mapping[tuple[str, str], tuple[int, ...]],
+    key: tuple[str, str], gathered: _Gathered, members: Mapping[tuple[str, str], tuple[int, ...]],
     status: Any,
 ) -> GroupCalls:  # fmt: skip
     # Operations of one group run in order: those called before a completed one have completed.
-    opened = [one for one in found.open if _whole(one.get("collective_seq_id")) > found.completed]
+    opened = [
+        item for item in gathered.open if _whole(item.get("collective_seq_id")) > gathered.completed
+    ]
     if len(opened) > OPEN_MAX:
         opened = opened[: OPEN_MAX // 2] + opened[-OPEN_MAX // 2 :]
-    newest = list(found.newest)
+    newest = list(gathered.newest)
     if len(newest) == NEWEST_KEPT:
         # The oldest may be a part of a batch.
         cut = _whole(newest[0].get("collective_seq_id"))
-        newest = [one for one in newest if _whole(one.get("collective_seq_id")) != cut]
-    enqueued = _enqueued(found, status)
-    kept = {id(one): one for one in opened + newest}
+        newest = [item for item in newest if _whole(item.get("collective_seq_id")) != cut]
+    enqueued = _enqueued(gathered, status)
+    kept = {id(item): item for item in opened + newest}
     calls = sorted(
-        (_call(one, found.completed, enqueued) for one in kept.values()),
+        (_call(item, gathered.completed, enqueued) for item in kept.values()),
         key=lambda call: (call.sequence, call.record),
     )
     ranks = members.get(key) or next(
         (ranks for (name, _), ranks in members.items() if name == key[0]), ()
     )
-    pairs = tuple(_call(one, -1, None) for one in found.pairs[:OPEN_MAX])
+    pairs = tuple(_call(pair, -1, None) for pair in gathered.pairs[:OPEN_MAX])
     return GroupCalls(
-        *key, ranks, enqueued, found.completed, tuple(calls), pairs, found.pair_counts
+        *key, ranks, enqueued, gathered.completed, tuple(calls), pairs, gathered.pair_counts
     )
 
 
-def _enqueued(found: _Gathered, status: Any) -> int:
+def _enqueued(gathered: _Gathered, status: Any) -> int:
     """Return the last collective that has left the host: one that fails is recorded before it
     does."""
-    if status is None or found.pair_counts:
-        return found.enqueued
-    one = status.get(str(found.pg_id))
-    told = None if one is None else one.get("last_enqueued_collective")
-    before = found.enqueued - 1
-    is_behind = told is not None and str(told) == str(before) and found.completed <= before
-    return before if is_behind else found.enqueued
+    if status is None or gathered.pair_counts:
+        return gathered.enqueued
+    item = status.get(str(gathered.pg_id))
+    told = None if item is None else item.get("last_enqueued_collective")
+    before = gathered.enqueued - 1
+    is_behind = told is not None and str(told) == str(before) and gathered.completed <= before
+    return before if is_behind else gathered.enqueued
 
 
 def _call(entry: Any, completed: int, enqueued: int | None) -> Call:
@@ -259,27 +261,30 @@ def _operation(entry: Any) -> str:
 def _members(config: Any) -> Iterator[tuple[tuple[str, str], tuple[int, ...]]]:
     if not isinstance(config, dict) or len(config) > GROUPS_MAX:
         return
-    for name, one in config.items():
-        ranks = one.get("ranks")
+    for name, item in config.items():
+        ranks = item.get("ranks")
         if isinstance(ranks, str):
-            ranks = [int(found) for found in _NUMBER.findall(ranks[: RANKS_MAX * 8])]
+            ranks = [int(result) for result in _NUMBER.findall(ranks[: RANKS_MAX * 8])]
         if not isinstance(ranks, list):
             raise ValueError("`ranks` of a process group are no list")
         if ranks:
-            found = {each for each in map(_whole, ranks) if each < RANKS_MAX}
-            yield (_text(name), _text(one.get("desc", ""))), tuple(sorted(found))
+            result = {each for each in map(_whole, ranks) if each < RANKS_MAX}
+            yield (_text(name), _text(item.get("desc", ""))), tuple(sorted(result))
 
 
 def _rank(dump: RankDump, communicators: Any) -> int | None:
     """Return the one rank that all groups of the process have in common, or that NCCL records."""
-    sets = [set(one.ranks) for one in dump.groups if one.ranks]
+    sets = [set(group.ranks) for group in dump.groups if group.ranks]
     common = set.intersection(*sets) if sets else set[int]()
     if len(common) == 1:
         return common.pop()
     world = max(map(len, sets), default=0)
     if isinstance(communicators, dict):
-        for one in communicators.values():
-            told, size = one.get("rank"), one.get("nRanks", one.get("n_ranks"))
+        for communicator in communicators.values():
+            told, size = (
+                communicator.get("rank"),
+                communicator.get("nRanks", communicator.get("n_ranks")),
+            )
             if world and str(size) == str(world) and str(told).isdecimal() and len(str(told)) < 9:
                 return int(told)
     return None
@@ -294,11 +299,11 @@ def _where(frames: Any) -> str:
     """Return the user's innermost function, as `train (train.py:57)`."""
     if not isinstance(frames, list):
         return ""
-    for one in frames[:64]:
-        file = _text(one.get("filename", ""))
+    for frame in frames[:64]:
+        file = _text(frame.get("filename", ""))
         if file and not _LIBRARY.search(file):
-            name = _text(one.get("name", ""))
-            return f"{name} ({file.rpartition('/')[2]}:{_whole(one.get('line', 0))})"
+            name = _text(frame.get("name", ""))
+            return f"{name} ({file.rpartition('/')[2]}:{_whole(frame.get('line', 0))})"
     return ""
 
 
@@ -307,11 +312,11 @@ def _plain(value: Any) -> str:
     if not isinstance(value, (list, tuple)):
         return ""
     parts = []
-    for one in value[:64]:
-        if isinstance(one, (list, tuple)):
-            parts.append("[" + ",".join(str(_whole(each)) for each in one[:16]) + "]")
+    for item in value[:64]:
+        if isinstance(item, (list, tuple)):
+            parts.append("[" + ",".join(str(_whole(each)) for each in item[:16]) + "]")
         else:
-            parts.append(_text(one) + " ")
+            parts.append(_text(item) + " ")
     return "".join(parts)[: TEXT_CHARACTERS * 4]
 
 

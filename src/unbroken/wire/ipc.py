@@ -89,7 +89,7 @@ class Frames:
         """Return the objects that are complete by now; other values are dropped, as by the stock
         agent."""
         self._unread += data
-        found: list[dict[str, Any]] = []
+        result: list[dict[str, Any]] = []
         while len(self._unread) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._unread)
             if length > FRAME_BYTES_MAX:
@@ -99,8 +99,8 @@ class Frames:
                 break
             body = bytes(self._unread[HEADER.size : end])
             del self._unread[:end]
-            found += _object(body)
-        return found
+            result += _object(body)
+        return result
 
 
 def _object(body: bytes) -> list[dict[str, Any]]:

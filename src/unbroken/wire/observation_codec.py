@@ -33,9 +33,13 @@ def _frame(evidence: Evidence) -> str:
 def _shortened(evidence: Evidence, threads_max: int, frames_max: int) -> Evidence:
     def shortened(rank: RankEvidence) -> RankEvidence:
         kept = [*rank.threads[:threads_max]]
-        kept += [one for one in rank.threads[threads_max:] if one.holds_gil]
+        kept += [thread for thread in rank.threads[threads_max:] if thread.holds_gil]
         return replace(
-            rank, threads=tuple(replace(one, frames=one.frames[:frames_max]) for one in kept)
+            rank,
+            threads=tuple(
+                replace(thread_stack, frames=thread_stack.frames[:frames_max])
+                for thread_stack in kept
+            ),
         )
 
     return replace(evidence, ranks=tuple(map(shortened, evidence.ranks)))

@@ -93,8 +93,8 @@ def load(
                 continue
             reader.at += 1
             if code == b".":
-                (found,) = reader.stack
-                return found
+                (result,) = reader.stack
+                return result
             reader.step(code)
     except (ArithmeticError, AttributeError, LookupError, TypeError, struct.error) as error:
         raise ValueError(f"malformed before byte {reader.at}: {error!r}"[:300]) from error
@@ -113,8 +113,8 @@ class _Reader:
         """Encoded keys of a `Flat`."""
         self._decoded: dict[bytes, Any] = {}
         self._fills = {
-            one.kind: one.fill for one in self._names.values()
-            if isinstance(one, Known) and one.fill is not None
+            name.kind: name.fill for name in self._names.values()
+            if isinstance(name, Known) and name.fill is not None
         }  # fmt: skip
 
     def step(self, code: bytes) -> None:
@@ -139,12 +139,12 @@ class _Reader:
 
     def flat(self) -> bool:
         """Read a dict in one piece, if possible."""
-        found = _FLAT.match(self._data, self.at)
-        if found is None:
+        match = _FLAT.match(self._data, self.at)
+        if match is None:
             return False
-        pairs = _PAIR.findall(self._data, self.at + 2, found.end() - 1)
+        pairs = _PAIR.findall(self._data, self.at + 2, match.end() - 1)
         self.stack.append(Flat(dict(pairs), self))
-        self.at = found.end()
+        self.at = match.end()
         return True
 
     def decoded(self, raw: bytes) -> Any:
@@ -171,28 +171,28 @@ class _Reader:
             return self._taken(self._number(_TEXTS[code])).decode(errors="replace")
         if code not in _BYTES:
             raise ValueError(f"opcode {code!r} at byte {self.at - 1}")
-        found = self._taken(self._number(_BYTES[code]))
-        return int.from_bytes(found, "little", signed=True) if code == LONG1 else found
+        result = self._taken(self._number(_BYTES[code]))
+        return int.from_bytes(result, "little", signed=True) if code == LONG1 else result
 
     def _taken(self, size: int) -> bytes:
-        found = self._data[self.at : self.at + size]
-        if len(found) != size:
+        result = self._data[self.at : self.at + size]
+        if len(result) != size:
             raise ValueError("it ends too early")
         self.at += size
-        return found
+        return result
 
     def _number(self, size: int) -> int:
         return int.from_bytes(self._taken(size), "little")
 
     def _gather(self, count: int) -> None:
-        found = tuple(self.stack[-count:])
-        if len(found) != count:
+        result = tuple(self.stack[-count:])
+        if len(result) != count:
             raise ValueError("a tuple without its parts")
-        self.stack[-count:] = [found]
+        self.stack[-count:] = [result]
 
     def _since_mark(self) -> list[Any]:
-        found, self.stack = self.stack, self._outer.pop()
-        return found
+        result, self.stack = self.stack, self._outer.pop()
+        return result
 
     def mark(self) -> None:
         """Begin the parts of a container."""
@@ -210,13 +210,13 @@ class _Reader:
 
     def appends(self) -> None:
         """Add values to a list."""
-        found = self._since_mark()
-        _of(list, self.stack[-1]).extend(found)
+        result = self._since_mark()
+        _of(list, self.stack[-1]).extend(result)
 
     def add_items(self) -> None:
         """Add values to a set."""
-        found = self._since_mark()
-        _of(set, self.stack[-1]).update(map(_hashed, found))
+        result = self._since_mark()
+        _of(set, self.stack[-1]).update(map(_hashed, result))
 
     def set_item(self) -> None:
         """Add a key and its value to a dict."""
@@ -225,23 +225,23 @@ class _Reader:
 
     def set_items(self) -> None:
         """Add keys and their values to a dict."""
-        found = self._since_mark()
-        _of(dict, self.stack[-1]).update(_pairs(found))
+        result = self._since_mark()
+        _of(dict, self.stack[-1]).update(_pairs(result))
 
     def end_tuple(self) -> None:
         """Make a tuple."""
-        found = self._since_mark()
-        self.stack.append(tuple(found))
+        result = self._since_mark()
+        self.stack.append(tuple(result))
 
     def end_list(self) -> None:
         """Make a list."""
-        found = self._since_mark()
-        self.stack.append(found)
+        result = self._since_mark()
+        self.stack.append(result)
 
     def end_dict(self) -> None:
         """Make a dict."""
-        found = self._since_mark()
-        self.stack.append(dict(_pairs(found)))
+        result = self._since_mark()
+        self.stack.append(dict(_pairs(result)))
 
     def name(self) -> None:
         """Look up a name that is written as two lines."""
@@ -286,7 +286,7 @@ def _pairs(found: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _hashed(key: Any) -> Any:
     """Return a key of a dict or a set. The hash of deeply nested tuples would end the process."""
-    if type(key) is tuple and any(type(one) is tuple for one in key):
+    if type(key) is tuple and any(type(item) is tuple for item in key):
         raise ValueError("a key of nested tuples")
     return key
 

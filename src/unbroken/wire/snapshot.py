@@ -130,9 +130,9 @@ def version(headers: bytes) -> int | None:
     for at in (SEALED_AT, COPIED_AT):
         if len(headers) < at + _BEGINNING.size:
             continue
-        magic, found = _BEGINNING.unpack_from(headers, at)
+        magic, result = _BEGINNING.unpack_from(headers, at)
         if magic == MAGIC:
-            return int(found)
+            return int(result)
     return None
 
 

@@ -34,7 +34,7 @@ def read(text: str, rank: int) -> RankEvidence | None:
     if not threads:
         return None
     threads.sort(key=lambda one: one[0] != "MainThread")
-    stacks = (ThreadStack(name, name == "MainThread", tuple(found)) for name, found in threads)
+    stacks = (ThreadStack(name, name == "MainThread", tuple(result)) for name, result in threads)
     return RankEvidence(rank, pid, state, threads=tuple(stacks))
 
 
@@ -42,11 +42,11 @@ def _threads(text: str) -> Iterator[tuple[str | None, str, list[str]]]:
     """Yield threads as name, status and frames; a process as None, its pid and nothing."""
     frames: list[str] = []
     for line in text.splitlines():
-        if found := _PROCESS.match(line):
-            yield None, found[1], []
+        if match := _PROCESS.match(line):
+            yield None, match[1], []
             frames = []
-        elif found := _THREAD.match(line):
+        elif match := _THREAD.match(line):
             frames = []
-            yield (found[2] or "")[:FRAME_CHARACTERS], found[1], frames
-        elif (found := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
-            frames.append(found[1][-FRAME_CHARACTERS:])
+            yield (match[2] or "")[:FRAME_CHARACTERS], match[1], frames
+        elif (match := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
+            frames.append(match[1][-FRAME_CHARACTERS:])

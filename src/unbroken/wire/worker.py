@@ -83,8 +83,8 @@ def version(data: bytes) -> int | None:
     """Return the version of a page; None: this is no page."""
     if len(data) < HEADER.size:
         return None
-    magic, found = HEADER.unpack_from(data)
-    return int(found) if magic == MAGIC else None
+    magic, result = HEADER.unpack_from(data)
+    return int(result) if magic == MAGIC else None
 
 
 def text(phase: str, names: Sequence[str] = ()) -> bytes:
@@ -101,8 +101,8 @@ def read(data: bytes) -> tuple[int, Page] | None:
         return None
     if data == _EMPTY:
         return 0, Page()
-    found = [one for start in PLACES if (one := _read(data, start)) is not None]
-    return max(found, key=lambda one: one[0], default=None)
+    result = [one for start in PLACES if (one := _read(data, start)) is not None]
+    return max(result, key=lambda one: one[0], default=None)
 
 
 def _cut(name: str) -> bytes:

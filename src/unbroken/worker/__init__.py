@@ -76,8 +76,8 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_ELSEWHERE[name]}", __name__), name)
-    return found
+    result = globals()[name] = getattr(import_module(f".{_ELSEWHERE[name]}", __name__), name)
+    return result
 
 
 def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:
@@ -336,12 +336,12 @@ def _found() -> _Writer | None:
         # The variable may outlive the descriptor, whose number may be another file's by now.
         if not stat.S_ISREG(status.st_mode) or status.st_size != PAGE_BYTES:
             return None
-        found = version(os.pread(fd, PAGE_BYTES, 0))
+        result = version(os.pread(fd, PAGE_BYTES, 0))
     except (KeyError, ValueError, OSError):
         return None
-    if found != VERSION:
-        if found is not None:
-            _warn(f"the agent's page has version {found}, not {VERSION}: nothing is told")
+    if result != VERSION:
+        if result is not None:
+            _warn(f"the agent's page has version {result}, not {VERSION}: nothing is told")
         return None
     try:
         # Held until this process ends: processes that it starts inherit the page as well.
@@ -365,10 +365,10 @@ def _forget() -> None:
 
 
 def _whole(step: SupportsInt) -> int:
-    found = int(step)
-    if not NO_STEP < found < -NO_STEP:
-        raise OverflowError(found)
-    return found
+    result = int(step)
+    if not NO_STEP < result < -NO_STEP:
+        raise OverflowError(result)
+    return result
 
 
 def _number(name: str, default: int) -> int:

@@ -116,9 +116,9 @@ class Channel:
         try:
             is_there = answer.is_there.wait(seconds)
         finally:
-            found = self._taken(answer)
-        if found is not None:
-            return found, answer.fds
+            result = self._taken(answer)
+        if result is not None:
+            return result, answer.fds
         why = f"does not answer in {seconds:g} s" if self.is_open and not is_there else "is gone"
         raise WorldError(f"the agent {why}: {message.get('type')}")
 

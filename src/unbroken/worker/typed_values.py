@@ -69,7 +69,7 @@ class Form:
 
 def record(kind: type, *names: str) -> Form:
     """Return the form of a dataclass: its fields in order, or the named ones."""
-    wanted = names or tuple(one.name for one in fields(kind))
+    wanted = names or tuple(field.name for field in fields(kind))
     return Form(
         kind,
         f"{kind.__module__}.{kind.__qualname__}",
@@ -114,11 +114,11 @@ def _split_ordered(value: Any) -> Iterable[Any]:
 
 
 def _join_ordered(parts: Sequence[Any]) -> Any:
-    found: Any = OrderedDict(_pairs(parts[1:]))
+    result: Any = OrderedDict(_pairs(parts[1:]))
     if parts[0] is not None:
         # Versions of modules, which load_state_dict of torch needs.
-        found._metadata = parts[0]
-    return found
+        result._metadata = parts[0]
+    return result
 
 
 def _join_default(parts: Sequence[Any]) -> Any:
@@ -148,8 +148,8 @@ def _split_timezone(value: timezone) -> Iterable[Any]:
 
 
 _TYPES = {
-    f"{one.__module__}.{one.__qualname__}": one
-    for one in (
+    f"{item.__module__}.{item.__qualname__}": item
+    for item in (
         *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice),
         *(str, tuple, OrderedDict, defaultdict, deque, Counter, date, datetime, timedelta),
         timezone,
@@ -191,7 +191,7 @@ def _of_torch() -> tuple[Form, ...]:
     torch = import_module("torch")
 
     def named(kind: type, name: str) -> Form:
-        table = {str(one): one for one in vars(torch).values() if type(one) is kind}
+        table = {str(var): var for var in vars(torch).values() if type(var) is kind}
         return Form(kind, name, lambda v: (str(v),), lambda p: table[p[0]])
 
     return (
@@ -208,10 +208,10 @@ def torch_dtype(name: str) -> Any:
     """Return a dtype by its name without `torch.`. Raises ValueError if there is none."""
     torch = import_module("torch")
 
-    found = vars(torch).get(name)
-    if not isinstance(found, torch.dtype):
+    var = vars(torch).get(name)
+    if not isinstance(var, torch.dtype):
         raise ValueError(f"{name!r} is no dtype of torch")
-    return found
+    return var
 
 
 def _numpy_dtype(parts: Sequence[Any]) -> Any:
@@ -223,8 +223,8 @@ def _numpy_dtype(parts: Sequence[Any]) -> Any:
 
 def _numpy_scalar(parts: Sequence[Any]) -> Any:
     name, data = parts
-    (found,) = import_module("numpy").frombuffer(data, _numpy_dtype([name]))
-    return found
+    (result,) = import_module("numpy").frombuffer(data, _numpy_dtype([name]))
+    return result
 
 
 def _plain_dtype(dtype: Any) -> str:
@@ -261,12 +261,12 @@ def decode(
         raise ValueError(f"{len(data)} bytes, more than {BYTES_MAX}")
     reader = _Reader(data, fill or _no_hole, forms)
     try:
-        found = reader.read(0)
+        result = reader.read(0)
     except (struct.error, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"malformed at byte {reader.at}: {error!r}"[:300]) from error
     if reader.at != len(data):
         raise ValueError(f"{len(data) - reader.at} bytes are left over")
-    return found
+    return result
 
 
 def _no_hole(number: int) -> Any:
@@ -277,7 +277,7 @@ class _Writer:
     def __init__(self, hole: Hole, forms: Iterable[Form]) -> None:
         self.out = bytearray()
         self._hole = hole
-        self._forms = {one.kind: one for one in (*_FORMS, *forms)}
+        self._forms = {form.kind: form for form in (*_FORMS, *forms)}
         self._done: dict[int, int] = {}
         """Numbers of the shared objects that are written, by id; the value keeps them alive."""
         self._open: set[int] = set()
@@ -340,10 +340,10 @@ class _Writer:
 
     def _dict(self, value: dict[Any, Any], depth: int) -> None:
         self.out += b"m" + _SIZE.pack(len(value))
-        for key, one in value.items():
+        for key, item in value.items():
             try:
                 self.write(key, depth + 1)
-                self.write(one, depth + 1)
+                self.write(item, depth + 1)
             except NotEncodable as error:
                 raise error.below(f"[{key!r}]"[:80]) from None
 
@@ -354,8 +354,8 @@ class _Writer:
         self.out += tag + _SIZE.pack(len(value))
         at = 0
         try:
-            for one in value:
-                self.write(one, depth + 1)
+            for item in value:
+                self.write(item, depth + 1)
                 at += 1
         except NotEncodable as error:
             raise error.below(f"[{at}]") from None
@@ -368,24 +368,24 @@ class _Writer:
         self.out += b"R%c" % len(name) + name + _SIZE.pack(len(parts))
         at = 0
         try:
-            for one in parts:
-                self.write(one, depth + 1)
+            for part in parts:
+                self.write(part, depth + 1)
                 at += 1
         except NotEncodable as error:
             raise error.below(_step(value, parts, at)) from None
 
     def _form(self, value: Any) -> Form:
         kind = type(value)
-        found = self._forms.get(kind)
-        if found is None and kind.__module__ == "torch":
+        form = self._forms.get(kind)
+        if form is None and kind.__module__ == "torch":
             self._forms |= {one.kind: one for one in _of_torch()}
-            found = self._forms.get(kind)
+            form = self._forms.get(kind)
         numpy = sys.modules.get("numpy")
-        if found is None and numpy is not None and isinstance(value, numpy.dtype | numpy.generic):
-            found = _NUMPY[isinstance(value, numpy.generic)]
-        if found is None:
+        if form is None and numpy is not None and isinstance(value, numpy.dtype | numpy.generic):
+            form = _NUMPY[isinstance(value, numpy.generic)]
+        if form is None:
             raise NotEncodable(f"a {kind.__module__}.{kind.__qualname__}")
-        return found
+        return form
 
 
 def _step(value: Any, parts: Sequence[Any], at: int) -> str:
@@ -405,7 +405,7 @@ def _packed(items: Sequence[Any]) -> bytes:
         return b""
     count = _SIZE.pack(len(items))
     if kind is str:
-        texts = [one.encode(*_TEXT) for one in items]
+        texts = [item.encode(*_TEXT) for item in items]
         return b"s" + count + _little(array("I", map(len, texts))) + b"".join(texts)
     if kind is float:
         return b"d" + count + _little(array("d", items))
@@ -425,7 +425,7 @@ class _Reader:
     def __init__(self, data: bytes, fill: Callable[[int], Any], forms: Iterable[Form]) -> None:
         self.at = 0
         self._data, self._fill = data, fill
-        self._forms = {one.name: one for one in (*_FORMS, *_NUMPY, *forms)}
+        self._forms = {form.name: form for form in (*_FORMS, *_NUMPY, *forms)}
         self._done: list[tuple[Any, int]] = []
         """Shared objects, each with the number of values in it."""
         self._values = self._repeated = 0
@@ -441,10 +441,10 @@ class _Reader:
         if simple is not None:
             return simple(self)
         before = self._values + self._repeated
-        found, is_shared = self._nested(tag, depth + 1)
+        result, is_shared = self._nested(tag, depth + 1)
         if is_shared:
-            self._done.append((found, self._values + self._repeated - before + 1))
-        return found
+            self._done.append((result, self._values + self._repeated - before + 1))
+        return result
 
     def _nested(self, tag: bytes, below: int) -> tuple[Any, bool]:
         """Return a container, and whether it may occur again."""
@@ -494,11 +494,11 @@ class _Reader:
         return int(count)
 
     def _taken(self, size: int) -> bytes:
-        found = self._data[self.at : self.at + size]
-        if len(found) != size:
+        result = self._data[self.at : self.at + size]
+        if len(result) != size:
             raise ValueError("it ends too early")
         self.at += size
-        return found
+        return result
 
     def bytes(self) -> bytes:
         """Return bytes after their length."""
@@ -518,19 +518,19 @@ class _Reader:
 
     def again(self) -> Any:
         """Return an object that was read before."""
-        found, values = self._done[self._count(0)]
+        result, values = self._done[self._count(0)]
         self._repeated += values
         if self._repeated > REPEATED_MAX:
             raise ValueError(f"repeated containers add more than {REPEATED_MAX} values")
-        return found
+        return result
 
 
 def _numbers(code: str, data: bytes) -> array[Any]:
-    found = array(code)
-    found.frombytes(data)
+    result = array(code)
+    result.frombytes(data)
     if sys.byteorder == "big":
-        found.byteswap()
-    return found
+        result.byteswap()
+    return result
 
 
 _SIMPLY: dict[bytes, Callable[[_Reader], Any]] = {

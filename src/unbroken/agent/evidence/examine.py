@@ -78,39 +78,39 @@ class Subject:
         """Look once. Raises WorldError."""
         self.is_spied = True
         try:
-            found = await spy.dump(self.pid, way)
+            stacks = await spy.dump(self.pid, way)
         except WorldError:
             self.is_spied = False
             raise
         self.is_spied = False
-        self.gil_threads.append(found.gil_thread)
-        return found
+        self.gil_threads.append(stacks.gil_thread)
+        return stacks
 
     def look(self, now: float) -> _Counters:
         """Read the kernel's data."""
-        found = procfs.stat(self.pid)
-        if found is not None and self.stat is not None and found.state == "t":
+        stat = procfs.stat(self.pid)
+        if stat is not None and self.stat is not None and stat.state == "t":
             # A tracer since the first look is our own py-spy, which detaches late.
-            found = replace(found, state=self.stat.state)
-        self.stat = found
-        if found is None:
+            stat = replace(stat, state=self.stat.state)
+        self.stat = stat
+        if stat is None:
             return _Counters(now, 0.0, None)
         self.waits_in = procfs.waits_in(self.pid)
         family = procfs.tree(self.pid)
         cpu = sum(one.cpu_seconds for one in map(procfs.stat, family) if one is not None)
-        told = [] if found.state == "D" else [procfs.io_bytes(pid) for pid in family]
+        told = [] if stat.state == "D" else [procfs.io_bytes(pid) for pid in family]
         known = [count for count in told if count is not None]
         waited = sum(map(procfs.waited_seconds, family))
         return _Counters(now, cpu, sum(known) if known else None, waited)
 
     def activity(self, now: float) -> Activity | None:
         """What it has done since it started; None: the kernel does not tell it."""
-        found, main = procfs.stat(self.pid), procfs.main_thread(self.pid)
-        if found is None or main is None:
+        stat, main = procfs.stat(self.pid), procfs.main_thread(self.pid)
+        if stat is None or main is None:
             return None
         family = [one for one in map(procfs.stat, procfs.tree(self.pid)) if one is not None]
         used = sum(one.cpu_seconds + one.children_seconds for one in family)
-        return Activity(now, *main, used, found.faults)
+        return Activity(now, *main, used, stat.faults)
 
     def evidence(self) -> RankEvidence:
         """Return the evidence that has been collected so far."""
@@ -170,8 +170,10 @@ class Examination:
         self._began = self._now()
         self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
         self._subjects = [
-            Subject(one, matters_most(one.pid), flight_recorder.Request(one.rank, os.environ))
-            for one in workers
+            Subject(
+                worker, matters_most(worker.pid), flight_recorder.Request(worker.rank, os.environ)
+            )
+            for worker in workers
         ]
         self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._over = asyncio.Event()
@@ -214,16 +216,16 @@ class Examination:
 
     def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
         """Return the evidence so far, with what the ranks have reported about themselves."""
-        told = {one.rank: one for one in watch}
+        told = {rank_watch.rank: rank_watch for rank_watch in watch}
         return tuple(self._evidence_of(subject, told) for subject in self._subjects)
 
     def _evidence_of(self, subject: Subject, told: Mapping[int, RankWatch]) -> RankEvidence:
         at, line = self._last_output(subject.worker.pid)
-        found = replace(subject.evidence(), last_output_at=at, last_line=line)
-        watch = told.get(found.rank)
+        rank_evidence = replace(subject.evidence(), last_output_at=at, last_line=line)
+        watch = told.get(rank_evidence.rank)
         if watch is None:
-            return found
-        return replace(found, phase=watch.phase, step=watch.step, step_at=watch.step_at)
+            return rank_evidence
+        return replace(rank_evidence, phase=watch.phase, step=watch.step, step_at=watch.step_at)
 
     async def _look(self) -> None:
         await self._all(self._first)
@@ -262,8 +264,8 @@ class Examination:
 
     async def _again(self, subject: Subject) -> None:
         subject.second = subject.look(self._now())
-        found = await self._spy(subject)
-        subject.stacks = subject.stacks or found
+        stacks = await self._spy(subject)
+        subject.stacks = subject.stacks or stacks
         subject.active_after = subject.activity(self._now())
 
     async def _spy(self, subject: Subject) -> spy.Stacks | None:
@@ -273,7 +275,7 @@ class Examination:
         for way in ways:
             try:
                 async with asyncio.timeout(min(LOOK_SECONDS_MAX, self._seconds / 4)):
-                    found = await subject.spied(way)
+                    stacks = await subject.spied(way)
             except TimeoutError:
                 subject.note = "py-spy did not end in time"
             except WorldError as error:
@@ -282,8 +284,8 @@ class Examination:
                     return None
             else:
                 subject.note = ""
-                subject.functions.append(found.functions)
-                return found
+                subject.functions.append(stacks.functions)
+                return stacks
         return None
 
 
@@ -299,8 +301,8 @@ def matters_most(pid: int) -> int:
         return pid
     below = (one for one in procfs.tree(pid)[1:] if procfs.is_python(one))
     told = [
-        (found.cpu_seconds, one)
+        (stat.cpu_seconds, one)
         for one in below
-        if (found := procfs.stat(one)) and not (found.program and found.program == own.program)
+        if (stat := procfs.stat(one)) and not (stat.program and stat.program == own.program)
     ]
     return max(told)[1] if told else pid

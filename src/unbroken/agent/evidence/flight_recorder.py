@@ -27,14 +27,14 @@ GROUPS_MAX = 64
 def read(dump: bytes) -> tuple[Collective, ...]:
     """Return the newest collective of each group. Raises PeerError."""
     try:
-        found = pickled.load(dump)
+        result = pickled.load(dump)
         newest: dict[str, Collective] = {}
-        for entry in found["entries"]:
-            one = _collective(entry)
-            known = newest.get(one.group)
-            is_newer = known is None or one.sequence >= known.sequence
+        for entry in result["entries"]:
+            collective = _collective(entry)
+            known = newest.get(collective.group)
+            is_newer = known is None or collective.sequence >= known.sequence
             if is_newer and not entry["is_p2p"]:
-                newest[one.group] = one
+                newest[collective.group] = collective
         return tuple(newest[group] for group in sorted(newest)[:GROUPS_MAX])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise PeerError(f"a flight recorder's dump is not understood: {error}"[:200]) from error

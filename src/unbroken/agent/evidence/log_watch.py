@@ -71,9 +71,9 @@ class LogWatch:
         lines = LineAssembler()
 
         def read(chunk: bytes, is_drained: bool) -> None:
-            found = lines.feed(chunk, is_drained) if chunk else lines.close()
-            if found:
-                self._step(Lines(rank, stream, found))
+            result = lines.feed(chunk, is_drained) if chunk else lines.close()
+            if result:
+                self._step(Lines(rank, stream, result))
 
         return read
 

@@ -39,18 +39,18 @@ class PageSource:
     def look(self) -> Page:
         """Read the newest record; a torn or foreign one leaves the last reading as it is."""
         for _ in range(_TRIES):
-            found = read(os.pread(self.fd, PAGE_BYTES, 0))
-            if found is not None:
-                self.is_written = found[0] > self._before[0]
-                self.page = _since(self._before[1], found[1]) if self.is_written else Page()
+            result = read(os.pread(self.fd, PAGE_BYTES, 0))
+            if result is not None:
+                self.is_written = result[0] > self._before[0]
+                self.page = _since(self._before[1], result[1]) if self.is_written else Page()
                 break
         return self.page
 
     def begin_anew(self) -> None:
         """Start another attempt in the same worker: reports so far belong to the one before."""
-        found = read(os.pread(self.fd, PAGE_BYTES, 0))
-        if found is not None:
-            self._before = found
+        result = read(os.pread(self.fd, PAGE_BYTES, 0))
+        if result is not None:
+            self._before = result
         self.is_written, self.page = False, Page()
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ def stat(pid: int) -> Stat | None:
 def waits_in(pid: int) -> str:
     """Return the kernel function in which the main thread waits; empty: it runs, or this is not
     known."""
-    found = _read(f"/proc/{pid}/wchan")
-    return "" if found == "0" else found
+    result = _read(f"/proc/{pid}/wchan")
+    return "" if result == "0" else result
 
 
 def io_bytes(pid: int) -> int | None:
@@ -122,10 +122,10 @@ def name(pid: int) -> str:
 
 def tree(pid: int) -> list[int]:
     """Return the process and all below it, by generations."""
-    found = [pid]
-    for one in found:
-        found += _children(one)
-    return found
+    result = [pid]
+    for one in result:
+        result += _children(one)
+    return result
 
 
 def _children(pid: int) -> Iterator[int]:

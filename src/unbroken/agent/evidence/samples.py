@@ -34,7 +34,7 @@ class Sampling:
         self._until = self._loop.time() + max(0.0, seconds - ANSWER_SECONDS)
         self._per_second = per_second
         self._over = asyncio.Event()
-        self._ranks = [RankEvidence(one.rank, matters_most(one.pid)) for one in workers]
+        self._ranks = [RankEvidence(worker.rank, matters_most(worker.pid)) for worker in workers]
 
     def stop(self) -> None:
         """Stop sampling: the workers are being ended."""

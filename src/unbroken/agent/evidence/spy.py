@@ -58,10 +58,10 @@ def program() -> str:
     """Return the path of py-spy: beside the interpreter, where pip puts it, or in the path. Raises
     WorldError."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    if found is None:
+    result = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if result is None:
         raise WorldError(MISSING)
-    return found
+    return result
 
 
 async def dump(pid: int, options: tuple[str, ...]) -> Stacks:
@@ -122,18 +122,20 @@ async def _end(pidfd: int) -> None:
 def read(text: bytes, pid: int) -> Stacks:
     """Read the output of py-spy. Raises WorldError."""
     try:
-        threads = sorted(json.loads(text), key=lambda one: _order(one, pid))
-        for one in threads:
-            one["frames"] = [frame for frame in one["frames"] if frame["filename"] not in _BOOT]
-        shown = tuple(_thread(one, pid) for one in threads[:THREADS_MAX])
+        threads = sorted(json.loads(text), key=lambda item: _order(item, pid))
+        for thread in threads:
+            thread["frames"] = [
+                frame for frame in thread["frames"] if frame["filename"] not in _BOOT
+            ]
+        shown = tuple(_thread(thread, pid) for thread in threads[:THREADS_MAX])
         functions = tuple(
             f"{frame['name']} {frame['filename']}"
-            for one in threads[:1]
-            for frame in one["frames"]
+            for thread in threads[:1]
+            for frame in thread["frames"]
             if frame.get("module") is None
         )
-        ids = tuple(_thread_id(one) for one in threads[:THREADS_MAX])
-        owners = [_thread_id(one) for one in threads if one.get("owns_gil")]
+        ids = tuple(_thread_id(thread) for thread in threads[:THREADS_MAX])
+        owners = [_thread_id(thread) for thread in threads if thread.get("owns_gil")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise WorldError(
             f"what py-spy says is not understood: {error}"[:NOTE_CHARACTERS]
@@ -185,7 +187,7 @@ def _why(errors: str, pid: int) -> str:
     ptrace(2) also fails with EPERM for a process that another one traces, or that has ended. So the
     capability is advised only if the kernel refuses to open the process's memory.
     """
-    if (found := procfs.stat(pid)) is None or found.state in "ZX":
+    if (stat := procfs.stat(pid)) is None or stat.state in "ZX":
         return "it has ended"
     if any(text in errors.lower() for text in _REFUSED):
         if not procfs.is_traceable(pid):

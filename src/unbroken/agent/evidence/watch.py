@@ -116,26 +116,26 @@ class Watch:
             self._news = self._loop.call_soon(self._report)
 
     def _sample(self, wanted: events.Sample) -> list[events.WatchdogEvent]:
-        found: list[events.WatchdogEvent] = []
+        result: list[events.WatchdogEvent] = []
         below = _families() if wanted.with_processes else {}
         for rank in wanted.ranks:
             watched = self._watched.get(rank)
             if watched is not None:
-                found += self._signs(rank, watched)
+                result += self._signs(rank, watched)
                 if wanted.with_processes:
-                    found.append(_sampled(rank, watched.pid, below))
-        return found
+                    result.append(_sampled(rank, watched.pid, below))
+        return result
 
     def _signs(self, rank: int, watched: Watched) -> list[events.WatchdogEvent]:
-        found: list[events.WatchdogEvent] = []
+        result: list[events.WatchdogEvent] = []
         if watched.page is not None:
             page = watched.page.look()
             if watched.page.is_written:
-                found.append(events.PageRead(rank, self._translated(page)))
+                result.append(events.PageRead(rank, self._translated(page)))
         written = watched.rhythm.take()
         if written is not None:
-            found.append(events.Wrote(rank, *written))
-        return found
+            result.append(events.Wrote(rank, *written))
+        return result
 
     def _translated(self, page: Page) -> Page:
         """Return the sample with times of this side's clock; the loop's clock is the workers'."""
@@ -177,11 +177,11 @@ def _families() -> dict[int, list[int]]:
     They come from one look at all: a process that trains has a hundred threads, and each may have
     children.
     """
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (stat := procfs.stat(int(name))) is not None:
-            found.setdefault(stat.parent, []).append(int(name))
-    return found
+            result.setdefault(stat.parent, []).append(int(name))
+    return result
 
 
 def _sampled(rank: int, pid: int, below: Mapping[int, list[int]]) -> events.Sampled:

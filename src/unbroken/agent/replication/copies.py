@@ -41,9 +41,9 @@ class Subject:
         header = read(headers, size)
         if header is None or header.table_checksum is None:
             raise PeerError("it has no valid header with checksums, or another version's")
-        found = (header.name, header.rank), (header.attempt, header.step)
-        if found != (self.key, self.point):
-            raise PeerError(f"its header says {found}, not {(self.key, self.point)}")
+        result = (header.name, header.rank), (header.attempt, header.step)
+        if result != (self.key, self.point):
+            raise PeerError(f"its header says {result}, not {(self.key, self.point)}")
         if self.job is not None and header.job != self.job:
             raise PeerError("it is another job's")
         return header
@@ -72,8 +72,8 @@ def _fault(fd: int, header: Header) -> str:
         for number in range(header.chunks):
             begin, end = chunk(number, header.body_bytes)
             count = os.preadv(fd, [buffer[: end - begin]], begin)
-            found = crc32(buffer[:count])
-            if found.to_bytes(4, "little") != sums[4 * number : 4 * number + 4]:
+            result = crc32(buffer[:count])
+            if result.to_bytes(4, "little") != sums[4 * number : 4 * number + 4]:
                 return f"chunk {number} of {header.chunks} does not fit its checksum"
         return ""
     finally:
@@ -229,8 +229,8 @@ class Copies:
         """Return the headers of all copies under a name."""
         files = [file for key, kept in self._kept.items() if key[0] == name
                  for file in kept.values()]  # fmt: skip
-        found = [read(os.pread(file.fd, HEADERS_BYTES, 0), file.size) for file in files]
-        return [header for header in found if header is not None]
+        result = [read(os.pread(file.fd, HEADERS_BYTES, 0), file.size) for file in files]
+        return [header for header in result if header is not None]
 
     def forget(self, is_useless: Callable[[Key, Point], bool]) -> None:
         """Release copies that are no longer needed."""

@@ -70,7 +70,7 @@ class Fetch:
         """Return the offers of all holders, the likeliest first; a holder that does not answer has
         none."""
         answers = await asyncio.gather(*(self._listed(address) for address in self.holders))
-        return [offer for found in answers for offer in found]
+        return [offer for offers in answers for offer in offers]
 
     async def bring(self, offers: Sequence[Offer]) -> tuple[File, Offer] | None:
         """Return the same snapshot from the first holder that sends it; None: none does."""
@@ -118,6 +118,9 @@ class Fetch:
 
 def _offers(address: str, body: bytes) -> list[Offer]:
     """Return the offers in an answer. Raises PeerError if it is no list of snapshots."""
-    found = read(HeldList, load(body), "the answer")
-    node = address if found.node is None else found.node
-    return [Offer(address, node, (one.attempt, one.step), one.bytes) for one in found.snapshots]
+    held_list = read(HeldList, load(body), "the answer")
+    node = address if held_list.node is None else held_list.node
+    return [
+        Offer(address, node, (snapshot.attempt, snapshot.step), snapshot.bytes)
+        for snapshot in held_list.snapshots
+    ]

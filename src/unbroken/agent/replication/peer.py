@@ -14,5 +14,5 @@ def name_path(name: str) -> str:
 
 def path(key: Key, point: Point | None = None) -> str:
     """Return the path of a rank's copies, or of one copy."""
-    found = f"{name_path(key[0])}/{key[1]}"
-    return found if point is None else f"{found}/{point[0]}/{point[1]}"
+    result = f"{name_path(key[0])}/{key[1]}"
+    return result if point is None else f"{result}/{point[0]}/{point[1]}"

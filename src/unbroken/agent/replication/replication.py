@@ -210,7 +210,7 @@ class Replication:
 
     def _enqueue(self, item: Item) -> None:
         """Send it next."""
-        saves = [one for one in self._saves[item[:2]] if one.item == item]
+        saves = [save for save in self._saves[item[:2]] if save.item == item]
         if not saves or not saves[0].is_intact or self._command is None:
             self._rounds.overtaken(item)
             return
@@ -312,11 +312,15 @@ class Replication:
         while self._queue:
             self._end(self._queue.popleft())
         for key, saves in self._saves.items():
-            for one in saves:
-                if self._command and one.item.step in self._rounds.needs(key[0]) and one.is_intact:
-                    point = self._command.attempt, one.item.step
-                    self._held.keep_slot(key, point, one.file.fileno(), one.size)
-                one.close()
+            for save in saves:
+                if (
+                    self._command
+                    and save.item.step in self._rounds.needs(key[0])
+                    and save.is_intact
+                ):
+                    point = self._command.attempt, save.item.step
+                    self._held.keep_slot(key, point, save.file.fileno(), save.size)
+                save.close()
         self._saves.clear()
 
     def _complain(self, why: str) -> None:
@@ -335,7 +339,7 @@ class Replication:
 
         The result goes into the answer.
         """
-        own = [one for one in self.copies.sizes(key) if wanted in (None, one)]
+        own = [size for size in self.copies.sizes(key) if wanted in (None, size)]
         if not is_list:
             for point in own:
                 self._share(key, point)
@@ -344,7 +348,7 @@ class Replication:
         if command is None or (wanted is not None and wanted in here):
             return {}
         work = Fetch(key, command.holders, self._key, self._job, memory)
-        offers = _by_point(one for one in await work.offers() if one.point not in here)
+        offers = _by_point(offer for offer in await work.offers() if offer.point not in here)
         if is_list:
             told = [(point, self._snapshots.node(key, point)) for point in sorted(here)]
             told += [(point, rows[0].node) for point, rows in offers.items()]
@@ -361,7 +365,7 @@ class Replication:
         """Add a copy that a worker names to this agent's own; the answering code refuses invalid
         names."""
         numbers = [message.get(key) for key in ("rank", "from_attempt", "step")]
-        rank, *point = [one for one in numbers if isinstance(one, int)] or [0]
+        rank, *point = [number for number in numbers if isinstance(number, int)] or [0]
         if len(point) == 2:
             self._share((str(message.get("name")), rank), (point[0], point[1]))
 
@@ -376,10 +380,10 @@ class Replication:
 
 
 def _by_point(offers: Iterable[Offer]) -> Mapping[Point, list[Offer]]:
-    found: dict[Point, list[Offer]] = {}
+    result: dict[Point, list[Offer]] = {}
     for offer in offers:
-        found.setdefault(offer.point, []).append(offer)
-    return dict(sorted(found.items(), reverse=True))
+        result.setdefault(offer.point, []).append(offer)
+    return dict(sorted(result.items(), reverse=True))
 
 
 def _found(work: Fetch) -> dict[str, Any]:

@@ -58,9 +58,9 @@ class Memory:
 
     def share(self, file: File) -> File:
         """Return the same memory again, to be released separately."""
-        found = File(os.dup(file.fd), file.size)
-        self._files.add(found)
-        return found
+        result = File(os.dup(file.fd), file.size)
+        self._files.add(result)
+        return result
 
     def give_back(self, file: File) -> None:
         """Release a file: it is no longer needed."""

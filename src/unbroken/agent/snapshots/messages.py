@@ -151,14 +151,14 @@ class SnapshotMessages:
 
     async def _fetched(self, connection: Connection, message: Mapping[str, Any]) -> None:
         key = (str(message.get("name")), int(message["rank"]))
-        found: Mapping[str, Any] = {}
+        result: Mapping[str, Any] = {}
         try:
             async with asyncio.timeout(ipc.FETCH_SECONDS):
-                found = await self.replication().fetch(key, _wanted(message), is_list(message))
+                result = await self.replication().fetch(key, _wanted(message), is_list(message))
         except (TimeoutError, PeerError) as error:
-            found = {"problems": [str(error) or f"not all came in {ipc.FETCH_SECONDS:g} s"]}
+            result = {"problems": [str(error) or f"not all came in {ipc.FETCH_SECONDS:g} s"]}
         finally:
-            self._answer_fetch(connection, message, found)
+            self._answer_fetch(connection, message, result)
 
     def _answer_fetch(
         self, connection: Connection, message: Mapping[str, Any], found: Mapping[str, Any]

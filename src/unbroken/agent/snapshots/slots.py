@@ -117,10 +117,10 @@ class Snapshots:
         """Return the answer to a worker's request, one of `ANSWERS`; a refusal has `error`."""
         kind = str(message.get("type"))
         try:
-            found = self._do(kind, message)
+            answer = self._do(kind, message)
         except UnbrokenError as error:
             return self.refusal(message, str(error))
-        return Answer({"type": ANSWERS[kind], **found.message}, found.fds)
+        return Answer({"type": ANSWERS[kind], **answer.message}, answer.fds)
 
     def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
         """Return the answer to a request that is refused."""
@@ -173,10 +173,10 @@ class Snapshots:
         saved = [one for one in slots if (one.attempt, one.index) == (attempt, index)]
         if not saved:
             raise PeerError(f"slot {index} of attempt {attempt} was never opened")
-        found = version(os.pread(saved[0].file.fd, HEADERS_BYTES, 0))
-        if found not in (None, VERSION):
+        result = version(os.pread(saved[0].file.fd, HEADERS_BYTES, 0))
+        if result not in (None, VERSION):
             raise PeerError(
-                f"a snapshot is of format {found}, and this agent reads {VERSION}: give agent and "
+                f"a snapshot is of format {result}, and this agent reads {VERSION}: give agent and "
                 "worker the same version of unbroken"
             )
         saves = self._saves[key] = self._saves.get(key, 0) + 1
@@ -209,7 +209,7 @@ class Snapshots:
         """Return the node rank or address of the agent that it came from; None: it was made
         here."""
         slots = self._slots.get(key, [])
-        return next((one.node for one in slots if (one.attempt, one.frozen) == point), None)
+        return next((slot.node for slot in slots if (slot.attempt, slot.frozen) == point), None)
 
     def points(self, key: Key) -> list[Point]:
         """Return the points of a rank that may be restored from here."""
@@ -233,12 +233,12 @@ class Snapshots:
         return [row(header) for header in headers if header is not None]
 
     def _find(self, key: Key, wanted: Point | None = None) -> Answer:
-        found = self._offered(key)
+        result = self._offered(key)
         if wanted is not None:
-            found = [(slot, step) for slot, step in found if (slot.attempt, step) == wanted][:1]
-        steps = [{"attempt": slot.attempt, "step": step} for slot, step in found]
-        origins = [slot.node for slot, _ in found]
-        return Answer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in found])
+            result = [(slot, step) for slot, step in result if (slot.attempt, step) == wanted][:1]
+        steps = [{"attempt": slot.attempt, "step": step} for slot, step in result]
+        origins = [slot.node for slot, _ in result]
+        return Answer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in result])
 
     def _free(self, key: Key, is_useless: Callable[[Slot], bool]) -> None:
         kept = []
@@ -269,7 +269,7 @@ def _wanted(message: Mapping[str, Any]) -> Point | None:
 
 
 def _whole(message: Mapping[str, Any], key: str) -> int:
-    found = message.get(key)
-    if not isinstance(found, int) or not 0 <= found < 2**62:
-        raise PeerError(f"{key} is no whole number: {str(found)[:100]}")
-    return found
+    result = message.get(key)
+    if not isinstance(result, int) or not 0 <= result < 2**62:
+        raise PeerError(f"{key} is no whole number: {str(result)[:100]}")
+    return result

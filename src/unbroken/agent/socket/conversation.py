@@ -167,8 +167,8 @@ class Conversation:
     def _start_message(
         self, kind: str, command: StartCommand, local_rank: int
     ) -> Mapping[str, Any]:
-        found = self.environment(command, local_rank)
-        told = {name: found[name] for name in ENVIRONMENT}
+        result = self.environment(command, local_rank)
+        told = {name: result[name] for name in ENVIRONMENT}
         ips = command.rank_ips
         return {
             "type": kind,

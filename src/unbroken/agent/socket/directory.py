@@ -33,8 +33,8 @@ def base() -> str:
         return runtime
     import tempfile  # slow to load, and used by the keeper only at its end
 
-    found = tempfile.gettempdir()
-    return found if _fits(found) else "/tmp"
+    result = tempfile.gettempdir()
+    return result if _fits(result) else "/tmp"
 
 
 def path() -> str:
@@ -68,7 +68,7 @@ def remove() -> None:
 def sweep() -> None:
     """Remove the folders of this user's agents that are gone."""
     with contextlib.suppress(OSError), os.scandir(base()) as entries:
-        names = [one.name for one in entries if _is_ours(one.name)][:SWEPT_MAX]
+        names = [entry.name for entry in entries if _is_ours(entry.name)][:SWEPT_MAX]
         for name in names:
             directory = f"{base()}/{name}"
             handle = _locked(directory)
@@ -133,8 +133,8 @@ def _fits(directory: str) -> bool:
 
 def _is_private(directory: str) -> bool:
     try:
-        found = os.stat(directory)
+        result = os.stat(directory)
     except OSError:
         return False
-    is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    return is_own and stat.S_ISDIR(found.st_mode) and os.access(directory, os.W_OK)
+    is_own = result.st_uid == os.geteuid() and not result.st_mode & 0o077
+    return is_own and stat.S_ISDIR(result.st_mode) and os.access(directory, os.W_OK)

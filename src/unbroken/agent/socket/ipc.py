@@ -150,7 +150,7 @@ class WorkerSocket:
 
     def of(self, pid: int) -> list[Connection]:
         """Return the connections of a worker."""
-        return [one for one in self.connections if one.speaker.pid == pid]
+        return [connection for connection in self.connections if connection.speaker.pid == pid]
 
     def _accept(self) -> None:
         try:
@@ -163,12 +163,12 @@ class WorkerSocket:
             self._loop.call_later(PAUSE_SECONDS, self._resume)
             return
         sock.setblocking(False)
-        found = self._speaker(sock)
-        if isinstance(found, str):
-            log.warning("connection of a worker refused", error=found)
+        result = self._speaker(sock)
+        if isinstance(result, str):
+            log.warning("connection of a worker refused", error=result)
             sock.close()
             return
-        connection = Connection(sock, found, self._close)
+        connection = Connection(sock, result, self._close)
         self.connections.add(connection)
         self._loop.add_reader(sock, self._read, connection)
 
@@ -234,8 +234,8 @@ def ancestor(pid: int, workers: Mapping[int, int]) -> int | None:
     while seen > 1 and seen != own:
         if seen in workers:
             return seen
-        found = procfs.stat(seen)
-        seen = 0 if found is None else found.parent
+        stat = procfs.stat(seen)
+        seen = 0 if stat is None else stat.parent
     with contextlib.suppress(ProcessLookupError):
         session = os.getsid(pid)
         return session if session in workers else None

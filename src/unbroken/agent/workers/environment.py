@@ -120,14 +120,14 @@ def environment(
     GROUP_WORLD_SIZE is the number of nodes, as torchrun has it (HyperPod's agent 1.1.3 gives
     WORLD_SIZE there, which no client of it reads).
     """
-    found = {name: value for name, value in os.environ.items() if name not in OWN}
+    result = {name: value for name, value in os.environ.items() if name not in OWN}
     nproc, attempt = options.nproc, str(command.attempt)
     rank, world = str(command.rank * nproc + local_rank), str(command.nnodes * nproc)
     if nproc > 1:
-        found.setdefault("OMP_NUM_THREADS", "1")
-    found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    found.setdefault("HYPERPOD_SIGNAL_COORDINATION", "disabled")
-    return found | {
+        result.setdefault("OMP_NUM_THREADS", "1")
+    result.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    result.setdefault("HYPERPOD_SIGNAL_COORDINATION", "disabled")
+    return result | {
         "LOCAL_RANK": str(local_rank),
         "RANK": rank,
         "GROUP_RANK": str(command.rank),

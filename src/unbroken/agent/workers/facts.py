@@ -34,9 +34,9 @@ def oom_kills(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -
         else:
             continue
         for file in files:
-            found = _counted(file)
-            if found is not None:
-                return found
+            result = _counted(file)
+            if result is not None:
+                return result
     return 0
 
 
@@ -52,22 +52,22 @@ def _counted(file: Path) -> int | None:
 def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of processors that this process may use, by its affinity and its
     container's limit."""
-    found = len(os.sched_getaffinity(0))
+    result = len(os.sched_getaffinity(0))
     try:
         quota, period = (root / "cpu.max").read_text().split()
-        return min(found, max(1, int(quota) // int(period)))
+        return min(result, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         # No group, or no limit: "max".
-        return found
+        return result
 
 
 def is_shared_memory_full(path: str = "/dev/shm") -> bool:
     """True if /dev/shm has no room for another allocation."""
     try:
-        found = os.statvfs(path)
+        result = os.statvfs(path)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < SHARED_MEMORY_FREE_MIN
+    return result.f_bavail * result.f_frsize < SHARED_MEMORY_FREE_MIN
 
 
 def error_file(directory: str) -> str:

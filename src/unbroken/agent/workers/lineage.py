@@ -24,15 +24,15 @@ def _prctl(option: int, value: int) -> None:
 
 def children() -> list[int]:
     """Return the processes whose parent this is, including ended ones that are not yet reaped."""
-    found: list[int] = []
+    result: list[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
+                result += map(int, file.read().split())
     except FileNotFoundError:
         # A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
         return _scan()
-    return found
+    return result
 
 
 def _scan() -> list[int]:

@@ -280,6 +280,6 @@ def tail_text(stream: Stream) -> tuple[str, ...]:
 def last_line(stream: Stream) -> str:
     """Return the newest whole line read by now."""
     with contextlib.suppress(IndexError, RuntimeError):  # the thread continues to write
-        found = next(filter(None, reversed(stream.tail)), b"")
-        return found.decode(errors="replace")[:LINE_CHARACTERS]
+        result = next(filter(None, reversed(stream.tail)), b"")
+        return result.decode(errors="replace")[:LINE_CHARACTERS]
     return ""

@@ -222,7 +222,9 @@ class Processes:
             before.close()
         self._watch = Watch.make(command, nproc, self._clock, self._watched, before)
         seen = self._workers.values()
-        self._watch.begin({one.rank: Watched(one.pid, one.page, one.rhythm) for one in seen})
+        self._watch.begin(
+            {worker.rank: Watched(worker.pid, worker.page, worker.rhythm) for worker in seen}
+        )
 
     def _watched(self, event: WatchRead) -> None:
         self._feed(event)
@@ -270,7 +272,11 @@ class Processes:
     def local_ranks(self) -> Mapping[int, int]:
         """Return the local ranks of the living training workers, by pid."""
         alive = self._workers.values()
-        return {one.pid: one.program.local_rank for one in alive if one.stage is ProgramStage.TRAIN}
+        return {
+            worker.pid: worker.program.local_rank
+            for worker in alive
+            if worker.stage is ProgramStage.TRAIN
+        }
 
     def _keep(self, kept: tuple[int, ...], command: StartCommand) -> None:
         """Move kept workers into an attempt; they continue to write to the files that they have."""
@@ -308,23 +314,23 @@ class Processes:
     def _note_stops(self) -> None:
         """Take pending stops by signals; stops by a debugger are reported to the debugger alone."""
         with contextlib.suppress(ChildProcessError):
-            while found := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
-                worker = self._workers.get(found.si_pid)
+            while result := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                worker = self._workers.get(result.si_pid)
                 if (
                     worker is not None
                     and worker.stage is ProgramStage.TRAIN
                     and self._watch is not None
                 ):
-                    self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
+                    self._watch.halted(worker.rank, result.si_code == os.CLD_CONTINUED)
 
     def _descendants(self) -> list[int]:
         """Return children that descend from workers, except kept ones; the template's belong to the
         agent itself."""
-        found = lineage.children()
+        result = lineage.children()
         spared = {pid for pid, rank in self.local_ranks().items() if rank in self._kept}
         others = spared.union(() if self._warm is None else self._warm.pids())
-        found = [pid for pid in found if pid not in others]
-        return [pid for pid in found if lineage.session(pid) not in spared] if spared else found
+        result = [pid for pid in result if pid not in others]
+        return [pid for pid in result if lineage.session(pid) not in spared] if spared else result
 
     def _reap(self) -> None:
         while True:

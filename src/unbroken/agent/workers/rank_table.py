@@ -43,9 +43,9 @@ class RankTable:
     def load(self) -> None:
         """Take over what an earlier agent in this pod wrote."""
         try:
-            found: Any = json.loads(self._file.read_bytes())
-            ips = [ip if isinstance(ip, str) else None for ip in found["ips"]]
-            version = found["ips_timestamp"]
+            result: Any = json.loads(self._file.read_bytes())
+            ips = [ip if isinstance(ip, str) else None for ip in result["ips"]]
+            version = result["ips_timestamp"]
         except (OSError, ValueError, KeyError, TypeError):
             return
         if isinstance(version, str):

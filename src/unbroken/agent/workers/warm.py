@@ -98,7 +98,7 @@ class WarmStarts:
 
     def pids(self) -> Collection[int]:
         """Return the processes that descend from no worker."""
-        pids = {one.pid for one in self._parked if one.pid} | self._ending
+        pids = {parked.pid for parked in self._parked if parked.pid} | self._ending
         return pids | {self._template.pid} if self._template is not None else pids
 
     def open(self, program: Program) -> None:
@@ -159,31 +159,33 @@ class WarmStarts:
         if len(data) > MESSAGE_BYTES_MAX:
             self._refusal = f"its environment and arguments take {len(data)} bytes"
             return None
-        for one in [each for each in self._parked if each.pid]:
-            self._parked.remove(one)
+        for parked in [each for each in self._parked if each.pid]:
+            self._parked.remove(parked)
             try:
-                bind(one.pid)
-                socket.send_fds(one.pair, [data], list(given.values()))
+                bind(parked.pid)
+                socket.send_fds(parked.pair, [data], list(given.values()))
             except OSError:
                 # It has ended, and is about to be reaped.
-                one.pair.close()
+                parked.pair.close()
                 self._feed(core.ParkedEnded())
                 continue
-            self._loop.add_reader(one.pair, self._read_start, one)
-            return one.pid
+            self._loop.add_reader(parked.pair, self._read_start, parked)
+            return parked.pid
         self._refusal = "nobody is parked any more"
         return None
 
-    def _read_start(self, one: _Parked) -> None:
+    def _read_start(self, parked: _Parked) -> None:
         """Read from a worker that has its order: it sends that it cannot be warm, or nothing."""
         with contextlib.suppress(OSError):
-            data = one.pair.recv(MESSAGE_BYTES_MAX)
+            data = parked.pair.recv(MESSAGE_BYTES_MAX)
             if data:
-                log.info("worker started cold", pid=one.pid, reason=json.loads(data).get("reason"))
-                self._turned_cold(one.pid)
+                log.info(
+                    "worker started cold", pid=parked.pid, reason=json.loads(data).get("reason")
+                )
+                self._turned_cold(parked.pid)
                 return
-        self._loop.remove_reader(one.pair)
-        one.pair.close()
+        self._loop.remove_reader(parked.pair)
+        parked.pair.close()
 
     def learning(self, program: Program) -> Program:
         """Return the program, set up to report its imports."""
@@ -228,9 +230,9 @@ class WarmStarts:
         self._ending.discard(pid)
         if self._template is not None and pid == self._template.pid:
             self._failed(f"the template ended with code {code}")
-        for one in [each for each in self._parked if each.pid == pid]:
-            self._parked.remove(one)
-            one.pair.close()
+        for parked in [each for each in self._parked if each.pid == pid]:
+            self._parked.remove(parked)
+            parked.pair.close()
             self._feed(core.ParkedEnded())
 
     def close(self) -> None:
@@ -274,9 +276,9 @@ class WarmStarts:
                     self._template.send({"type": "check"})
 
     def _last_import(self) -> float | None:
-        found = [os.fstat(fd) for fd in self._learnt]
+        result = [os.fstat(fd) for fd in self._learnt]
         # A warm worker may have nothing to write: its file is as old as the start.
-        times = [one.st_mtime for one in found if one.st_size] or [one.st_mtime for one in found]
+        times = [one.st_mtime for one in result if one.st_size] or [one.st_mtime for one in result]
         return min(max(times), self._clock()) if times else None
 
     def _news(self) -> list[str]:
@@ -352,15 +354,15 @@ class WarmStarts:
         self._feed(core.TemplateReady())
 
     def _take_parked(self, pid: int) -> None:
-        one = next(each for each in self._parked if not each.pid)
+        parked = next(each for each in self._parked if not each.pid)
         if pid in self.doomed or pid not in lineage.children():
             # Before it was known, it was taken as a leftover of a worker.
-            self._parked.remove(one)
-            one.pair.close()
+            self._parked.remove(parked)
+            parked.pair.close()
             self._feed(core.Parked())
             self._feed(core.ParkedEnded())
             return
-        one.pid = pid
+        parked.pid = pid
         self._feed(core.Parked())
         if all(each.pid for each in self._parked):
             memory = procfs.memory_bytes(pid) if log.is_on(logging.INFO) else None
@@ -387,11 +389,11 @@ class WarmStarts:
         self._end_parked()
 
     def _end_parked(self) -> None:
-        for one in self._parked:
-            one.pair.close()
-            if one.pid:
-                self._ending.add(one.pid)
-                lineage.kill(one.pid, signal.SIGKILL)
+        for parked in self._parked:
+            parked.pair.close()
+            if parked.pid:
+                self._ending.add(parked.pid)
+                lineage.kill(parked.pid, signal.SIGKILL)
         self._parked.clear()
 
 

@@ -101,8 +101,8 @@ def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     Example: `unbroken cluster create --cli-input-json request.json --wait`
     """
     body = read_request(request)
-    found = _operate(api, "CreateCluster", body, wait=wait)
-    _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
+    result = _operate(api, "CreateCluster", body, wait=wait)
+    _print_outcome(result, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
 
 
 @app.command("list")
@@ -114,14 +114,14 @@ def list_command(output: ListForm = ListOutput.TEXT, *, api: Api) -> None:
 
     async def act(client: Client) -> list[Object]:
         pages = client.pages("ListClusters", "ClusterSummaries", {"SortBy": "NAME"})
-        return [one async for one in pages]
+        return [page async for page in pages]
 
-    found = api.call(act)
+    result = api.call(act)
     listing = Listing(
-        {"ClusterSummaries": found},
-        [str(one["ClusterName"]) for one in found],
+        {"ClusterSummaries": result},
+        [str(item["ClusterName"]) for item in result],
         CLUSTER_TITLES,
-        [cluster_row(one) for one in found],
+        [cluster_row(item) for item in result],
         empty="no clusters; create one with: unbroken cluster create --cli-input-json FILE",
     )
     show_list(listing, output)
@@ -147,8 +147,8 @@ def update(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     Example: `unbroken cluster update --cli-input-json request.json`
     """
     body = read_request(request)
-    found = _operate(api, "UpdateCluster", body, wait=wait)
-    _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
+    result = _operate(api, "UpdateCluster", body, wait=wait)
+    _print_outcome(result, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
 
 
 @app.command()
@@ -172,9 +172,9 @@ def delete(
             await _until_gone(client, made["ClusterArn"])
         return made
 
-    found = api.call(act)
+    result = api.call(act)
     done = "is deleted" if wait else "is being deleted"
-    _print_outcome(found, api.output, False, f"cluster {cluster} {done}")
+    _print_outcome(result, api.output, False, f"cluster {cluster} {done}")
 
 
 def read_request(name: str) -> Object:
@@ -182,14 +182,14 @@ def read_request(name: str) -> Object:
     path = name.removeprefix("file://")
     try:
         text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text()
-        found = msgspec.json.decode(text)
+        result = msgspec.json.decode(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
     except msgspec.DecodeError as error:
         raise SpecError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise SpecError(f'{path} must hold an object, such as {{"ClusterName": ...}}')
-    return found
+    return result
 
 
 def _operate(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Object:
@@ -208,21 +208,21 @@ async def _until_settled(client: Client, arn: str) -> Object:
 
     shown: Mapping[str, str] = {}
     while True:
-        found = await client.call("DescribeCluster", {"ClusterName": arn})
-        now = progress(found)
+        result = await client.call("DescribeCluster", {"ClusterName": arn})
+        now = progress(result)
         for key, line in now.items():
             if shown.get(key) != line:
                 note(line)
         shown = now
-        if _is_settled(found):
-            return found
+        if _is_settled(result):
+            return result
         await pause(LOOK_SECONDS)
 
 
 def _is_settled(found: Object) -> bool:
     if found["ClusterStatus"] == "Failed":
         return True
-    phases = {one["Status"] for one in found["InstanceGroups"]}
+    phases = {item["Status"] for item in found["InstanceGroups"]}
     return found["ClusterStatus"] == "InService" and phases <= {"InService", "Failed"}
 
 

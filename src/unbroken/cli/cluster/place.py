@@ -63,22 +63,22 @@ def endpoint(url: str | None, directory: Path | None, context: str | None) -> En
 def _own(directory: Path | None, context: str | None) -> state.State:
     place = find(directory, context)
     place.require_running()
-    found = state.running(place.paths) if place.paths is not None else None
-    if found is None or not found.cluster_api:
+    result = state.running(place.paths) if place.paths is not None else None
+    if result is None or not result.cluster_api:
         raise SpecError(
             "the address of the cluster API is not known; name it with --endpoint-url "
             "(the operator serves the API with --cluster-api-port)"
         )
-    return found
+    return result
 
 
 def _own_key_for(url: str, context: str | None) -> Credential | None:
     """The key of the local cluster if the address is that of its cluster API, else None."""
     try:
-        found = _own(None, context)
+        result = _own(None, context)
     except UnbrokenError:
         return None  # no local cluster runs, so the address is of another one
-    return key_of(found) if found.cluster_api.rstrip("/") == url.rstrip("/") else None
+    return key_of(result) if result.cluster_api.rstrip("/") == url.rstrip("/") else None
 
 
 def key_of(running: state.State) -> Credential:

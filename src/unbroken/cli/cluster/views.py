@@ -36,15 +36,15 @@ def facts(cluster: Object) -> Iterator[tuple[str, str]]:
 
 def group_rows(cluster: Object) -> Iterator[tuple[object, ...]]:
     """The rows of a cluster's groups."""
-    for one in cluster["InstanceGroups"]:
-        types = [detail["InstanceType"] for detail in one.get("InstanceTypeDetails") or ()]
+    for item in cluster["InstanceGroups"]:
+        types = [detail["InstanceType"] for detail in item.get("InstanceTypeDetails") or ()]
         yield (
-            one["InstanceGroupName"],
+            item["InstanceGroupName"],
             ",".join(types),
-            one["Status"],
-            one["CurrentCount"],
-            one["TargetCount"],
-            ",".join(one.get("OnStartDeepHealthChecks") or ()) or "-",
+            item["Status"],
+            item["CurrentCount"],
+            item["TargetCount"],
+            ",".join(item.get("OnStartDeepHealthChecks") or ()) or "-",
         )
 
 
@@ -53,8 +53,8 @@ def progress(cluster: Object) -> dict[str, str]:
     name = cluster["ClusterName"]
     failure = f": {cluster['FailureMessage']}" if cluster.get("FailureMessage") else ""
     lines = {"": f"{name}: {cluster['ClusterStatus']}{failure}"}
-    for one in cluster["InstanceGroups"]:
-        group = one["InstanceGroupName"]
-        count = f"{one['CurrentCount']} of {one['TargetCount']}"
-        lines[group] = f"{name}/{group}: {one['Status']}, {count} up"
+    for item in cluster["InstanceGroups"]:
+        group = item["InstanceGroupName"]
+        count = f"{item['CurrentCount']} of {item['TargetCount']}"
+        lines[group] = f"{name}/{group}: {item['Status']}, {count} up"
     return lines

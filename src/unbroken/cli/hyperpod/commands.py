@@ -129,24 +129,24 @@ def get_job(
     job = target.run(act, namespace=namespace)
     if output is Output.TEXT:
         _print_rows([job])
-        for one in (job.get("status") or {}).get("conditions") or ():
-            print(f"  {one['type']}={one['status']}: {one.get('message', '')}")
+        for item in (job.get("status") or {}).get("conditions") or ():
+            print(f"  {item['type']}={item['status']}: {item.get('message', '')}")
         return
     metadata = job["metadata"]
-    found = {key: metadata.get(key.lower()) for key in ("Name", "Namespace")}
-    found["Label"] = metadata.get("labels")
+    result = {key: metadata.get(key.lower()) for key in ("Name", "Namespace")}
+    result["Label"] = metadata.get("labels")
     if verbose:
-        found["Annotations"] = metadata.get("annotations")
-        found["Metadata"] = {
+        result["Annotations"] = metadata.get("annotations")
+        result["Metadata"] = {
             "Creation Timestamp": metadata.get("creationTimestamp"),
             "Generation": metadata.get("generation"),
             "Resource Version": metadata.get("resourceVersion"),
             "UID": metadata.get("uid"),
         }
-        found |= {"Kind": job["kind"], "API Version": job["apiVersion"], "Spec": job["spec"]}
+        result |= {"Kind": job["kind"], "API Version": job["apiVersion"], "Spec": job["spec"]}
     else:
-        found["Creation Timestamp"] = metadata.get("creationTimestamp")
-    print_json({**found, "Status": job.get("status")})
+        result["Creation Timestamp"] = metadata.get("creationTimestamp")
+    print_json({**result, "Status": job.get("status")})
 
 
 @app.command("list-jobs")
@@ -210,12 +210,12 @@ def list_pods(
         await cluster.get(JOBS, job_name)
         return await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
 
-    found = target.run(act, namespace=namespace)
-    pods = [_pod(one) for one in sorted(found, key=lambda one: str(one["metadata"]["name"]))]
+    result = target.run(act, namespace=namespace)
+    pods = [_pod(item) for item in sorted(result, key=lambda item: str(item["metadata"]["name"]))]
     if output is Output.JSON:
         print_json({"pods": pods})
     else:
-        print_table(["POD", "STATUS", "CREATED"], [_cells(one) for one in pods])
+        print_table(["POD", "STATUS", "CREATED"], [_cells(pod) for pod in pods])
 
 
 def _pod(pod: Object) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def get_log(
     async def act(cluster: Cluster) -> list[str]:
         await cluster.get(JOBS, job_name)
         pods = await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
-        names = sorted(str(one["metadata"]["name"]) for one in pods)
+        names = sorted(str(item["metadata"]["name"]) for item in pods)
         if pod not in names:
             listed = ", ".join(names) or "none"
             raise SpecError(f"job {job_name} has no pod {pod}; it has: {listed}")
@@ -265,7 +265,7 @@ def get_log(
 
 def _summary(job: Object) -> dict[str, Any]:
     status = job.get("status") or {}
-    true = [one["type"] for one in status.get("conditions") or () if one["status"] == "True"]
+    true = [item["type"] for item in status.get("conditions") or () if item["status"] == "True"]
     return {
         "Name": job["metadata"]["name"],
         "Namespace": job["metadata"]["namespace"],
@@ -277,6 +277,6 @@ def _summary(job: Object) -> dict[str, Any]:
 def _print_rows(jobs: list[Object]) -> None:
     rows = []
     for job in jobs:
-        one = _summary(job)
-        rows.append([one["Namespace"], one["Name"], one["State"] or "-", one["Creation Time"]])
+        item = _summary(job)
+        rows.append([item["Namespace"], item["Name"], item["State"] or "-", item["Creation Time"]])
     print_table(["NAMESPACE", "NAME", "STATE", "STARTED"], rows)

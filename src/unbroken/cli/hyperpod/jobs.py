@@ -112,7 +112,9 @@ def manifest(file: Path | None, options: Options) -> Object:
     changed = _with_options(content, options)
     config, problems = read_config(changed)
     if problems:
-        raise ManifestError(str(file or "the job"), [_hinted(one, file) for one in problems])
+        raise ManifestError(
+            str(file or "the job"), [_hinted(problem, file) for problem in problems]
+        )
     name = config.cluster.instance_type
     machine = instance_type(instance_types(), name if name.startswith("ml.") else f"ml.{name}")
     return pytorchjob(config, machine)
@@ -161,8 +163,8 @@ def _with_options(content: Object, options: Options) -> Object:
     if options.queue_name:
         _below(content, f"{CONFIG}.custom_labels")[QUEUE] = options.queue_name
     if claims := options.persistent_volume_claims:
-        found = _pieces("--persistent-volume-claims", claims, ("claimName", "mountPath"))
-        _set(content, f"{CONFIG}.persistent_volume_claims", found)
+        result = _pieces("--persistent-volume-claims", claims, ("claimName", "mountPath"))
+        _set(content, f"{CONFIG}.persistent_volume_claims", result)
     if options.volumes:
         keys = ("volumeName", "hostPath", "mountPath")
         _set(content, f"{CONFIG}.volumes", _pieces("--volumes", options.volumes, keys))
@@ -201,23 +203,23 @@ def _below(content: Object, place: str) -> Object:
 
     If another value is there, an object that is dropped: the reader reports the problem.
     """
-    found = content
+    result = content
     for key in filter(None, place.split(".")):
-        if found.get(key) is None:
-            found[key] = {}
-        inner = found[key]
-        found = inner if isinstance(inner, dict) else {}
-    return found
+        if result.get(key) is None:
+            result[key] = {}
+        inner = result[key]
+        result = inner if isinstance(inner, dict) else {}
+    return result
 
 
 def _json(option: str, text: str) -> Object:
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError as error:
         raise SpecError(f"{option} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise SpecError(f'{option}: must be an object, such as {{"KEY": "value"}}')
-    return found
+    return result
 
 
 def _variables(text: str) -> Object:
@@ -233,10 +235,10 @@ def _variables(text: str) -> Object:
 
 
 def _pieces(option: str, text: str, keys: tuple[str, ...]) -> list[Object]:
-    found = []
+    result = []
     for piece in text.split(","):
         parts = piece.split(":")
         if len(parts) != len(keys) or not all(parts):
             raise SpecError(f"{option} {piece}: must be {':'.join(keys)}")
-        found.append(dict(zip(keys, parts, strict=True)))
-    return found
+        result.append(dict(zip(keys, parts, strict=True)))
+    return result

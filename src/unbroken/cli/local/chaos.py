@@ -138,7 +138,7 @@ def kill_pod(
     async def act(cluster: Cluster) -> dict[str, Any]:
         await cluster.job(job)
         if pod:
-            names = sorted(str(one["metadata"]["name"]) for one in await cluster.pods(job))
+            names = sorted(str(item["metadata"]["name"]) for item in await cluster.pods(job))
             if pod not in names:
                 raise SpecError(f"job {job} has no pod {pod}; it has: {', '.join(names) or 'none'}")
             await cluster.delete(PODS, pod)
@@ -188,7 +188,7 @@ def start_node(
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         _require_local(cluster)
-        names = sorted(str(one["metadata"]["name"]) for one in await cluster.select(NODES))
+        names = sorted(str(item["metadata"]["name"]) for item in await cluster.select(NODES))
         if node not in names:
             raise SpecError(f"there is no node {node}; there are: {', '.join(names) or 'none'}")
         await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
@@ -232,10 +232,10 @@ async def _find(cluster: Cluster, job: str, rank: int) -> Victim:
     """The worker of a rank, from the report of its agent; WorldError if the rank is not running."""
     await cluster.job(job)
     pods = await cluster.pods(job)
-    found = await reports(cluster, pods)
+    result = await reports(cluster, pods)
     by_name = {pod["metadata"]["name"]: pod for pod in pods}
     running: list[int] = []
-    for name, report in found.items():
+    for name, report in result.items():
         for worker in report.workers:
             if worker.state == "running":
                 running.append(worker.rank)
@@ -248,16 +248,16 @@ async def _find(cluster: Cluster, job: str, rank: int) -> Victim:
 def _signal(victim: Victim, pid: int, number: signal.Signals) -> None:
     """Send a signal to a process of the pod; WorldError if it is not of the pod."""
     ids = {
-        one["containerID"].rpartition("/")[2]
-        for one in victim.pod["status"].get("containerStatuses") or ()
-        if one.get("containerID")
+        item["containerID"].rpartition("/")[2]
+        for item in victim.pod["status"].get("containerStatuses") or ()
+        if item.get("containerID")
     }
     try:
         handle = os.pidfd_open(pid)
         try:
             # Read after the open, so that the pid cannot be reused in between.
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if not any(f"{MARKER}={one}".encode() in variables for one in ids):
+            if not any(f"{MARKER}={item}".encode() in variables for item in ids):
                 raise WorldError(f"process {pid} does not belong to pod {victim.pod_name}")
             signal.pidfd_send_signal(handle, number)
         finally:

@@ -29,9 +29,9 @@ def command(
     Example: `unbroken down --purge`
     """
     paths = state.Paths(resolve(directory))
-    found = state.running(paths)
-    if found is not None:
-        _end(found.pid)
+    result = state.running(paths)
+    if result is not None:
+        _end(result.pid)
     elif not paths.directory.is_dir():
         print(f"no cluster in {paths.directory}")
         return
@@ -42,7 +42,7 @@ def command(
     asyncio.run(stop_scripts(paths.nodes))
     asyncio.run(stop_pods(paths.nodes))
     paths.state.unlink(missing_ok=True)
-    print(f"stopped the cluster of {paths.directory}" if found else "no cluster was running")
+    print(f"stopped the cluster of {paths.directory}" if result else "no cluster was running")
     if purge:
         _purge(paths)
 

@@ -29,18 +29,20 @@ def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
     Example: `unbroken status -o json`
     """
     paths = state.Paths(resolve(directory))
-    found = state.running(paths)
-    report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
-    if found is not None:
-        report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
-        report.update(clusterApi=found.cluster_api, clusterApiCredentials=_credentials(found))
-        report.update(metrics=found.metrics)
-        report["nodes"] = on_cluster(Place(found.kubeconfig), "", _nodes)
+    result = state.running(paths)
+    report: dict[str, Any] = {"directory": str(paths.directory), "running": result is not None}
+    if result is not None:
+        report.update(
+            pid=result.pid, url=result.url, kubeconfig=result.kubeconfig, since=result.since
+        )
+        report.update(clusterApi=result.cluster_api, clusterApiCredentials=_credentials(result))
+        report.update(metrics=result.metrics)
+        report["nodes"] = on_cluster(Place(result.kubeconfig), "", _nodes)
     if output is Output.JSON:
         print_json(report)
     else:
         _show(report)
-    raise typer.Exit(0 if found is not None else NOT_RUNNING)
+    raise typer.Exit(0 if result is not None else NOT_RUNNING)
 
 
 def _credentials(found: state.State) -> dict[str, str] | None:

@@ -143,7 +143,7 @@ class ClusterFlags:
 
 
 def _fields(group: Any) -> dict[str, Any]:
-    return {one.name: getattr(group, one.name) for one in fields(group)}
+    return {field.name: getattr(group, field.name) for field in fields(group)}
 
 
 def command(
@@ -164,9 +164,9 @@ def command(
     Example: `unbroken up --nodes 3 --gpu-per-node 8 --detach`
     """
     paths = state.Paths(resolve(directory))
-    found = state.running(paths)
-    if found is not None:
-        print(f"a cluster already runs from {paths.directory} (pid {found.pid})")
+    result = state.running(paths)
+    if result is not None:
+        print(f"a cluster already runs from {paths.directory} (pid {result.pid})")
         print(_export_line(paths))
         return
     options = flags.over(state.saved_options(paths))
@@ -199,14 +199,14 @@ def _pairs(option: str, pairs: list[str]) -> dict[str, str]:
 
 
 def _resources(pairs: list[str]) -> dict[str, str]:
-    found = _pairs("--resource", pairs)
-    for name, amount in found.items():
+    result = _pairs("--resource", pairs)
+    for name, amount in result.items():
         _quantity(f"--resource {name}", amount)
         if own := OWN_OPTIONS.get(name):
             raise SpecError(f"--resource {name}: use {own}")
         if "/" not in name and not name.startswith("hugepages-"):
             raise SpecError(f"--resource {name}: must have a domain, such as example.com/{name}")
-    return found
+    return result
 
 
 def _instance_type(name: str) -> str:
@@ -218,17 +218,17 @@ def _instance_type(name: str) -> str:
 
 
 def _lifecycle_sources(pairs: list[str]) -> dict[str, str]:
-    found = {}
+    result = {}
     for address, directory in source_mapping(pairs).items():
         path = Path(directory).expanduser().resolve()
         if not path.is_dir():
             raise SpecError(f"--lifecycle-source {address}: {path} is not a directory")
-        found[address] = str(path)
-    return found
+        result[address] = str(path)
+    return result
 
 
 def _images(pairs: list[str]) -> dict[str, str]:
-    found = {}
+    result = {}
     for image, directory in _pairs("--image-env", pairs).items():
         # Not resolved: the link to the environment is what a person replaces.
         path = Path(directory).expanduser().absolute()
@@ -237,8 +237,8 @@ def _images(pairs: list[str]) -> dict[str, str]:
                 f"--image-env {image}: {path} is no Python environment (no bin/python): make one "
                 f"with: python3 -m venv {path}"
             )
-        found[image] = str(path)
-    return found
+        result[image] = str(path)
+    return result
 
 
 def _credentials(name: str) -> str:
@@ -323,14 +323,14 @@ def words_of(options: state.ClusterOptions) -> Iterator[str]:
     """The options as arguments of `unbroken up`."""
     app = App()
     app.command()(command)
-    for one in typer.main.get_command(app).params:
-        value = getattr(options, str(one.name), None)
+    for param in typer.main.get_command(app).params:
+        value = getattr(options, str(param.name), None)
         if isinstance(value, bool):
-            yield (one.opts if value else one.secondary_opts)[0]
+            yield (param.opts if value else param.secondary_opts)[0]
         elif isinstance(value, dict):
-            yield from (f"{one.opts[0]}={name}={given}" for name, given in value.items())
+            yield from (f"{param.opts[0]}={name}={given}" for name, given in value.items())
         elif value is not None:
-            yield from (one.opts[0], str(value))
+            yield from (param.opts[0], str(value))
 
 
 def _last_line(path: Path) -> str:

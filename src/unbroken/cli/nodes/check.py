@@ -110,7 +110,7 @@ def _kinds(given: Sequence[str], *, deep: bool) -> tuple[CheckKind, ...]:
 
 
 async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
-    known = [str(one["metadata"]["name"]) for one in await cluster.select(NODES)]
+    known = [str(item["metadata"]["name"]) for item in await cluster.select(NODES)]
     for name in given:
         if name not in known:
             raise SpecError(f'no node "{name}"; nodes: {", ".join(sorted(known)) or "none"}')

@@ -63,11 +63,11 @@ def nodes(
 
 def _refuse_options(ctx: typer.Context, command: str) -> None:
     """Raise BadParameter for an option before a subcommand, which would not get its value."""
-    for one in ctx.command.params:
-        source = ctx.get_parameter_source(one.name or "")
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
         if source is not None and source.name == "COMMANDLINE":
-            place = f"`{ctx.command_path} {command} {one.opts[-1]} ...`"
-            hint = f"'{one.opts[-1]}'"
+            place = f"`{ctx.command_path} {command} {param.opts[-1]} ...`"
+            hint = f"'{param.opts[-1]}'"
             raise typer.BadParameter(f"write it after the command: {place}", param_hint=hint)
 
 
@@ -87,7 +87,7 @@ def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
 
     async def read(cluster: Cluster) -> Listing:
         now, pods = wall(), await cluster.select(PODS, namespace="")
-        records = {one["metadata"]["name"]: one for one in await cluster.select(RECORDS)}
+        records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
         rows = [
             views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
             for node in await cluster.select(NODES)
@@ -255,10 +255,10 @@ def replace(
 
 def _order(target: Target, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
     async def act(cluster: Cluster) -> list[dict[str, Any]]:
-        found = [await _node(cluster, name) for name in names]
-        records = {one["metadata"]["name"]: one for one in await cluster.select(RECORDS)}
+        result = [await _node(cluster, name) for name in names]
+        records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
         done = []
-        for node in found:
+        for node in result:
             name = node["metadata"]["name"]
             known = views.record_of(records.get(name))
             await cluster.patch(NODES, name, {"metadata": {"annotations": {REPAIR: what}}})
@@ -269,9 +269,9 @@ def _order(target: Target, names: Sequence[str], what: str, output: Output, *, w
     if output is Output.JSON:
         print_json({"ordered": what, "nodes": answers})
     else:
-        for one in answers:
-            print(f"{one['name']}: {what} {one['state']}" + _after(one))
-    if any(one["state"] == RepairState.FAILED.value for one in answers):
+        for answer in answers:
+            print(f"{answer['name']}: {what} {answer['state']}" + _after(answer))
+    if any(answer["state"] == RepairState.FAILED.value for answer in answers):
         raise typer.Exit(1)
 
 
@@ -291,12 +291,19 @@ async def _ended(
         return answer
     from .follow import follow  # slow to load
 
-    last = max((one.began_at for one in known.history), default=0.0)
+    last = max((repair_record.began_at for repair_record in known.history), default=0.0)
 
     def newer(record: NodeRecordSpec) -> RepairRecord | None:
         if record.repair is not None:
             return record.repair
-        return next((one for one in reversed(record.history) if one.began_at > last), None)
+        return next(
+            (
+                repair_record
+                for repair_record in reversed(record.history)
+                if repair_record.began_at > last
+            ),
+            None,
+        )
 
     repair = await follow(cluster, name, newer)
     return {
@@ -327,7 +334,7 @@ def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
     if output is Output.JSON:
         entries = ((record or {}).get("spec") or {}).get("blame") or []
         points = [float(str(row[3])) for row in reversed(rows)]
-        shown = [{**one, "points": left} for one, left in zip(entries, points, strict=True)]
+        shown = [{**item, "points": left} for item, left in zip(entries, points, strict=True)]
         print_json({"node": name, "score": _score(held, now), "blame": shown})
         return
     print(f"{name}: {views.score_line(held, now)}")
@@ -398,11 +405,18 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
 
 async def _node(cluster: Cluster, name: str) -> Object:
     """A node; SpecError if it does not exist, with the node that has replaced it."""
-    found = await cluster.find(NODES, name)
-    if found is not None:
-        return found
+    result = await cluster.find(NODES, name)
+    if result is not None:
+        return result
     history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
-    by = next((one.replacement for one in reversed(history) if one.replacement), "")
+    by = next(
+        (
+            repair_record.replacement
+            for repair_record in reversed(history)
+            if repair_record.replacement
+        ),
+        "",
+    )
     if by:
         text = f"{name} was replaced by {by}; to see its blame: unbroken nodes blame {name}"
         raise SpecError(text)
@@ -411,7 +425,7 @@ async def _node(cluster: Cluster, name: str) -> Object:
 
 async def _record(cluster: Cluster, name: str) -> Object | None:
     """The record of a node; None if it has no record."""
-    found = await cluster.find(RECORDS, name)
-    if found is None:
+    result = await cluster.find(RECORDS, name)
+    if result is None:
         await cluster.select(RECORDS)  # SpecError if the cluster does not know the kind
-    return found
+    return result

@@ -89,9 +89,9 @@ def command(
     if once:
         from unbroken.nodes.once import look_once
 
-        found = asyncio.run(look_once(read_table(table), root, kernel_log, gpus, nvml_library))
-        _show(found, output)
-        raise typer.Exit(FOUND if found.is_faulty else 0)
+        findings = asyncio.run(look_once(read_table(table), root, kernel_log, gpus, nvml_library))
+        _show(findings, output)
+        raise typer.Exit(FOUND if findings.is_faulty else 0)
     if not node:
         raise SpecError("the node is not named: give --node NAME, or set NODE_NAME")
     found_table = read_table(table)  # report problems of the table first
@@ -102,7 +102,7 @@ def command(
     target.run("unbroken-node-daemon", lambda client: run_daemon(client, options))
 
 
-def _show(found: Findings, output: Output) -> None:
+def _show(findings: Findings, output: Output) -> None:
     views: list[dict[str, Any]] = [
         {
             "reason": sign.reason,
@@ -111,12 +111,12 @@ def _show(found: Findings, output: Output) -> None:
             "title": sign.entry.title,
             "text": sign.text,
         }
-        for sign in found.signs
+        for sign in findings.signs
     ]
     if output is Output.JSON:
-        print_json({"findings": views, "unknown": found.unknown})
+        print_json({"findings": views, "unknown": findings.unknown})
         return
-    for part, why in found.unknown.items():
+    for part, why in findings.unknown.items():
         note(f"{part}: not checked: {why}")
     if not views:
         print("no fault found")

@@ -62,7 +62,7 @@ def command(
         results.append(result)
         if output is Output.TEXT:
             _print_result(result, on)
-    faults = [one for one in results if one["outcome"] == Outcome.FAIL.value]
+    faults = [item for item in results if item["outcome"] == Outcome.FAIL.value]
     if output is Output.JSON:
         print_json({"isWell": not faults, "results": results})
     else:
@@ -82,8 +82,8 @@ def _results(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            found: dict[str, Any] = msgspec.json.decode(line)
-            yield found
+            result: dict[str, Any] = msgspec.json.decode(line)
+            yield result
         if process.wait():
             raise WorldError(
                 f"the tests ended with status {process.returncode}; see their output above"
@@ -102,10 +102,10 @@ def _print_result(result: dict[str, Any], on: Paper) -> None:
 
 
 def _print_summary(results: Sequence[dict[str, Any]], faults: Sequence[dict[str, Any]]) -> None:
-    open_ = sum(one["outcome"] == Outcome.UNKNOWN.value for one in results)
+    open_ = sum(result["outcome"] == Outcome.UNKNOWN.value for result in results)
     text = f"{len(results) - open_ - len(faults)} tests passed, {open_} could not run"
     if not faults:
         note(f"no fault found: {text}")
         return
-    names = ", ".join(str(one["test"]) for one in faults)
+    names = ", ".join(str(fault["test"]) for fault in faults)
     note(f"this machine has a fault ({names}); {text}. Do not train here before it is repaired")

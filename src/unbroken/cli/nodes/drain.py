@@ -28,10 +28,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def seconds_of(duration: str) -> float:
     """Return the seconds of `90`, `90s`, `10m`, `2h` or `1d`. SpecError for other texts."""
-    found = _DURATION.fullmatch(duration.strip())
-    if found is None or len(found[1]) > 9:
+    match = _DURATION.fullmatch(duration.strip())
+    if match is None or len(match[1]) > 9:
         raise SpecError(f"--deadline {duration}: must be a number with s, m, h or d, such as 10m")
-    return float(int(found[1]) * _UNITS[found[2]])
+    return float(int(match[1]) * _UNITS[match[2]])
 
 
 async def mark(cluster: Cluster, name: str, deadline: float | None) -> None:
@@ -81,10 +81,10 @@ def progress_line(name: str, pods: Sequence[str]) -> str:
 
 def _pods_on(node: str, pods: Iterable[Pod]) -> list[str]:
     return sorted(
-        f"{one.metadata.namespace}/{one.metadata.name}"
-        for one in pods
-        if one.metadata is not None
-        and one.spec is not None
-        and one.spec.nodeName == node
-        and (one.status is None or one.status.phase not in ENDED_PHASES)
+        f"{pod.metadata.namespace}/{pod.metadata.name}"
+        for pod in pods
+        if pod.metadata is not None
+        and pod.spec is not None
+        and pod.spec.nodeName == node
+        and (pod.status is None or pod.status.phase not in ENDED_PHASES)
     )

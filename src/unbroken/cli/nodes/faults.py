@@ -38,11 +38,11 @@ def list_faults(table: Table = None, output: ListForm = ListOutput.TEXT) -> None
     """
     from unbroken.spec.nodes.fault_table import symptom_text
 
-    found = _read(table)
-    entries, is_wide = found.table.entries, output is ListOutput.WIDE
+    sign_table = _read(table)
+    entries, is_wide = sign_table.table.entries, output is ListOutput.WIDE
     more = ("SOURCE",) if is_wide else ()
     listing = Listing(
-        [_view(found, name, entry) for name, entry in entries.items()],
+        [_view(sign_table, name, entry) for name, entry in entries.items()],
         list(entries),
         ("NAME", "CLASS", "ACTION", "WHAT", "SYMPTOM", *more),
         [
@@ -73,8 +73,8 @@ def explain(
 
     Example: `unbroken faults explain 79`
     """
-    found = _read(table)
-    views = _meant(found, what)
+    sign_table = _read(table)
+    views = _meant(sign_table, what)
     if output is Output.JSON:
         print_json(views)
         return
@@ -87,10 +87,10 @@ def explain(
 def _read(path: Path | None) -> SignTable:
     from unbroken.nodes.tables import read_table
 
-    found = read_table(path)
-    for warning in found.warnings:
+    sign_table = read_table(path)
+    for warning in sign_table.warnings:
         note(f"warning: {warning}")
-    return found
+    return sign_table
 
 
 def _meant(table: SignTable, what: str) -> list[Object]:
@@ -113,13 +113,13 @@ def _meant(table: SignTable, what: str) -> list[Object]:
 def _of_xid(table: SignTable, number: int) -> list[Object]:
     from unbroken.core.nodes.kernel_log import Xid
 
-    found = [
+    result = [
         _view(table, name, entry)
         for name, entry in table.table.entries.items()
         if number in entry.xid
     ]
     sign = table.of_xid(Xid(number, "", None, None), "")
-    return found or [_view(table, sign.reason, sign.entry)]
+    return result or [_view(table, sign.reason, sign.entry)]
 
 
 def _of_line(table: SignTable, line: str) -> list[Sign]:
@@ -150,7 +150,7 @@ def _view(table: SignTable, name: str, entry: FaultEntry) -> Object:
             "withinSeconds": repeats.within_seconds,
             "action": repeats.action.value,
         },
-        "beside": [{"xid": one.xid, "action": one.action.value} for one in entry.beside],
+        "beside": [{"xid": beside.xid, "action": beside.action.value} for beside in entry.beside],
         "source": entry.source,
         "table": table.table.origins.get(name),
     }
@@ -178,9 +178,9 @@ def _print(view: Object, *, is_first: bool) -> None:
         "often": view["repeats"]
         and "{times} times in {withinSeconds:g} s: {action}".format(**view["repeats"]),
         "beside": "; ".join(
-            f"{'XID ' + ', '.join(map(str, one['xid'])) if one['xid'] else 'any other XID'}: "
-            f"{one['action']}"
-            for one in view["beside"]
+            f"{'XID ' + ', '.join(map(str, item['xid'])) if item['xid'] else 'any other XID'}: "
+            f"{item['action']}"
+            for item in view["beside"]
         ),
         "source": view["source"],
         "table": view["table"],

@@ -33,15 +33,15 @@ async def follow(
     shown = ""
     async with watch:
         while True:
-            record = next((NODE_RECORD.spec_of(one)[0] for one in informer.items()), None)
-            found = holds(record) if record is not None else None
-            if found is not None:
-                line = progress_line(name, found)
+            record = next((NODE_RECORD.spec_of(item)[0] for item in informer.items()), None)
+            repair_record = holds(record) if record is not None else None
+            if repair_record is not None:
+                line = progress_line(name, repair_record)
                 if line != shown:
                     note(line)
                 shown = line
-                if found.ended_at is not None:
-                    return found
+                if repair_record.ended_at is not None:
+                    return repair_record
             if not await watch.change(None if shown else QUIET_SECONDS):
                 raise WorldError(
                     f"no operator has started the repair of {name} for {QUIET_SECONDS:.0f} s: is "

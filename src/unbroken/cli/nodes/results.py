@@ -25,8 +25,8 @@ def _number(value: float | None, unit: str) -> str:
 
 def result_rows(results: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
     """A row for each result, sorted by node, faults first."""
-    listed = sorted(results, key=lambda one: (one["node"], ORDER.get(one["outcome"], 3)))
-    return [_row(one) for one in listed]
+    listed = sorted(results, key=lambda item: (item["node"], ORDER.get(item["outcome"], 3)))
+    return [_row(item) for item in listed]
 
 
 def _row(one: Mapping[str, Any]) -> Sequence[str]:

@@ -61,7 +61,7 @@ def record_of(record: Object | None) -> NodeRecordSpec:
 
 def _taints(node: Object) -> list[str]:
     taints = (node.get("spec") or {}).get("taints") or ()
-    return [str(one["key"]) for one in taints if one.get("effect") != "PreferNoSchedule"]
+    return [str(taint["key"]) for taint in taints if taint.get("effect") != "PreferNoSchedule"]
 
 
 def _pod_name(pod: Object) -> str:
@@ -161,13 +161,15 @@ def score_line(held: NodeRecordSpec, now: float) -> str:
     entries = "1 entry" if len(held.blame) == 1 else f"{len(held.blame)} entries"
     text = f"{points:.1f} points in {entries}; quarantine from {blame.LIMIT:.0f}"
     most = blame.LIMIT * blame.SPACE_SHARE
-    is_capped = sum(blame.points(one, now) for one in _counting(held)) > points + 0.05
+    is_capped = (
+        sum(blame.points(blame_entry, now) for blame_entry in _counting(held)) > points + 0.05
+    )
     return f"{text}; incidents of one namespace count at most {most:.1f}" if is_capped else text
 
 
 def _counting(held: NodeRecordSpec) -> list[BlameEntry]:
     cleared = held.cleared_at or float("-inf")
-    return [one for one in held.blame if one.at > cleared]
+    return [blame_entry for blame_entry in held.blame if blame_entry.at > cleared]
 
 
 def repair_line(repair: RepairRecord, now: float) -> str:
@@ -185,8 +187,15 @@ def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:
     """Rows of the blame entries of a node, newest first."""
     points = blame.points_at(held, now)
     return [
-        [_at(one.at), one.kind.value, one.source, f"{left:.1f}", f"{one.weight:.1f}", one.text]
-        for one, left in reversed(list(zip(held.blame, points, strict=True)))
+        [
+            _at(blame_entry.at),
+            blame_entry.kind.value,
+            blame_entry.source,
+            f"{left:.1f}",
+            f"{blame_entry.weight:.1f}",
+            blame_entry.text,
+        ]
+        for blame_entry, left in reversed(list(zip(held.blame, points, strict=True)))
     ]
 
 
@@ -195,12 +204,14 @@ def _at(seconds: float) -> str:
 
 
 def _faults(node: Object) -> Iterator[str]:
-    for one in (node.get("status") or {}).get("conditions") or ():
+    for item in (node.get("status") or {}).get("conditions") or ():
         is_fault = (
-            one["type"] in (keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY) and one["status"] == "True"
+            item["type"] in (keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY)
+            and item["status"] == "True"
         )
-        if is_fault or (one["type"] == "Ready" and one["status"] != "True"):
-            yield f"{one['type']}={one['status']} {one.get('reason', '')}: {one.get('message', '')}"
+        if is_fault or (item["type"] == "Ready" and item["status"] != "True"):
+            reason, message = item.get("reason", ""), item.get("message", "")
+            yield f"{item['type']}={item['status']} {reason}: {message}"
 
 
 def progress_line(name: str, repair: RepairRecord) -> str:

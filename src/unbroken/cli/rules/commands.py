@@ -118,7 +118,7 @@ def replay(
             print_json(view)
         else:
             print_test(view, is_paced=slow is not None)
-        return any(one["fired"] for one in views)
+        return any(item["fired"] for item in views)
 
     _end(act)
 
@@ -151,16 +151,16 @@ def check(
         sets = read(job)
         if not sets:
             raise SpecError(f"{job} has no log rules")
-        found = [one for rule_set in sets for one in check_rules(rule_set)]
+        lint_findings = [rule for rule_set in sets for rule in check_rules(rule_set)]
         if logs:
             options = Options(_ranks(rank), nproc, time_format)
-            found += check_logs(only_set(sets, job), logs, options)
+            lint_findings += check_logs(only_set(sets, job), logs, options)
         if output is Output.JSON:
-            print_json({"findings": [finding_view(one) for one in found]})
+            print_json({"findings": [finding_view(lint_finding) for lint_finding in lint_findings]})
         else:
-            print_findings(found)
+            print_findings(lint_findings)
         wrong = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
-        return any(one.severity in wrong for one in found)
+        return any(lint_finding.severity in wrong for lint_finding in lint_findings)
 
     _end(act)
 

@@ -29,22 +29,22 @@ class Readable(Protocol):
 
 def log_files(arguments: list[str]) -> list[str]:
     """The files to read: arguments, and the files below folders.  Raises SpecError."""
-    found = []
+    result = []
     for argument in arguments:
         path = Path(argument)
         if argument == STDIN or path.is_file() or path.is_fifo():
-            found.append(argument)
+            result.append(argument)
         elif path.is_dir():
             inside = [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
             logs = sorted(one for one in inside if not one.endswith(NO_LOGS))
             if not logs:
                 raise SpecError(f"no logs in folder {argument}")
-            found += logs
+            result += logs
         else:
             raise SpecError(f"no such file: {argument}")
-    if len(set(found)) != len(found):
+    if len(set(result)) != len(result):
         raise SpecError("a log is given twice")
-    return found
+    return result
 
 
 @dataclass(slots=True)

@@ -92,8 +92,8 @@ def replay_logs(
     attempts = []
     try:
         for number, recorded in sorted(by_attempt.items()):
-            if found := _attempt(rules, rule_set, recorded, options, sample):
-                attempts.append(replace(found, number=number))
+            if attempt := _attempt(rules, rule_set, recorded, options, sample):
+                attempts.append(replace(attempt, number=number))
     finally:
         progress.clear()
     if not attempts:
@@ -105,17 +105,17 @@ def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Lin
     """Problems of rules that logs of a healthy job show."""
     report = Report()
     rules = read_rules(rule_set.entries, report)
-    names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in rule_set.entries]
     attempts, sample = replay_logs(rules, rule_set, logs, options)
-    found: list[LintFinding] = []
+    lint_findings: list[LintFinding] = []
     for rule in rules:
         path = f"{rule_set.path}[{names.index(rule.spec.name)}]"
-        found += check_sample(rule, path, sample.lines)
+        lint_findings += check_sample(rule, path, sample.lines)
         for attempt in attempts:
             for heard, view in attempt.replay.views():
                 if heard.name == rule.spec.name:
-                    found += check_limits(rule, path, heard, view, attempt.start_at)
-    return found
+                    lint_findings += check_limits(rule, path, heard, view, attempt.start_at)
+    return lint_findings
 
 
 def _attempt(
@@ -125,29 +125,29 @@ def _attempt(
     options: Options,
     sample: Sample,
 ) -> Attempt | None:
-    for one in files:
-        one.open()
-    files = [one for one in files if one.head]
+    for file in files:
+        file.open()
+    files = [file for file in files if file.head]
     if not files:
         return None
     require_times(files)
     nproc = options.nproc or rule_set.nproc
     ranks = _ranks(files, rule_set, nproc)
-    timed = [one for one in files if one.has_times]
+    timed = [file for file in files if file.has_times]
     replay = Replay(rules, ranks, nproc or max(ranks) + 1)
-    first = last = min(one.head[0].at for one in timed)
+    first = last = min(recorded.head[0].at for recorded in timed)
     replay.start(first - options.lead_seconds)
     for line in heapq.merge(*timed, key=_at):
         sample.add(line.text)
         replay.read(line)
         last = line.at
-    for late in (one for one in files if not one.has_times):
+    for late in (file for file in files if not file.has_times):
         note(f"{late.reading.name}: has no times; its lines count as written at the end")
         for line in late:
             replay.read(replace(line, at=last))
-    for one in files:
-        if one.was_backward:
-            note(f"{one.reading.name}: {one.was_backward} lines with an earlier time than before")
+    for file in files:
+        if file.was_backward:
+            note(f"{file.reading.name}: {file.was_backward} lines with an earlier time than before")
     if replay.strange:
         note(f"left out: lines of ranks {sorted(replay.strange)}, which the job does not have")
     replay.end(last + options.tail_seconds)
@@ -160,9 +160,9 @@ def _at(line: Line) -> float:
 
 def _ranks(files: list[Recorded], rule_set: RuleSet, nproc: int | None) -> list[int]:
     """Ranks of the logs: the whole job's if lines have ranks, else those of the files."""
-    ranks = {line.rank for one in files for line in one.head}
-    ranks |= {one.reading.origin.rank for one in files if one.reading.origin.rank is not None}
-    if any(one.has_prefixes for one in files):
+    ranks = {line.rank for file in files for line in file.head}
+    ranks |= {file.reading.origin.rank for file in files if file.reading.origin.rank is not None}
+    if any(file.has_prefixes for file in files):
         ranks |= set(world_of(rule_set.nnodes or 1, nproc))
     return sorted(ranks)
 

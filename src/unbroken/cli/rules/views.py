@@ -26,8 +26,8 @@ def attempt_view(attempt: Attempt) -> Object:
     """Findings and states of the rules of an attempt."""
     start, replay = attempt.start_at, attempt.replay
     rules = [_rule(heard, view, start) for heard, view in replay.views()]
-    fired = [_fired(found, start) for found in replay.found]
-    later = [_violation(one, start) for one in replay.would_follow()]
+    fired = [_fired(result, start) for result in replay.found]
+    later = [_violation(rule_violated, start) for rule_violated in replay.would_follow()]
     return {
         "attempt": attempt.number,
         "lines": replay.lines,
@@ -40,14 +40,14 @@ def attempt_view(attempt: Attempt) -> Object:
     }
 
 
-def _violation(found: RuleViolated, start: float) -> Object:
+def _violation(rule_violated: RuleViolated, start: float) -> Object:
     return {
-        "rule": found.rule,
-        "reason": found.reason,
-        "at": found.at,
-        "afterSeconds": round(found.at - start, 3),
-        "rank": found.rank,
-        "why": found.why,
+        "rule": rule_violated.rule,
+        "reason": rule_violated.reason,
+        "at": rule_violated.at,
+        "afterSeconds": round(rule_violated.at - start, 3),
+        "rank": rule_violated.rank,
+        "why": rule_violated.why,
     }
 
 
@@ -105,25 +105,25 @@ def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]
     return views
 
 
-def finding_view(found: LintFinding) -> Object:
+def finding_view(lint_finding: LintFinding) -> Object:
     """A finding of `rules check` as JSON."""
     return {
-        "severity": found.severity.value,
-        "rule": found.rule,
-        "path": found.path,
-        "what": found.what,
-        "why": found.why,
-        "instead": found.instead,
+        "severity": lint_finding.severity.value,
+        "rule": lint_finding.rule,
+        "path": lint_finding.path,
+        "what": lint_finding.what,
+        "why": lint_finding.why,
+        "instead": lint_finding.instead,
     }
 
 
 def print_findings(findings: Sequence[LintFinding]) -> None:
     """Print the answer of `rules check` as text."""
-    for one in findings:
-        print(f"{one.severity.value}: rule {one.rule}: {one.what}")
-        print(f"  {one.path}")
-        print(f"  {one.why}; {one.instead}")
-    counts = [(s.value, sum(one.severity is s for one in findings)) for s in Severity]
+    for finding in findings:
+        print(f"{finding.severity.value}: rule {finding.rule}: {finding.what}")
+        print(f"  {finding.path}")
+        print(f"  {finding.why}; {finding.instead}")
+    counts = [(s.value, sum(finding.severity is s for finding in findings)) for s in Severity]
     print(", ".join(counted(count, word) for word, count in counts))
 
 
@@ -134,7 +134,7 @@ def print_test(view: Object, *, is_paced: bool) -> None:
     print()
     titles = ("PATTERN OF", "WHICH", "ENGINE", "NS/LINE", "LINES/S ALONE")
     keys = ("rule", "pattern", "engine", "nanosecondsPerLine", "linesPerSecond")
-    print_table(titles, [[one[key] for key in keys] for one in view["patterns"]])
+    print_table(titles, [[item[key] for key in keys] for item in view["patterns"]])
 
 
 def _print_attempt(attempt: Object, is_paced: bool) -> None:
@@ -143,14 +143,14 @@ def _print_attempt(attempt: Object, is_paced: bool) -> None:
         f"attempt {attempt['attempt']}: {attempt['lines']:,} lines in {attempt['seconds']:g} s"
         f"{start}, ranks {_ranks(attempt['ranks'])}"
     )
-    for one in attempt["fired"]:
-        _print_fired(one, is_paced)
+    for item in attempt["fired"]:
+        _print_fired(item, is_paced)
     if not attempt["fired"]:
         print("  nothing fired")
-    for one in attempt["ifSilentFromHere"]:
-        print(f"  would fire if no rank logs again: {one['reason']} {_when(one, is_paced)}")
+    for item in attempt["ifSilentFromHere"]:
+        print(f"  would fire if no rank logs again: {item['reason']} {_when(item, is_paced)}")
     print()
-    rows = [_row(one) for one in attempt["rules"]]
+    rows = [_row(item) for item in attempt["rules"]]
     titles = ("RULE", "RANKS", "STATE", "MATCHES", "LAST VALUE", "UNREADABLE", "LONGEST GAP")
     print_table((*titles, "LAST MATCH"), rows)
 

@@ -27,11 +27,13 @@ class RunCommand(Command):
         """Parse the options of `unbroken run`; torchrun's and the agent's go to `ctx.obj`."""
         own = [option for option in self.get_params(ctx) if option.param_type_name == "option"]
         try:
-            found = split(args, [(tuple(one.opts), getattr(one, "is_flag", False)) for one in own])
+            words = split(
+                args, [(tuple(item.opts), getattr(item, "is_flag", False)) for item in own]
+            )
         except SpecError as error:
             raise typer.BadParameter(str(error), ctx=ctx) from None
-        ctx.obj = found.passed
-        return super().parse_args(ctx, [*found.own, *found.rest])
+        ctx.obj = words.passed
+        return super().parse_args(ctx, [*words.own, *words.rest])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage line with both forms of the command."""
@@ -134,12 +136,12 @@ def command(
 
 
 def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:
-    found = manifests.read(program)
-    for warning in found.parsed.warnings:
+    manifest = manifests.read(program)
+    for warning in manifest.parsed.warnings:
         note(f"warning: {warning}")
-    if namespace and found.parsed.namespace not in ("", namespace):
-        raise SpecError(f"-n {namespace}: the manifest has namespace {found.parsed.namespace}")
-    return found if name is None else manifests.renamed(found, name)
+    if namespace and manifest.parsed.namespace not in ("", namespace):
+        raise SpecError(f"-n {namespace}: the manifest has namespace {manifest.parsed.namespace}")
+    return manifest if name is None else manifests.renamed(manifest, name)
 
 
 def _check_local(place: Place) -> None:

@@ -145,7 +145,9 @@ class Follower:
         if now not in (self._shown_state, "Pending"):
             self._shown_state = now
             text = first_line(split_wait(condition(self._job).get("message", ""))[0])
-            shown = [one for one in self._watched.incidents() if one.number in self._shown]
+            shown = [
+                incident for incident in self._watched.incidents() if incident.number in self._shown
+            ]
             if now == "Failed" and shown and shown[-1].remedy is Remedy.FAIL:
                 text = ""  # the line of the incident has the reason
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
@@ -189,10 +191,12 @@ class Follower:
         """Wait for incidents that are written after the job's last status."""
 
         def are_written() -> bool:
-            found = self._watched.incidents()
+            incidents = self._watched.incidents()
             has_failed = state(self._job) == "Failed"
-            is_there = not has_failed or any(one.remedy is Remedy.FAIL for one in found)
-            return is_there and all(seconds_lost(one) is not None for one in found)
+            is_there = not has_failed or any(
+                incident.remedy is Remedy.FAIL for incident in incidents
+            )
+            return is_there and all(seconds_lost(incident) is not None for incident in incidents)
 
         try:
             async with asyncio.timeout(LAST_SECONDS):
@@ -227,12 +231,14 @@ class Follower:
             self._screen.state([head, *map(self._pod_line, self._watched.pods())])
 
     def _pod_line(self, pod: Object) -> str:
-        found: dict[str, Any] = pod_summary(pod)
-        report = self._agents.get(found["name"])
+        result: dict[str, Any] = pod_summary(pod)
+        report = self._agents.get(result["name"])
         ranks = " ".join(f"{w.rank}:{w.state}" for w in report.workers) if report else ""
         agent = report.state.value if report else "-"
-        phase = f"{found['phase']} {found['reason']}".strip()
-        return f"{found['name']}  {found['node'] or '-'}  {phase}  agent {agent}  {ranks}".rstrip()
+        phase = f"{result['phase']} {result['reason']}".strip()
+        return (
+            f"{result['name']}  {result['node'] or '-'}  {phase}  agent {agent}  {ranks}".rstrip()
+        )
 
     # --- being interrupted
 

@@ -37,7 +37,7 @@ def pods_of(source: JobSource) -> int:
     """Number of pods of the job."""
     if isinstance(source, Script):
         return source.sizes.nnodes + source.sizes.spares
-    return sum(one.replicas + one.spares for one in source.parsed.spec.replica_specs)
+    return sum(spec.replicas + spec.spares for spec in source.parsed.spec.replica_specs)
 
 
 def start_cluster(place: Place, pods: int) -> None:
@@ -79,8 +79,8 @@ async def _create(cluster: Cluster, request: RunRequest) -> Object:
     else:
         manifest = source
     _require_free(manifest.job["metadata"].get("name"), taken)
-    for one in manifest.others:
-        await _apply(cluster, one)
+    for other in manifest.others:
+        await _apply(cluster, other)
     if not isinstance(source, Script):
         return await cluster.create(JOBS, manifest.job)
     return await _create_with_environment(cluster, manifest.job)
@@ -154,7 +154,7 @@ async def _follow(cluster: Cluster, job: Object, *, is_json: bool) -> int:
         with open_screen(is_json=is_json) as screen:
             outcome = await Follower(cluster, job, watched, screen).run()
     if is_json:
-        incidents = [as_value(one) for one in outcome.incidents]
+        incidents = [as_value(incident) for incident in outcome.incidents]
         print_json(
             {
                 **job_summary(outcome.job),

@@ -44,15 +44,15 @@ class Manifest:
 
 def read(path: str) -> Manifest:
     """Read the only job of a file (`-`: standard input) and its other objects; SpecError."""
-    found = read_documents(path)
-    for one in found:
-        if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
+    documents = read_documents(path)
+    for item in documents:
+        if not isinstance(item, dict) or not isinstance(item.get("kind"), str):
             raise SpecError(f"{path}: every document must be an object with a kind")
-    jobs = [one for one in found if one["kind"] in (KIND, OTHER_KIND)]
+    jobs = [item for item in documents if item["kind"] in (KIND, OTHER_KIND)]
     if len(jobs) != 1:
         raise SpecError(f"{path} holds {len(jobs)} objects of kind {KIND}; it must hold one")
     job = normalized(jobs[0])
-    return Manifest(job, load_job(job), tuple(one for one in found if one is not jobs[0]))
+    return Manifest(job, load_job(job), tuple(item for item in documents if item is not jobs[0]))
 
 
 def renamed(manifest: Manifest, name: str) -> Manifest:
@@ -113,7 +113,7 @@ def script_name(program: str, taken: Iterable[str]) -> str:
     name = name if name[:1].isalpha() else f"job-{name}".strip("-")
     used = set(taken)
     candidates = (name if number == 1 else f"{name}-{number}" for number in range(1, 2**31))
-    return next(one for one in candidates if one not in used)
+    return next(candidate for candidate in candidates if candidate not in used)
 
 
 def of_script(script: Script, name: str) -> Manifest:
@@ -171,18 +171,18 @@ def environment_secret(job: str, environ: Mapping[str, str] = os.environ) -> Obj
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a script's pods."""
-    found = {
+    result = {
         name: value
         for name, value in environ.items()
         if _VARIABLE.fullmatch(name) and not _LEFT_OUT.fullmatch(name)
     }
-    return {"PYTHON_EXEC": python(environ), **found}
+    return {"PYTHON_EXEC": python(environ), **result}
 
 
 def python(environ: Mapping[str, str]) -> str:
     """The Python of the active virtual environment, else the one that runs this command."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        found = Path(environ.get(variable, "/nonexistent"), "bin", "python")
-        if found.exists():
-            return str(found)
+        path = Path(environ.get(variable, "/nonexistent"), "bin", "python")
+        if path.exists():
+            return str(path)
     return sys.executable

@@ -59,7 +59,7 @@ class _Take(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Append `--name` or `--name=value`."""
-        name = next(one for one in self.option_strings if one.startswith("--"))
+        name = next(string for string in self.option_strings if string.startswith("--"))
         taken = getattr(namespace, self.dest)
         taken.append(name if self.nargs == 0 else f"{name}={values}")
 
@@ -90,7 +90,7 @@ def _parser(own: Own) -> _Parser:
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     taken: set[str] = set()
     for spellings, is_flag in own:
-        every = tuple(dict.fromkeys(form for one in spellings for form in _both(one)))
+        every = tuple(dict.fromkeys(form for spelling in spellings for form in _both(spelling)))
         parser.add_argument(*every, dest="own", action=_Take, nargs=0 if is_flag else None)
         taken.update(every)
     for option in OPTIONS:

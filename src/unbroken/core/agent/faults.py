@@ -206,8 +206,8 @@ def printed_error(lines: Sequence[str]) -> RaisedError | None:
     starts = [i for i, line in enumerate(plain) if line.strip() == _TRACEBACK]
     if not starts:
         # Syntax errors of the script itself are printed without the heading.
-        found = [(i, _FRAME.match(line)) for i, line in enumerate(plain)]
-        starts = [i for i, frame in found if frame and not frame["function"]]
+        result = [(i, _FRAME.match(line)) for i, line in enumerate(plain)]
+        starts = [i for i, frame in result if frame and not frame["function"]]
     return _parse(plain[starts[-1] :]) if starts else None
 
 
@@ -219,9 +219,9 @@ def recorded_error(text: str) -> RaisedError | None:
         said = str(message["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    found = printed_error(stack)
-    if found is not None:
-        return found
+    raised_error = printed_error(stack)
+    if raised_error is not None:
+        return raised_error
     kind, _, rest = said.partition(": ")
     lines = bounded_lines(said.splitlines())
     return RaisedError(kind, rest, _fingerprint(kind, rest, ()), lines, said)
@@ -241,16 +241,16 @@ def _parse(lines: Sequence[str]) -> RaisedError | None:
 def _raised(
     stack: Sequence[str], rest: Sequence[str], frames: Sequence[tuple[str, str, str]]
 ) -> RaisedError | None:
-    found = _EXCEPTION.match(rest[0])
-    if found is None:
+    match = _EXCEPTION.match(rest[0])
+    if match is None:
         return None
-    message = (found["message"] or "").strip()
+    message = (match["message"] or "").strip()
     # An exception's text may have more lines; further output after it does no harm.
     kept = [*stack[-LINES_MAX // 2 :], *rest[: LINES_MAX // 2]]
     place = [":".join(frame) for frame in frames[-3:]]
-    fingerprint = _fingerprint(found["type"], message, place)
+    fingerprint = _fingerprint(match["type"], message, place)
     text = "\n".join(rest[: LINES_MAX // 2])
-    return RaisedError(found["type"], message, fingerprint, bounded_lines(kept), text)
+    return RaisedError(match["type"], message, fingerprint, bounded_lines(kept), text)
 
 
 def _fingerprint(kind: str, message: str, place: Sequence[str]) -> str:

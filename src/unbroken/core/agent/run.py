@@ -123,11 +123,11 @@ class Run:
         """Take the result of the log rules; return whether a rule is broken. `first`: the rank of
         local rank 0; `adds`: a broken rule is a fault."""
         self.rules = event.views
-        found = [violation for violation in event.violations if violation.is_decisive]
-        if found and adds:
-            self.reason = found[0].reason
-            self.faults += [rule_fault(self, each, first) for each in found]
-        return bool(found and adds)
+        result = [violation for violation in event.violations if violation.is_decisive]
+        if result and adds:
+            self.reason = result[0].reason
+            self.faults += [rule_fault(self, each, first) for each in result]
+        return bool(result and adds)
 
     def add_unstarted(self, event: SpawnFailed, rank: int, now: float) -> None:
         """Add the fault of a worker that could not be started."""
@@ -218,19 +218,19 @@ def _early_exits(run: Run, now: float) -> list[WorkerFault]:
     ]
 
 
-def rule_fault(run: Run, found: RuleViolated, first_rank: int) -> WorkerFault:
+def rule_fault(run: Run, rule_violated: RuleViolated, first_rank: int) -> WorkerFault:
     """Return the fault of a broken rule, without a pid if no worker can be named."""
-    named = (w for w in run.workers.values() if w.rank == found.rank)
+    named = (w for w in run.workers.values() if w.rank == rule_violated.rank)
     worker = next(named, WorkerReport(0, first_rank, 0, "", 0.0))
     return WorkerFault(
         FaultKind.LOG_RULE,
         worker.local_rank,
         worker.rank,
         worker.pid,
-        found.at,
-        message=f"{found.reason}: {found.why}",
-        lines=(found.line,) if found.line else (),
-        step=next((each.step for each in run.watch if each.rank == found.rank), None),
+        rule_violated.at,
+        message=f"{rule_violated.reason}: {rule_violated.why}",
+        lines=(rule_violated.line,) if rule_violated.line else (),
+        step=next((each.step for each in run.watch if each.rank == rule_violated.rank), None),
     )
 
 

@@ -37,9 +37,9 @@ def check_new_nodes(draft: Draft) -> None:
         if not group.checks:
             continue
         new = [
-            one
-            for one in draft.of(group.name)
-            if one.now.phase is InstancePhase.DEEP_CHECK and not one.now.has_run
+            group_place
+            for group_place in draft.of(group.name)
+            if group_place.now.phase is InstancePhase.DEEP_CHECK and not group_place.now.has_run
         ]
         unchecked = []
         for place in new:
@@ -53,13 +53,13 @@ def check_new_nodes(draft: Draft) -> None:
 
 
 def _covering(draft: Draft, group: InstanceGroup, node: str) -> CheckView | None:
-    found = [
-        one
-        for one in draft.world.checks
-        if node in one.nodes and set(group.checks) <= set(one.kinds)
+    checks = [
+        check
+        for check in draft.world.checks
+        if node in check.nodes and set(group.checks) <= set(check.kinds)
     ]
     # A check that still runs takes precedence over one that has ended.
-    return min(found, key=lambda one: (one.has_ended, one.name), default=None)
+    return min(checks, key=lambda check: (check.has_ended, check.name), default=None)
 
 
 def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> None:
@@ -131,9 +131,12 @@ def _record(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INF
 
 def run_requests(draft: Draft) -> None:
     """Make the checks that StartClusterHealthCheck has requested, and end the request with them."""
-    for one in draft.state.operations:
-        if one.type is OperationType.DEEP_CHECK and one.status is OperationStatus.IN_PROGRESS:
-            _run_request(draft, one)
+    for operation in draft.state.operations:
+        if (
+            operation.type is OperationType.DEEP_CHECK
+            and operation.status is OperationStatus.IN_PROGRESS
+        ):
+            _run_request(draft, operation)
 
 
 def _run_request(draft: Draft, operation: OperationState) -> None:

@@ -251,12 +251,14 @@ class Draft:
     def put_place(self, place: GroupPlace, now: InstanceState) -> None:
         """Set the state of a place."""
         place.now = now
-        kept = tuple(one.now for one in self.places)
+        kept = tuple(group_place.now for group_place in self.places)
         self.state = replace(self.state, instances=kept)
 
     def put_group(self, group: GroupState) -> None:
         """Set the state of a group."""
-        others = [one for one in self.state.groups if one.name != group.name]
+        others = [
+            group_state for group_state in self.state.groups if group_state.name != group.name
+        ]
         self.state = replace(self.state, groups=(*others, group))
 
     def decision(self) -> ClusterDecision:
@@ -271,8 +273,11 @@ class Draft:
         return identifier(self.world.spec.cluster_id, kind, number)
 
     def _operation_of(self, group: str) -> str:
-        for one in reversed(self.state.operations):
-            about = [*(part.group for part in one.scaling), *(part.group for part in one.checks)]
+        for operation in reversed(self.state.operations):
+            about = [
+                *(part.group for part in operation.scaling),
+                *(part.group for part in operation.checks),
+            ]
             if group in about:
-                return one.id
+                return operation.id
         return ""

@@ -49,12 +49,12 @@ def is_continuous(spec: ClusterSpec) -> bool:
 
 def instance_groups(spec: ClusterSpec) -> tuple[InstanceGroup, ...]:
     """Return the groups, in the order of the request."""
-    return tuple(_group(spec, one) for one in _requested(spec))
+    return tuple(_group(spec, item) for item in _requested(spec))
 
 
 def _requested(spec: ClusterSpec) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = spec.request.get("InstanceGroups") or ()
-    return found
+    result: Sequence[Mapping[str, Any]] = spec.request.get("InstanceGroups") or ()
+    return result
 
 
 def _group(spec: ClusterSpec, request: Mapping[str, Any]) -> InstanceGroup:
@@ -79,8 +79,8 @@ def retargeted(spec: ClusterSpec, targets: Mapping[str, Sequence[str]]) -> Clust
     """Return the spec with other logical ids in some groups, and their counts to match."""
     merged = {**spec.targets, **{name: list(ids) for name, ids in targets.items()}}
     groups = [
-        {**one, "InstanceCount": len(merged.get(one["InstanceGroupName"]) or ())}
-        for one in _requested(spec)
+        {**item, "InstanceCount": len(merged.get(item["InstanceGroupName"]) or ())}
+        for item in _requested(spec)
     ]
     return replace(spec, targets=merged, request={**spec.request, "InstanceGroups": groups})
 
@@ -104,8 +104,8 @@ def machine_spec(
         **dict.fromkeys(keys.INSTANCE_TYPES, group.instance_type),
     }
     taints = [
-        MachineTaint(one["Key"], one["Effect"], one.get("Value") or "")
-        for one in kubernetes.get("Taints") or ()
+        MachineTaint(kubernete["Key"], kubernete["Effect"], kubernete.get("Value") or "")
+        for kubernete in kubernetes.get("Taints") or ()
     ]
     if group.checks:
         labels[keys.DEEP_CHECK] = DeepCheck.IN_PROGRESS.value
@@ -133,4 +133,4 @@ def node_config(spec: MachineSpec) -> NodeConfig:
         for key, value in spec.labels.items()
         if not key.startswith(keys.HYPERPOD_PREFIX) and key not in keys.INSTANCE_TYPES
     }
-    return NodeConfig(labels, tuple(one for one in spec.taints if one.key != keys.HEALTH))
+    return NodeConfig(labels, tuple(taint for taint in spec.taints if taint.key != keys.HEALTH))

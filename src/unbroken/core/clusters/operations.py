@@ -23,7 +23,9 @@ def open_scaling(draft: Draft) -> None:
     """Record each group whose request has changed, as one operation."""
     details = [detail for group in draft.groups for detail in _changed(draft, group)]
     wanted = {group.name for group in draft.groups}
-    for gone in [one for one in draft.state.groups if one.name not in wanted]:
+    for gone in [
+        group_state for group_state in draft.state.groups if group_state.name not in wanted
+    ]:
         if gone.phase is not GroupPhase.DELETING:
             draft.put_group(replace(gone, phase=GroupPhase.DELETING))
             details.append(_detail(gone, 0, 0))
@@ -72,31 +74,39 @@ def _detail(was: GroupState, target: int, minimum: int) -> ScalingDetail:
 
 def _supersede(draft: Draft, groups: set[str]) -> None:
     """Mark unfinished operations on these groups as superseded."""
-    for one in draft.state.operations:
-        if one.type is OperationType.SCALING and one.status is OperationStatus.IN_PROGRESS:
+    for operation in draft.state.operations:
+        if (
+            operation.type is OperationType.SCALING
+            and operation.status is OperationStatus.IN_PROGRESS
+        ):
             superseded = dict.fromkeys(groups, OperationStatus.SUPERSEDED)
-            _settle(draft, one, superseded)
+            _settle(draft, operation, superseded)
 
 
 def close_scaling(draft: Draft) -> None:
     """End the operations whose goal is reached."""
-    phases = {one.name: one.phase for one in draft.state.groups}
-    for one in draft.state.operations:
-        if one.type is OperationType.SCALING and one.status is OperationStatus.IN_PROGRESS:
+    phases = {group.name: group.phase for group in draft.state.groups}
+    for operation in draft.state.operations:
+        if (
+            operation.type is OperationType.SCALING
+            and operation.status is OperationStatus.IN_PROGRESS
+        ):
             reached = {
                 detail.group: OperationStatus.DONE
-                for detail in one.scaling
+                for detail in operation.scaling
                 if phases.get(detail.group) in (None, GroupPhase.IN_SERVICE, GroupPhase.DEGRADED)
             }
-            _settle(draft, one, reached)
+            _settle(draft, operation, reached)
 
 
-def _settle(draft: Draft, one: OperationState, ended: dict[str, OperationStatus]) -> None:
+def _settle(
+    draft: Draft, operation_state: OperationState, ended: dict[str, OperationStatus]
+) -> None:
     details = tuple(
         replace(detail, status=ended.get(detail.group, detail.status))
         if detail.status is OperationStatus.IN_PROGRESS
         else detail
-        for detail in one.scaling
+        for detail in operation_state.scaling
     )
     statuses = {detail.status for detail in details}
     if OperationStatus.IN_PROGRESS in statuses:
@@ -105,12 +115,15 @@ def _settle(draft: Draft, one: OperationState, ended: dict[str, OperationStatus]
         status = OperationStatus.SUPERSEDED
     else:
         status = OperationStatus.DONE
-    put_operation(draft, replace(one, scaling=details, status=status))
+    put_operation(draft, replace(operation_state, scaling=details, status=status))
 
 
 def put_operation(draft: Draft, operation: OperationState) -> None:
     """Set the state of an existing operation."""
-    kept = tuple(operation if one.id == operation.id else one for one in draft.state.operations)
+    kept = tuple(
+        operation if operation_state.id == operation.id else operation_state
+        for operation_state in draft.state.operations
+    )
     draft.state = replace(draft.state, operations=kept)
 
 

@@ -111,7 +111,7 @@ def _fill_places(draft: Draft) -> None:
     by_place: dict[str, list[MachineView]] = {}
     for machine in draft.world.machines:
         by_place.setdefault(machine.logical_id, []).append(machine)
-    known = {one.logical_id: one for one in draft.state.instances}
+    known = {instance.logical_id: instance for instance in draft.state.instances}
     for group in draft.groups:
         for logical_id in group.logical_ids:
             was = known.get(logical_id)
@@ -235,7 +235,7 @@ def _judge_group(draft: Draft, group: InstanceGroup) -> None:
     is_complete = all(place.now.phase is InstancePhase.RUNNING for place in places)
     used = [place.machine for place in places]
     is_complete = is_complete and not any(
-        one.group == group.name and one not in used for one in draft.world.machines
+        machine.group == group.name and machine not in used for machine in draft.world.machines
     )
     now = replace(was, current=up, minimum=group.minimum, message="")
     if is_complete:
@@ -287,11 +287,15 @@ def _forget_groups(draft: Draft) -> None:
     wanted = {group.name for group in draft.groups}
     places = {place.logical_id for place in draft.places}
     left = {machine.logical_id for machine in draft.world.machines} - places
-    for group in [one for one in draft.state.groups if one.name not in wanted]:
+    for group in [
+        group_state for group_state in draft.state.groups if group_state.name not in wanted
+    ]:
         if left & set(group.target):
             draft.put_group(replace(group, phase=GroupPhase.DELETING))
             continue
-        others = tuple(one for one in draft.state.groups if one.name != group.name)
+        others = tuple(
+            group_state for group_state in draft.state.groups if group_state.name != group.name
+        )
         draft.state = replace(draft.state, groups=others)
         draft.record_event(Resource.GROUP, f"Instance group {group.name} is gone", group=group.name)
 
@@ -301,8 +305,8 @@ def _forget_groups(draft: Draft) -> None:
 
 def _judge_cluster(draft: Draft) -> None:
     before = draft.phase
-    failed = [one for one in draft.state.groups if one.phase is GroupPhase.FAILED]
-    is_changing = any(one.phase in CHANGING for one in draft.state.groups)
+    failed = [group for group in draft.state.groups if group.phase is GroupPhase.FAILED]
+    is_changing = any(group.phase in CHANGING for group in draft.state.groups)
     if draft.is_continuous:
         draft.phase = ClusterPhase.IN_SERVICE
     elif not is_changing:
@@ -332,4 +336,12 @@ def _fail(draft: Draft, failed: list[GroupState]) -> None:
         draft.phase = ClusterPhase.FAILED
         return
     draft.phase = ClusterPhase.ROLLING_BACK
-    draft.do(Retarget({one.name: one.settled for one in failed if one.target != one.settled}))
+    draft.do(
+        Retarget(
+            {
+                group_state.name: group_state.settled
+                for group_state in failed
+                if group_state.target != group_state.settled
+            }
+        )
+    )

@@ -207,15 +207,15 @@ class ClusterState:
 
     def group(self, name: str) -> GroupState | None:
         """The state of a group."""
-        return next((one for one in self.groups if one.name == name), None)
+        return next((group for group in self.groups if group.name == name), None)
 
     def instance(self, machine: str) -> InstanceState | None:
         """The place that the machine fills."""
-        return next((one for one in self.instances if one.machine == machine), None)
+        return next((instance for instance in self.instances if instance.machine == machine), None)
 
     def operation(self, id: str) -> OperationState | None:
         """An operation."""
-        return next((one for one in self.operations if one.id == id), None)
+        return next((operation for operation in self.operations if operation.id == id), None)
 
 
 def read_state(value: Mapping[str, Any]) -> ClusterState:

@@ -51,27 +51,27 @@ class Analysis:
     def culprits(self) -> tuple[int, ...]:
         """Ranks of the causes that count: those of the first one's confidence."""
         sure = self.causes[0].confidence if self.causes else ""
-        named = (one.ranks for one in self.causes if one.confidence == sure)
+        named = (cause.ranks for cause in self.causes if cause.confidence == sure)
         return tuple(sorted({rank for ranks in named for rank in ranks}))
 
 
 def analyse(dumps: Mapping[int, RankDump]) -> Analysis:
     """Say who is to blame by the dumps, by rank."""
     groups = process_groups(dumps)
-    newest = max((one.newest_ns for one in dumps.values()), default=0)
+    newest = max((dump.newest_ns for dump in dumps.values()), default=0)
     waits = waits_of(groups, newest)
     world = {rank for group in groups for rank in group.members}
     absent = tuple(sorted(world - set(dumps)))
     causes = list(_causes(groups, waits, dumps))[:CAUSES_MAX]
     order = (CERTAIN, LIKELY, UNSURE)
-    causes.sort(key=lambda one: order.index(one.confidence))
+    causes.sort(key=lambda cause: order.index(cause.confidence))
     return Analysis(tuple(sorted(dumps)), absent, tuple(groups), tuple(waits), tuple(causes))
 
 
 def _causes(
     groups: Sequence[ProcessGroup], waits: Sequence[Wait], dumps: Mapping[int, RankDump]
 ) -> Iterator[Cause]:
-    mismatches = [one for group in groups for one in _mismatches(group)]
+    mismatches = [mismatch for group in groups for mismatch in _mismatches(group)]
     if mismatches:
         yield from mismatches
         return
@@ -98,20 +98,20 @@ def _causes(
 
 def _has_failed(groups: Sequence[ProcessGroup], rank: int) -> bool:
     calls = (group.calls[rank].calls for group in groups if rank in group.calls)
-    return any(call.state == FAILED for found in calls for call in found)
+    return any(call.state == FAILED for result in calls for call in result)
 
 
 def _not_called(
     ranks: Sequence[int], waits: Sequence[Wait], groups: Sequence[ProcessGroup], failed: set[int]
 ) -> Cause:
     named = set(ranks)
-    found = [wait for wait in waits if named & set(wait.late)]
-    first = max(found, key=lambda wait: (len(named & set(wait.late)), -wait.call.created_ns))
+    result = [wait for wait in waits if named & set(wait.late)]
+    first = max(result, key=lambda wait: (len(named & set(wait.late)), -wait.call.created_ns))
     there = tuple(rank for rank in ranks if rank in first.late)
     has = "has" if len(there) == 1 else "have"
     why = f"{name_ranks(there)} {has} not called {first.name()}"
     rest = [rank for rank in ranks if rank not in there]
-    for wait in found:
+    for wait in result:
         here = [rank for rank in rest if rank in wait.late]
         if here:
             why += f", {name_ranks(here)} not {wait.name()}"
@@ -122,7 +122,7 @@ def _not_called(
         why += f"; last call of rank {there[0]}: {last}"
     if broken := sorted(failed & named):
         why += f"; an operation of {name_ranks(broken)} ended with an error"
-    is_pair = all(wait.call.is_p2p for wait in found)
+    is_pair = all(wait.call.is_p2p for wait in result)
     return Cause("not-called", tuple(ranks), LIKELY if is_pair else CERTAIN, why)
 
 
@@ -205,7 +205,7 @@ def _is_started(wait: Wait, rank: int) -> bool:
 
 def _nobody_waits(groups: Sequence[ProcessGroup]) -> Iterator[Cause]:
     for group in groups:
-        told = {rank: one.enqueued for rank, one in group.calls.items()}
+        told = {rank: call.enqueued for rank, call in group.calls.items()}
         known = {rank: last for rank, last in told.items() if last is not None}
         highest = max(known.values(), default=0)
         late = tuple(rank for rank, last in known.items() if last < highest)
@@ -222,15 +222,15 @@ def _nobody_waits(groups: Sequence[ProcessGroup]) -> Iterator[Cause]:
 def _mismatches(group: ProcessGroup) -> Iterator[Cause]:
     """The first collective that not all members have called in the same way."""
     by_sequence: dict[int, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
-    for rank, one in group.calls.items():
-        for call in one.calls:
+    for rank, group_calls in group.calls.items():
+        for call in group_calls.calls:
             by_sequence[call.sequence][rank].append(call)
     for sequence in sorted(by_sequence):
         calls = by_sequence[sequence]
-        if all(one.state == COMPLETED for found in calls.values() for one in found):
+        if all(one.state == COMPLETED for result in calls.values() for one in result):
             continue
         for what, view in (("operations", _names), ("data types", _types), ("sizes", _sizes)):
-            seen = Counter({rank: view(found) for rank, found in calls.items()}.values())
+            seen = Counter({rank: view(result) for rank, result in calls.items()}.values())
             if len(seen) > 1:
                 yield _mismatch(group, sequence, what, {r: view(c) for r, c in calls.items()})
                 return
@@ -251,15 +251,15 @@ def _mismatch(group: ProcessGroup, sequence: int, what: str, seen: Mapping[int, 
 
 
 def _names(calls: Sequence[Call]) -> str:
-    return "+".join(dict.fromkeys(one.operation for one in calls))
+    return "+".join(dict.fromkeys(call.operation for call in calls))
 
 
 def _types(calls: Sequence[Call]) -> str:
-    return "+".join(dict.fromkeys(one.types for one in calls if _size(one)))
+    return "+".join(dict.fromkeys(call.types for call in calls if _size(call)))
 
 
 def _sizes(calls: Sequence[Call]) -> str:
-    return "+".join(_size(one) for one in calls)
+    return "+".join(_size(call) for call in calls)
 
 
 def _size(call: Call) -> str:

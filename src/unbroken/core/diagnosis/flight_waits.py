@@ -36,8 +36,8 @@ class ProcessGroup:
         """Members that have not called the collective with this number."""
         return tuple(
             rank
-            for rank, one in self.calls.items()
-            if one.enqueued is not None and one.enqueued < sequence
+            for rank, call in self.calls.items()
+            if call.enqueued is not None and call.enqueued < sequence
         )
 
 
@@ -67,50 +67,57 @@ def process_groups(dumps: Mapping[int, RankDump]) -> list[ProcessGroup]:
     """The process groups of a job.  One name may stand for several sets of ranks."""
     told: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
     for dump in dumps.values():
-        for one in dump.groups:
-            if one.ranks:
-                told[one.name, one.description].add(one.ranks)
-    found: dict[tuple[str, str, tuple[int, ...]], ProcessGroup] = {}
+        for group_calls in dump.groups:
+            if group_calls.ranks:
+                told[group_calls.name, group_calls.description].add(group_calls.ranks)
+    result: dict[tuple[str, str, tuple[int, ...]], ProcessGroup] = {}
     for rank, dump in sorted(dumps.items()):
-        for one in dump.groups:
-            ranks = one.ranks or next(
-                (each for each in told[one.name, one.description] if rank in each), ()
+        for group_calls in dump.groups:
+            ranks = group_calls.ranks or next(
+                (each for each in told[group_calls.name, group_calls.description] if rank in each),
+                (),
             )
-            key = one.name, one.description, ranks
-            group = found.setdefault(key, ProcessGroup(one.name, one.description, ranks))
-            group.calls[rank] = one
-    for group in found.values():
+            key = group_calls.name, group_calls.description, ranks
+            group = result.setdefault(
+                key, ProcessGroup(group_calls.name, group_calls.description, ranks)
+            )
+            group.calls[rank] = group_calls
+    for group in result.values():
         if not group.members:
             is_world = group.description in ("default_pg", "")
             seen = dumps if is_world and group.name in ("0", "") else group.calls
             group.members = tuple(sorted(seen))
         _add_silent(group, dumps)
-    return list(found.values())
+    return list(result.values())
 
 
 def _add_silent(group: ProcessGroup, dumps: Mapping[int, RankDump]) -> None:
     # A rank tells a group's members from its first call in it on, whatever the buffer loses.
     for rank in group.members:
         if rank in dumps and rank not in group.calls:
-            tells_groups = any(one.ranks for one in dumps[rank].groups)
+            tells_groups = any(group_calls.ranks for group_calls in dumps[rank].groups)
             enqueued = 0 if dumps[rank].is_whole or tells_groups else None
             group.calls[rank] = GroupCalls(group.name, group.description, (), enqueued)
 
 
 def waits_of(groups: Iterable[ProcessGroup], newest_ns: int) -> list[Wait]:
     """All operations that ranks wait in, the oldest first."""
-    found = [one for group in groups for one in (*_collectives(group), *_pairs(group))]
-    for one in found:
-        if one.call.created_ns and newest_ns >= one.call.created_ns:
-            one.lasted_seconds = (newest_ns - one.call.created_ns) / 1e9
-    return sorted(found, key=lambda one: (one.call.created_ns, one.group.name, one.call.sequence))
+    waits = [
+        collective for group in groups for collective in (*_collectives(group), *_pairs(group))
+    ]
+    for wait in waits:
+        if wait.call.created_ns and newest_ns >= wait.call.created_ns:
+            wait.lasted_seconds = (newest_ns - wait.call.created_ns) / 1e9
+    return sorted(
+        waits, key=lambda wait: (wait.call.created_ns, wait.group.name, wait.call.sequence)
+    )
 
 
 def _collectives(group: ProcessGroup) -> Iterator[Wait]:
     waiting: dict[int, list[int]] = defaultdict(list)
     first: dict[int, Call] = {}
-    for rank, one in group.calls.items():
-        for call in one.calls:
+    for rank, group_calls in group.calls.items():
+        for call in group_calls.calls:
             if call.state == PENDING and rank not in waiting[call.sequence]:
                 waiting[call.sequence].append(rank)
                 known = first.setdefault(call.sequence, call)
@@ -118,15 +125,17 @@ def _collectives(group: ProcessGroup) -> Iterator[Wait]:
                     first[call.sequence] = call
     absent = group.absent()
     for sequence, ranks in waiting.items():
-        done = tuple(rank for rank, one in group.calls.items() if one.completed >= sequence)
+        done = tuple(
+            rank for rank, group_calls in group.calls.items() if group_calls.completed >= sequence
+        )
         late = group.behind(sequence)
         yield Wait(group, first[sequence], tuple(ranks), late, absent, done)
 
 
 def _pairs(group: ProcessGroup) -> Iterator[Wait]:
     """Sends and receives of which the other side has not called its part."""
-    for rank, one in group.calls.items():
-        for call in {each.operation: each for each in reversed(one.pairs)}.values():
+    for rank, group_calls in group.calls.items():
+        for call in {each.operation: each for each in reversed(group_calls.pairs)}.values():
             peer, partner = _partner(group, call)
             if peer is None:
                 continue
@@ -135,16 +144,16 @@ def _pairs(group: ProcessGroup) -> Iterator[Wait]:
                 yield Wait(group, call, (rank,), (), (peer,))
             elif rank < peer and any(each.operation == partner for each in other.pairs):
                 yield Wait(group, call, (rank, peer), (), ())
-            elif one.pair_counts.get(call.operation, 0) > other.pair_counts.get(partner, 0):
+            elif group_calls.pair_counts.get(call.operation, 0) > other.pair_counts.get(partner, 0):
                 yield Wait(group, call, (rank,), (peer,), ())
 
 
 def _partner(group: ProcessGroup, call: Call) -> tuple[int | None, str]:
     """The global rank of the other side, and its part."""
-    found = _PAIR.match(call.operation)
-    if found is None:
+    match = _PAIR.match(call.operation)
+    if match is None:
         return None, ""
-    kind, own, other = found[1], found[2], found[3]
+    kind, own, other = match[1], match[2], match[3]
     partner = f"recv {other}<-{own}" if kind == "send" else f"send {other}->{own}"
     place = int(other)
     return (group.members[place] if place < len(group.members) else None), partner

@@ -75,8 +75,8 @@ class LogReader:
         """Take one line."""
         logs, line = self._logs, line[:LINE_CHARACTERS]
         logs.lines += 1
-        found = _RANK.search(line[:200])
-        rank = int(found[1] or found[2]) if found else self._rank
+        match = _RANK.search(line[:200])
+        rank = int(match[1] or match[2]) if match else self._rank
         if time := _TIME.search(line[:100]):
             self._time = time[1]
         if rank is not None and len(logs.ranks) < RANKS_MAX:
@@ -89,22 +89,22 @@ class LogReader:
     def _read_table(self, line: str) -> None:
         if _ROOT_CAUSE in line:
             self._table = {}
-        elif self._table is not None and (found := _TABLE.match(_PREFIX.sub("", line))):
-            self._table[found[1]] = found[2].strip()
-            if found[1] == "exitcode":
+        elif self._table is not None and (match := _TABLE.match(_PREFIX.sub("", line))):
+            self._table[match[1]] = match[2].strip()
+            if match[1] == "exitcode":
                 rank = re.match(r"\d{1,7}", self._table.get("rank", ""))
                 if rank and len(self._logs.roots) < ERRORS_MAX:
-                    self._logs.roots.append((int(rank[0]), f"exit code {found[2].strip()}"))
+                    self._logs.roots.append((int(rank[0]), f"exit code {match[2].strip()}"))
                 self._table = None
 
     def _read_watchdog(self, rank: int, line: str) -> None:
         if group := _GROUP.search(line):
             self._group[rank] = group[1]
-        if found := _WATCHDOG.search(line):
-            self._logs.timeouts.setdefault(rank, f"{found[2]} {found[1]}")
-        if found := _LAST_WORK.search(line):
+        if match := _WATCHDOG.search(line):
+            self._logs.timeouts.setdefault(rank, f"{match[2]} {match[1]}")
+        if match := _LAST_WORK.search(line):
             name = self._group.get(rank, "")
-            self._logs.enqueued.setdefault(name, {}).setdefault(rank, int(found[1]))
+            self._logs.enqueued.setdefault(name, {}).setdefault(rank, int(match[1]))
 
     def _read_error(self, rank: int, line: str) -> None:
         said = _PREFIX.sub("", line).rstrip()
@@ -135,13 +135,17 @@ def judge_logs(logs: JobLogs) -> Iterator[Cause]:
 
 
 def _by_error(logs: JobLogs) -> Iterator[Cause]:
-    own = [one for one in logs.errors if not one.is_consequence]
-    lost = {one.rank for one in logs.errors if one.is_consequence}
+    own = [error for error in logs.errors if not error.is_consequence]
+    lost = {error.rank for error in logs.errors if error.is_consequence}
     if own:
         # A rank without times is compared by the order in which its log was read.
-        timed = [one for one in own if one.time] if all(one.time for one in own) else []
-        first = min(timed or own, key=lambda one: (one.time, one.order))
-        is_alone = len({one.rank for one in own}) == 1
+        timed = (
+            [logged_error for logged_error in own if logged_error.time]
+            if all(logged_error.time for logged_error in own)
+            else []
+        )
+        first = min(timed or own, key=lambda logged_error: (logged_error.time, logged_error.order))
+        is_alone = len({logged_error.rank for logged_error in own}) == 1
         others = sorted(lost - {first.rank})
         why = f"rank {first.rank} failed first: {first.text}" + _consequences(others)
         yield Cause("error", (first.rank,), CERTAIN if is_alone else LIKELY, why)

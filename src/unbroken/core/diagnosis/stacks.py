@@ -70,7 +70,9 @@ class _Scene:
     """The ranks and what each of them does."""
 
     def __init__(self, evidence: Sequence[RankEvidence]) -> None:
-        self.ranks = {one.rank: one for one in sorted(evidence, key=_order)}
+        self.ranks = {
+            rank_evidence.rank: rank_evidence for rank_evidence in sorted(evidence, key=_order)
+        }
         self.activities = activities_of(self.ranks)
         if len(set(self.activities.values())) == 1:
             self.activities = branches(self.activities, self.ranks)
@@ -120,8 +122,14 @@ def blame(evidence: Sequence[RankEvidence], now: float, world: int | None = None
         why[:WHY_CHARACTERS],
         verdict.confidence,
         _groups(scene, frozenset(verdict.ranks)),
-        is_working=any(works(one, scene.activities[rank]) for rank, one in scene.ranks.items()),
-        is_spinning=any(spins(one, scene.activities[rank]) for rank, one in scene.ranks.items()),
+        is_working=any(
+            works(rank_evidence, scene.activities[rank])
+            for rank, rank_evidence in scene.ranks.items()
+        ),
+        is_spinning=any(
+            spins(rank_evidence, scene.activities[rank])
+            for rank, rank_evidence in scene.ranks.items()
+        ),
     )
 
 
@@ -151,17 +159,17 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _order(one: RankEvidence) -> tuple[int, int]:
+def _order(rank_evidence: RankEvidence) -> tuple[int, int]:
     # Of a rank that is told twice the last counts, which must not depend on the order of arrival.
-    return one.rank, one.pid
+    return rank_evidence.rank, rank_evidence.pid
 
 
 def _judge(scene: _Scene, size: int, now: float) -> _Verdict:
-    found = _by_process(scene) or _by_sequence(scene)
-    found = found or _by_place(scene) or _by_collective(scene) or _by_step(scene, now)
-    found = found or _by_size(scene)
-    if found is not None:
-        return found
+    verdict = _by_process(scene) or _by_sequence(scene)
+    verdict = verdict or _by_place(scene) or _by_collective(scene) or _by_step(scene, now)
+    verdict = verdict or _by_size(scene)
+    if verdict is not None:
+        return verdict
     if size == 1:
         return _Verdict((0,), f"{scene.summary([0])}, and is the only rank", CERTAIN)
     if all(what.kind in WAITING for what in scene.activities.values()):
@@ -187,8 +195,8 @@ def _by_process(scene: _Scene) -> _Verdict | None:
 def _by_sequence(scene: _Scene) -> _Verdict | None:
     """Ranks that have begun fewer collectives than others of the same process group."""
     newest: dict[str, dict[int, Collective]] = defaultdict(dict)
-    for rank, one in scene.ranks.items():
-        for collective in one.collectives:
+    for rank, rank_evidence in scene.ranks.items():
+        for collective in rank_evidence.collectives:
             # Sends and receives are counted by pairs of ranks.
             if not {"send", "recv"} & set(collective.operation.replace(":", " ").split()):
                 newest[collective.group][rank] = collective
@@ -253,7 +261,11 @@ def _is_named(what: RankActivity) -> bool:
 
 def _by_step(scene: _Scene, now: float) -> _Verdict | None:
     """Ranks that have made fewer steps."""
-    steps = {rank: one.step for rank, one in scene.ranks.items() if one.step is not None}
+    steps = {
+        rank: rank_evidence.step
+        for rank, rank_evidence in scene.ranks.items()
+        if rank_evidence.step is not None
+    }
     highest = max(steps.values(), default=0)
     behind = sorted(rank for rank, step in steps.items() if step < highest)
     if not behind or len(behind) * 2 > len(steps):
@@ -280,28 +292,32 @@ def _by_size(scene: _Scene) -> _Verdict | None:
     return _Verdict(smallest, said, UNSURE)
 
 
-def works(one: RankEvidence, what: RankActivity | None) -> bool:
+def works(rank_evidence: RankEvidence, what: RankActivity | None) -> bool:
     """True if the rank gets on with something that is not waiting for peers."""
     if what is not None and what.kind in (*WAITING, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN):
         return False
-    is_fed = what is not None and what.kind in _WAITS_FOR_CHILDREN and _computes(one)
-    return one.is_same is False or (one.io_bytes or 0) > IO_NOISE_BYTES or is_fed
+    is_fed = what is not None and what.kind in _WAITS_FOR_CHILDREN and _computes(rank_evidence)
+    return (
+        rank_evidence.is_same is False or (rank_evidence.io_bytes or 0) > IO_NOISE_BYTES or is_fed
+    )
 
 
-def _computes(one: RankEvidence) -> bool:
+def _computes(rank_evidence: RankEvidence) -> bool:
     """True if the rank or a process below it computes: on a busy machine they get a small part of
     the processor time that they are ready to use."""
-    used, waited = one.cpu_share or 0.0, one.waited_share or 0.0
+    used, waited = rank_evidence.cpu_share or 0.0, rank_evidence.waited_share or 0.0
     return used >= WORK_SHARE or (used >= WOKEN_SHARE and used + waited >= BUSY_SHARE)
 
 
-def spins(one: RankEvidence, what: RankActivity) -> bool:
+def spins(rank_evidence: RankEvidence, what: RankActivity) -> bool:
     """True if the rank computes, and stays where it is."""
     # On a machine that is busy with other work it does not get all that it would use.
     is_busy = what.kind is Kind.COMPUTE and (
-        one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE or what.holds_gil
+        rank_evidence.state == "R"
+        or (rank_evidence.cpu_share or 0.0) >= BUSY_SHARE
+        or what.holds_gil
     )
-    return is_busy and one.is_same is True and not works(one, what)
+    return is_busy and rank_evidence.is_same is True and not works(rank_evidence, what)
 
 
 def _groups(scene: _Scene, culprits: frozenset[int]) -> tuple[StackGroup, ...]:

@@ -227,7 +227,9 @@ class PodPlan:
             return []
         self._retry_at = None
         unproven = [self._roster.members[uid] for uid in self._proofs]
-        effects = self.prove(unproven, now) + self.retry_deletions(list(self.condemned.values()), now)
+        effects = self.prove(unproven, now) + self.retry_deletions(
+            list(self.condemned.values()), now
+        )
         return effects + self.create(now)
 
     def adopt(self, now: float) -> None:

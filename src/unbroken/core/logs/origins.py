@@ -43,7 +43,7 @@ class FileOrigin:
 def origin_of(path: str) -> FileOrigin:
     """Return the origin according to the file's name."""
     stream = "stderr" if re.search(r"(stderr|\.err)[^/]*$", path) else "stdout"
-    attempt, node, rank = (_last(one, path) for one in (_ATTEMPT, _NODE, _RANK))
+    attempt, node, rank = (_last(pattern, path) for pattern in (_ATTEMPT, _NODE, _RANK))
     torchrun, pod = _TORCHRUN.search(path), _POD.search(path)
     if rank is None and torchrun is None and pod and node is None:
         node = int(pod[1])
@@ -52,8 +52,8 @@ def origin_of(path: str) -> FileOrigin:
 
 
 def _last(expression: re.Pattern[str], path: str) -> int | None:
-    found = expression.findall(path)
-    return int(found[-1]) if found else None
+    result = expression.findall(path)
+    return int(result[-1]) if result else None
 
 
 class Prefix(Enum):

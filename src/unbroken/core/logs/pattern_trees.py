@@ -89,7 +89,7 @@ def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float
         case Series(items):
             return _shortest_series(items, is_begun, goes_on)
         case Choice(options):
-            return min(shortest(one, is_begun, goes_on) for one in options)
+            return min(shortest(option, is_begun, goes_on) for option in options)
         case Capture(_, item):
             return shortest(item, is_begun, goes_on)
         case Repetition(item, least):
@@ -120,7 +120,7 @@ def is_anchored(node: Node) -> bool:
         case LineEdge(is_start):
             return is_start
         case Choice(options):
-            return all(is_anchored(one) for one in options)
+            return all(is_anchored(option) for option in options)
         case Series(items):
             return bool(items) and is_anchored(items[0])
         case Capture(_, item):
@@ -145,7 +145,9 @@ def _captures(node: Node, is_optional: bool, is_eaten: bool) -> list[tuple[Captu
             return _captures(item, is_optional or not least, is_eaten)
         case Choice(options):
             may_miss = is_optional or len(options) > 1
-            return [found for one in options for found in _captures(one, may_miss, is_eaten)]
+            return [
+                capture for option in options for capture in _captures(option, may_miss, is_eaten)
+            ]
         case Series(items):
             found = []
             for index, one in enumerate(items):
@@ -233,11 +235,11 @@ class _Reader:
         return Capture(number, inside, source) if is_capture else inside
 
     def char_class(self) -> Node:
-        found = _CLASS.match(self.source, self.at)
-        if found is None:
+        match = _CLASS.match(self.source, self.at)
+        if match is None:
             raise Unreadable(self.source)
-        self.at = found.end()
-        inside = found[0][1:-1]
+        self.at = match.end()
+        inside = match[0][1:-1]
         letters = re.fullmatch(r"(?:\\[nrfva])+", inside)
         return Char("".join(_CONTROLS[c] for c in inside[1::2])) if letters else CLASS
 

@@ -23,10 +23,10 @@ class PatternSet:
         """Return the indexes of the patterns that match, ascending."""
         if self._set is None:
             return [i for i, pattern in enumerate(self._patterns) if pattern.is_match(line)]
-        found: list[int] = self._set.Match(line) or []
-        if len(found) > 1:
-            found.sort()
-        return found
+        result: list[int] = self._set.Match(line) or []
+        if len(result) > 1:
+            result.sort()
+        return result
 
 
 def _compile_set(sources: Sequence[str]) -> re2.Set | None:

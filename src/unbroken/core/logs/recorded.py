@@ -95,11 +95,11 @@ class Recorded:
             stamp = b""
             if is_first:
                 told = take_off(text)
-                found = rank_of(reading.origin, told, reading.nproc)
-                if found is None:
+                result = rank_of(reading.origin, told, reading.nproc)
+                if result is None:
                     continue
                 self.has_prefixes = self.has_prefixes or bool(told.prefixes)
-                rank, stream = found, told.stream or reading.origin.stream
+                rank, stream = result, told.stream or reading.origin.stream
                 text, stamp = told.text, told.stamp
             if reading.seconds_per_line is not None:
                 self._at = count * reading.seconds_per_line
@@ -146,7 +146,7 @@ def world_of(nnodes: int, nproc: int | None) -> range:
 
 def require_times(files: Sequence[Recorded]) -> None:
     """Raise SpecError if no file has a time in it."""
-    if files and not any(one.has_times for one in files):
+    if files and not any(file.has_times for file in files):
         raise SpecError(
             "no line has a time in it: name the format with --time-format, or give --pace"
         )

@@ -76,7 +76,9 @@ class Replay:
             node: self._machine(node, own, [r for r in ranks if r // nproc == node])
             for node in nodes
         }
-        self._machines = [one for one in (self._whole, *self._nodes.values()) if one.matches]
+        self._machines = [
+            machine for machine in (self._whole, *self._nodes.values()) if machine.matches
+        ]
 
     @staticmethod
     def _machine(node: int | None, rules: Sequence[CompiledRule], ranks: Sequence[int]) -> _Machine:
@@ -85,8 +87,8 @@ class Replay:
 
     def start(self, at: float) -> None:
         """Start the workers at this time."""
-        for one in self._machines:
-            one.rules.step(LogStarted(), at)
+        for machine in self._machines:
+            machine.rules.step(LogStarted(), at)
 
     def read(self, line: Line) -> None:
         """Take the next line; times never go back."""
@@ -96,45 +98,45 @@ class Replay:
             return
         own = self._nodes.get(line.rank // self._nproc)
         event = Lines(line.rank, line.stream, (line.text,))
-        for one in (self._whole, own):
-            if one is None or not one.matches:
+        for machine in (self._whole, own):
+            if machine is None or not machine.matches:
                 continue
-            self._tick(one, line.at)
-            effects = one.rules.step(event, line.at)
-            if one.rules.hits != one.hits:
-                self._count(one, line)
+            self._tick(machine, line.at)
+            effects = machine.rules.step(event, line.at)
+            if machine.rules.hits != machine.hits:
+                self._count(machine, line)
             if effects:
-                self._note_effects(one, effects)
+                self._note_effects(machine, effects)
 
     def end(self, at: float) -> None:
         """Let the job continue until this time."""
-        for one in self._machines:
-            self._tick(one, at)
+        for machine in self._machines:
+            self._tick(machine, at)
 
     def views(self) -> list[tuple[RuleMatches, RuleView]]:
         """Return the state of every rule."""
         return [
             pair
-            for one in self._machines
-            for pair in zip(one.matches, one.rules.views(), strict=True)
+            for machine in self._machines
+            for pair in zip(machine.matches, machine.rules.views(), strict=True)
         ]
 
     def would_follow(self) -> list[RuleViolated]:
         """Return the violations if no rank ever logs again; nothing can be read after this."""
         later: list[RuleViolated] = []
-        for one in self._machines:
-            while (deadline := one.rules.deadline()) is not None:
-                effects = one.rules.step(Tick(), deadline)
+        for machine in self._machines:
+            while (deadline := machine.rules.deadline()) is not None:
+                effects = machine.rules.step(Tick(), deadline)
                 later += [effect for effect in effects if isinstance(effect, RuleViolated)]
         return sorted(later, key=lambda violation: violation.at)
 
-    def _tick(self, one: _Machine, until: float) -> None:
-        while (deadline := one.rules.deadline()) is not None and deadline < until:
-            self._note_effects(one, one.rules.step(Tick(), deadline))
+    def _tick(self, machine: _Machine, until: float) -> None:
+        while (deadline := machine.rules.deadline()) is not None and deadline < until:
+            self._note_effects(machine, machine.rules.step(Tick(), deadline))
 
-    def _count(self, one: _Machine, line: Line) -> None:
-        one.hits = one.rules.hits
-        for heard, matches in zip(one.matches, one.rules.matches(), strict=True):
+    def _count(self, machine: _Machine, line: Line) -> None:
+        machine.hits = machine.rules.hits
+        for heard, matches in zip(machine.matches, machine.rules.matches(), strict=True):
             if matches == heard.matches:
                 continue
             if heard.last_at is not None and line.at - heard.last_at > heard.gap_seconds:
@@ -143,19 +145,19 @@ class Replay:
             heard.by_rank[line.rank] = line
             heard.first_at = line.at if heard.first_at is None else heard.first_at
 
-    def _note_effects(self, one: _Machine, effects: Sequence[LogRuleEffect]) -> None:
-        newest = {heard.name: heard.by_rank for heard in one.matches}
+    def _note_effects(self, machine: _Machine, effects: Sequence[LogRuleEffect]) -> None:
+        newest = {heard.name: heard.by_rank for heard in machine.matches}
         for effect in effects:
             if isinstance(effect, RuleViolated):
-                found = newest[effect.rule]
-                line = None if effect.rank is None else found.get(effect.rank)
+                result = newest[effect.rule]
+                line = None if effect.rank is None else result.get(effect.rank)
                 self.found.append(Found(effect, line))
                 continue
             self._end(effect)
 
     def _end(self, recovered: RuleRecovered) -> None:
-        for found in reversed(self.found):
-            what = found.violation
-            if (what.rule, what.kind) == (recovered.rule, recovered.kind) and not found.over_at:
-                found.over_at = recovered.at
+        for result in reversed(self.found):
+            what = result.violation
+            if (what.rule, what.kind) == (recovered.rule, recovered.kind) and not result.over_at:
+                result.over_at = recovered.at
                 return

@@ -70,7 +70,7 @@ line."""
 
 def check_rules(rules: RuleSet) -> list[LintFinding]:
     """Return every finding that needs only the rules, in their order."""
-    found, names = [], set[str]()
+    lint_findings, names = [], set[str]()
     earlier: dict[str, str] = {}
     for index, entry in enumerate(rules.entries):
         path, report = f"{rules.path}[{index}]", Report()
@@ -84,14 +84,16 @@ def check_rules(rules: RuleSet) -> list[LintFinding]:
         for problem in report.problems:
             at = place.sub(path, problem.path)
             why = "the job is refused at apply"
-            found.append(LintFinding(Severity.ERROR, name, at, problem.message, why, "correct it"))
+            lint_findings.append(
+                LintFinding(Severity.ERROR, name, at, problem.message, why, "correct it")
+            )
         if report.problems:
             continue
         said = [*_check_rule(compiled[0], given), *_check_twins(compiled[0].spec, names, earlier)]
-        found += [
+        lint_findings += [
             LintFinding(s.severity, name, path + s.key, s.what, s.why, s.instead) for s in said
         ]
-    return found
+    return lint_findings
 
 
 def _check_twins(spec: LogRule, names: set[str], earlier: dict[str, str]) -> Iterator[_RuleFinding]:
@@ -238,7 +240,7 @@ def _check_value(rule: CompiledRule) -> Iterator[_RuleFinding]:
     if 1 not in by_number:
         return
     group, is_optional, is_eaten = by_number[1]
-    inside = {one.number for one, _, _ in captures(group.item)}
+    inside = {capture.number for capture, _, _ in captures(group.item)}
     if len(by_number) - len(inside) > 1:
         what, instead = "several groups", "make the others (?:...)"
         yield _RuleFinding(Severity.NOTE, key, what, "only the first is compared", instead)

@@ -46,33 +46,37 @@ class RuleSet:
 
 def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
     """Return the rules of all documents that have rules. Raises SpecError for a bad annotation."""
-    found = []
+    result = []
     for document in documents:
         for path in ((), ("spec", "runPolicy"), ("runPolicy",)):
             entries = _at(document, (*path, KEY))
             if isinstance(entries, Sequence) and not isinstance(entries, str):
-                found.append(_of(document, ".".join((*path, KEY)), entries))
+                result.append(_of(document, ".".join((*path, KEY)), entries))
                 break
         else:
             if _is_list_of_rules(document):
-                found.append(RuleSet("", KEY, tuple(document)))
-    return found
+                result.append(RuleSet("", KEY, tuple(document)))
+    return result
 
 
 def _is_list_of_rules(document: Any) -> bool:
-    return isinstance(document, list) and any(_at(one, ("logPattern",)) for one in document)
+    return isinstance(document, list) and any(_at(item, ("logPattern",)) for item in document)
 
 
 def _of(document: Any, path: str, entries: Sequence[Any]) -> RuleSet:
     name, nproc = _at(document, ("metadata", "name")), _at(document, ("spec", "nprocPerNode"))
     annotation = _at(document, ("metadata", "annotations", LOG_RULE_RANKS))
     replicas = _at(document, ("spec", "replicaSpecs"))
-    counts = [_at(one, ("replicas",)) or 1 for one in replicas or () if isinstance(one, Mapping)]
+    counts = [
+        _at(replica, ("replicas",)) or 1
+        for replica in replicas or ()
+        if isinstance(replica, Mapping)
+    ]
     return RuleSet(
         name=str(name or ""),
         path=path,
         entries=tuple(entries),
-        nnodes=sum(counts) if all(isinstance(one, int) for one in counts) else None,
+        nnodes=sum(counts) if all(isinstance(count, int) for count in counts) else None,
         nproc=int(nproc) if str(nproc).isdecimal() and int(nproc) > 0 else None,
         watches=read_watches(str(annotation)) if annotation else {},
     )

@@ -275,7 +275,7 @@ class LogRules:
     def _expire(self, now: float) -> None:
         """Return the clocks that have run out, earliest first."""
         late = [(rule, clock) for rule, clock in self._each() if clock.deadline <= now]
-        for rule, clock in sorted(late, key=lambda found: found[1].deadline):
+        for rule, clock in sorted(late, key=lambda result: result[1].deadline):
             self._effects.append(rule.hangs(clock))
             clock.is_overdue = True
         self._find_next()

@@ -110,10 +110,10 @@ def _custom(form: str) -> tuple[Finder, float]:
     whole = form if has_year else f"%Y {form}"
 
     def find(head: bytes) -> float | None:
-        found = expression.search(head.decode(errors="replace"))
-        if found is None:
+        match = expression.search(head.decode(errors="replace"))
+        if match is None:
             return None
-        text = found[0] if has_year else f"{NO_YEAR} {found[0]}"
+        text = match[0] if has_year else f"{NO_YEAR} {match[0]}"
         at = datetime.strptime(text, whole)  # noqa: DTZ007 - the zone follows
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
@@ -130,10 +130,10 @@ def _at(year: int, month: int, day: int, clock: tuple[bytes, ...]) -> float:
 
 
 def _iso(head: bytes) -> float | None:
-    found = ISO.search(head)
-    if found is None:
+    match = ISO.search(head)
+    if match is None:
         return None
-    year, month, day, *clock, zone = found.groups()
+    year, month, day, *clock, zone = match.groups()
     at = _at(int(year), int(month), int(day), tuple(clock))
     if zone is None or zone == b"Z":
         return at
@@ -142,26 +142,26 @@ def _iso(head: bytes) -> float | None:
 
 
 def _syslog(head: bytes) -> float | None:
-    found = SYSLOG.search(head)
-    if found is None:
+    match = SYSLOG.search(head)
+    if match is None:
         return None
-    month, day, *clock, year = found.groups()
+    month, day, *clock, year = match.groups()
     return _at(int(year or NO_YEAR), MONTHS.index(month) + 1, int(day), tuple(clock))
 
 
 def _glog(head: bytes) -> float | None:
-    found = GLOG.search(head)
-    if found is None:
+    match = GLOG.search(head)
+    if match is None:
         return None
-    month, day, *clock = found.groups()
+    month, day, *clock = match.groups()
     return _at(NO_YEAR, int(month), int(day), tuple(clock))
 
 
 def _epoch(head: bytes) -> float | None:
-    found = EPOCH.search(head)
-    if found is None:
+    match = EPOCH.search(head)
+    if match is None:
         return None
-    milliseconds, seconds, fraction = found.groups()
+    milliseconds, seconds, fraction = match.groups()
     if milliseconds:
         return int(milliseconds) / 1000
     return int(seconds) + (float(b"." + fraction) if fraction else 0.0)

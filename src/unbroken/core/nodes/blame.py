@@ -80,7 +80,7 @@ def points_at(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[
     since = -math.inf if record.cleared_at is None else record.cleared_at
     most = limit * SPACE_SHARE
     left: defaultdict[str, float] = defaultdict(lambda: most)
-    alone_left, found = most, []
+    alone_left, result = most, []
     for entry in record.blame:
         value = points(entry, now) if entry.at > since else 0.0
         if entry.kind is BlameKind.INCIDENT:
@@ -90,8 +90,8 @@ def points_at(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[
                 value = min(value, alone_left)
                 alone_left -= value
             left[space] -= value
-        found.append(value)
-    return found
+        result.append(value)
+    return result
 
 
 def points(entry: BlameEntry, now: float) -> float:
@@ -110,7 +110,7 @@ def add(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeRecordSpec
         return record
     entry = replace(entry, text=entry.text[:TEXT_MAX])
     kept = [known for known in record.blame if now - known.at <= FORGOTTEN_SECONDS]
-    blame = _bounded(sorted((*kept, entry), key=lambda one: one.at))
+    blame = _bounded(sorted((*kept, entry), key=lambda blame_entry: blame_entry.at))
     return record if blame == record.blame else replace(record, blame=blame)
 
 
@@ -118,13 +118,15 @@ def _bounded(entries: list[BlameEntry]) -> tuple[BlameEntry, ...]:
     """Return the newest entries; incidents are dropped first, so that jobs cannot displace
     findings."""
     surplus = len(entries) - BLAME_MAX
-    incidents = [one for one in entries if one.kind is BlameKind.INCIDENT][: max(surplus, 0)]
-    kept = [one for one in entries if one not in incidents]
+    incidents = [entry for entry in entries if entry.kind is BlameKind.INCIDENT][: max(surplus, 0)]
+    kept = [entry for entry in entries if entry not in incidents]
     return tuple(kept[-BLAME_MAX:])
 
 
-def _is_same(one: BlameEntry, other: BlameEntry) -> bool:
-    return (one.kind, one.source) == (other.kind, other.source) and abs(one.at - other.at) < 0.001
+def _is_same(blame_entry: BlameEntry, other: BlameEntry) -> bool:
+    return (blame_entry.kind, blame_entry.source) == (other.kind, other.source) and abs(
+        blame_entry.at - other.at
+    ) < 0.001
 
 
 def of_fault(at: float, reason: str, text: str, action: Action) -> BlameEntry:
@@ -167,8 +169,11 @@ def of_incident(incident: Incident, source: str) -> BlameEntry | None:
 def add_incident(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeRecordSpec:
     """Return the record with an incident; the same record if the job has one of that day in it."""
     job = _job_of(entry)
-    known = (one for one in record.blame if one.kind is BlameKind.INCIDENT)
-    if any(_job_of(one) == job and abs(one.at - entry.at) < DAY_SECONDS for one in known):
+    known = (blame_entry for blame_entry in record.blame if blame_entry.kind is BlameKind.INCIDENT)
+    if any(
+        _job_of(blame_entry) == job and abs(blame_entry.at - entry.at) < DAY_SECONDS
+        for blame_entry in known
+    ):
         return record
     if entry.weight > LITTLE_POINTS:
         entry = _weighed(record, entry)
@@ -178,7 +183,7 @@ def add_incident(record: NodeRecordSpec, entry: BlameEntry, now: float) -> NodeR
 def _weighed(record: NodeRecordSpec, entry: BlameEntry) -> BlameEntry:
     """Return the incident's entry with its weight. It has full weight if something else found the
     node at fault that day, other than the fault that caused the incident."""
-    apart = [(one.kind, abs(one.at - entry.at)) for one in record.blame]
+    apart = [(blame_entry.kind, abs(blame_entry.at - entry.at)) for blame_entry in record.blame]
     causes = (BlameKind.FAULT, BlameKind.LOST)
     if any(kind in causes and seconds <= SAME_SECONDS for kind, seconds in apart):
         return replace(entry, weight=LITTLE_POINTS)

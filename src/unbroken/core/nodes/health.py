@@ -214,8 +214,10 @@ class NodeHealth:
 
     def deadline(self) -> float | None:
         """Return when a Tick is due; None: not before another event."""
-        due = [one.due_at for one in self._waiting]
-        due += [one.next_at for one in self._series.values() if one.count > one.reported]
+        due = [waiting.due_at for waiting in self._waiting]
+        due += [
+            series.next_at for series in self._series.values() if series.count > series.reported
+        ]
         return min(due, default=None)
 
     def step(self, event: HealthEvent, now: float) -> list[HealthEffect]:
@@ -236,8 +238,8 @@ class NodeHealth:
                 self._uptime_seconds = sample.uptime_seconds
                 # A GPU that fell off the bus may be missing from the list of devices.
                 self._host = replace(sample, pci=sample.pci | self._host.pci)
-                for found in self._host_watch.look(sample, now):
-                    self._hold(self._table.of_finding(found), now)
+                for result in self._host_watch.look(sample, now):
+                    self._hold(self._table.of_finding(result), now)
             case Written(node):
                 effects += self._report_written()
                 self._see(node, now)
@@ -266,11 +268,11 @@ class NodeHealth:
 
     def _meet(self, node: OwnNode, now: float) -> None:
         """Take over a node that is new to this daemon, with the memory of an earlier daemon."""
-        unwritten = {k: one for k, one in self._memory.faults.items() if k in self._unwritten}
+        unwritten = {k: fault for k, fault in self._memory.faults.items() if k in self._unwritten}
         self._memory = read_memory(node.annotations.get(DAEMON_MEMORY, ""))
         self._memory.faults.update(unwritten)
-        self._memory.conditions.update(one.condition for one in unwritten.values())
-        self._series = {k: one for k, one in self._series.items() if k in unwritten}
+        self._memory.conditions.update(fault.condition for fault in unwritten.values())
+        self._series = {k: series for k, series in self._series.items() if k in unwritten}
         self._is_changed = False
         if DAEMON_MEMORY not in node.annotations:
             self._memory.boot_id, self._memory.verified = node.boot_id, node.verified
@@ -298,14 +300,14 @@ class NodeHealth:
 
     def _read(self, line: KernelLine, cursor: str, now: float) -> None:
         before, self._cursor = self._cursor, cursor
-        for found in self._table.of_line(line):
-            sign = believed(found, line, self._host, self._gpu_watch.known)
+        for result in self._table.of_line(line):
+            sign = believed(result, line, self._host, self._gpu_watch.known)
             if sign.xid is not None:
                 seen = self._xids.setdefault(sign.part, deque(maxlen=XIDS_MAX))
                 seen.append((now, sign.xid))
             if sign.entry.beside or sign.entry.unless_listed:
                 # One at a time: XID 45 comes for each channel, by the hundred.
-                if any(_is_alike(one.sign, sign) for one in self._waiting):
+                if any(_is_alike(waiting.sign, sign) for waiting in self._waiting):
                     continue
                 self._await(sign, before, cursor, now)
             else:
@@ -323,14 +325,14 @@ class NodeHealth:
     def _confirm(self, sample: GpuSample, began_at: float, now: float) -> None:
         """Decide about XIDs that came before the look: they are contradicted if NVML lists the
         GPU."""
-        for one in list(self._waiting):
-            if one.asked_at is None or began_at < one.asked_at:
+        for waiting in list(self._waiting):
+            if waiting.asked_at is None or began_at < waiting.asked_at:
                 continue
-            self._waiting.remove(one)
-            sign = one.sign
+            self._waiting.remove(waiting)
+            sign = waiting.sign
             if sample.lists(sign.part):
                 sign = weakened(sign, "NVML lists the GPU as well")
-            self._find(sign, sign.entry.action, now, one.cursor)
+            self._find(sign, sign.entry.action, now, waiting.cursor)
 
     def _ask_gpus(self) -> list[HealthEffect]:
         is_asked, self._asks_gpus = self._asks_gpus, False
@@ -338,8 +340,8 @@ class NodeHealth:
 
     def _look_at_gpus(self, sample: GpuSample, now: float) -> None:
         self._gpu_watch.expected = self._expected(len(sample.gpus))
-        for found in self._gpu_watch.look(sample, self._uptime_seconds):
-            self._hold(self._table.of_finding(found), now)
+        for gpu_finding in self._gpu_watch.look(sample, self._uptime_seconds):
+            self._hold(self._table.of_finding(gpu_finding), now)
 
     def _expected(self, count: int) -> int | None:
         if self._gpus_expected is not None or self._node is None:
@@ -363,10 +365,10 @@ class NodeHealth:
 
     def _settle(self, now: float) -> None:
         """Decide about XIDs that have waited for others."""
-        due = [one for one in self._waiting if one.due_at <= now]
-        self._waiting = [one for one in self._waiting if one.due_at > now]
-        for one in due:
-            self._find(one.sign, self._beside(one), now, one.cursor)
+        due = [waiting for waiting in self._waiting if waiting.due_at <= now]
+        self._waiting = [waiting for waiting in self._waiting if waiting.due_at > now]
+        for waiting in due:
+            self._find(waiting.sign, self._beside(waiting), now, waiting.cursor)
 
     def _beside(self, waiting: _Waiting) -> Action:
         sign = waiting.sign
@@ -425,18 +427,18 @@ class NodeHealth:
         times = self._memory.times.setdefault((sign.reason, sign.part), [])
         if not cursor or all(known != cursor for _, known in times):
             times.append((now, cursor))
-        times[:] = [one for one in times if now - one[0] <= repeats.within_seconds]
+        times[:] = [time for time in times if now - time[0] <= repeats.within_seconds]
         del times[: -repeats.times]
         _forget(self._memory.times, TIMES_MAX)
         return repeats.action if len(times) >= repeats.times else Action.NONE
 
     def _repeat(self, now: float) -> None:
-        for key, one in self._series.items():
-            if one.count > one.reported and one.next_at <= now:
-                one.reported = one.count
-                one.wait_seconds = min(2 * one.wait_seconds, RETELL_MAX_SECONDS)
-                one.next_at = now + one.wait_seconds
-                self._news[key] = (replace(one.fault, at=one.last_at), one.count)
+        for key, series in self._series.items():
+            if series.count > series.reported and series.next_at <= now:
+                series.reported = series.count
+                series.wait_seconds = min(2 * series.wait_seconds, RETELL_MAX_SECONDS)
+                series.next_at = now + series.wait_seconds
+                self._news[key] = (replace(series.fault, at=series.last_at), series.count)
 
     # --- writes
 
@@ -491,12 +493,12 @@ class NodeHealth:
             self._news.setdefault(fault.key, (fault, count))
 
 
-def _is_alike(one: Sign, other: Sign) -> bool:
-    return (one.reason, one.part) == (other.reason, other.part)
+def _is_alike(sign: Sign, other: Sign) -> bool:
+    return (sign.reason, sign.part) == (other.reason, other.part)
 
 
-def _is_above(one: Action, other: Action) -> bool:
-    return one is not other and severest([one, other]) is one
+def _is_above(action: Action, other: Action) -> bool:
+    return action is not other and severest([action, other]) is action
 
 
 def _forget(known: dict[Any, Any], most: int = KNOWN_MAX) -> None:

@@ -98,8 +98,8 @@ def node_state(node: Mapping[str, Any]) -> OwnNode:
     metadata, status = _mapping(node, "metadata"), _mapping(node, "status")
     labels, annotations = _texts(metadata, "labels"), _texts(metadata, "annotations")
     conditions = {
-        str(one.get("type")): (str(one.get("status")), str(one.get("reason") or ""))
-        for one in status.get("conditions") or ()
+        str(item.get("type")): (str(item.get("status")), str(item.get("reason") or ""))
+        for item in status.get("conditions") or ()
     }
     return OwnNode(
         uid=str(metadata.get("uid") or ""),
@@ -116,8 +116,8 @@ def node_state(node: Mapping[str, Any]) -> OwnNode:
 
 
 def _mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = value.get(key)
-    return found if isinstance(found, Mapping) else {}
+    result = value.get(key)
+    return result if isinstance(result, Mapping) else {}
 
 
 def _texts(value: Mapping[str, Any], key: str) -> dict[str, str]:
@@ -134,8 +134,15 @@ def _count(text: object) -> int | None:
 def write_memory(memory: Memory) -> str:
     """Return the annotation's text."""
     faults = [
-        [one.reason, one.part, one.condition, one.action.value, one.message[:120], one.at]
-        for one in memory.faults.values()
+        [
+            fault.reason,
+            fault.part,
+            fault.condition,
+            fault.action.value,
+            fault.message[:120],
+            fault.at,
+        ]
+        for fault in memory.faults.values()
     ]
     kept = {
         "boot": memory.boot_id,
@@ -162,7 +169,7 @@ def read_memory(text: str) -> Memory:
             str(kept["boot"]),
             str(kept["verified"]),
             str(kept["cursor"]),
-            {str(one) for one in kept["conditions"]},
+            {str(item) for item in kept["conditions"]},
             {fault.key: fault for fault in faults},
             {str(reason): float(at) for reason, at in kept["past"].items()},
             [(str(part), int(xid), float(at)) for part, xid, at in kept.get("xids", ())],
@@ -242,7 +249,7 @@ def details(before: str, news: Sequence[tuple[Fault, int]]) -> str:
     kept = _read_details(before)
     for fault, count in news:
         entry = _detail(fault, count)
-        kept = [one for one in kept if not _is_same(one, fault)]
+        kept = [item for item in kept if not _is_same(item, fault)]
         kept.append(entry)
     kept = kept[-DETAILS_MAX:]
     while len(kept) > 1 and len(_compact(kept).encode()) > DETAILS_BYTES:
@@ -256,10 +263,10 @@ def _compact(entries: list[Object]) -> str:
 
 def _read_details(text: str) -> list[Object]:
     try:
-        found = json.loads(text) if text else []
+        result = json.loads(text) if text else []
     except (ValueError, RecursionError):
         return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [item for item in result if isinstance(item, dict)] if isinstance(result, list) else []
 
 
 def _detail(fault: Fault, count: int) -> Object:

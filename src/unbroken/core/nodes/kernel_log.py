@@ -109,13 +109,13 @@ class Sxid:
 def read_record(data: bytes) -> KernelLine | None:
     """Read a record of /dev/kmsg; None: it is none, or only continues another."""
     text = data.decode(errors="replace")
-    found = _RECORD.match(text)
-    if found is None or _CONTINUED in found[4].split(",")[0]:
+    match = _RECORD.match(text)
+    if match is None or _CONTINUED in match[4].split(",")[0]:
         return None
-    facility, level = divmod(int(found[1]), LEVELS)
-    message = found[5].split("\n", 1)[0][:LINE_CHARACTERS_MAX]
+    facility, level = divmod(int(match[1]), LEVELS)
+    message = match[5].split("\n", 1)[0][:LINE_CHARACTERS_MAX]
     message = _ESCAPED.sub(lambda one: chr(int(one[1], 16)), message)
-    return KernelLine(_tidy(message), int(found[2]), int(found[3]), facility, level)
+    return KernelLine(_tidy(message), int(match[2]), int(match[3]), facility, level)
 
 
 def read_line(data: bytes) -> KernelLine | None:
@@ -155,31 +155,31 @@ def quotes_a_name(text: str) -> bool:
 
 def read_xid(text: str) -> Xid | None:
     """Return the XID of a message in the driver's exact form; None: it has none."""
-    found = _XID.match(text)
-    if found is None:
+    match = _XID.match(text)
+    if match is None:
         return None
-    program = _PROGRAM.match(found[3])
-    number, rest = int(found[2]), found[3][program.end() if program else 0 :]
+    program = _PROGRAM.match(match[3])
+    number, rest = int(match[2]), match[3][program.end() if program else 0 :]
     recovery = _RECOVERY.match(rest) if number == 154 else None
     named = int(recovery[1], 0 if "x" in recovery[1] else 10) if recovery else None
-    return Xid(number, pci_address(found[1]), _severity(rest), named)
+    return Xid(number, pci_address(match[1]), _severity(rest), named)
 
 
 def read_sxid(text: str) -> Sxid | None:
     """Return the SXid of a message in the driver's exact form; without a severity it is not
     fatal."""
-    found = _SXID.match(text)
-    if found is None:
+    match = _SXID.match(text)
+    if match is None:
         return None
-    severity = _severity(found[4][:80]) or Severity.NON_FATAL
-    return Sxid(int(found[3]), found[1], severity, pci_address(found[2]))
+    severity = _severity(match[4][:80]) or Severity.NON_FATAL
+    return Sxid(int(match[3]), match[1], severity, pci_address(match[2]))
 
 
 def _severity(text: str) -> Severity | None:
-    found = _SEVERITY.search(text)
-    if found is None:
+    match = _SEVERITY.search(text)
+    if match is None:
         return None
-    return Severity.NON_FATAL if found[1] else Severity.FATAL
+    return Severity.NON_FATAL if match[1] else Severity.FATAL
 
 
 def pci_address(text: str) -> str:
@@ -187,7 +187,7 @@ def pci_address(text: str) -> str:
 
     A text without an address is returned as it is, cut.
     """
-    found = _PCI.search(text)
-    if found is None:
+    match = _PCI.search(text)
+    if match is None:
         return text[:40]
-    return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}".lower()
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}".lower()

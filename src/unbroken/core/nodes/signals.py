@@ -62,7 +62,7 @@ class GpuSample:
 
     def lists(self, part: str) -> bool:
         """Return True if the GPU of the address `part` is present and answers."""
-        return any(one.is_answering and pci_address(one.pci) == part for one in self.gpus)
+        return any(gpu.is_answering and pci_address(gpu.pci) == part for gpu in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +254,14 @@ class HostWatch:
                 yield HostFinding(HostSign.DISK_SPACE, mount, text)
 
     def _blocked(self, sample: HostSample, now: float) -> Iterator[HostFinding]:
-        self.blocked = {one: self.blocked.get(one, now) for one in sample.blocked}
-        for one, since in self.blocked.items():
+        self.blocked = {blocked: self.blocked.get(blocked, now) for blocked in sample.blocked}
+        for blocked, since in self.blocked.items():
             if self.blocked_limit is not None and now - since >= self.blocked_limit:
-                self.blocked[one] = inf
-                where = f" ({one.where})" if one.where else ""
-                text = f"{one.name} {one.pid} cannot be interrupted: it waits in the kernel{where}"
-                part = f"pod {one.pod}" if one.pod else f"process {one.pid}"
+                self.blocked[blocked] = inf
+                where = f" ({blocked.where})" if blocked.where else ""
+                who = f"{blocked.name} {blocked.pid}"
+                text = f"{who} cannot be interrupted: it waits in the kernel{where}"
+                part = f"pod {blocked.pod}" if blocked.pod else f"process {blocked.pid}"
                 yield HostFinding(HostSign.BLOCKED, part, f"{text} for {now - since:.0f} s")
 
     def _counters(

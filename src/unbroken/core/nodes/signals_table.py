@@ -111,8 +111,8 @@ class SignTable:
             for sign in self._sign(self._sxids.get(sxid.severity), sxid.device, text):
                 yield replace(sign, address=sxid.pci)
         else:
-            found = self._patterns.match(text.encode())
-            for name in dict.fromkeys(self._pattern_names[index] for index in found):
+            result = self._patterns.match(text.encode())
+            for name in dict.fromkeys(self._pattern_names[index] for index in result):
                 yield from self._sign(name, "", text)
 
     def of_xid(self, xid: Xid, text: str) -> Sign:

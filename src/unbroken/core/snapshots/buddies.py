@@ -80,32 +80,32 @@ def cost(places: Mapping[int, NodePlace], buddies: Mapping[int, int]) -> Cost:
 def _fresh(places: Mapping[int, NodePlace]) -> dict[int, int]:
     order = sorted(places, key=lambda rank: (places[rank].rack, places[rank].host, rank))
     half = len(order) // 2
-    found = dict(zip(order, order[half:] + order[:half], strict=True))
+    result = dict(zip(order, order[half:] + order[:half], strict=True))
     # Only if one node has more than half of all ranks: the other nodes share it.
-    crowded = [rank for rank in order if places[rank].host == places[found[rank]].host]
+    crowded = [rank for rank in order if places[rank].host == places[result[rank]].host]
     host = places[crowded[0]].host if crowded else ""
     others = [rank for rank in order if places[rank].host != host]
     if crowded and others:
         # Every other node is taken once by now.
-        found |= {rank: others[i % len(others)] for i, rank in enumerate(crowded)}
-    return found
+        result |= {rank: others[i % len(others)] for i, rank in enumerate(crowded)}
+    return result
 
 
 def _repaired(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[int, int]:
     """Return the choice with some buddies exchanged, so that fewer are near."""
-    found = dict(before)
-    near = [rank for rank in found if _nearness(places, rank, found[rank])]
+    result = dict(before)
+    near = [rank for rank in result if _nearness(places, rank, result[rank])]
     for one in near[:REPAIRED_MAX]:
-        had = _nearness(places, one, found[one])
-        for other in found:
-            old = had + _nearness(places, other, found[other])
-            if one in (other, found[other]) or other == found[one]:
+        had = _nearness(places, one, result[one])
+        for other in result:
+            old = had + _nearness(places, other, result[other])
+            if one in (other, result[other]) or other == result[one]:
                 continue
-            new = _nearness(places, one, found[other]) + _nearness(places, other, found[one])
+            new = _nearness(places, one, result[other]) + _nearness(places, other, result[one])
             if new < old:
-                found[one], found[other] = found[other], found[one]
+                result[one], result[other] = result[other], result[one]
                 break
-    return found
+    return result
 
 
 def _nearness(places: Mapping[int, NodePlace], one: int, other: int) -> int:
@@ -148,7 +148,7 @@ class Buddies:
         }
 
     def _note(self, rank: int, buddy: Member) -> None:
-        others = [one for one in self._keepers.get(rank, ()) if one.uid != buddy.uid]
+        others = [keeper for keeper in self._keepers.get(rank, ()) if keeper.uid != buddy.uid]
         self._keepers[rank] = [_keeper(buddy), *others][:HOLDERS_MAX]
 
     def _holders(
@@ -160,23 +160,23 @@ class Buddies:
         rank.
         """
         alive = {member.uid: member for member in ours.values()}
-        found: dict[int, dict[PodUid, Member]] = {}
+        result: dict[int, dict[PodUid, Member]] = {}
         for rank in ours:
-            kept = [one for one in self._keepers.get(rank, ()) if one.uid in alive]
+            kept = [keeper for keeper in self._keepers.get(rank, ()) if keeper.uid in alive]
             # Another process in the pod has only copies sent since it began: it comes last.
             kept.sort(key=lambda one: one != _keeper(alive[one.uid]))
             self._keepers[rank] = kept
-            found[rank] = {one.uid: alive[one.uid] for one in kept}
+            result[rank] = {one.uid: alive[one.uid] for one in kept}
         for member in (*ours.values(), *beside):
             for rank in member.report.copies if member.report else ():
-                found.get(rank, {})[member.uid] = member
+                result.get(rank, {})[member.uid] = member
         order = list(ours)
         for index, rank in enumerate(order if guessed else ()):
             others = [guessed[rank], *order[index + 1 :], *order[:index]][: HOLDERS_MAX + 1]
-            found[rank] |= {ours[one].uid: ours[one] for one in others}
+            result[rank] |= {ours[other].uid: ours[other] for other in others}
         for rank, member in ours.items():
-            found[rank].pop(member.uid, None)
-        return {rank: _addresses(members.values()) for rank, members in found.items()}
+            result[rank].pop(member.uid, None)
+        return {rank: _addresses(members.values()) for rank, members in result.items()}
 
 
 def _answers(member: Member) -> bool:

@@ -66,7 +66,9 @@ class CheckpointSteps:
             for each, count in known.expected.items()
         ):
             known.best = step, path
-            known.reported = {each: found for each, found in known.reported.items() if each > step}
+            known.reported = {
+                each: result for each, result in known.reported.items() if each > step
+            }
         while len(known.reported) > STEPS_MAX:
             del known.reported[min(known.reported)]
 

@@ -109,15 +109,15 @@ class Agreement:
         if not is_complete or not self._arrived or self._members - self._arrived.keys():
             return None
         told = list(self._arrived.values())
-        held = set.intersection(*(set(one.held) for one in told))
+        held = set.intersection(*(set(arrival.held) for arrival in told))
         common = max(held, default=None)
-        newest, last = max(one.newest for one in told), self._decision.begin
-        is_idle = all(one.is_idle for one in told)
+        newest, last = max(arrival.newest for arrival in told), self._decision.begin
+        is_idle = all(arrival.is_idle for arrival in told)
         is_new = newest > last or (is_idle and newest < last)
         if not is_new or (common is not None and newest <= common):
             return None
-        self._pace(any(one.is_late for one in told))
-        ahead = 0 if is_idle else self._margin * max(one.stride for one in told)
+        self._pace(any(arrival.is_late for arrival in told))
+        ahead = 0 if is_idle else self._margin * max(arrival.stride for arrival in told)
         self._decision = NextRound(self._decision.number + 1, common, newest + ahead)
         self._arrived.clear()
         return self._decision
@@ -232,13 +232,13 @@ class Rounds:
         row.taken.clear()
         # A rank with a save beyond the first cannot be sure which one came first.
         row.is_late = any(step > decision.begin for step in row.before.values())
-        found = []
+        result = []
         for rank in sorted(row.newest):
             steps = sorted({row.before.get(rank, row.newest[rank]), row.newest[rank]})
             wanted = [step for step in steps if step >= decision.begin]
             if wanted and row.take(rank, wanted[0]):
-                found.append(Item(name, rank, wanted[0]))
-        return [item for item in found if self.wants(item)]
+                result.append(Item(name, rank, wanted[0]))
+        return [item for item in result if self.wants(item)]
 
     def paused(self, name: str) -> None:
         """Note that saving has paused: a round that has not begun will not."""

@@ -55,7 +55,9 @@ class Watchdog:
         taught: Mapping[int, Taught] | None = None,
     ) -> None:
         self._ranks = ranks
-        self._modes = frozenset(one for one in Detector if modes.get(one) is not Mode.OFF)
+        self._modes = frozenset(
+            detector for detector in Detector if modes.get(detector) is not Mode.OFF
+        )
         self._floor_seconds = floor_seconds
         self._states: dict[int, RankState] = {}
         self._next = math.inf

@@ -71,7 +71,7 @@ class RankState:
         """Another rank has ended."""
         self._page = Page()
         self._taught = taught
-        self._phases = {key: PhaseRhythm(key, one.taken()) for key, one in taught.phases.items()}
+        self._phases = {key: PhaseRhythm(key, old.taken()) for key, old in taught.phases.items()}
         self._output, self._work = taught.output.taken(), Rhythm()
         self._began_at = now
         self._start_seconds: dict[SignSource, float] = {}
@@ -120,7 +120,7 @@ class RankState:
         """For the next attempt."""
         old, starts = self._taught, self._start_seconds
         return Taught(
-            {key: one.rhythm for key, one in self._phases.items()},
+            {key: phase.rhythm for key, phase in self._phases.items()},
             self._output,
             max(old.start_seconds, starts.get(SignSource.STEP, starts.get(SignSource.OUTPUT, 0.0))),
             old.reports_steps or SignSource.STEP in starts,
@@ -227,9 +227,9 @@ class RankState:
 
     def view(self) -> RankWatch:
         """For the report."""
-        page, phase, found = self._page, self.phase, self._verdict()
-        patience = self._patience()
-        at = self._phases.get(phase)
+        page, phase, verdict = self._page, self.phase, self._verdict()
+        usual = verdict.allowed.idle if verdict and self._is_rhythmic(verdict) else None
+        patience, at = self._patience(), self._phases.get(phase)
         return RankWatch(
             rank=self.rank,
             phase=phase,
@@ -238,7 +238,7 @@ class RankState:
             step_at=page.step_at if page.calls else None,
             step_seconds=self._step_seconds(at),
             sign_at=self._last_sign(),
-            allowed_seconds=found.allowed.idle if found and self._is_rhythmic(found) else None,
+            allowed_seconds=usual,
             checkpoint_step=page.checkpoint_step,
             metrics=page.metrics,
             alarms=tuple(self._alarms.values()),
@@ -327,10 +327,10 @@ class RankState:
         key = self._key(page or self._page)
         if key not in self._phases and len(self._phases) >= PHASES_MAX:
             key = ""
-        found = self._phases.get(key)
-        if found is None:
-            found = self._phases[key] = PhaseRhythm(key)
-        return found
+        rhythm = self._phases.get(key)
+        if rhythm is None:
+            rhythm = self._phases[key] = PhaseRhythm(key)
+        return rhythm
 
     # Silence
 
@@ -357,10 +357,10 @@ class RankState:
             source = SignSource.STEP if self._source is SignSource.STEP else SignSource.OUTPUT
             self._start_seconds.setdefault(source, now - self._began_at)
 
-    def _is_rhythmic(self, found: SilenceVerdict | None) -> bool:
+    def _is_rhythmic(self, verdict: SilenceVerdict | None) -> bool:
         """True if it counts beside other ranks: one that has only a bound does in alarm."""
-        is_silent = any(one in self._alarms for one in SILENCES)
-        return found is not None and (is_silent or not found.is_early)
+        is_silent = any(silence in self._alarms for silence in SILENCES)
+        return verdict is not None and (is_silent or not verdict.is_early)
 
     def _last_sign(self) -> float | None:
         match self._source:
@@ -409,18 +409,18 @@ class RankState:
         """Waits at full speed, or works: its processors tell nothing."""
         return self._sample is not None and self._sample[0] - self._calm_at >= PROCESS_SECONDS
 
-    def _limits(self, found: SilenceVerdict) -> tuple[tuple[float, Detector, str], ...]:
-        return found.limits(self._wrote_at, self._work_at, self._calm_at)
+    def _limits(self, verdict: SilenceVerdict) -> tuple[tuple[float, Detector, str], ...]:
+        return verdict.limits(self._wrote_at, self._work_at, self._calm_at)
 
     def _judge(self, now: float) -> None:
-        found = self._verdict()
-        if found is None or any(one in self._alarms for one in SILENCES):
+        verdict = self._verdict()
+        if verdict is None or any(silence in self._alarms for silence in SILENCES):
             return
-        for limit, detector, why in self._limits(found):
+        for limit, detector, why in self._limits(verdict):
             if now >= limit:
-                seconds = now - found.since
-                text = f"{why} for {seconds:.0f} s; {found.allowed.idle:.0f} s is usual at most"
-                self._set(detector, text, now, found.since)
+                seconds = now - verdict.since
+                text = f"{why} for {seconds:.0f} s; {verdict.allowed.idle:.0f} s is usual at most"
+                self._set(detector, text, now, verdict.since)
                 return
 
     def _is_suspect(self, now: float) -> bool:
@@ -428,17 +428,18 @@ class RankState:
             return True
         if self._late.since is None and self._is_late(now):
             return True
-        found = self._verdict()
-        if found is None or found.allowed in (START, NEW_PHASE):
+        verdict = self._verdict()
+        if verdict is None or verdict.allowed in (START, NEW_PHASE):
             return False
-        return now - found.since >= max(LOOK_SECONDS, found.allowed.idle / 4)
+        return now - verdict.since >= max(LOOK_SECONDS, verdict.allowed.idle / 4)
 
     def _plan(self, now: float) -> None:
         """Look next when a silence would be too long, if that is before the next look."""
         self.look_at = now + LOOK_SECONDS
-        if (found := self._verdict()) is None or any(one in self._alarms for one in SILENCES):
+        verdict = self._verdict()
+        if verdict is None or any(silence in self._alarms for silence in SILENCES):
             return
-        limit = min(at for at, _, _ in self._limits(found))
+        limit = min(at for at, _, _ in self._limits(verdict))
         if now < limit < self.look_at:
             self.look_at = max(limit, now + LOOK_SECONDS / 10)
 
@@ -452,8 +453,8 @@ class RankState:
         if self._source is SignSource.STEP:
             return self._step_patience() if self._is_warm else None
         longest = self._output.longest_seconds(LIMITS[SignSource.OUTPUT])
-        if (found := by_output(self._output, longest)) is not None:
-            return found
+        if (patience := by_output(self._output, longest)) is not None:
+            return patience
         allowed = self._work.allowed(LIMITS[SignSource.WORK], self._floor_seconds)
         if allowed is None:
             return None
@@ -465,10 +466,10 @@ class RankState:
         longest = at.rhythm.longest_seconds(limits)
         if at.rhythm.is_main:
             steps = self._page.calls - WARM_CALLS
-            found = by_steps(at.rhythm, longest, steps, self._step_seconds(at))
-            if found is None:
+            patience = by_steps(at.rhythm, longest, steps, self._step_seconds(at))
+            if patience is None:
                 return None
-            return replace(found, act_seconds=max(found.act_seconds, self._floor_seconds))
+            return replace(patience, act_seconds=max(patience.act_seconds, self._floor_seconds))
         allowed = at.rhythm.allowed(limits, self._floor_seconds)
         return Patience(Bound.PHASE, allowed.idle, allowed.idle) if allowed else None
 

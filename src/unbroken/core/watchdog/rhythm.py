@@ -107,9 +107,9 @@ class Rhythm:
 
     def taken(self) -> Rhythm:
         """For the next attempt, in which floors are high again at first."""
-        found = copy.copy(self)
-        found._taken_seconds = self.history_seconds
-        return found
+        rhythm = copy.copy(self)
+        rhythm._taken_seconds = self.history_seconds
+        return rhythm
 
     def learn(self, gap_seconds: float, seconds: float | None = None) -> None:
         """The longest gap between signs in some time; `seconds`: this time, if it had several."""

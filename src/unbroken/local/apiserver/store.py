@@ -207,7 +207,7 @@ class Store:
 
     def resources(self) -> Iterator[str]:
         """Names of the resources that hold objects."""
-        return (name for name, found in self._collections.items() if found.entries)
+        return (name for name, collection in self._collections.items() if collection.entries)
 
     def write(self, resource: str, key: Key, content: Object, *, delete: bool = False) -> Entry:
         """Store `content` (or its deletion) durably under the next version.

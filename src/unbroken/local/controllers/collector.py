@@ -100,8 +100,8 @@ class GarbageCollector:
         if kind.namespaced and not item.key.namespace:
             return True  # not known; see garbage._is
         place = item.key.namespace if kind.namespaced else ""
-        found = await self._client.get_or_none(kind.path(Key(place, owner.name)), Object)
-        return found is not None and found["metadata"].get("uid") == owner.uid
+        result = await self._client.get_or_none(kind.path(Key(place, owner.name)), Object)
+        return result is not None and result["metadata"].get("uid") == owner.uid
 
     async def _act(self, item: Item, verdict: Verdict) -> None:
         match verdict:
@@ -111,19 +111,24 @@ class GarbageCollector:
             case Unblock():
                 await self._write_owners(
                     item,
-                    [msgspec.structs.replace(one, blockOwnerDeletion=False) for one in item.owners],
+                    [
+                        msgspec.structs.replace(owner, blockOwnerDeletion=False)
+                        for owner in item.owners
+                    ],
                 )
                 await self._delete(item, "Foreground")
             case Release(uids):
-                await self._write_owners(item, [one for one in item.owners if one.uid not in uids])
+                await self._write_owners(
+                    item, [owner for owner in item.owners if owner.uid not in uids]
+                )
             case Finish(finalizer):
                 await self._finish(item, finalizer)
             case Orphan(dependents):
-                for one in dependents:
-                    await self._release_from(one, item)
+                for dependent in dependents:
+                    await self._release_from(dependent, item)
                 await self._finish(item, ORPHAN)
             case Await(dependents):
-                self._add({one.uid for one in dependents})
+                self._add({dependent.uid for dependent in dependents})
             case Ask() | None:
                 return
 

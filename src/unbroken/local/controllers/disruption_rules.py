@@ -30,11 +30,11 @@ def budget_status(
     """Return the counts of a budget's status.
 
     `disrupted`: pods whose eviction was allowed, and when."""
-    found = list(pods)
+    result = list(pods)
     alive = {
-        meta.name: is_ready(one)
-        for one in found
-        if (meta := one.metadata) is not None and meta.deletionTimestamp is None
+        meta.name: is_ready(pod)
+        for pod in result
+        if (meta := pod.metadata) is not None and meta.deletionTimestamp is None
     }
     waiting = {
         name: at
@@ -42,12 +42,12 @@ def budget_status(
         if name in alive and time_seconds(at) + CONFIRM_SECONDS > now
     }
     healthy = sum(ready for name, ready in alive.items() if name not in waiting)
-    desired = _desired(spec, len(found))
+    desired = _desired(spec, len(result))
     return {
-        "expectedPods": len(found),
+        "expectedPods": len(result),
         "currentHealthy": healthy,
         "desiredHealthy": desired,
-        "disruptionsAllowed": max(0, healthy - desired) if found else 0,
+        "disruptionsAllowed": max(0, healthy - desired) if result else 0,
         "disruptedPods": waiting,
     }
 

@@ -54,7 +54,7 @@ def backends(service: Service, pods: Iterable[Pod]) -> list[Backend]:
     """Pods that the service leads to, in order of their names."""
     assert service.spec is not None
     always = bool(service.spec.publishNotReadyAddresses)
-    found = [
+    result = [
         _backend(service, pod, always)
         for pod in pods
         if selects(service, pod)
@@ -62,7 +62,7 @@ def backends(service: Service, pods: Iterable[Pod]) -> list[Backend]:
         and pod.status.podIP
         and pod.status.phase not in ("Succeeded", "Failed")
     ]
-    return sorted(found, key=lambda one: one.name)
+    return sorted(result, key=lambda backend: backend.name)
 
 
 def _backend(service: Service, pod: Pod, always: bool) -> Backend:
@@ -87,8 +87,12 @@ def _backend(service: Service, pod: Pod, always: bool) -> Backend:
 
 
 def _ports(wanted: Sequence[ServicePort], pod: Pod) -> tuple[Port, ...]:
-    found = ((one, _target(one, pod)) for one in wanted)
-    return tuple((one.name or "", one.protocol or "TCP", number) for one, number in found if number)
+    result = ((service_port, _target(service_port, pod)) for service_port in wanted)
+    return tuple(
+        (service_port.name or "", service_port.protocol or "TCP", number)
+        for service_port, number in result
+        if number
+    )
 
 
 def _target(port: ServicePort, pod: Pod) -> int:
@@ -99,9 +103,11 @@ def _target(port: ServicePort, pod: Pod) -> int:
     if isinstance(target, int):
         return target
     for container in (pod.spec and pod.spec.containers) or ():
-        for one in container.ports or ():
-            if one.name == target and (one.protocol or "TCP") == (port.protocol or "TCP"):
-                return one.containerPort
+        for container_port in container.ports or ():
+            if container_port.name == target and (container_port.protocol or "TCP") == (
+                port.protocol or "TCP"
+            ):
+                return container_port.containerPort
     return 0
 
 
@@ -115,15 +121,15 @@ def endpoints(service: Service, behind: Sequence[Backend]) -> Object:
         lambda: ([], [])
     )
     namespace, name = key_of(service)
-    for one in behind:
-        if one.is_terminating and not service.spec.publishNotReadyAddresses:
+    for backend in behind:
+        if backend.is_terminating and not service.spec.publishNotReadyAddresses:
             continue
         address: Object = {
-            "ip": one.address,
-            "targetRef": _reference(one, namespace),
-            **_place(one),
+            "ip": backend.address,
+            "targetRef": _reference(backend, namespace),
+            **_place(backend),
         }
-        groups[one.ports][0 if one.is_ready else 1].append(address)
+        groups[backend.ports][0 if backend.is_ready else 1].append(address)
     subsets = []
     for ports, (ready, other) in sorted(groups.items()):
         subset: Object = {}
@@ -145,14 +151,14 @@ def endpoints(service: Service, behind: Sequence[Backend]) -> Object:
 def slices(service: Service, behind: Sequence[Backend]) -> list[Object]:
     """The EndpointSlices, named after the service and numbered."""
     groups: defaultdict[tuple[Port, ...], list[Backend]] = defaultdict(list)
-    for one in behind:
-        groups[one.ports].append(one)
-    found: list[Object] = []
+    for backend in behind:
+        groups[backend.ports].append(backend)
+    result: list[Object] = []
     for ports, members in sorted(groups.items()) or [((), [])]:
         for start in range(0, max(1, len(members)), SLICE_SIZE):
             part = members[start : start + SLICE_SIZE]
-            found.append(_slice(service, len(found), ports, part))
-    return found
+            result.append(_slice(service, len(result), ports, part))
+    return result
 
 
 def _slice(
@@ -178,27 +184,27 @@ def _slice(
             "ownerReferences": [owner],
         },
         "addressType": "IPv4",
-        "endpoints": [_endpoint(one, namespace) for one in members],
+        "endpoints": [_endpoint(member, namespace) for member in members],
         "ports": [_port(port) for port in ports],
     }
 
 
-def _endpoint(one: Backend, namespace: str) -> Object:
+def _endpoint(backend: Backend, namespace: str) -> Object:
     return {
-        "addresses": [one.address],
+        "addresses": [backend.address],
         "conditions": {
-            "ready": one.is_ready,
-            "serving": one.is_ready,
-            "terminating": one.is_terminating,
+            "ready": backend.is_ready,
+            "serving": backend.is_ready,
+            "terminating": backend.is_terminating,
         },
-        "targetRef": _reference(one, namespace),
-        **_place(one),
+        "targetRef": _reference(backend, namespace),
+        **_place(backend),
     }
 
 
-def _place(one: Backend) -> Object:
+def _place(backend: Backend) -> Object:
     # Empty names are refused.
-    named = {"nodeName": one.node, "hostname": one.hostname}
+    named = {"nodeName": backend.node, "hostname": backend.hostname}
     return {field: name for field, name in named.items() if name}
 
 
@@ -214,5 +220,5 @@ def _port(port: Port) -> Object:
     return {**({"name": name} if name else {}), "port": number, "protocol": protocol}
 
 
-def _reference(one: Backend, namespace: str) -> Object:
-    return {"kind": "Pod", "namespace": namespace, "name": one.name, "uid": one.uid}
+def _reference(backend: Backend, namespace: str) -> Object:
+    return {"kind": "Pod", "namespace": namespace, "name": backend.name, "uid": backend.uid}

@@ -96,14 +96,15 @@ class EndpointWriter:
     async def _write_slices(self, key: Key, wanted: list[Object]) -> None:
         assert self._slices is not None
         held = {
-            key_of(one).name: one
-            for one in self._slices.items()
-            if key_of(one).namespace == key.namespace and _service_of(one) == key.name
+            key_of(endpoint_slice).name: endpoint_slice
+            for endpoint_slice in self._slices.items()
+            if key_of(endpoint_slice).namespace == key.namespace
+            and _service_of(endpoint_slice) == key.name
         }
-        for one in wanted:
-            place = Key(key.namespace, one["metadata"]["name"])
+        for item in wanted:
+            place = Key(key.namespace, item["metadata"]["name"])
             path = _path("discovery.k8s.io/v1", "endpointslices", place)
-            await self._put(path, one, held.pop(place.name, None), ("endpoints", "ports"))
+            await self._put(path, item, held.pop(place.name, None), ("endpoints", "ports"))
         for name in held:
             place = Key(key.namespace, name)
             await self._client.delete_if_present(

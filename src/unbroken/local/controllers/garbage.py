@@ -87,14 +87,14 @@ class Graph:
 
     def dependents(self, uid: str) -> Iterator[Item]:
         """Objects that name the uid among their owners."""
-        return (self._items[one] for one in self._dependents.get(uid, ()))
+        return (self._items[dependent] for dependent in self._dependents.get(uid, ()))
 
     def change(self, old: Item | None, new: Item | None) -> set[str]:
         """Take a change; returns the uids of objects to look at because of it."""
         item = changed(old, new)
         before = self._items.get(item.uid)
         self._replace(before, new)
-        owners = {one.uid for version in (before, new) if version for one in version.owners}
+        owners = {owner.uid for version in (before, new) if version for owner in version.owners}
         touched = {uid for uid in owners if (held := self.get(uid)) and held.is_deleting}
         if new is None or (is_foreground(new) and not (before and is_foreground(before))):
             touched |= self._dependents.get(item.uid, set())
@@ -138,13 +138,13 @@ def judge(
 def _judge_foreground(item: Item, graph: Graph) -> Verdict:
     dependents = list(graph.dependents(item.uid))
     blocking = [
-        one
-        for one in dependents
-        if any(owner.uid == item.uid and owner.blockOwnerDeletion for owner in one.owners)
+        dependent
+        for dependent in dependents
+        if any(owner.uid == item.uid and owner.blockOwnerDeletion for owner in dependent.owners)
     ]
     if not blocking:
         return Finish(FOREGROUND)
-    return Await(tuple(one for one in dependents if not one.is_deleting))
+    return Await(tuple(dependent for dependent in dependents if not dependent.is_deleting))
 
 
 def _judge_owned(
@@ -170,7 +170,7 @@ def _judge_owned(
         lost = frozenset(owner.uid for owner in (*gone, *waiting))
         return Release(lost) if lost else None
     if waiting and any(True for _ in graph.dependents(item.uid)):
-        if any(is_foreground(one) for one in graph.dependents(item.uid)):
+        if any(is_foreground(dependent) for dependent in graph.dependents(item.uid)):
             return Unblock()
         return Delete("Foreground")
     return Delete(_policy(item))

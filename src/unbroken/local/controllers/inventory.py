@@ -160,9 +160,9 @@ class Inventory:
 
     async def run(self) -> None:
         """Follow all kinds until cancelled."""
-        found = await self._discover()
+        resource_kinds = await self._discover()
         async with asyncio.TaskGroup() as tasks:
-            started = [self._follow(kind, tasks) for kind in found]
+            started = [self._follow(kind, tasks) for kind in resource_kinds]
             await self._wait(started)
             self.ready.set()
             definitions = self._informers.of(CustomResourceDefinition)
@@ -269,14 +269,14 @@ def item_of(kind: ResourceKind, content: HasMetadata) -> Item:
         metadata.resourceVersion or "",
         tuple(
             Owner(
-                one.apiVersion,
-                one.kind,
-                one.name,
-                one.uid,
-                one.controller,
-                one.blockOwnerDeletion,
+                ownerreference.apiVersion,
+                ownerreference.kind,
+                ownerreference.name,
+                ownerreference.uid,
+                ownerreference.controller,
+                ownerreference.blockOwnerDeletion,
             )
-            for one in metadata.ownerReferences or ()
+            for ownerreference in metadata.ownerReferences or ()
         ),
         tuple(metadata.finalizers or ()),
         metadata.deletionTimestamp is not None,
@@ -291,9 +291,12 @@ async def discover(client: KubeClient) -> list[ResourceKind]:
     groups: Object = msgspec.json.decode(await client.raw("GET", "apis"))
     versions = [
         ("", "v1"),
-        *((one["name"], one["preferredVersion"]["version"]) for one in groups.get("groups") or ()),
+        *(
+            (group["name"], group["preferredVersion"]["version"])
+            for group in groups.get("groups") or ()
+        ),
     ]
-    found: list[ResourceKind] = []
+    resource_kinds: list[ResourceKind] = []
     for name, version in versions:
         path = f"apis/{name}/{version}" if name else f"api/{version}"
         try:
@@ -302,17 +305,17 @@ async def discover(client: KubeClient) -> list[ResourceKind]:
             # A group that vanished meanwhile must not hide the others.
             log.warning("group not discovered", group=name, error=error)
             continue
-        found += _kinds_in(name, version, listed)
-    return found
+        resource_kinds += _kinds_in(name, version, listed)
+    return resource_kinds
 
 
 def _kinds_in(group: str, version: str, listed: Mapping[str, Any]) -> list[ResourceKind]:
     return [
-        ResourceKind(group, version, one["kind"], one["name"], bool(one.get("namespaced")))
-        for one in listed.get("resources") or ()
-        if "/" not in one["name"]
-        and (group, one["name"]) not in IGNORED
-        and NEEDED_VERBS.issubset(one.get("verbs") or ())
+        ResourceKind(group, version, item["kind"], item["name"], bool(item.get("namespaced")))
+        for item in listed.get("resources") or ()
+        if "/" not in item["name"]
+        and (group, item["name"]) not in IGNORED
+        and NEEDED_VERBS.issubset(item.get("verbs") or ())
     ]
 
 
@@ -320,7 +323,9 @@ def custom_kind(definition: CustomResourceDefinition) -> ResourceKind | None:
     """The kind that a definition makes; None while it is not served."""
     spec, status = definition.spec, definition.status
     conditions = (status and status.conditions) or ()
-    if not any(one.type == "Established" and one.status == "True" for one in conditions):
+    if not any(
+        condition.type == "Established" and condition.status == "True" for condition in conditions
+    ):
         return None
     served = [version.name for version in spec.versions if version.served]
     if not served:

@@ -76,7 +76,7 @@ class NamespaceDeleter:
             present = list(self._inventory.in_namespace(name))
             await self._report(name, namespace, present, failures)
             return AGAIN_SECONDS
-        namespace["spec"]["finalizers"] = [one for one in held if one != FINALIZER]
+        namespace["spec"]["finalizers"] = [item for item in held if item != FINALIZER]
         await self._client.raw("PUT", f"{path}/finalize", body=namespace)
         log.info("namespace emptied", namespace=name)
         return None
@@ -85,7 +85,7 @@ class NamespaceDeleter:
         """Delete what is not going already; returns what went wrong."""
         kinds = {one.kind for one in self._inventory.in_namespace(name) if not one.is_deleting}
         failures = []
-        for kind in sorted(kinds, key=lambda one: one.id):
+        for kind in sorted(kinds, key=lambda resource_kind: resource_kind.id):
             try:
                 await self._delete_all(kind, name)
             except UnbrokenError as error:
@@ -113,7 +113,11 @@ class NamespaceDeleter:
         Only the API's own word makes sure that nothing outlives its namespace.
         """
         left = []
-        for kind in [one for one in self._inventory.kinds.values() if one.namespaced]:
+        for kind in [
+            resource_kind
+            for resource_kind in self._inventory.kinds.values()
+            if resource_kind.namespaced
+        ]:
             try:
                 body = await self._client.raw(
                     "GET", kind.collection(name), parameters={"limit": "1"}
@@ -130,14 +134,14 @@ class NamespaceDeleter:
         self, name: str, namespace: Object, left: list[Item], failures: list[str]
     ) -> None:
         present = {
-            one["type"]: (one["status"], one.get("message"))
-            for one in (namespace.get("status") or {}).get("conditions") or ()
+            item["type"]: (item["status"], item.get("message"))
+            for item in (namespace.get("status") or {}).get("conditions") or ()
         }
         wanted = conditions(left, failures)
-        if all(present.get(one["type"]) == (one["status"], one["message"]) for one in wanted):
+        if all(present.get(item["type"]) == (item["status"], item["message"]) for item in wanted):
             return
-        for one in wanted:
-            one["lastTransitionTime"] = rfc3339(wall())
+        for item in wanted:
+            item["lastTransitionTime"] = rfc3339(wall())
         path, body = f"api/v1/namespaces/{name}/status", {"status": {"conditions": wanted}}
         with suppress(NotFound):
             await self._client.raw("PATCH", path, body=body, headers=STRATEGIC)

@@ -165,15 +165,17 @@ class NodeLifecycle:
         if taints is None:
             return
         name = key_of(node).name
-        log.info("node tainted", node=name, taints=[f"{one.key}:{one.effect}" for one in taints])
+        log.info(
+            "node tainted", node=name, taints=[f"{taint.key}:{taint.effect}" for taint in taints]
+        )
         version = node.metadata.resourceVersion if node.metadata else None
         written = [
             {
-                **{"key": one.key, "effect": one.effect},
-                **({"value": one.value} if one.value else {}),
-                **({"timeAdded": rfc3339(one.timeAdded.timestamp())} if one.timeAdded else {}),
+                **{"key": taint.key, "effect": taint.effect},
+                **({"value": taint.value} if taint.value else {}),
+                **({"timeAdded": rfc3339(taint.timeAdded.timestamp())} if taint.timeAdded else {}),
             }
-            for one in taints
+            for taint in taints
         ]
         # The whole list, so with its version: others taint nodes too.
         body = {"spec": {"taints": written or None}}
@@ -219,14 +221,14 @@ class NodeLifecycle:
         """The node's taints, each with the time from which it counts."""
         taints = (node.spec and node.spec.taints) or []
         known = self._since.get(key_of(node).name, {})
-        named = {f"{one.key}={one.value}:{one.effect}": one for one in taints}
+        named = {f"{taint.key}={taint.value}:{taint.effect}": taint for taint in taints}
         since = {name: known.get(name, now) for name in named}
         self._since[key_of(node).name] = since
         return [
-            one
-            if one.timeAdded
-            else structs.replace(one, timeAdded=datetime.fromtimestamp(since[name], UTC))
-            for name, one in named.items()
+            taint
+            if taint.timeAdded
+            else structs.replace(taint, timeAdded=datetime.fromtimestamp(since[name], UTC))
+            for name, taint in named.items()
         ]
 
     async def _remove_orphans(self, name: str) -> None:
@@ -273,7 +275,7 @@ def _matters(node: Node) -> object:
     conditions = (node.status and node.status.conditions) or ()
     spec = node.spec
     return (
-        [(one.type, one.status) for one in conditions],
+        [(condition.type, condition.status) for condition in conditions],
         (spec and spec.taints) or [],
         bool(spec and spec.unschedulable),
     )

@@ -44,13 +44,17 @@ def heartbeat(node: Node) -> str:
     ready = ready_status(node)
     if ready == "Unknown":
         return ""
-    times = [one.lastHeartbeatTime for one in _conditions(node) if one.lastHeartbeatTime]
+    times = [
+        condition.lastHeartbeatTime
+        for condition in _conditions(node)
+        if condition.lastHeartbeatTime
+    ]
     return f"{ready} {max(times).isoformat() if times else ''}"
 
 
 def silence(node: Node, now: float) -> list[Object]:
     """Return the conditions to write for a silent node; empty if they are set already."""
-    by_type = {one.type: one for one in _conditions(node)}
+    by_type = {condition.type: condition for condition in _conditions(node)}
     written: list[Object] = []
     for kind in WATCHED:
         known = by_type.get(kind)
@@ -79,8 +83,10 @@ def wanted_taints(node: Node, now: float) -> list[Taint] | None:
     present = list((node.spec and node.spec.taints) or ())
     calls = _called_for(node)
     ours = {NOT_READY, UNREACHABLE, UNSCHEDULABLE, *PRESSURES.values()}
-    kept = [one for one in present if one.key not in ours or (one.key, one.effect) in calls]
-    have = {(one.key, one.effect) for one in kept}
+    kept = [
+        taint for taint in present if taint.key not in ours or (taint.key, taint.effect) in calls
+    ]
+    have = {(taint.key, taint.effect) for taint in kept}
     added = [
         Taint(key=key, effect=effect, timeAdded=datetime.fromtimestamp(int(now), UTC))
         for key, effect in calls
@@ -103,9 +109,9 @@ def _called_for(node: Node) -> list[tuple[str, str]]:
             pass
     if node.spec and node.spec.unschedulable:
         calls.append((UNSCHEDULABLE, "NoSchedule"))
-    for one in _conditions(node):
-        if one.type in PRESSURES and one.status == "True":
-            calls.append((PRESSURES[one.type], "NoSchedule"))
+    for condition in _conditions(node):
+        if condition.type in PRESSURES and condition.status == "True":
+            calls.append((PRESSURES[condition.type], "NoSchedule"))
     return calls
 
 
@@ -125,10 +131,14 @@ def stay(pod: Pod, taints: Sequence[Taint], now: float) -> Stay:
     for taint in taints:
         if taint.effect != "NoExecute":
             continue
-        matching = [one for one in tolerations if tolerates(one, taint)]
+        matching = [toleration for toleration in tolerations if tolerates(toleration, taint)]
         if not matching:
             return Stay(now)
-        limits = [one.tolerationSeconds for one in matching if one.tolerationSeconds is not None]
+        limits = [
+            toleration.tolerationSeconds
+            for toleration in matching
+            if toleration.tolerationSeconds is not None
+        ]
         if limits:
             since = taint.timeAdded.timestamp() if taint.timeAdded else now
             end = since + max(0, min(limits))
@@ -146,5 +156,7 @@ def _defaults(tolerations: Sequence[Toleration]) -> list[Toleration]:
             tolerationSeconds=DEFAULT_TOLERATION_SECONDS,
         )
         for key in (NOT_READY, UNREACHABLE)
-        if not any(tolerates(one, Taint(key=key, effect="NoExecute")) for one in tolerations)
+        if not any(
+            tolerates(toleration, Taint(key=key, effect="NoExecute")) for toleration in tolerations
+        )
     ]

@@ -52,13 +52,21 @@ def bind(
     volumes = list(volumes)
     if claim.spec.volumeName:
         return _named(claim, claim.spec.volumeName, volumes)
-    own = [one for one in volumes if is_claimed_by(one, claim)]
+    own = [volume for volume in volumes if is_claimed_by(volume, claim)]
     if own:
         # Reserved for the claim, or bound half-way by an earlier run.
         return Bind(own[0])
-    fitting = [one for one in volumes if is_free(one) and fits(one, claim)]
+    fitting = [volume for volume in volumes if is_free(volume) and fits(volume, claim)]
     if fitting:
-        return Bind(min(fitting, key=lambda one: (capacity(one), key_of(one).name)))
+        return Bind(
+            min(
+                fitting,
+                key=lambda persistent_volume: (
+                    capacity(persistent_volume),
+                    key_of(persistent_volume).name,
+                ),
+            )
+        )
     if storage_class(claim) == "":
         return Wait(
             "FailedBinding",

@@ -235,8 +235,8 @@ class VolumeBinder:
             await self._client.raw("DELETE", f"{VOLUMES}/{name}")
 
     async def _exists(self, path: str, uid: str) -> bool:
-        found = await self._client.get_or_none(path, Object)
-        return found is not None and found["metadata"]["uid"] == uid
+        result = await self._client.get_or_none(path, Object)
+        return result is not None and result["metadata"]["uid"] == uid
 
     async def _forget_volume(self, volume: PersistentVolume) -> None:
         assert volume.metadata is not None

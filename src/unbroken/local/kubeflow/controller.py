@@ -107,20 +107,20 @@ class PyTorchJobs:
             return None
         uid = job["metadata"]["uid"]
         pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
-        services = [one for one in self._services.items() if is_owned(one, uid)]
+        services = [service for service in self._services.items() if is_owned(service, uid)]
         now = wall()
-        found = plan(job_picture(job, pods, services), now, _meeting_port(pods))
-        if found.status is not None:
-            await self._write(job, found.status)
-        if found.replaced is not None:
-            annotations = replaced_annotation(found.replaced)
+        result = plan(job_picture(job, pods, services), now, _meeting_port(pods))
+        if result.status is not None:
+            await self._write(job, result.status)
+        if result.replaced is not None:
+            annotations = replaced_annotation(result.replaced)
             await self._client.merge(
                 _path(job), {"metadata": {"annotations": annotations}}, uid=uid
             )
-        done = [await self._carry_out(job, order) for order in found.orders]
+        done = [await self._carry_out(job, order) for order in result.orders]
         waits = [] if all(done) else [TAKEN_SECONDS]
-        if found.again_at is not None:
-            waits.append(max(found.again_at - now, 0.0))
+        if result.again_at is not None:
+            waits.append(max(result.again_at - now, 0.0))
         return min(waits, default=None)
 
     async def _write(self, job: Job, status: PyTorchJobStatus) -> None:
@@ -130,10 +130,13 @@ class PyTorchJobs:
         version = metadata["resourceVersion"]
         await self._client.merge_if_present(path, body, uid=metadata["uid"], version=version)
         newest, before = status.conditions[-1:], status_from(job.get("status")).conditions[-1:]
-        for one in newest:
+        for job_condition in newest:
             if newest != before:
                 log.info(
-                    "condition changed", job=key_of(job), condition=one.type, message=one.message
+                    "condition changed",
+                    job=key_of(job),
+                    condition=job_condition.type,
+                    message=job_condition.message,
                 )
 
     async def _carry_out(self, job: Job, order: Order) -> bool:

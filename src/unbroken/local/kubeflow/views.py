@@ -30,7 +30,9 @@ def job_picture(
         is_leaving=bool(metadata.get("deletionTimestamp")),
         pods=tuple(_pods(pods)),
         services=frozenset(
-            one.metadata.name for one in services if one.metadata and one.metadata.name
+            service.metadata.name
+            for service in services
+            if service.metadata and service.metadata.name
         ),
         replaced=_replaced((metadata.get("annotations") or {}).get(REPLACED_PODS, "")),
     )
@@ -63,7 +65,7 @@ def _pods(pods: Iterable[Pod]) -> Iterator[JobPod]:
             index=int(index),
             phase=status.phase or "Pending",
             is_leaving=metadata.deletionTimestamp is not None,
-            restarts=sum(one.restartCount for one in _containers(status)),
+            restarts=sum(container.restartCount for container in _containers(status)),
             exit_code=_exit_code(status),
         )
 
@@ -74,8 +76,8 @@ def _containers(status: PodStatus) -> Iterator[ContainerStatus]:
 
 
 def _exit_code(status: PodStatus) -> int | None:
-    for one in status.containerStatuses or ():
-        ended = one.state.terminated if one.state else None
-        if one.name == CONTAINER and ended is not None:
+    for container_status in status.containerStatuses or ():
+        ended = container_status.state.terminated if container_status.state else None
+        if container_status.name == CONTAINER and ended is not None:
             return ended.exitCode
     return None

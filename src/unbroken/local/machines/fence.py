@@ -44,7 +44,7 @@ def annotations_of(node: Node | None) -> Mapping[str, str]:
 def is_out_of_service(node: Node | None) -> bool:
     """True if it has the taint."""
     taints = (node.spec.taints if node is not None and node.spec else None) or ()
-    return any(one.key == OUT_OF_SERVICE for one in taints)
+    return any(taint.key == OUT_OF_SERVICE for taint in taints)
 
 
 class Fence:

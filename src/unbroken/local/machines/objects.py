@@ -32,8 +32,8 @@ class MachineRequests:
 
         The returned changes have been made, except for those that are `blocked`.
         """
-        found = msgspec.json.decode(await self._client.raw("GET", MACHINE.path), type=Object)
-        wanted = changes([_listed(item) for item in found["items"]], count)
+        result = msgspec.json.decode(await self._client.raw("GET", MACHINE.path), type=Object)
+        wanted = changes([_listed(item) for item in result["items"]], count)
         for name in wanted.create:
             # Its place is kept when a machine with another name replaces it.
             spec = MachineSpec(logical_id=name)
@@ -57,10 +57,10 @@ class MachineRequests:
     async def _finalizers(
         self, name: str, uid: str, change: Callable[[list[str]], list[str]]
     ) -> None:
-        found = await self._client.get_or_none(_path(name), Object)
-        if found is None or found["metadata"]["uid"] != uid:
+        result = await self._client.get_or_none(_path(name), Object)
+        if result is None or result["metadata"]["uid"] != uid:
             return
-        metadata = found["metadata"]
+        metadata = result["metadata"]
         body = {"metadata": {"finalizers": change(metadata.get("finalizers") or [])}}
         # The whole list, so with its version: others have finalizers too.
         version = metadata["resourceVersion"]

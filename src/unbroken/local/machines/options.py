@@ -39,8 +39,8 @@ def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOpti
         labels = dict(options.labels)
         capacity = general
         if spec.instance_type:
-            found = instance_type(instance_types(), spec.instance_type)
-            capacity = _Capacity(str(found.cpu), found.memory, found.gpus, found.resources)
+            result = instance_type(instance_types(), spec.instance_type)
+            capacity = _Capacity(str(result.cpu), result.memory, result.gpus, result.resources)
         if kind := spec.instance_type or options.instance_type:
             labels |= instance_type_labels(kind)
         group = {INSTANCE_GROUP: spec.instance_group} if spec.instance_group else {}
@@ -70,9 +70,9 @@ def _general(options: ClusterOptions) -> _Capacity:
     host = machine_size()
     gpus, resources = 0, {}
     if options.instance_type:
-        found = instance_type(instance_types(), options.instance_type)
-        host = {"cpu": str(found.cpu), "memory": found.memory}
-        gpus, resources = found.gpus, found.resources
+        result = instance_type(instance_types(), options.instance_type)
+        host = {"cpu": str(result.cpu), "memory": result.memory}
+        gpus, resources = result.gpus, result.resources
     return _Capacity(
         cpu=options.cpu or host["cpu"],
         memory=options.memory or host["memory"],

@@ -292,11 +292,11 @@ class MachinePool:
             if spec is not None and spec.cluster == cluster:
                 address = node_address(self._options.first_index + self._indexes[name])
                 members.append(Member(name, spec.instance_group, spec.instance_type, address))
-        found = self._clusters.get(cluster)
-        if found is None or found.metadata is None:
+        result = self._clusters.get(cluster)
+        if result is None or result.metadata is None:
             return resource_config(cluster, "", members)
-        arn = (found.metadata.annotations or {}).get(CLUSTER_ARN, "")
-        return resource_config(CLUSTER.spec_of(found)[0].name, arn, members)
+        arn = (result.metadata.annotations or {}).get(CLUSTER_ARN, "")
+        return resource_config(CLUSTER.spec_of(result)[0].name, arn, members)
 
     async def _retire(self, name: str) -> None:
         """Take a machine away for good: end what runs of it, and forget it."""

@@ -25,9 +25,9 @@ def source_folder(source: LocalSource, file: str) -> Path:
     root = _real(source.root)
     folder = _real(root.joinpath(*source.names))
     script = _real(folder.joinpath(*script_names(file)))
-    for found in (folder, script):
-        if not found.is_relative_to(root):
-            raise SpecError(f"{found} is outside the mapped folder {root}")
+    for path in (folder, script):
+        if not path.is_relative_to(root):
+            raise SpecError(f"{path} is outside the mapped folder {root}")
     if not script.is_relative_to(folder):
         raise SpecError(f"{script} is outside its source {folder}")
     if not script.is_file():

@@ -146,11 +146,11 @@ class _Script:
         return self._machine.record.state in (SUCCEEDED, SKIPPED)
 
     def _look(self) -> Event:
-        found = adopt(self._attempt(self._machine.record.attempts))
-        if isinstance(found, Run):
-            self._run = found
+        result = adopt(self._attempt(self._machine.record.attempts))
+        if isinstance(result, Run):
+            self._run = result
             return Looked(is_alive=True)
-        return Looked(exit_code=found.exit_code if found is not None else None)
+        return Looked(exit_code=result.exit_code if result is not None else None)
 
     def _source(self) -> Path | Unmapped | Unusable:
         """The folder of the script, where it was mapped to."""
@@ -185,12 +185,12 @@ class _Script:
             argv = await asyncio.to_thread(self._prepare, source, directory, attempt)
             identity = os.urandom(32).hex()
             request = self._request(argv, directory, identity)
-            found = await self._launcher.run(request, {MARKER: identity}, wall())
+            result = await self._launcher.run(request, {MARKER: identity}, wall())
         except (WorldError, SpecError, OSError) as error:
             return [Unusable(f"it cannot be started: {error}")]
-        if isinstance(found, Exit):
-            return [Ended(found.exit_code, found.message)]
-        self._run = found
+        if isinstance(result, Exit):
+            return [Ended(result.exit_code, result.message)]
+        self._run = result
         return []
 
     def _prepare(self, source: Path, directory: Path, attempt: int) -> list[str]:

@@ -52,9 +52,9 @@ class NodeContext:
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that every container starts from; our own commands are on its PATH, last."""
-    found = {name: environ[name] for name in PASSED_ON if name in environ}
-    found["PATH"] = with_own_commands(found.get("PATH", os.defpath))
-    return found
+    result = {name: environ[name] for name in PASSED_ON if name in environ}
+    result["PATH"] = with_own_commands(result.get("PATH", os.defpath))
+    return result
 
 
 def with_image(

@@ -180,12 +180,12 @@ class Node:
 
     def find(self, namespace: str, name: str) -> PodWorker | None:
         """The worker of a pod by its name; the newest if one of that name is still leaving."""
-        found = None
+        pod_worker = None
         for worker in self._workers.values():
             metadata = worker.pod["metadata"]
             if metadata["namespace"] == namespace and metadata["name"] == name:
-                found = worker
-        return found
+                pod_worker = worker
+        return pod_worker
 
     # --- the node object
 
@@ -401,7 +401,7 @@ class _NodeWatch:
 
 def _capacity(options: NodeOptions) -> dict[str, str]:
     disk = os.statvfs(options.directory)
-    found = {
+    result = {
         "cpu": str(options.cpu),
         "memory": options.memory,
         "pods": str(PODS_MAX),
@@ -409,8 +409,8 @@ def _capacity(options: NodeOptions) -> dict[str, str]:
         **options.resources,
     }
     if options.gpus:
-        found[GPU_RESOURCE] = str(options.gpus)
-    return found
+        result[GPU_RESOURCE] = str(options.gpus)
+    return result
 
 
 def host_boot_id() -> str:

@@ -111,11 +111,11 @@ def _conditions(known: Object, now: float) -> list[Object]:
         ("Ready", "True", "KubeletReady", "is posting ready status"),
     )
     before = {c["type"]: c for c in known.get("conditions") or ()}
-    found = []
+    result = []
     for kind, status, reason, message in wanted:
         old = before.get(kind) or {}
         since = old.get("lastTransitionTime") if old.get("status") == status else None
-        found.append(
+        result.append(
             {
                 "type": kind,
                 "status": status,
@@ -125,7 +125,7 @@ def _conditions(known: Object, now: float) -> list[Object]:
                 "lastTransitionTime": since or rfc3339(now),
             }
         )
-    return found
+    return result
 
 
 # --- what fits

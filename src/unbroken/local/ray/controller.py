@@ -99,12 +99,12 @@ class RayClusters:
             return None
         uid = cluster["metadata"]["uid"]
         pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
-        services = [one for one in self._services.items() if is_owned(one, uid)]
+        services = [service for service in self._services.items() if is_owned(service, uid)]
         with closing(_free_ports()) as ports:
-            found = plan(cluster_picture(cluster, pods, services), wall(), ports)
-        done = [await self._carry_out(cluster, order) for order in found.orders]
-        if found.status is not None:
-            body = {**cluster, "status": found.status}
+            result = plan(cluster_picture(cluster, pods, services), wall(), ports)
+        done = [await self._carry_out(cluster, order) for order in result.orders]
+        if result.status is not None:
+            body = {**cluster, "status": result.status}
             await self._client.raw("PUT", f"{_path(cluster)}/status", body=body)
         return None if all(done) else TAKEN_SECONDS
 

@@ -37,11 +37,11 @@ async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
         tasks.create_task(RayJobs(client, informers, recorder, Dashboard(session)).run())
 
 
-def answer_of(found: JobDetails) -> Answer:
+def answer_of(job_details: JobDetails) -> Answer:
     """Return the bounded answer of a dashboard; the times are in seconds."""
-    ended = None if found.end_time is None else found.end_time / 1000
-    message = (found.message or "")[:MESSAGE_CHARACTERS]
-    return Answer(found.status[:STATUS_CHARACTERS], message, ended)
+    ended = None if job_details.end_time is None else job_details.end_time / 1000
+    message = (job_details.message or "")[:MESSAGE_CHARACTERS]
+    return Answer(job_details.status[:STATUS_CHARACTERS], message, ended)
 
 
 class RayJobs:
@@ -89,12 +89,12 @@ class RayJobs:
         if seen.url:
             details = await self._dashboard.job(seen.url, seen.status["jobId"])
             answer = answer_of(details) if details is not None else None
-        found = plan_job(seen, answer, wall())
-        if found.status is not None:
-            body = {**job, "status": found.status}
+        job_plan = plan_job(seen, answer, wall())
+        if job_plan.status is not None:
+            body = {**job, "status": job_plan.status}
             await self._client.raw("PUT", f"{_path(key, PLURAL, key.name)}/status", body=body)
-        await self._carry_out(job, seen, found)
-        return found.again_seconds
+        await self._carry_out(job, seen, job_plan)
+        return job_plan.again_seconds
 
     def _picture(self, job: Job) -> JobPicture:
         metadata, status = job["metadata"], job.get("status") or {}
@@ -107,19 +107,19 @@ class RayJobs:
             cluster=self._clusters.get(name, metadata["namespace"]) if name else None,
         )
 
-    async def _carry_out(self, job: Job, seen: JobPicture, found: JobPlan) -> None:
+    async def _carry_out(self, job: Job, seen: JobPicture, job_plan: JobPlan) -> None:
         key = key_of(job)
-        if found.create is not None:
+        if job_plan.create is not None:
             path = _path(key, RAY_CLUSTER.plural)
-            if not await self._client.create_if_absent(path, found.create):
+            if not await self._client.create_if_absent(path, job_plan.create):
                 return
-        if found.delete:
-            path = _path(key, RAY_CLUSTER.plural, found.delete)
+        if job_plan.delete:
+            path = _path(key, RAY_CLUSTER.plural, job_plan.delete)
             await self._client.delete_if_present(path, propagation="Background")
-        if found.submit is not None:
-            await self._dashboard.submit(seen.url, found.submit)
-        if found.tell is not None:
-            tell = found.tell
+        if job_plan.submit is not None:
+            await self._dashboard.submit(seen.url, job_plan.submit)
+        if job_plan.tell is not None:
+            tell = job_plan.tell
             self._recorder.record(reference_to(job), "Normal", tell.reason, tell.message)
 
 

@@ -27,7 +27,7 @@ def cluster_picture(
         status=cluster.get("status") or {},
         is_leaving=bool(metadata.get("deletionTimestamp")),
         pods=tuple(_pods(pods)),
-        service=next((one.to_dict() for one in services), None),
+        service=next((service.to_dict() for service in services), None),
     )
 
 
@@ -37,7 +37,9 @@ def _pods(pods: Iterable[Pod]) -> Iterator[RayPod]:
         if metadata is None or spec is None:
             continue
         labels, annotations = metadata.labels or {}, metadata.annotations or {}
-        ready = next((one for one in status.conditions or () if one.type == "Ready"), None)
+        ready = next(
+            (condition for condition in status.conditions or () if condition.type == "Ready"), None
+        )
         yield RayPod(
             name=metadata.name or "",
             uid=metadata.uid or "",
@@ -56,8 +58,8 @@ def _pods(pods: Iterable[Pod]) -> Iterator[RayPod]:
 
 def _exit_code(spec: PodSpec, status: PodStatus) -> int | None:
     """Return the exit code of the first container, which runs Ray."""
-    for one in status.containerStatuses or ():
-        ended = one.state.terminated if one.state else None
-        if one.name == spec.containers[0].name and ended is not None:
+    for container_status in status.containerStatuses or ():
+        ended = container_status.state.terminated if container_status.state else None
+        if container_status.name == spec.containers[0].name and ended is not None:
             return ended.exitCode
     return None

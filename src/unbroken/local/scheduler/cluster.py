@@ -118,12 +118,12 @@ class Cluster:
         if selector is None:
             return
         for namespace in namespaces:
-            found: Mapping[Key, PodInfo] = self._by_namespace.get(namespace, {})
+            pods: Mapping[Key, PodInfo] = self._by_namespace.get(namespace, {})
             for label, value in (selector.matchLabels or {}).items():
                 fewer = self._by_label.get((namespace, label, value), {})
-                if len(fewer) < len(found):
-                    found = fewer
-            for pod in found.values():
+                if len(fewer) < len(pods):
+                    pods = fewer
+            for pod in pods.values():
                 if matches_labels(selector, pod.labels):
                     yield pod
 
@@ -131,13 +131,13 @@ class Cluster:
         """Namespaces that a term of `owner` looks at; its own if the term names none."""
         if not term.namespaces and term.namespaceSelector is None:
             return {owner.key.namespace}
-        found = set(term.namespaces or ())
+        result = set(term.namespaces or ())
         if term.namespaceSelector is not None:
             selector = term.namespaceSelector
-            found.update(
+            result.update(
                 name for name, labels in self.namespaces.items() if matches_labels(selector, labels)
             )
-        return found
+        return result
 
     def _tidy(self, name: str) -> None:
         place = self.places[name]

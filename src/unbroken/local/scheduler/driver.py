@@ -245,16 +245,16 @@ class Scheduler:
             # It was reported already; another event for every victim that ends would not help.
             return
         sentence = decision.sentence()
-        found = preempt(pod, self._cluster, decision)
-        if found.node is None:
+        preemption = preempt(pod, self._cluster, decision)
+        if preemption.node is None:
             self._cluster.nominated.pop(pod.key, None)
             if decision.refusals:
-                sentence += f" preemption: {found.explanation}"
+                sentence += f" preemption: {preemption.explanation}"
             self._tell(Report(pod, "Unschedulable", sentence))
             return
-        nominated = replace(pod, nominated=found.node)
+        nominated = replace(pod, nominated=preemption.node)
         self._waiting[pod.key] = self._cluster.nominated[pod.key] = nominated
-        self._tell(Report(pod, "Unschedulable", sentence, found.node, found.victims))
+        self._tell(Report(pod, "Unschedulable", sentence, preemption.node, preemption.victims))
 
     def _tell(self, report: Report) -> None:
         pod = report.pod

@@ -201,16 +201,16 @@ def _preferred(
     near = together.preferredDuringSchedulingIgnoredDuringExecution or ()
     far = apart.preferredDuringSchedulingIgnoredDuringExecution or ()
     return (
-        *((one.weight, one.podAffinityTerm) for one in near),
-        *((-one.weight, one.podAffinityTerm) for one in far),
+        *((term.weight, term.podAffinityTerm) for term in near),
+        *((-term.weight, term.podAffinityTerm) for term in far),
     )
 
 
 def _hard_spread(spec: m.PodSpec) -> tuple[m.TopologySpreadConstraint, ...]:
     return tuple(
-        one
-        for one in spec.topologySpreadConstraints or ()
-        if one.whenUnsatisfiable == "DoNotSchedule"
+        constraint
+        for constraint in spec.topologySpreadConstraints or ()
+        if constraint.whenUnsatisfiable == "DoNotSchedule"
     )
 
 

@@ -55,7 +55,7 @@ class Decision:
             return f"0/{len(refusals)} nodes are available: {self.obstacle}."
         if not refusals:
             return "no nodes available to schedule pods"
-        counts = Counter(reason for one in refusals.values() for reason in one.reasons)
+        counts = Counter(reason for refusal in refusals.values() for reason in refusal.reasons)
         listed = ", ".join(sorted(f"{count} {reason}" for reason, count in counts.items()))
         return f"0/{len(refusals)} nodes are available: {listed}."
 
@@ -198,7 +198,7 @@ def _free(pod: PodInfo, node: NodeInfo, held: Place) -> int:
 def _soft_taints(pod: PodInfo, node: NodeInfo) -> int:
     return sum(
         taint.effect == "PreferNoSchedule"
-        and not any(tolerates(one, taint) for one in pod.tolerations)
+        and not any(tolerates(toleration, taint) for toleration in pod.tolerations)
         for taint in node.taints
     )
 

@@ -69,23 +69,23 @@ class Relations:
 
 def relations(pod: PodInfo, cluster: Cluster, without: Collection[Key] = ()) -> Relations:
     """Return the effects of the placed pods, except those of `without`, on the place of `pod`."""
-    found = Relations()
+    result = Relations()
     if pod.affinity:
-        _attract(found, pod, cluster, without)
+        _attract(result, pod, cluster, without)
     for term in pod.anti_affinity:
-        found.apart |= _domains(term, pod, cluster, without)
+        result.apart |= _domains(term, pod, cluster, without)
     for other in cluster.repelling.values():
         if other.key in without or other.key == pod.key:
             continue
         for term in other.anti_affinity:
             if _concerns(term, other, pod, cluster):
-                found.repelled |= _domain_of(term, other, cluster)
+                result.repelled |= _domain_of(term, other, cluster)
     for constraint in pod.spread:
-        found.spread.append(_spread(constraint, pod, cluster, without))
+        result.spread.append(_spread(constraint, pod, cluster, without))
     for weight, term in pod.preferred_pods:
         for domain in _each_domain(term, pod, cluster, without):
-            found.liking[domain] += weight
-    return found
+            result.liking[domain] += weight
+    return result
 
 
 def _attract(found: Relations, pod: PodInfo, cluster: Cluster, without: Collection[Key]) -> None:

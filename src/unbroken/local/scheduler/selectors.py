@@ -87,6 +87,8 @@ def untolerated(
 ) -> Taint | None:
     """The first taint with one of the effects that nothing tolerates."""
     for taint in taints:
-        if taint.effect in effects and not any(tolerates(one, taint) for one in tolerations):
+        if taint.effect in effects and not any(
+            tolerates(toleration, taint) for toleration in tolerations
+        ):
             return taint
     return None

@@ -41,15 +41,15 @@ SAMPLE = 2**20
 
 def meminfo(path: Path = Path("/proc/meminfo")) -> Mapping[str, int]:
     """Bytes by name; empty where the kernel does not say."""
-    found = {}
+    result = {}
     try:
         for line in path.read_text().splitlines():
             name, _, rest = line.partition(":")
             number, *unit = rest.split()
-            found[name] = int(number) * (1024 if unit else 1)
+            result[name] = int(number) * (1024 if unit else 1)
     except (OSError, ValueError):
         return {}
-    return found
+    return result
 
 
 def processors(settings: Settings) -> Iterator[Finding]:
@@ -72,15 +72,15 @@ def processors(settings: Settings) -> Iterator[Finding]:
 
 def memory(settings: Settings) -> Iterator[Finding]:
     """Memory that is there, and what the kernel or the memory controller has found broken."""
-    found = meminfo()
-    if "MemTotal" not in found:
+    result = meminfo()
+    if "MemTotal" not in result:
         yield unknown("memory-size", "/proc/meminfo cannot be read")
         return
-    available = found.get("MemAvailable", 0) / GIB
+    available = result.get("MemAvailable", 0) / GIB
     yield passed(
-        "memory-size", f"{available:.1f} GiB available", round(found["MemTotal"] / GIB, 2), "GiB"
+        "memory-size", f"{available:.1f} GiB available", round(result["MemTotal"] / GIB, 2), "GiB"
     )
-    bad = found.get("HardwareCorrupted", 0)
+    bad = result.get("HardwareCorrupted", 0)
     for file in Path("/sys/devices/system/edac/mc").glob("mc*/ue_count"):
         bad += int(file.read_text())
     if bad:
@@ -111,10 +111,10 @@ def disk(settings: Settings) -> Iterator[Finding]:
         else:
             yield unknown("disk-writable", text)
             return
-    usage, found = shutil.disk_usage(settings.directory), os.statvfs(settings.directory)
+    usage, result = shutil.disk_usage(settings.directory), os.statvfs(settings.directory)
     limit = min(FREE_BYTES, FREE_SHARE * usage.total)
     # Some file systems count no inodes: then none is the number of all.
-    is_full = usage.free < limit or (found.f_files > 0 and found.f_favail < FILES_FREE)
+    is_full = usage.free < limit or (result.f_files > 0 and result.f_favail < FILES_FREE)
     outcome = Outcome.FAIL if is_full else Outcome.PASS
     text = f"{settings.directory} is full: remove old checkpoints or logs" if is_full else ""
     free, least = round(usage.free / GIB, 2), round(limit / GIB, 2)
@@ -161,18 +161,18 @@ def shared_memory(settings: Settings) -> Iterator[Finding]:
 
 def gpus(settings: Settings) -> Iterator[Finding]:
     """The GPUs that the driver shows, against those that should be there."""
-    found = gpu_count.nvml_count()
-    if isinstance(found, str):
+    result = gpu_count.nvml_count()
+    if isinstance(result, str):
         expected = f"; {settings.gpus} should be there" if settings.gpus else ""
-        yield unknown("gpus", found + expected)
+        yield unknown("gpus", result + expected)
         return
     if settings.gpus is None:
-        yield passed("gpus", "how many should be there is not known", found, "GPUs")
+        yield passed("gpus", "how many should be there is not known", result, "GPUs")
         return
-    is_good = found >= settings.gpus
+    is_good = result >= settings.gpus
     outcome = Outcome.PASS if is_good else Outcome.FAIL
     text = "" if is_good else "the driver shows too few GPUs: look for XIDs in the kernel log"
-    yield Finding("gpus", outcome, text, found, settings.gpus, "GPUs")
+    yield Finding("gpus", outcome, text, result, settings.gpus, "GPUs")
 
 
 def torch_works(settings: Settings) -> Iterator[Finding]:

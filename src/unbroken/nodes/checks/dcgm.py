@@ -36,9 +36,9 @@ def diagnose(settings: Settings) -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         yield unknown("dcgm", f"level {level} did not end in {LIMITS[level]:.0f} s")
         return
-    found = list(read_diagnosis(done.stdout))
-    if found:
-        yield from found
+    findings = list(read_diagnosis(done.stdout))
+    if findings:
+        yield from findings
         return
     said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
     yield unknown("dcgm", f"dcgmi ended with {done.returncode}: {said[-1] if said else 'silent'}")
@@ -76,7 +76,10 @@ def _tests(content: Any) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
         for category in categories if isinstance(categories, list) else ():
             for test in category.get("tests") or ():
                 results = test.get("results") or ()
-                yield str(test.get("name", "")), [one for one in results if isinstance(one, dict)]
+                yield (
+                    str(test.get("name", "")),
+                    [result for result in results if isinstance(result, dict)],
+                )
 
 
 def _warnings(result: Mapping[str, Any]) -> str:

@@ -71,12 +71,12 @@ def devices(settings: Settings) -> list[Device] | str:
 
 def products(settings: Settings) -> Iterator[Finding]:
     """Each GPU multiplies in several types until the time is over."""
-    found = devices(settings)
-    if isinstance(found, str):
-        yield unknown("gpu-product", found)
+    result = devices(settings)
+    if isinstance(result, str):
+        yield unknown("gpu-product", result)
         return
     speeds = {}
-    for device in found:
+    for device in result:
         test = f"gpu{device.number}-product"
         try:
             speed, wrong = _multiply(device, settings)
@@ -89,7 +89,7 @@ def products(settings: Settings) -> Iterator[Finding]:
         speeds[device.number] = speed
         played = "" if device.is_real else "played by the processor"
         yield passed(test, played, round(speed, 1), "TFLOP/s")
-    if all(device.is_real for device in found):
+    if all(device.is_real for device in result):
         yield from _outliers("gpu{}-speed", speeds, "TFLOP/s")
 
 
@@ -155,13 +155,13 @@ def _wait(device: Device) -> None:
 
 def copies(settings: Settings) -> Iterator[Finding]:
     """Each GPU's memory is copied within it, and what arrives compared."""
-    found = devices(settings)
-    if isinstance(found, str) or not all(device.is_real for device in found):
-        why = found if isinstance(found, str) else "a played GPU has no memory of its own"
+    result = devices(settings)
+    if isinstance(result, str) or not all(device.is_real for device in result):
+        why = result if isinstance(result, str) else "a played GPU has no memory of its own"
         yield unknown("gpu-memory", why)
         return
     speeds = {}
-    for device in found:
+    for device in result:
         test = f"gpu{device.number}-memory"
         try:
             speed, wrong = _copy(device)
@@ -179,17 +179,17 @@ def copies(settings: Settings) -> Iterator[Finding]:
 def _copy(device: Device) -> tuple[float, int]:
     import torch
 
-    one = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=device.place)
-    other, best = torch.empty_like(one), 0.0
+    item = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=device.place)
+    other, best = torch.empty_like(item), 0.0
     for _ in range(COPIES):
         _wait(device)
         began = monotonic()
-        other.copy_(one)
+        other.copy_(item)
         _wait(device)
         best = max(best, 2 * COPY_BYTES / (monotonic() - began) / 1e9)
-        one, other = other, one
+        item, other = other, item
     wanted = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=device.place)
-    return best, int((one != wanted).sum())
+    return best, int((item != wanted).sum())
 
 
 def _outliers(name: str, speeds: dict[int, float], unit: str) -> Iterator[Finding]:

@@ -75,8 +75,8 @@ def _test_region(number: int, length: int, settings: Settings) -> tuple[int, lis
             for start in range(0, length, BLOCK):
                 wanted = _block(pattern, start // BLOCK)
                 if region[start : start + BLOCK] != wanted:
-                    found = islice(_flips(region, start, wanted), NAMED_MAX)
-                    return compared, [f"pattern {name}, {text}" for text in found]
+                    result = islice(_flips(region, start, wanted), NAMED_MAX)
+                    return compared, [f"pattern {name}, {text}" for text in result]
             compared += length
     return compared, []
 
@@ -87,10 +87,10 @@ def _cycle(
     """Every pattern once, then again until the time is over."""
     yield from patterns
     while monotonic() < end:
-        for one in patterns:
+        for pattern in patterns:
             if monotonic() >= end:
                 return
-            yield one
+            yield pattern
 
 
 def cgroup_room() -> int | None:

@@ -52,15 +52,15 @@ class Plants:
 
 def read_plants(text: str) -> Plants:
     """Plants as the variable says them; SpecError for one that is not known."""
-    found = {}
+    result = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition(":")
         if name not in KNOWN:
             raise SpecError(f"{VARIABLE}: no plant {name!r}; there are {', '.join(KNOWN)}")
         if name not in ("wrong-product", "hang", "crash"):
             _require_number(name, value)
-        found[name] = value
-    return Plants(found)
+        result[name] = value
+    return Plants(result)
 
 
 def _require_number(name: str, value: str) -> None:

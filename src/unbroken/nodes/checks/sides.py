@@ -28,7 +28,7 @@ def at_each(
         # Only the process holds it now: when it ends, so does the pipe.
         send.close()
         started.append((place, process, receive))
-    found: list[tuple[Place, Found | str]] = []
+    result: list[tuple[Place, Found | str]] = []
     for place, process, receive in started:
         try:
             answer: Found | str = json.loads(receive.recv_bytes(ANSWER_BYTES_MAX))
@@ -37,8 +37,8 @@ def at_each(
             answer = f"its process ended with {process.exitcode}"
         process.join()
         receive.close()
-        found.append((place, answer))
-    return found
+        result.append((place, answer))
+    return result
 
 
 def _run(work: Callable[[Place], Found], place: Place, send: Connection) -> None:

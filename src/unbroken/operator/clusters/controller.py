@@ -88,7 +88,9 @@ class Clusters:
         if cluster is None:
             return None
         machines = [
-            one for one in self._machines.items() if MACHINE.spec_of(one)[0].cluster == name
+            machine
+            for machine in self._machines.items()
+            if MACHINE.spec_of(machine)[0].cluster == name
         ]
         world, state = world_of(cluster, machines, self._nodes.get, self._checks.items())
         now = wall()
@@ -154,7 +156,7 @@ class Clusters:
             if effect.untaint:
                 taints = node["spec"].get("taints") or ()
                 body["spec"] = {
-                    "taints": [one for one in taints if one["key"] != keys.HEALTH] or None
+                    "taints": [taint for taint in taints if taint["key"] != keys.HEALTH] or None
                 }
             return body
 
@@ -162,12 +164,15 @@ class Clusters:
 
     async def _configure(self, effect: Configure) -> None:
         labels = {**dict.fromkeys(effect.was.labels), **effect.wanted.labels}
-        taken = {(one.key, one.effect) for one in (*effect.was.taints, *effect.wanted.taints)}
-        added = [write_record(one) for one in effect.wanted.taints]
+        taken = {(taint.key, taint.effect) for taint in (*effect.was.taints, *effect.wanted.taints)}
+        added = [write_record(taint) for taint in effect.wanted.taints]
 
         def taints(spec: Object) -> list[Object]:
             others = spec.get("taints") or ()
-            return [*(one for one in others if (one["key"], one["effect"]) not in taken), *added]
+            return [
+                *(other for other in others if (other["key"], other["effect"]) not in taken),
+                *added,
+            ]
 
         def change_node(node: Object) -> Object:
             return {
@@ -188,10 +193,10 @@ class Clusters:
         Lists are replaced as a whole, guarded by the version: never values that were added
         meanwhile.
         """
-        found = await self._client.get_or_none(path, Object)
-        if found is not None:
-            version = found["metadata"]["resourceVersion"]
-            await self._client.merge_if_present(path, change(found), version=version)
+        result = await self._client.get_or_none(path, Object)
+        if result is not None:
+            version = result["metadata"]["resourceVersion"]
+            await self._client.merge_if_present(path, change(result), version=version)
 
     async def _retarget(self, name: str, effect: Retarget) -> None:
         path = f"{CLUSTER.path}/{quote(name)}"
@@ -205,7 +210,7 @@ class Clusters:
             held = cluster["metadata"].get("finalizers") or ()
             return {
                 "metadata": {
-                    "finalizers": [one for one in held if one != keys.CLUSTER_FINALIZER] or None
+                    "finalizers": [item for item in held if item != keys.CLUSTER_FINALIZER] or None
                 }
             }
 

@@ -28,9 +28,9 @@ def world_of(
     """Return a cluster with its machines; `node_of` finds the node of a name."""
     spec, _ = CLUSTER.spec_of(cluster)
     status, _ = CLUSTER.status_of(cluster)
-    seen = [machine_view(one) for one in machines]
-    nodes = {one.name: node_view(one.name, node_of(one.name)) for one in seen}
-    found = [check_view(one) for one in checks]
+    seen = [machine_view(machine) for machine in machines]
+    nodes = {machine.name: node_view(machine.name, node_of(machine.name)) for machine in seen}
+    result = [check_view(check) for check in checks]
     world = World(
         name=cluster["metadata"]["name"],
         spec=spec,
@@ -39,7 +39,7 @@ def world_of(
         is_deleting=bool(cluster["metadata"].get("deletionTimestamp")),
         machines=seen,
         nodes=nodes,
-        checks=[one for one in found if any(name in nodes for name in one.nodes)],
+        checks=[check for check in result if any(name in nodes for name in check.nodes)],
     )
     return world, read_state(status.state)
 

@@ -110,19 +110,19 @@ class AgentMemory:
         Most ranks of a job are at the same places: 100,000 ranks would otherwise take gigabytes.
         """
         known = len(self._texts)
-        ranks = tuple(replace(one, threads=self._shared(one.threads)) for one in evidence.ranks)
+        ranks = tuple(replace(rank, threads=self._shared(rank.threads)) for rank in evidence.ranks)
         new = islice(self._texts, known, None)
-        without = replace(evidence, ranks=tuple(replace(one, threads=()) for one in ranks))
-        frames = sum(len(thread.frames) for one in ranks for thread in one.threads)
-        threads = sum(len(one.threads) for one in ranks)
+        without = replace(evidence, ranks=tuple(replace(rank, threads=()) for rank in ranks))
+        frames = sum(len(thread.frames) for rank in ranks for thread in rank.threads)
+        threads = sum(len(rank.threads) for rank in ranks)
         weight = weigh(without) + 256 * threads + 8 * frames + sum(map(sys.getsizeof, new))
         return replace(evidence, ranks=ranks), weight
 
     def _shared(self, threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
         texts = self._texts
         return tuple(
-            replace(one, frames=tuple(texts.setdefault(text, text) for text in one.frames))
-            for one in threads
+            replace(thread, frames=tuple(texts.setdefault(text, text) for text in thread.frames))
+            for thread in threads
         )
 
     def drop_evidence(self, uid: PodUid) -> None:
@@ -176,7 +176,7 @@ def weigh_report(report: AgentReport, length: int) -> int:
     """Return the bytes of memory that a report takes at most; `length`: as received."""
     if length > SMALL_BYTES or report.faults or report.log_rules or report.receipts:
         return weigh(report)
-    metrics = sum(len(one.metrics) for one in report.watch)
+    metrics = sum(len(rank_watch.metrics) for rank_watch in report.watch)
     parts = len(report.workers) + len(report.watch) + len(report.kept) + len(report.copies)
     # Texts take up to four bytes a character; the rest is Python's objects.
     return 1024 + 4 * length + 256 * parts + 192 * metrics
@@ -192,7 +192,7 @@ def weigh(value: object) -> int:
     elif isinstance(value, Mapping):
         size += sum(weigh(key) + weigh(item) for key, item in value.items())
     elif is_dataclass(value):
-        size += sum(weigh(getattr(value, one.name)) for one in fields(value))
+        size += sum(weigh(getattr(value, field.name)) for field in fields(value))
     return size
 
 

@@ -51,7 +51,7 @@ def inject(pod: Object, agent: AgentToInject | None) -> None:
             "--agent-image (the chart does)"
         )
     name = training_container(pod)
-    (container,) = (one for one in pod["containers"] if one["name"] == name)
+    (container,) = (item for item in pod["containers"] if item["name"] == name)
     container["command"] = [*agent.command, *(container.get("command") or ())]
     if not agent.image:
         return
@@ -70,7 +70,7 @@ def _init_container(container: Mapping[str, Any], image: str, mount: Object) -> 
     """
     context = container.get("securityContext") or {}
     asked = container.get("resources") or {}
-    found: Object = {
+    result: Object = {
         "name": INIT_CONTAINER,
         "image": image,
         # -T: after a reboot of the node the folder may already exist.
@@ -90,5 +90,5 @@ def _init_container(container: Mapping[str, Any], image: str, mount: Object) -> 
         if asked.get(kind)
     }
     if resources:
-        found["resources"] = resources
-    return found
+        result["resources"] = resources
+    return result

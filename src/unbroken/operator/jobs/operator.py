@@ -187,7 +187,7 @@ class Operator:
             runner.receive(_seen(new, parsed, self._queues.gate(new)))
             if old is not None and _generation(old) != _generation(new):
                 known = _warnings(parse_job(old))
-                _warn(runner, [one for one in _warnings(parsed) if one not in known])
+                _warn(runner, [warning for warning in _warnings(parsed) if warning not in known])
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
 
@@ -261,7 +261,7 @@ class Operator:
         status, problems = job_status_from(job.get("status"))
         for problem in problems:
             log.warning("problem in the status of a job", job=key, problem=problem)
-        if any(one.reason == INVALID for one in status.conditions):
+        if any(condition.reason == INVALID for condition in status.conditions):
             # The spec is valid by now, so the job has yet to begin.
             status = JobStatus(other=status.other)
         machine = self._machines[key] = Job(key.name, status)
@@ -320,8 +320,8 @@ class Operator:
 
 
 def _generation(job: JobObject) -> int | None:
-    found: int | None = job["metadata"].get("generation")
-    return found
+    result: int | None = job["metadata"].get("generation")
+    return result
 
 
 def _warnings(parsed: Parsed) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def pack(pod: Object, job: str, present: Collection[str]) -> None:
     affinity: Object = pod.get("affinity") or {}
     near: Object = affinity.get("podAffinity") or {}
     own = {*_keys_of(near), *_keys_of(affinity.get("podAntiAffinity") or {})}
-    own.update(str(one.get("topologyKey")) for one in pod.get("topologySpreadConstraints") or ())
+    own.update(str(item.get("topologyKey")) for item in pod.get("topologySpreadConstraints") or ())
     selector = {"matchLabels": {keys.JOB_LABEL: job}}
     wishes = [
         {"weight": weight, "podAffinityTerm": {"topologyKey": key, "labelSelector": selector}}
@@ -66,5 +66,5 @@ def pack(pod: Object, job: str, present: Collection[str]) -> None:
 
 
 def _keys_of(rules: Mapping[str, Any]) -> Iterable[str]:
-    preferred = (one.get("podAffinityTerm") or {} for one in rules.get(PREFERRED) or ())
+    preferred = (rule.get("podAffinityTerm") or {} for rule in rules.get(PREFERRED) or ())
     return [str(term.get("topologyKey")) for term in (*(rules.get(REQUIRED) or ()), *preferred)]

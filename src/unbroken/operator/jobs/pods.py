@@ -254,9 +254,9 @@ def _shun(pod: Object, nodes: Collection[NodeName]) -> None:
 
 def _node_affinity(pod: Object) -> Object:
     affinity = pod["affinity"] = pod.get("affinity") or {}
-    found: Object = affinity.get("nodeAffinity") or {}
-    affinity["nodeAffinity"] = found
-    return found
+    result: Object = affinity.get("nodeAffinity") or {}
+    affinity["nodeAffinity"] = result
+    return result
 
 
 def _not_in(nodes: Collection[NodeName]) -> list[Object]:

@@ -68,8 +68,8 @@ class JobRequests:
     async def warnings(self, uid: str) -> list[Object]:
         """Return some events of type Warning about the pod."""
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning", "limit": "20"}
-        found = await self._client.raw("GET", self._events, parameters=query)
-        items: list[Object] = msgspec.json.decode(found).get("items") or []
+        result = await self._client.raw("GET", self._events, parameters=query)
+        items: list[Object] = msgspec.json.decode(result).get("items") or []
         return items
 
     async def delete_pod(self, order: DeletePod) -> bool:
@@ -123,8 +123,8 @@ class JobRequests:
 
     async def is_fenced(self, node: str) -> bool:
         """True if the node is fenced or gone now: watches may lag behind."""
-        found = await self._client.get_or_none(f"api/v1/nodes/{quote(node)}", Node)
-        return found is None or node_view(found).is_fenced
+        result = await self._client.get_or_none(f"api/v1/nodes/{quote(node)}", Node)
+        return result is None or node_view(result).is_fenced
 
     async def create_secret(self, name: str, key: bytes) -> None:
         """Create the Secret with the job's key, if none has its name.
@@ -140,7 +140,7 @@ class JobRequests:
     async def unguard(self) -> None:
         """Delete the job's PodDisruptionBudget, and no other one of its name."""
         path = f"{self._budgets}/{quote(self._job.name)}"
-        found = await self._client.get_or_none(path, PodDisruptionBudget)
-        owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
-        if found and found.metadata and any(one.uid == self._job.uid for one in owners):
-            await self._client.delete_if_present(path, found.metadata.uid)
+        budget = await self._client.get_or_none(path, PodDisruptionBudget)
+        owners = (budget.metadata.ownerReferences if budget and budget.metadata else None) or ()
+        if budget and budget.metadata and any(owner.uid == self._job.uid for owner in owners):
+            await self._client.delete_if_present(path, budget.metadata.uid)

@@ -285,12 +285,12 @@ class JobRunner:
 
     async def _read_events_of(self, uid: PodUid) -> None:
         try:
-            found = newest_warning(await self._requests.warnings(uid))
+            result = newest_warning(await self._requests.warnings(uid))
         except UnbrokenError as error:
             log.warning("events of a pod not read", job=self.title, error=error)
         else:
-            if found is not None:
-                self.receive(PodHeld(uid, *found))
+            if result is not None:
+                self.receive(PodHeld(uid, *result))
 
     def _mounts(self, uid: PodUid) -> None:
         """Watch a pod that has a node, until it runs."""
@@ -401,7 +401,7 @@ class JobRunner:
 
     def guard(self, status: JobStatus) -> None:
         """Let no pod be evicted while the job trains or recovers; a move is made instead."""
-        standing = {one.type for one in status.conditions if one.status == "True"}
+        standing = {condition.type for condition in status.conditions if condition.status == "True"}
         is_on = self._seen is not None and self._seen.options.planned_moves is Switch.ON
         is_guarded = is_on and not standing.isdisjoint(GUARDED)
         if is_guarded != self._is_guarded:
@@ -494,11 +494,11 @@ class JobRunner:
 
     async def _is_there(self, order: CreatePod) -> bool:
         """True if the pod of this name is the job's, so that nothing is left to do."""
-        found = await self._requests.pod(order.name)
-        owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
-        if found is None or not any(owner.uid == self.job.uid for owner in owners):
+        pod = await self._requests.pod(order.name)
+        owners = (pod.metadata.ownerReferences if pod and pod.metadata else None) or ()
+        if pod is None or not any(owner.uid == self.job.uid for owner in owners):
             return False
-        self._first_seen(found)
+        self._first_seen(pod)
         return True
 
     def _first_seen(self, pod: Pod) -> None:
@@ -513,16 +513,18 @@ class JobRunner:
 
     def _log_status(self, status: JobStatus) -> None:
         """Log one line for each condition that has changed."""
-        before = {(one.type, one.status, one.reason) for one in self._conditions}
+        before = {
+            (condition.type, condition.status, condition.reason) for condition in self._conditions
+        }
         self._conditions = status.conditions
-        for one in status.conditions:
-            if (one.type, one.status, one.reason) not in before:
+        for condition in status.conditions:
+            if (condition.type, condition.status, condition.reason) not in before:
                 log.info(
                     "condition changed",
                     job=self.title,
                     attempt=status.restart_count,
-                    condition=one.type,
-                    status=one.status,
-                    reason=one.reason,
-                    message=one.message,
+                    condition=condition.type,
+                    status=condition.status,
+                    reason=condition.reason,
+                    message=condition.message,
                 )

@@ -78,7 +78,7 @@ class AgentPlace(NamedTuple):
 def agent_place(pod: Pod) -> AgentPlace:
     """Return the place of the pod's agent."""
     statuses = (pod.status and pod.status.containerStatuses) or ()
-    restarts = sum(one.restartCount for one in statuses)
+    restarts = sum(status.restartCount for status in statuses)
     return AgentPlace(_agent_port(pod), restarts, mounted_secret(pod))
 
 
@@ -101,8 +101,9 @@ def _phase(phase: str | None) -> PodPhase:
 def _has_started(status: PodStatus) -> bool:
     containers = status.containerStatuses or ()
     return bool(containers) and all(
-        one.restartCount > 0 or (one.state and (one.state.running or one.state.terminated))
-        for one in containers
+        container.restartCount > 0
+        or (container.state and (container.state.running or container.state.terminated))
+        for container in containers
     )
 
 
@@ -113,13 +114,19 @@ def _has_ended(pod: Pod) -> bool:
     before the pod is gone.
     """
     specs = (pod.spec and pod.spec.containers) or ()
-    statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}
-    ended = [state.terminated for one in specs if (state := statuses.get(one.name)) is not None]
+    statuses = {
+        container_status.name: container_status.state
+        for container_status in (pod.status and pod.status.containerStatuses) or ()
+    }
+    ended = [state.terminated for spec in specs if (state := statuses.get(spec.name)) is not None]
     # Reason of the kubelet for a container that it has not found (`pkg/kubelet/kubelet_pods.go`).
     return (
         bool(specs)
         and len(ended) == len(specs)
-        and all(one is not None and one.reason != "ContainerStatusUnknown" for one in ended)
+        and all(
+            terminated is not None and terminated.reason != "ContainerStatusUnknown"
+            for terminated in ended
+        )
     )
 
 
@@ -127,16 +134,16 @@ def node_view(node: Node) -> NodeView:
     """Return the view of a node for the job's machine."""
     metadata, spec, status = node.metadata, node.spec or NodeSpec(), node.status or NodeStatus()
     labels = (metadata and metadata.labels) or {}
-    found = {one.type: one for one in status.conditions or ()}
-    conditions = {name: one.status for name, one in found.items()}
+    result = {condition.type: condition for condition in status.conditions or ()}
+    conditions = {name: node_condition.status for name, node_condition in result.items()}
     taints = spec.taints or ()
     facts = NodeFacts(
         labels,
         (metadata and metadata.annotations) or {},
-        {one.key: one.value or "" for one in taints},
+        {taint.key: taint.value or "" for taint in taints},
         {
-            name: ConditionFacts(one.status, _seconds(one.lastTransitionTime))
-            for name, one in found.items()
+            name: ConditionFacts(node_condition.status, _seconds(node_condition.lastTransitionTime))
+            for name, node_condition in result.items()
         },
         bool(spec.unschedulable),
     )
@@ -144,7 +151,7 @@ def node_view(node: Node) -> NodeView:
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
-        is_fenced=any(one.key == keys.OUT_OF_SERVICE for one in taints),
+        is_fenced=any(taint.key == keys.OUT_OF_SERVICE for taint in taints),
         is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
         topology=tuple(labels[key] if key else "" for key in levels),
         topology_keys=levels,

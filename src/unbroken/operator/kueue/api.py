@@ -33,11 +33,11 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
     told: list[str | None] = []
     while True:
         definition.change.clear()
-        found = await persist("discover Kueue", lambda: _discovered(client))
-        if told != [found]:
-            told = [found]
-            yield found
-        if watch.synced.is_set() and definition.version != found:
+        result = await persist("discover Kueue", lambda: _discovered(client))
+        if told != [result]:
+            told = [result]
+            yield result
+        if watch.synced.is_set() and definition.version != result:
             await pause(LAG_SECONDS)
             continue
         await definition.change.wait()
@@ -56,9 +56,14 @@ class _Definition:
         """Take the definition."""
         conditions = (new.status and new.status.conditions) if new is not None else None
         is_served = any(
-            one.type == "Established" and one.status == "True" for one in conditions or ()
+            condition.type == "Established" and condition.status == "True"
+            for condition in conditions or ()
         )
-        served = {one.name for one in new.spec.versions if one.served} if new is not None else set()
+        served = (
+            {version.name for version in new.spec.versions if version.served}
+            if new is not None
+            else set()
+        )
         self.version = next((v for v in VERSIONS if is_served and v in served), None)
         self.change.set()
 
@@ -66,6 +71,6 @@ class _Definition:
 async def _discovered(client: KubeClient) -> str | None:
     for version in VERSIONS:
         listed = await client.get_or_none(f"apis/{KUEUE_GROUP}/{version}", dict[str, Any])
-        if listed is not None and any(one["name"] == WORKLOADS for one in listed["resources"]):
+        if listed is not None and any(item["name"] == WORKLOADS for item in listed["resources"]):
             return version
     return None

@@ -68,8 +68,8 @@ def workload_name(job: JobIdentity) -> str:
 def shape_of(job: Mapping[str, Any], spec: JobSpec) -> str:
     """Return a digest of the job's request to its queue; another request has another digest."""
     asked = [
-        [one.name, pods_of(one), one.template, _topology_request(job, one)]
-        for one in spec.replica_specs
+        [replica.name, pods_of(replica), replica.template, _topology_request(job, replica)]
+        for replica in spec.replica_specs
     ]
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -91,10 +91,10 @@ def workload_body(
         "annotations": {keys.WORKLOAD_SHAPE: shape_of(job, spec)},
         "ownerReferences": [identity.owner_reference()],
     }
-    asked = [one for one in spec.replica_specs if pods_of(one)]
+    asked = [replica for replica in spec.replica_specs if pods_of(replica)]
     body: Object = {
         "queueName": queue_of(job),
-        "podSets": [_pod_set(job, one) for one in asked],
+        "podSets": [_pod_set(job, replica) for replica in asked],
         "priority": priority.value,
         **_priority_class(priority, version),
     }
@@ -119,27 +119,27 @@ def _pod_set(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     given = replica.template.get("metadata") or {}
     kept = {key: given[key] for key in ("labels", "annotations") if given.get(key)}
     template = {"metadata": kept, "spec": replica.template.get("spec") or {}}
-    found: Object = {"name": replica.name, "count": pods_of(replica), "template": template}
+    result: Object = {"name": replica.name, "count": pods_of(replica), "template": template}
     request = _topology_request(job, replica)
     if request:
-        found["topologyRequest"] = {**request, "podIndexLabel": keys.INDEX_LABEL}
-    return found
+        result["topologyRequest"] = {**request, "podIndexLabel": keys.INDEX_LABEL}
+    return result
 
 
 def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     """Return the topology that the template's annotations request, else the job's."""
     own = (replica.template.get("metadata") or {}).get("annotations") or {}
     annotations = {**(job["metadata"].get("annotations") or {}), **own}
-    found: Object = {}
+    result: Object = {}
     for suffix, field in TOPOLOGY_REQUESTS.items():
         value = str(annotations.get(f"{keys.KUEUE_PREFIX}{suffix}") or "")
         if field == "unconstrained" and value:
-            found[field] = value == "true"
+            result[field] = value == "true"
         elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
-            found[field] = int(value)
+            result[field] = int(value)
         elif field not in ("unconstrained", "podSetSliceSize") and value:
-            found[field] = value
-    return found
+            result[field] = value
+    return result
 
 
 # --- from Kueue
@@ -166,10 +166,10 @@ def workload_view(
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, WorkloadCondition]:
     return {
-        one["type"]: WorkloadCondition(
-            one["status"] == "True", one.get("reason", ""), one.get("message", "")
+        item["type"]: WorkloadCondition(
+            item["status"] == "True", item.get("reason", ""), item.get("message", "")
         )
-        for one in status.get("conditions") or ()
+        for item in status.get("conditions") or ()
     }
 
 
@@ -179,18 +179,18 @@ def _admission(
     status = found.get("status") or {}
     assigned = (status.get("admission") or {}).get("podSetAssignments") or ()
     placements = {}
-    for one in assigned:
+    for item in assigned:
         updates = [
             update
             for check in status.get("admissionChecks") or ()
             for update in check.get("podSetUpdates") or ()
-            if update.get("name") == one["name"]
+            if update.get("name") == item["name"]
         ]
-        names = sorted(set((one.get("flavors") or {}).values()))
+        names = sorted(set((item.get("flavors") or {}).values()))
         missing = [name for name in names if name not in flavors]
         if missing:
             return f"there is no ResourceFlavor {missing[0]}"
-        placements[one["name"]] = _placement(one, [flavors[name] for name in names], updates)
+        placements[item["name"]] = _placement(item, [flavors[name] for name in names], updates)
     for replica in spec.replica_specs:
         conflict = _conflict(replica, placements.get(replica.name, Placement()))
         if conflict:
@@ -237,7 +237,7 @@ def _domains(assignment: Mapping[str, Any]) -> Iterator[Domain]:
         yield Domain(dict(zip(levels, domain["values"], strict=False)), int(domain["count"]))
     for part in assignment.get("slices") or ():  # v1beta2
         for index in range(min(int(part["domainCount"]), DOMAINS_MAX)):
-            values = [_value(one, index) for one in part["valuesPerLevel"]]
+            values = [_value(item, index) for item in part["valuesPerLevel"]]
             counts = part.get("podCounts")
             count = counts[index] if counts else part["universalPodCount"]
             yield Domain(dict(zip(levels, values, strict=False)), int(count))
@@ -255,7 +255,7 @@ def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float)
     """Return the status of a Workload after the order."""
     status: Object = dict(found.get("status") or {})
     listed = list(status.get("conditions") or ())
-    before = {one["type"]: one for one in listed}
+    before = {item["type"]: item for item in listed}
     if isinstance(order, GiveBack):
         status.pop("admission", None)
         spent = _admitted_seconds(before.get("Admitted"), now)

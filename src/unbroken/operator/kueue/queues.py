@@ -177,9 +177,9 @@ class Queues:
     # --- events of the API
 
     def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
-        for one in (old, new):
-            if one is not None and (queue_of(one) or _uid(one) in self._gates):
-                self._queue.add(key_of(one))
+        for job in (old, new):
+            if job is not None and (queue_of(job) or _uid(job) in self._gates):
+                self._queue.add(key_of(job))
         if old is not None and (new is None or _uid(old) != _uid(new)):
             self._gates.pop(_uid(old), None)
 
@@ -211,15 +211,15 @@ class Queues:
         parsed = parse_job(job)
         if parsed.problems:
             return None
-        found = self._workloads.get(workload_name(job_identity(job)), key.namespace)
-        flavors = {key_of(one).name: one for one in self._flavors.items()}
-        seen = None if found is None else workload_view(found, parsed.spec, flavors)
+        workload = self._workloads.get(workload_name(job_identity(job)), key.namespace)
+        flavors = {key_of(flavor).name: flavor for flavor in self._flavors.items()}
+        seen = None if workload is None else workload_view(workload, parsed.spec, flavors)
         before = self._gates.get(_uid(job))
         picture = self._picture(key, job, parsed.spec)
         decision = decide_gate(picture, seen, before)
         self._take(key, job, decision)
         if decision.order is not None:
-            await self._carry_out(job, parsed.spec, found, decision.order)
+            await self._carry_out(job, parsed.spec, workload, decision.order)
         must_stop = picture.is_suspended or isinstance(decision.gate, Hold)
         is_stopping = seen is not None and must_stop and not picture.is_idle
         return LOOK_SECONDS if is_stopping else None
@@ -311,16 +311,16 @@ class Queues:
         for replica in spec.replica_specs:
             name = (replica.template.get("spec") or {}).get("priorityClassName")
             if name:
-                found = await self._get(f"{classes}/{quote(name)}")
-                return Priority(int(found["value"]), name, OF_PODS)
-        for one in (await self._get(classes)).get("items") or ():
-            if one.get("globalDefault"):
-                return Priority(int(one["value"]), one["metadata"]["name"], OF_PODS)
+                result = await self._get(f"{classes}/{quote(name)}")
+                return Priority(int(result["value"]), name, OF_PODS)
+        for item in (await self._get(classes)).get("items") or ():
+            if item.get("globalDefault"):
+                return Priority(int(item["value"]), item["metadata"]["name"], OF_PODS)
         return Priority()
 
     async def _get(self, path: str) -> Object:
-        found: Object = msgspec.json.decode(await self._client.raw("GET", path))
-        return found
+        result: Object = msgspec.json.decode(await self._client.raw("GET", path))
+        return result
 
     def _collection(self, namespace: str) -> str:
         return f"apis/{KUEUE_GROUP}/{self._version}/namespaces/{quote(namespace)}/{WORKLOADS}"
@@ -345,4 +345,4 @@ def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
         for pod in pods
         if pod.metadata and not pod.metadata.deletionTimestamp and is_ready(pod)
     ]
-    return all(ready.count(one.name) >= one.replicas for one in spec.replica_specs)
+    return all(ready.count(replica.name) >= replica.replicas for replica in spec.replica_specs)

@@ -68,8 +68,8 @@ class Run:
     @property
     def name(self) -> str:
         """Return the name of the NodeCheck."""
-        found: str = self.check["metadata"]["name"]
-        return found
+        result: str = self.check["metadata"]["name"]
+        return result
 
     @property
     def is_deep(self) -> bool:
@@ -79,9 +79,9 @@ class Run:
     def has(self, step: Step) -> bool:
         """True if the results of a step are stored."""
         if step.is_pair:
-            return any({one.node, one.peer} == set(step.nodes) for one in self.results)
+            return any({result.node, result.peer} == set(step.nodes) for result in self.results)
         node = step.nodes[0]
-        return any((one.node, one.kind) == (node, step.kind) for one in self.results)
+        return any((result.node, result.kind) == (node, step.kind) for result in self.results)
 
 
 class Checker:
@@ -187,20 +187,20 @@ class Checker:
         broken += [why for pod in ended if (why := check_pods.why_ended(pod))]
         if not broken and len(ended) < len(step.nodes):
             return False
-        found: list[CheckResult] = []
+        check_results: list[CheckResult] = []
         for pod in pods:
             # Results of completed tests are worth a wait, until their node is lost.
             said = await self._requests.log_of(pod, is_needed=not broken)
-            found += check_pods.read_results(said, check_pods.node_of(pod))
+            check_results += check_pods.read_results(said, check_pods.node_of(pod))
         if broken:
-            found = check_pods.softened(found) if step.is_pair else found
-            found += _unmade(step, broken[0])
-        run.results += found or _unmade(step, "its pod gave no results")
+            check_results = check_pods.softened(check_results) if step.is_pair else check_results
+            check_results += _unmade(step, broken[0])
+        run.results += check_results or _unmade(step, "its pod gave no results")
         log.info(
             "step of a check ended",
             check=run.name,
             step=check_pods.step_text(step),
-            count=len(found),
+            count=len(check_results),
         )
         return True
 
@@ -210,7 +210,7 @@ class Checker:
         if wall() < (run.status.started_at or 0.0) + limit:
             return
         text = f"the check did not end in {limit} s"
-        while steps := [*(one for one in run.pods if not run.has(one)), *self._next(run, ())]:
+        while steps := [*(pod for pod in run.pods if not run.has(pod)), *self._next(run, ())]:
             for step in steps:
                 if not run.has(step):
                     run.results += _unmade(step, text)
@@ -255,8 +255,8 @@ class Checker:
                 return why
             if run.spec.is_forced:
                 continue
-            found = await self._requests.pods_on(name)
-            if why := check_pods.why_busy(name, found, run.name):
+            pods = await self._requests.pods_on(name)
+            if why := check_pods.why_busy(name, pods, run.name):
                 return why
         if not self._can_run(step):
             return "no image to test it with: start the operator with --check-image"
@@ -267,9 +267,13 @@ class Checker:
         node = self._nodes.get(name)
         if node is None:
             return f"there is no node {name}"
-        for one in (node.status and node.status.conditions) or ():
-            if one.type == "Ready" and one.status != "True":
-                since = one.lastTransitionTime.timestamp() if one.lastTransitionTime else 0.0
+        for node_condition in (node.status and node.status.conditions) or ():
+            if node_condition.type == "Ready" and node_condition.status != "True":
+                since = (
+                    node_condition.lastTransitionTime.timestamp()
+                    if node_condition.lastTransitionTime
+                    else 0.0
+                )
                 return f"node {name} is not ready" if wall() - since >= seconds else ""
         return ""
 
@@ -286,7 +290,7 @@ class Checker:
         for step, pods in run.pods.items():
             lines = [len((await self._requests.log_of(pod)).splitlines()) for pod in pods]
             texts.append(f"{' and '.join(step.nodes)}: {step.kind.value}, {sum(lines)} results")
-        texts += [f"waiting for {one}" for one in run.waits]
+        texts += [f"waiting for {wait}" for wait in run.waits]
         done = steps_done(run.results)
         status = replace(
             run.status,
@@ -299,24 +303,24 @@ class Checker:
         await self._requests.write(run.check, status)
 
     async def _conclude(self, run: Run) -> None:
-        found = conclude(run.spec, run.results, run.fleet)
-        await self._remember(run, found)
-        await self._release(run.name, found.verdicts)
+        conclusion = conclude(run.spec, run.results, run.fleet)
+        await self._remember(run, conclusion)
+        await self._release(run.name, conclusion.verdicts)
         done = steps_done(run.results)
         status = replace(
             run.status,
-            phase=found.phase,
-            message=found.message,
+            phase=conclusion.phase,
+            message=conclusion.message,
             ended_at=wall(),
             done=done,
             total=done,
-            results=compact(found.results),
-            faulty=found.faulty,
+            results=compact(conclusion.results),
+            faulty=conclusion.faulty,
         )
-        run.results += found.results[len(run.results) :]
+        run.results += conclusion.results[len(run.results) :]
         await self._requests.write(run.check, status)
-        log.info("check ended", check=run.name, phase=found.phase, message=found.message)
-        self._record_end(run, found)
+        log.info("check ended", check=run.name, phase=conclusion.phase, message=conclusion.message)
+        self._record_end(run, conclusion)
 
     # --- nodes
 
@@ -328,14 +332,14 @@ class Checker:
     def _known(self, names: Iterable[str]) -> list[Node]:
         return [node for name in names if (node := self._nodes.get(name)) is not None]
 
-    async def _remember(self, run: Run, found: Conclusion) -> None:
+    async def _remember(self, run: Run, conclusion: Conclusion) -> None:
         """Write the measured speed of their links on nodes that passed: later checks compare with
         it."""
         speeds = speeds_shown(run.results, run.fleet)
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
             text = better(node, speeds.get(name))
-            if text is not None and found.verdicts[name] is CheckPhase.PASSED:
+            if text is not None and conclusion.verdicts[name] is CheckPhase.PASSED:
                 patch = {"metadata": {"annotations": {LINK_BANDWIDTH: text}}}
                 await self._requests.patch_node(node, patch)
 
@@ -354,12 +358,12 @@ class Checker:
             text = f"{run.name}: {kinds}. {run.spec.reason}".rstrip(". ")
             self._recorder.record(node, "Normal", reason, text)
 
-    def _record_end(self, run: Run, found: Conclusion) -> None:
+    def _record_end(self, run: Run, conclusion: Conclusion) -> None:
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
-            state = found.verdicts[name]
-            faults = faults_of(name, found.results)[:EVENT_FAULTS_MAX]
-            text = "; ".join(_fault_text(one) for one in faults) or found.message
+            state = conclusion.verdicts[name]
+            faults = faults_of(name, conclusion.results)[:EVENT_FAULTS_MAX]
+            text = "; ".join(_fault_text(fault) for fault in faults) or conclusion.message
             kind = "Warning" if state is CheckPhase.FAILED else "Normal"
             self._recorder.record(
                 node, kind, f"{_subject(run)}{state.value}", f"{run.name}: {text}"
@@ -372,7 +376,8 @@ class Checker:
         types = {key_of(node).name: instance_type(node) for node in self._known(run.spec.nodes)}
         region, now = self._options.region, wall()
         lines = [
-            (one, check_log.line(one, now, region, types.get(one.node, ""))) for one in results
+            (result, check_log.line(result, now, region, types.get(result.node, "")))
+            for result in results
         ]
         try:
             check_log.write(directory, run.name, lines)
@@ -385,12 +390,12 @@ def _refusal(status: NodeCheckStatus, text: str) -> NodeCheckStatus:
 
 
 def _by_step(pods: Iterable[Pod]) -> dict[Step, list[Pod]]:
-    found: dict[Step, list[Pod]] = {}
+    result: dict[Step, list[Pod]] = {}
     for pod in pods:
         step = check_pods.step_of(pod)
         if step is not None:
-            found.setdefault(step, []).append(pod)
-    return found
+            result.setdefault(step, []).append(pod)
+    return result
 
 
 def _has_ended(pod: Pod) -> bool:
@@ -409,7 +414,11 @@ def _subject(run: Run) -> str:
     return "DeepHealthCheck" if run.is_deep else "HealthCheck"
 
 
-def _fault_text(one: CheckResult) -> str:
-    amount = "" if one.measured is None else f" {one.measured:g} {one.unit}".rstrip()
-    least = "" if one.expected is None else f", expected {one.expected:g}"
-    return f"{one.test}{amount}{least}: {one.message}"
+def _fault_text(check_result: CheckResult) -> str:
+    amount = (
+        ""
+        if check_result.measured is None
+        else f" {check_result.measured:g} {check_result.unit}".rstrip()
+    )
+    least = "" if check_result.expected is None else f", expected {check_result.expected:g}"
+    return f"{check_result.test}{amount}{least}: {check_result.message}"

@@ -30,10 +30,10 @@ def held_by(node: Node) -> str:
 def _hold(node: Node) -> Object:
     text = ((node.metadata and node.metadata.annotations) or {}).get(CHECK_HOLD, "")
     try:
-        found = msgspec.json.decode(text) if text else {}
+        result = msgspec.json.decode(text) if text else {}
     except msgspec.DecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def take(node: Node, check: str) -> Object | None:
@@ -58,11 +58,11 @@ def give_back(node: Node, standing: CheckPhase) -> Object | None:
     if not hold:
         return None
     before = str(hold.get("before", ""))
-    found = {
+    result = {
         CheckPhase.PASSED: DeepCheck.PASSED.value,
         CheckPhase.FAILED: DeepCheck.FAILED.value,
     }.get(standing, "" if before == DeepCheck.IN_PROGRESS.value else before)
-    patch = _patch(node, {DEEP_CHECK: found or None}, None)
+    patch = _patch(node, {DEEP_CHECK: result or None}, None)
     health = health_of(_labels(node))
     if standing is CheckPhase.FAILED:
         # The taint stays, or is added: the repair removes it.
@@ -94,4 +94,4 @@ def _patch(node: Node, labels: dict[str, str | None], hold: str | None) -> Objec
 
 def _other_taints(node: Node) -> Sequence[Object]:
     taints = (node.spec and node.spec.taints) or ()
-    return [one.to_dict() for one in taints if one.key != HEALTH]
+    return [taint.to_dict() for taint in taints if taint.key != HEALTH]

@@ -67,7 +67,7 @@ def step_of(pod: Pod) -> Step | None:
     kind, *nodes = ((pod.metadata and pod.metadata.annotations) or {}).get(
         CHECK_STEP, ""
     ).split() or [""]
-    if kind not in {one.value for one in CheckKind} or not 1 <= len(nodes) <= 2:
+    if kind not in {check_kind.value for check_kind in CheckKind} or not 1 <= len(nodes) <= 2:
         return None
     return Step(tuple(nodes), CheckKind(kind))
 
@@ -164,8 +164,8 @@ def _arguments(
 
 
 def _gpus(node: Node) -> str:
-    found = ((node.status and node.status.allocatable) or {}).get(GPUS, "0")
-    return "" if found == "0" else found
+    result = ((node.status and node.status.allocatable) or {}).get(GPUS, "0")
+    return "" if result == "0" else result
 
 
 def _is_forced(check: Mapping[str, Any]) -> bool:
@@ -192,7 +192,10 @@ def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
 
 def _takes_gpus(pod: Pod) -> bool:
     containers = (pod.spec and pod.spec.containers) or ()
-    return any(GPUS in ((one.resources and one.resources.limits) or {}) for one in containers)
+    return any(
+        GPUS in ((container.resources and container.resources.limits) or {})
+        for container in containers
+    )
 
 
 def why_ended(pod: Pod | None) -> str:
@@ -203,8 +206,8 @@ def why_ended(pod: Pod | None) -> str:
         return "its pod was deleted"
     if pod.status.phase == "Succeeded":
         return ""
-    for one in pod.status.containerStatuses or ():
-        ended = one.state.terminated if one.state else None
+    for status in pod.status.containerStatuses or ():
+        ended = status.state.terminated if status.state else None
         if ended is not None:
             signal = f", signal {ended.signal}" if ended.signal else ""
             return f"its pod ended with {ended.exitCode}{signal} ({ended.reason or 'Error'})"
@@ -213,7 +216,7 @@ def why_ended(pod: Pod | None) -> str:
 
 def read_results(log: str, node: str) -> list[CheckResult]:
     """Return the results in a pod's log; other lines are left out."""
-    found = []
+    check_results = []
     for line in log.splitlines():
         try:
             content = msgspec.json.decode(line)
@@ -222,10 +225,10 @@ def read_results(log: str, node: str) -> list[CheckResult]:
         if not isinstance(content, Mapping) or "test" not in content:
             continue
         report = Report()
-        one: CheckResult = read_record(CheckResult, content, "result", report)
+        record: CheckResult = read_record(CheckResult, content, "result", report)
         if not report.problems:
-            found.append(replace(one, node=node, message=one.message[:MESSAGE_MAX]))
-    return found
+            check_results.append(replace(record, node=node, message=record.message[:MESSAGE_MAX]))
+    return check_results
 
 
 def unmade(node: str, kind: CheckKind, why: str, peer: str = "") -> CheckResult:
@@ -237,6 +240,6 @@ def softened(results: Sequence[CheckResult]) -> list[CheckResult]:
     """Return results of a pair of which one end was lost: failures of the other end do not
     count."""
     return [
-        replace(one, outcome=Outcome.UNKNOWN) if one.outcome is Outcome.FAIL else one
-        for one in results
+        replace(result, outcome=Outcome.UNKNOWN) if result.outcome is Outcome.FAIL else result
+        for result in results
     ]

@@ -78,8 +78,8 @@ class CheckRequests:
         return await self._pods("api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
 
     async def _pods(self, path: str, selector: Mapping[str, str]) -> list[Pod]:
-        found = await self._client.raw("GET", path, parameters=selector)
-        return msgspec.json.decode(found, type=_Pods).items
+        result = await self._client.raw("GET", path, parameters=selector)
+        return msgspec.json.decode(result, type=_Pods).items
 
     async def log_of(self, pod: Pod, *, is_needed: bool = False) -> str:
         """Read the log of a pod; empty if it cannot be read.
@@ -87,15 +87,15 @@ class CheckRequests:
         `is_needed`: raise WorldError if its node does not answer now, but may later.
         """
         assert pod.metadata is not None
-        found = b""
+        result = b""
         try:
-            found = await self._client.raw("GET", f"{PODS}/{pod.metadata.name}/log")
+            result = await self._client.raw("GET", f"{PODS}/{pod.metadata.name}/log")
         except (ApiRefusal, WorldError) as error:
             if is_needed and isinstance(error, WorldError):
                 raise
             # It has not started yet, or its node does not answer.
             log.debug("log of a pod not read", pod=pod.metadata.name, error=error)
-        return found.decode(errors="replace")
+        return result.decode(errors="replace")
 
     async def delete_pod(self, pod: Pod) -> None:
         """Delete a pod, if it exists."""

@@ -279,9 +279,9 @@ class NodeRepair:
     async def _patch(self, effect: PatchNode) -> None:
         """Change a node, if it exists."""
         path = f"api/v1/nodes/{quote(effect.node)}"
-        found = await self._client.get_or_none(path, Object)
-        if found is not None:
-            await self._client.merge_if_present(path, node_patch(found, effect))
+        result = await self._client.get_or_none(path, Object)
+        if result is not None:
+            await self._client.merge_if_present(path, node_patch(result, effect))
 
     async def _ask(self, name: str) -> None:
         """Ask the provider; a failed call gives no answer, and is made again."""
@@ -296,7 +296,7 @@ def node_patch(found: Object, effect: PatchNode) -> Object:
     if effect.taint is None:
         return {"metadata": metadata}
     held = (found.get("spec") or {}).get("taints") or []
-    taints = [one for one in held if one.get("key") != HEALTH]
+    taints = [item for item in held if item.get("key") != HEALTH]
     if effect.taint:
         taints.append({"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT})
     metadata["resourceVersion"] = found["metadata"]["resourceVersion"]

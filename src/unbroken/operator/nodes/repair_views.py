@@ -32,7 +32,10 @@ def repair_node(node: Node) -> RepairNode:
     metadata, view = node.metadata, node_view(node)
     assert metadata is not None
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
-    conditions = {one.type: one for one in (node.status and node.status.conditions) or ()}
+    conditions = {
+        node_condition.type: node_condition
+        for node_condition in (node.status and node.status.conditions) or ()
+    }
     ready, info = conditions.get("Ready"), node.status.nodeInfo if node.status else None
     return RepairNode(
         name=view.name,
@@ -44,7 +47,7 @@ def repair_node(node: Node) -> RepairNode:
         rack=_rack(view.topology),
         health=_health(health_of(labels)),
         unknown_health="" if _health(health_of(labels)) else labels.get(keys.HEALTH, ""),
-        has_taint=any(one.key == keys.HEALTH for one in (node.spec and node.spec.taints) or ()),
+        has_taint=any(taint.key == keys.HEALTH for taint in (node.spec and node.spec.taints) or ()),
         faults=_faults(conditions),
         fault_reason=labels.get(keys.FAULT_REASONS, "") or labels.get(keys.FAULT_REASONS_ALSO, ""),
         marks=frozenset(
@@ -74,17 +77,17 @@ def _health(text: str) -> Health | None:
 
 def _faults(conditions: Mapping[str, NodeCondition]) -> tuple[NodeFault, ...]:
     """Return the conditions that are True while the node is at fault, newest first."""
-    found = [
+    node_faults = [
         NodeFault(
             name,
-            one.reason or name,
-            _seconds(one.lastTransitionTime),
-            (one.message or "")[:MESSAGE_MAX],
+            condition.reason or name,
+            _seconds(condition.lastTransitionTime),
+            (condition.message or "")[:MESSAGE_MAX],
         )
-        for name, one in conditions.items()
-        if name in CONDITIONS and one.status == "True"
+        for name, condition in conditions.items()
+        if name in CONDITIONS and condition.status == "True"
     ]
-    return tuple(sorted(found, key=lambda one: (-one.at, one.type)))
+    return tuple(sorted(node_faults, key=lambda node_fault: (-node_fault.at, node_fault.type)))
 
 
 def _seconds(at: datetime | None) -> float:

@@ -39,7 +39,11 @@ class IncidentTraces:
     async def run(self) -> None:
         """Send until cancelled, and then the rest."""
         await self._incidents.synced.wait()
-        self._told = {one["metadata"]["uid"] for one in self._incidents.items() if _has_ended(one)}
+        self._told = {
+            incident["metadata"]["uid"]
+            for incident in self._incidents.items()
+            if _has_ended(incident)
+        }
         self._incidents.subscribe(self._on_incident)
         try:
             await asyncio.Event().wait()

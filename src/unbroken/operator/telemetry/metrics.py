@@ -89,27 +89,27 @@ class OperatorMetrics(Collector):
 
     def _look(self) -> Health:
         now = monotonic()
-        found = list(self._found)
+        result = list(self._found)
         return Health(
             is_leading=self._leading is not None,
-            watches=[_watch(one, now) for one in found if isinstance(one, Informer)],
-            queues=[_queue(one) for one in found if isinstance(one, WorkQueue)],
+            watches=[_watch(item, now) for item in result if isinstance(item, Informer)],
+            queues=[_queue(item) for item in result if isinstance(item, WorkQueue)],
             jobs=() if self._operator is None else tuple(self._operator.health()),
         )
 
 
-def _watch(one: Informer[Any], now: float) -> WatchHealth:
-    silent = 0.0 if one.received_at is None else now - one.received_at
+def _watch(informer: Informer[Any], now: float) -> WatchHealth:
+    silent = 0.0 if informer.received_at is None else now - informer.received_at
     return WatchHealth(
-        one.resource,
-        one.synced.is_set(),
-        len(one),
-        one.lists,
-        one.failures,
-        one.refusals.counts,
+        informer.resource,
+        informer.synced.is_set(),
+        len(informer),
+        informer.lists,
+        informer.failures,
+        informer.refusals.counts,
         silent,
     )
 
 
-def _queue(one: WorkQueue[Any]) -> QueueHealth:
-    return QueueHealth(one.name, one.waiting, one.handled, one.failed)
+def _queue(work_queue: WorkQueue[Any]) -> QueueHealth:
+    return QueueHealth(work_queue.name, work_queue.waiting, work_queue.handled, work_queue.failed)

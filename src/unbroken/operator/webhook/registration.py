@@ -218,11 +218,11 @@ class _Upkeep:
     async def _register(self) -> None:
         wanted = self._wanted
         path = f"{CONFIGURATIONS}/{NAME}"
-        found = await self._client.get_or_none(path, Object)
-        if found is None:
+        result = await self._client.get_or_none(path, Object)
+        if result is None:
             await self._client.raw("POST", CONFIGURATIONS, body=wanted)
             log.info("webhook registered", client=_client_of(wanted))
-        elif not _includes(found, wanted):
+        elif not _includes(result, wanted):
             body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
             await self._client.merge(path, body)
             log.info("webhook registered again", client=_client_of(wanted))

@@ -70,16 +70,16 @@ def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
         return Verdict(parsed.problems, warnings), None if parsed.problems else parsed
     before = parse_job(asked.old)
     # A job that was stored before this webhook existed may be changed in other places.
-    problems = [one for one in parsed.problems if one not in before.problems]
+    problems = [problem for problem in parsed.problems if problem not in before.problems]
     problems += _immutable(asked.job, asked.old)
-    told = [one for one in warnings if one not in before.warnings]
+    told = [warning for warning in warnings if warning not in before.warnings]
     is_new_shape = _templates(parsed) != _templates(before)
     verdict = Verdict(tuple(problems), (*told, *_late(asked.job, asked.old, parsed, before)))
     return verdict, parsed if is_new_shape and not problems else None
 
 
 def _templates(parsed: Parsed) -> list[object]:
-    return [one.template for one in parsed.spec.replica_specs]
+    return [spec.template for spec in parsed.spec.replica_specs]
 
 
 def _condition_of(job: Mapping[str, Any]) -> ConditionType | None:
@@ -119,11 +119,11 @@ def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[P
     path = f"spec.replicaSpecs[{index}].template"
     return [
         Problem(
-            f"{path}.{one.get('field')}" if one.get("field") else path,
-            str(one.get("message") or "is invalid"),
-            str(one.get("reason") or "FieldValueInvalid"),
+            f"{path}.{cause.get('field')}" if cause.get("field") else path,
+            str(cause.get("message") or "is invalid"),
+            str(cause.get("reason") or "FieldValueInvalid"),
         )
-        for one in causes
+        for cause in causes
     ]
 
 
@@ -139,10 +139,13 @@ def answered(asked: Asked, verdict: Verdict) -> Object:
 
 def _status(asked: Asked, problems: tuple[Problem, ...]) -> Object:
     metadata = asked.job.get("metadata")
-    found = metadata if isinstance(metadata, Mapping) else {}
-    name = str(found.get("name") or found.get("generateName") or "")
+    result = metadata if isinstance(metadata, Mapping) else {}
+    name = str(result.get("name") or result.get("generateName") or "")
     text = "\n  ".join([f"{KIND} {shown(name)} is invalid:", *map(str, problems)])
-    causes = [{"reason": one.reason, "message": one.message, "field": one.path} for one in problems]
+    causes = [
+        {"reason": problem.reason, "message": problem.message, "field": problem.path}
+        for problem in problems
+    ]
     return {
         "status": "Failure",
         "code": INVALID,

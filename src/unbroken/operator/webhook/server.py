@@ -116,7 +116,7 @@ class Reviewer:
             problems = await self._tried(question.namespace, parsed)
             verdict = Verdict(problems, verdict.warnings)
         if verdict.problems:
-            paths = ",".join(one.path for one in verdict.problems)[:500]
+            paths = ",".join(problem.path for problem in verdict.problems)[:500]
             log.info("job refused", job=_name(question), problem=paths)
         return web.json_response(answered(question, verdict))
 
@@ -142,12 +142,12 @@ class Reviewer:
         trials = [self._try(namespace, parsed, n) for n in range(len(parsed.spec.replica_specs))]
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
-                found = await asyncio.gather(*trials)
+                result = await asyncio.gather(*trials)
         except (TimeoutError, WorldError, PeerError) as error:
             # The operator will find the rest when it makes the pods.
             log.warning("pods cannot be tried", error=error)
             return ()
-        return tuple(problem for problems in found for problem in problems)
+        return tuple(problem for problems in result for problem in problems)
 
     async def _try(self, namespace: str, parsed: Parsed, index: int) -> list[Problem]:
         template = parsed.spec.replica_specs[index].template
@@ -174,10 +174,12 @@ def _closed(text: str, status: int) -> web.Response:
 
 
 def _causes(error: ApiRefusal) -> list[Object]:
-    found = error.__cause__
-    details = found.status.details if isinstance(found, ApiError) else None
+    base_exception = error.__cause__
+    details = base_exception.status.details if isinstance(base_exception, ApiError) else None
     causes = (details.causes if details else None) or ()
-    told = [{"field": one.field, "message": one.message, "reason": one.reason} for one in causes]
+    told = [
+        {"field": cause.field, "message": cause.message, "reason": cause.reason} for cause in causes
+    ]
     return told or [{"message": str(error)}]
 
 

@@ -545,8 +545,8 @@ class Agent:
         self.give(machine.NothingLives(kept))
 
     def _living(self, but: tuple[int, ...] = ()) -> list[Worker]:
-        found = self.workers.items()
-        return [worker for rank, worker in found if worker.exit is None and rank not in but]
+        dict_items = self.workers.items()
+        return [worker for rank, worker in dict_items if worker.exit is None and rank not in but]
 
     def _die(self, *, is_success: bool) -> None:
         if not self.is_alive:

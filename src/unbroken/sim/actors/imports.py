@@ -59,7 +59,7 @@ class Imports:
 
     def _ask(self, agent: Learner, command: WarmCommand) -> None:
         peers = self._reachable()
-        counts = [self._known.get(peers[one].id, 0) for one in command.peers if one in peers]
+        counts = [self._known.get(peers[peer].id, 0) for peer in command.peers if peer in peers]
         if counts and agent.report().state is AgentState.READY and self._random.random() < 0.8:
             self._learn(agent, max(counts))
 

@@ -207,7 +207,7 @@ class Operator:
         is_training = getattr(machine, "phase", None) is Phase.TRAINING
         self._control.judge.heard(events)
         effects = machine.steps(events, self._schedule.now)
-        reports = [one.report for one in events if isinstance(one, core.AgentReported)]
+        reports = [event.report for event in events if isinstance(event, core.AgentReported)]
         if len(reports) > 1:
             self._schedule.probes["taken_together"] += 1
         for report in reports if is_training else ():

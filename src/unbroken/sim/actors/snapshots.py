@@ -110,7 +110,7 @@ class Snapshots:
         workers = list(place.members.values())
         homes = self._homes()
         options = {worker.rank: self._options(worker, homes) for worker in workers}
-        common = set.intersection(*(set(found) for found in options.values()))
+        common = set.intersection(*(set(option) for option in options.values()))
         self.restored[workers[0].attempt] = {}
         if common:
             newest = max(common)
@@ -120,7 +120,7 @@ class Snapshots:
 
     def _options(self, worker: Worker, homes: dict[str, Home]) -> dict[Kept, str]:
         """Return the states that a rank could continue with, and their sources."""
-        found: dict[Kept, str] = {}
+        result: dict[Kept, str] = {}
         agent = next((h.agent for h in homes.values() if h.agent.id == worker.agent), None)
         holders = agent.told.holders if agent is not None and agent.told is not None else ()
         for address in holders:
@@ -128,11 +128,11 @@ class Snapshots:
             if home is not None and home.agent.told is not None:
                 source = f"buddy {home.agent.told.rank}"
                 for kept in self._copies.get(home.agent.id, {}).get(worker.rank, ()):
-                    found.setdefault(kept, source)
+                    result.setdefault(kept, source)
         for kept in self._copies.get(worker.agent, {}).get(worker.rank, ()):
-            found[kept] = "memory"
-        found |= dict.fromkeys(self._own.get(worker.agent, {}).get(worker.rank, ()), "memory")
-        return found
+            result[kept] = "memory"
+        result |= dict.fromkeys(self._own.get(worker.agent, {}).get(worker.rank, ()), "memory")
+        return result
 
     def _restore(self, worker: Worker, kept: Kept, source: str, homes: dict[str, Home]) -> None:
         if source != "memory":
@@ -189,7 +189,9 @@ class Snapshots:
         """Return the report of an agent with its workers' receipts, and the copies in its
         memory."""
         receipts = tuple(
-            one for one in self._receipts.get(agent, {}).values() if one.attempt == report.attempt
+            receipt
+            for receipt in self._receipts.get(agent, {}).values()
+            if receipt.attempt == report.attempt
         )
         nodes = {rank // self._nproc for rank in self._copies.get(agent, ())}
         copies = tuple(sorted(nodes)) if self._keeping.is_told else ()
@@ -206,7 +208,7 @@ class Snapshots:
         orders = self._ordered.setdefault((epoch, command.attempt), {})
         orderers = self._orderers.setdefault((epoch, command.attempt), {})
         orderers[pod] = generation
-        for uid in [uid for uid, one in orders.items() if one.rank == command.rank]:
+        for uid in [uid for uid, order in orders.items() if order.rank == command.rank]:
             if orderers[uid] < generation:
                 # a dead operator gave the rank to this pod, which never received the order
                 del orders[uid]
@@ -216,10 +218,10 @@ class Snapshots:
             by_uid = {home.uid: (address, home) for address, home in self._homes().items()}
             # An unreachable pod got its order a moment ago.
             if orders.keys() <= by_uid.keys():
-                found = {uid: by_uid[uid] for uid in orders}
+                result = {uid: by_uid[uid] for uid in orders}
                 early = {uid for uid in orders if orderers[uid] < generation}
-                yield from self._judge_buddies(orders, found, early)
-                yield from self._judge_holders(orders, found)
+                yield from self._judge_buddies(orders, result, early)
+                yield from self._judge_holders(orders, result)
 
     def _judge_buddies(
         self,
@@ -260,7 +262,7 @@ class Snapshots:
             ranks = range(command.rank * self._nproc, (command.rank + 1) * self._nproc)
             for other, (address, home) in homes.items():
                 copies = self._copies.get(home.agent.id, {})
-                kept = [one for rank in ranks for one in copies.get(rank, ())]
+                kept = [copy for rank in ranks for copy in copies.get(rank, ())]
                 has = other != uid and any(one.attempt < command.attempt for one in kept)
                 is_named = f"{address}:{PORT}" in command.holders
                 if has and is_named:
@@ -276,15 +278,15 @@ class Snapshots:
         past = [i for i in incidents if i.detected_at >= start and i.attempt < newest]
         told = {
             rank
-            for one in self._receipts.values()
-            for rank, r in one.items()
+            for item in self._receipts.values()
+            for rank, r in item.items()
             if r.attempt == newest
         } & self.restored.get(newest, {}).keys()
         if not past or not told:
             return
-        last = max(past, key=lambda one: one.number)
+        last = max(past, key=lambda incident: incident.number)
         self._schedule.probes["receipts"] += 1
-        if sum(one.count for one in last.restored) != len(told):
+        if sum(restored.count for restored in last.restored) != len(told):
             yield f"receipts are missing: {last.restored} of ranks {sorted(told)}"
         step = min(receipt.step for receipt in self.restored[newest].values())
         lost = None if last.step is None else max(last.step - step, 0)
@@ -293,6 +295,6 @@ class Snapshots:
 
 
 def _keep(memory: Memory, agent: str, rank: int, kept: Kept) -> None:
-    found = memory.setdefault(agent, {}).setdefault(rank, [])
-    found.insert(0, kept)
-    del found[KEPT:]
+    result = memory.setdefault(agent, {}).setdefault(rank, [])
+    result.insert(0, kept)
+    del result[KEPT:]

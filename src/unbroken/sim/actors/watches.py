@@ -181,8 +181,8 @@ class Watches:
 
     def judge_end(self, incidents: Iterable[Incident], newest: int, ranks: int) -> Iterator[str]:
         """Yield incidents with wrong samples."""
-        found = sorted(incidents, key=lambda one: one.number)
-        for one, after in zip_longest(found, found[1:]):
+        result = sorted(incidents, key=lambda incident: incident.number)
+        for one, after in zip_longest(result, result[1:]):
             end = newest if after is None else after.attempt
             said = one.samples_repeated, one.samples_skipped
             if said == (None, None):

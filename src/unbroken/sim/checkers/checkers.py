@@ -523,7 +523,7 @@ class Checkers:
         """The operator is given evidence."""
         if evidence.request == self._request:
             # A doubled question is answered twice, and the first answer counts.
-            self._seen = {one.rank: one for one in evidence.ranks} | self._seen
+            self._seen = {rank.rank: rank for rank in evidence.ranks} | self._seen
 
     def crashed(self, report: AgentReport, effects: Sequence[core.JobEffect]) -> None:
         """Workers have failed, and the operator knows: nothing may come before the stop."""
@@ -547,16 +547,16 @@ class Checkers:
         working = truth.at_work.get(incident.attempt, set())
         if not guilty:
             probes["false_stall"] += 1
-            shown = working & {rank for rank, one in self._seen.items() if not one.is_same}
+            shown = working & {rank for rank, seen in self._seen.items() if not seen.is_same}
             self.require(not shown, "a job is stopped that was seen at work", incident)
         elif self._stands_out(guilty) and incident.examined_at:
             self.require(culprit.rank is not None, "nobody is blamed for a hang", incident)
 
     def _stands_out(self, guilty: set[int]) -> bool:
         """Return whether the operator saw a stalled rank, and one that waits for it."""
-        found = {rank: one.threads[0].frames for rank, one in self._seen.items()}
-        stands = [rank for rank in guilty & found.keys() if found[rank] == STANDS]
-        return bool(stands) and WAITS in found.values()
+        frames = {rank: seen.threads[0].frames for rank, seen in self._seen.items()}
+        stands = [rank for rank in guilty & frames.keys() if frames[rank] == STANDS]
+        return bool(stands) and WAITS in frames.values()
 
     def operator_crashed(self, status: JobStatus, incidents: Iterable[Incident]) -> None:
         """Forget decisions that were not written; the arguments are the API's state."""

@@ -97,11 +97,11 @@ class Ending:
 
     def _new_steps(self, told: Mapping[int, int]) -> list[int]:
         """Return the reported steps of each attempt beyond all that were made before it."""
-        found, most = [], 0
+        result, most = [], 0
         for attempt in range(self.status.restart_count + 1):
-            found.append(max(told.get(attempt, 0) - most, 0))
+            result.append(max(told.get(attempt, 0) - most, 0))
             most = max(self.reached.get(attempt, 0), most)
-        return found
+        return result
 
     def _judge_budget(self, is_failed: bool) -> None:
         """No restart beyond the limits; an operator that was killed may have forgotten some."""

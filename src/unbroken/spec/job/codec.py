@@ -52,8 +52,8 @@ def job_status_from(status: Any) -> tuple[JobStatus, tuple[Problem, ...]]:
     ours = {key: value for key, value in status.items() if key not in OTHERS}
     if OTHER in ours:
         report.forbidden("status.other", "unknown field")
-    found = read_record(JobStatus, {**ours, OTHER: others}, "status", report)
-    return found, tuple(report.problems)
+    job_status = read_record(JobStatus, {**ours, OTHER: others}, "status", report)
+    return job_status, tuple(report.problems)
 
 
 def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ DEFAULTS: Mapping[Detector, Mode] = {
 def read_detectors(annotation: str) -> dict[Detector, Mode]:
     """Return the mode of every detector. Raises SpecError."""
     given: dict[str, Mode] = {}
-    names = {one.value for one in Detector}
+    names = {detector.value for detector in Detector}
     modes = {one.value for one in Mode}
     for part in filter(None, map(str.strip, annotation.split(";"))):
         name, is_pair, mode = (word.strip() for word in part.partition("="))
@@ -72,19 +72,21 @@ def read_detectors(annotation: str) -> dict[Detector, Mode]:
             raise SpecError(f"{part!r}: the mode is one of off, shadow, warn, act")
         given[name] = Mode(mode)
     rest = given.get("*")
-    return {one: given.get(one.value, rest or DEFAULTS[one]) for one in Detector}
+    return {
+        detector: given.get(detector.value, rest or DEFAULTS[detector]) for detector in Detector
+    }
 
 
 def written(modes: Mapping[Detector, Mode]) -> dict[str, str]:
     """Return the modes for a start command."""
-    return {one.value: mode.value for one, mode in modes.items()}
+    return {detector.value: mode.value for detector, mode in modes.items()}
 
 
 def from_command(given: Mapping[str, str]) -> dict[Detector, Mode]:
     """Read the detectors of a start command; those that are missing, or have unknown values, get
     defaults."""
-    found = dict(DEFAULTS)
-    for one in Detector:
-        if given.get(one.value) in {mode.value for mode in Mode}:
-            found[one] = Mode(given[one.value])
-    return found
+    result = dict(DEFAULTS)
+    for detector in Detector:
+        if given.get(detector.value) in {mode.value for mode in Mode}:
+            result[detector] = Mode(given[detector.value])
+    return result

@@ -60,8 +60,8 @@ def _python(program: str, words: Sequence[str]) -> Launch:
             return Launch(program, True, tuple(arguments))
         return Launch(program, True, ("--module", module, *arguments))
     if not rest or rest[0].startswith("-"):
-        found = f"the option {rest[0]}" if rest else "no script"
-        raise SpecError(f"{program} has {found}; expected {EXPECTED}")
+        result = f"the option {rest[0]}" if rest else "no script"
+        raise SpecError(f"{program} has {result}; expected {EXPECTED}")
     return Launch(program, True, tuple(rest))
 
 

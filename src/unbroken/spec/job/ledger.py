@@ -63,20 +63,20 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
     if not text:
         return Ledger()
     try:
-        found = json.loads(text) if len(text) <= CHARACTERS_MAX else None
+        result = json.loads(text) if len(text) <= CHARACTERS_MAX else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
+        result = None
+    if not isinstance(result, Mapping):
         told.invalid(LEDGER, text, "must be the JSON object that the operator wrote")
         return Ledger()
-    progress_at = _number(found, "progressAt", told)
-    records = _mapping(found, "detectors", told)
+    progress_at = _number(result, "progressAt", told)
+    records = _mapping(result, "detectors", told)
     return Ledger(
-        incidents=int(_number(found, "incidents", told)),
-        steps=int(_number(found, "steps", told)),
-        seconds=_numbers(found, "seconds", told),
-        active_seconds=_number(found, "activeSeconds", told),
-        startup_seconds=_number(found, "startupSeconds", told),
+        incidents=int(_number(result, "incidents", told)),
+        steps=int(_number(result, "steps", told)),
+        seconds=_numbers(result, "seconds", told),
+        active_seconds=_number(result, "activeSeconds", told),
+        startup_seconds=_number(result, "startupSeconds", told),
         detectors={name: _record(records, name, told) for name in records},
         progress_at=progress_at or None,
     )
@@ -92,8 +92,8 @@ def write_ledger(ledger: Ledger) -> str:
         "activeSeconds": _rounded(ledger.active_seconds),
         "startupSeconds": _rounded(ledger.startup_seconds),
         "detectors": {
-            name[:NAME_CHARACTERS]: {"right": _whole(one.right), "wrong": _whole(one.wrong)}
-            for name, one in records
+            name[:NAME_CHARACTERS]: {"right": _whole(record.right), "wrong": _whole(record.wrong)}
+            for name, record in records
         },
         "progressAt": _rounded(ledger.progress_at or 0.0),
     }
@@ -120,11 +120,11 @@ def _whole(value: int) -> int:
 
 
 def _mapping(given: Mapping[str, Any], key: str, report: Report) -> Mapping[str, Any]:
-    found = given.get(key)
-    if isinstance(found, Mapping):
-        return dict(list(found.items())[:NAMES_MAX])
-    if found is not None:
-        report.invalid(f"{LEDGER}.{key}", found, "must be an object")
+    result = given.get(key)
+    if isinstance(result, Mapping):
+        return dict(list(result.items())[:NAMES_MAX])
+    if result is not None:
+        report.invalid(f"{LEDGER}.{key}", result, "must be an object")
     return {}
 
 
@@ -137,14 +137,14 @@ def _number(given: Mapping[str, Any], key: str, report: Report, path: str = LEDG
 
 
 def _numbers(given: Mapping[str, Any], key: str, report: Report) -> dict[str, float]:
-    found, path = _mapping(given, key, report), f"{LEDGER}.{key}"
-    return {name: value for name in found if (value := _number(found, name, report, path))}
+    result, path = _mapping(given, key, report), f"{LEDGER}.{key}"
+    return {name: value for name in result if (value := _number(result, name, report, path))}
 
 
 def _record(given: Mapping[str, Any], name: str, report: Report) -> Record:
-    path, found = f"{LEDGER}.detectors.{name}", given[name]
-    if not isinstance(found, Mapping):
-        report.invalid(path, found, "must be an object")
+    path, result = f"{LEDGER}.detectors.{name}", given[name]
+    if not isinstance(result, Mapping):
+        report.invalid(path, result, "must be an object")
         return Record()
-    right, wrong = (int(_number(found, key, report, path)) for key in ("right", "wrong"))
+    right, wrong = (int(_number(result, key, report, path)) for key in ("right", "wrong"))
     return Record(right, wrong)

@@ -21,7 +21,7 @@ POINTS_NEED_THRESHOLD = "metricEvaluationDataPoints needs a metricThreshold"
 
 def are_short(rules: Sequence[LogRule]) -> bool:
     """True if all patterns of a job together compile as fast as one may (0.25 s)."""
-    lengths = (len(one.log_pattern) + len(one.stop_pattern or "") for one in rules)
+    lengths = (len(rule.log_pattern) + len(rule.stop_pattern or "") for rule in rules)
     return sum(lengths) <= PATTERN_CHARACTERS_MAX
 
 

@@ -22,19 +22,19 @@ def queue_of(job: Mapping[str, Any]) -> str:
 def queue_warnings(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return warnings about parts of a job that need Kueue, which is not installed."""
     metadata = job.get("metadata")
-    found = []
+    result = []
     if queue_of(job):
-        found.append(
+        result.append(
             f"metadata.labels[{QUEUE}]: no Kueue is known to this operator: the job runs without "
             "waiting for the queue"
         )
     for place in ("labels", "annotations"):
         given = metadata.get(place) if isinstance(metadata, Mapping) else None
         keys = given if isinstance(given, Mapping) else {}
-        found += [
+        result += [
             f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: it has no "
             "effect"
             for key in keys
             if str(key).startswith(KUEUE_PREFIX) and key != QUEUE
         ]
-    return tuple(found)
+    return tuple(result)

@@ -139,9 +139,9 @@ class HyperpodConfig:
 def read_config(content: Any) -> tuple[HyperpodConfig, tuple[Problem, ...]]:
     """Return the file's content as values, and all problems; places as `cluster.x`."""
     report = Report()
-    found = read_record(HyperpodConfig, _prepared(content, report), "", report)
-    _check(found, report)
-    return found, tuple(report.problems)
+    hyperpod_config = read_record(HyperpodConfig, _prepared(content, report), "", report)
+    _check(hyperpod_config, report)
+    return hyperpod_config, tuple(report.problems)
 
 
 def _prepared(content: Any, report: Report) -> Any:
@@ -154,7 +154,7 @@ def _prepared(content: Any, report: Report) -> Any:
             training[key] = _lines(training.get(key))
     if isinstance(content, dict) and isinstance(content.get("container_mounts"), list):
         mounts = content["container_mounts"]
-        content["container_mounts"] = [one for one in mounts if one is not None]
+        content["container_mounts"] = [mount for mount in mounts if mount is not None]
     return content
 
 
@@ -188,8 +188,10 @@ def _lines(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [
-        " ".join(f"{key} {inner}" for key, inner in one.items()) if isinstance(one, dict) else one
-        for one in value
+        " ".join(f"{key} {inner}" for key, inner in item.items())
+        if isinstance(item, dict)
+        else item
+        for item in value
     ]
 
 
@@ -303,9 +305,9 @@ def _volumes(config: HyperpodConfig) -> Iterator[tuple[Object, Object]]:
     """Return each volume and its mount."""
     options = config.cluster.cluster_config
     claims = list(options.persistent_volume_claims)
-    one = options.persistent_volume_claim
-    if one.get("claimName") and one.get("mountPath"):
-        claims.append(Claim(str(one["claimName"]), str(one["mountPath"])))
+    item = options.persistent_volume_claim
+    if item.get("claimName") and item.get("mountPath"):
+        claims.append(Claim(str(item["claimName"]), str(item["mountPath"])))
     for claim in claims:
         source = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
         yield _volume(claim.claim_name, source, claim.mount_path)
@@ -327,18 +329,18 @@ def _volume(name: str, source: Object, path: str) -> tuple[Object, Object]:
 def _affinity(selector: LabelSelector | None) -> Object:
     if selector is None:
         return {}
-    found: Object = {}
+    result: Object = {}
     if selector.required:
         term = {"matchExpressions": [_in(*pair) for pair in selector.required.items()]}
-        found["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": [term]}
+        result["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": [term]}
     if selector.preferred:
         weights = selector.weights or (100,) * len(selector.preferred)
         pairs = zip(weights, selector.preferred.items(), strict=False)
-        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
+        result["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {"weight": weight, "preference": {"matchExpressions": [_in(*pair)]}}
             for weight, pair in pairs
         ]
-    return found
+    return result
 
 
 def _in(key: str, values: Any) -> Object:

@@ -155,13 +155,13 @@ def parse_pytorchjob(content: Any) -> Parsed:
     if not isinstance(spec, Mapping):
         report.required("spec")
         return Parsed(blank_record(PyTorchJobSpec), tuple(report.problems))
-    found = read_record(PyTorchJobSpec, spec, "spec", report)
-    _check_name(content, found, report)
-    _check_replicas(found, report)
-    _check_elastic(found, report)
+    py_torch_job = read_record(PyTorchJobSpec, spec, "spec", report)
+    _check_name(content, py_torch_job, report)
+    _check_replicas(py_torch_job, report)
+    _check_elastic(py_torch_job, report)
     for problem in resume_problems(_annotations(content)):
         report.warn(problem)
-    return Parsed(found, tuple(report.problems), tuple(report.warnings))
+    return Parsed(py_torch_job, tuple(report.problems), tuple(report.warnings))
 
 
 def _check_name(content: Mapping[str, Any], spec: PyTorchJobSpec, report: Report) -> None:
@@ -226,6 +226,6 @@ def _check_elastic(spec: PyTorchJobSpec, report: Report) -> None:
 
 def _annotations(content: Mapping[str, Any]) -> Mapping[str, str]:
     metadata = content.get("metadata")
-    found = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-    listed = found if isinstance(found, Mapping) else {}
+    result = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    listed = result if isinstance(result, Mapping) else {}
     return {str(key): str(value) for key, value in listed.items()}

@@ -67,7 +67,9 @@ class PyTorchJobStatus:
 
     def has(self, type: str) -> bool:
         """True if the condition is true."""
-        return any(one.type == type and one.status == "True" for one in self.conditions)
+        return any(
+            condition.type == type and condition.status == "True" for condition in self.conditions
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -77,8 +79,8 @@ class PyTorchJobStatus:
 
 def status_from(content: Any) -> PyTorchJobStatus:
     """Return the status of an object; empty if it has none."""
-    found = content if isinstance(content, Mapping) else {}
-    return read_record(PyTorchJobStatus, found, "status", Report())
+    result = content if isinstance(content, Mapping) else {}
+    return read_record(PyTorchJobStatus, result, "status", Report())
 
 
 def status_to(status: PyTorchJobStatus) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def status_to(status: PyTorchJobStatus) -> dict[str, Any]:
     replicas = written.get("replicaStatuses") or {}
     counts = dict.fromkeys(("active", "succeeded", "failed"))
     written["replicaStatuses"] = {
-        replica: None if one is None else {**counts, **{k: v for k, v in one.items() if v}}
-        for replica, one in {**dict.fromkeys(r.value for r in Replica), **replicas}.items()
+        replica: None if item is None else {**counts, **{k: v for k, v in item.items() if v}}
+        for replica, item in {**dict.fromkeys(r.value for r in Replica), **replicas}.items()
     }
     return {"startTime": None, "completionTime": None, **written}

@@ -49,8 +49,8 @@ class InstanceType:
     def resources(self) -> dict[str, str]:
         """Return other resources that pods may request, besides the GPUs; as Kubernetes
         quantities."""
-        found = {EFA: self.efa, NEURON: self.neuron}
-        return {name: str(count) for name, count in found.items() if count}
+        result = {EFA: self.efa, NEURON: self.neuron}
+        return {name: str(count) for name, count in result.items() if count}
 
     @property
     def capacity(self) -> dict[str, str]:
@@ -65,20 +65,20 @@ def read_instance_types(text: str) -> dict[str, InstanceType]:
         decoded = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"instance types: {error}") from error
-    report, found = Report(), {}
+    report, result = Report(), {}
     for name, value in decoded.get("types", {}).items():
-        found[name] = read_record(InstanceType, value, f"types.{name}", report)
+        result[name] = read_record(InstanceType, value, f"types.{name}", report)
     if report.problems:
-        raise SpecError("instance types: " + "; ".join(str(one) for one in report.problems))
-    return found
+        raise SpecError("instance types: " + "; ".join(str(problem) for problem in report.problems))
+    return result
 
 
 def instance_type(types: Mapping[str, InstanceType], name: str) -> InstanceType:
     """Return the type of a name. Raises SpecError, which names similar ones, if the table has
     none."""
-    found = types.get(name)
-    if found is not None:
-        return found
+    kind = types.get(name)
+    if kind is not None:
+        return kind
     if f"ml.{name}" in types:
         raise SpecError(f"instance type {name} is not known; write it as ml.{name}")
     similar = difflib.get_close_matches(name, types, SIMILAR_MAX)

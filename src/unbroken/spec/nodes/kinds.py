@@ -64,12 +64,12 @@ Record = TypeVar("Record")
 
 def _part(record: type[Record], content: Any, part: str) -> tuple[Record, tuple[Problem, ...]]:
     report = Report()
-    found = content.get(part) if isinstance(content, Mapping) else None
-    if not isinstance(found, Mapping):
-        if found is not None:
-            report.invalid(part, found, "must be an object")
+    result = content.get(part) if isinstance(content, Mapping) else None
+    if not isinstance(result, Mapping):
+        if result is not None:
+            report.invalid(part, result, "must be an object")
         return blank_record(record), tuple(report.problems)
-    return read_record(record, found, part, report), tuple(report.problems)
+    return read_record(record, result, part, report), tuple(report.problems)
 
 
 CLUSTER = OwnKind("Cluster", "clusters", "ubc", ClusterSpec, ClusterStatus)

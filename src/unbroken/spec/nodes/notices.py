@@ -235,8 +235,8 @@ first."""
 
 def find_notice(node: NodeFacts) -> Notice | None:
     """Return the most urgent notice on a node; None: there is none."""
-    found = [notice for kind in NOTICES if (notice := _find(kind, node)) is not None]
-    return min(found, key=_urgency, default=None)
+    notices = [notice for kind in NOTICES if (notice := _find(kind, node)) is not None]
+    return min(notices, key=_urgency, default=None)
 
 
 def _urgency(notice: Notice) -> tuple[bool, float]:
@@ -267,8 +267,8 @@ def _read(kind: NoticeKind, node: NodeFacts) -> tuple[str | None, float | None]:
         case Where.ANNOTATION:
             return node.annotations.get(kind.key), None
         case Where.CONDITION:
-            found = node.conditions.get(kind.key)
-            return (None, None) if found is None else (found.status, found.since)
+            condition = node.conditions.get(kind.key)
+            return (None, None) if condition is None else (condition.status, condition.since)
 
 
 def _time(clock: Clock, value: str) -> float | None:

@@ -70,8 +70,8 @@ class NodeProvider(StrEnum):
 
 def health_of(labels: Mapping[str, str]) -> str:
     """Return the value of a node's label `node-health-status`, in today's words; empty: none."""
-    found = labels.get(HEALTH, "")
-    return OLDER_HEALTH.get(found, found)
+    label = labels.get(HEALTH, "")
+    return OLDER_HEALTH.get(label, label)
 
 
 def instance_type_of(labels: Mapping[str, str]) -> str:

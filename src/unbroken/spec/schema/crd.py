@@ -316,15 +316,15 @@ def _record(record: type, *, has_defaults: bool = True) -> Schema:
     texts = TEXTS[record.__name__]
     properties = {}
     for field in fields_of(record):
-        found = _schema(field.shape, has_defaults)
+        result = _schema(field.shape, has_defaults)
         if field.name == "template" and record is ReplicaSpec:
-            found = dict(TEMPLATE)
+            result = dict(TEMPLATE)
         if has_defaults and field.name not in NO_DEFAULT:
-            found |= _default(field)
+            result |= _default(field)
         if field.name in texts:
-            found["description"] = texts[field.name]
-        found |= _rules(RULES.get((record, field.name), {}))
-        properties[field.key] = found
+            result["description"] = texts[field.name]
+        result |= _rules(RULES.get((record, field.name), {}))
+        properties[field.key] = result
     required = [field.key for field in fields_of(record) if field.default is None]
     return {**_object(properties, required), **_rules(RULES.get((record, ""), {}))}
 
@@ -347,10 +347,10 @@ def _schema(shape: Shape, has_defaults: bool) -> Schema:
             return _number(shape)
         case Base.LIST:
             assert shape.item is not None
-            found = {"type": "array", "items": _schema(shape.item, has_defaults)}
+            result = {"type": "array", "items": _schema(shape.item, has_defaults)}
             if shape.item.of is ReplicaSpec:
-                found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-            return {**found, **_bounds(shape, "Items")}
+                result |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+            return {**result, **_bounds(shape, "Items")}
         case Base.STRING if shape.limits.is_int_or_string:
             return {"x-kubernetes-int-or-string": True}
         case Base.STRING:
@@ -361,12 +361,12 @@ def _schema(shape: Shape, has_defaults: bool) -> Schema:
 
 
 def _number(shape: Shape) -> Schema:
-    found: Schema = {"type": shape.base.value}
+    result: Schema = {"type": shape.base.value}
     if shape.base is Base.INTEGER:
-        found["format"] = "int32" if shape.limits.maximum == INT_MAX else "int64"
+        result["format"] = "int32" if shape.limits.maximum == INT_MAX else "int64"
     if shape.limits.minimum is not None:
-        found["minimum"] = shape.limits.minimum
-    return found
+        result["minimum"] = shape.limits.minimum
+    return result
 
 
 def _bounds(shape: Shape, of: str) -> Schema:

@@ -110,8 +110,8 @@ def shape(hint: Any, limits: Limits = Limits()) -> Shape:
     """Return the shape of a type hint; `X | None` is the same as X, for null means absent."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found = next((a for a in arguments[1:] if isinstance(a, Limits)), limits)
-        return shape(arguments[0], found)
+        result = next((a for a in arguments[1:] if isinstance(a, Limits)), limits)
+        return shape(arguments[0], result)
     if origin in (Union, types.UnionType):
         return shape(next(a for a in arguments if a is not type(None)), limits)
     if origin is tuple:

@@ -30,7 +30,7 @@ def read_record(record: type[Record], value: Any, path: str, report: Report) -> 
     for key in value:
         if key not in known and value[key] is not None:
             report.unknown(path, str(key), known)
-    found = {}
+    result = {}
     for field in fields:
         place, given = below(path, field.key), value.get(field.key)
         if given is None and field.default is None:
@@ -38,8 +38,8 @@ def read_record(record: type[Record], value: Any, path: str, report: Report) -> 
         usable = BAD if given is None else _read(field.shape, given, place, report)
         if usable is BAD:
             usable = field.default() if field.default is not None else _blank(field.shape)
-        found[field.name] = usable
-    return record(**found)
+        result[field.name] = usable
+    return record(**result)
 
 
 def blank_record(record: type[Record]) -> Record:
@@ -72,14 +72,14 @@ def _read(shape: Shape, value: Any, path: str, report: Report) -> Any:
             report.unsupported(path, value, choices)
             return BAD
         case Base.RECORD | Base.LIST:
-            found = BAD
+            result = BAD
         case _:
-            found = READERS[shape.base](value)
-    if found is BAD:
+            result = READERS[shape.base](value)
+    if result is BAD:
         report.invalid(path, value, f"must be {WANTED[shape.base]}")
-    elif not _is_within(shape.limits, found, path, report):
-        found = BAD
-    return found
+    elif not _is_within(shape.limits, result, path, report):
+        result = BAD
+    return result
 
 
 def _items(shape: Shape, values: Any, path: str, report: Report) -> Any:
@@ -90,15 +90,15 @@ def _items(shape: Shape, values: Any, path: str, report: Report) -> Any:
         return BAD
     if len(values) < least:
         report.required(path, f"at least {least} needed")
-    found = []
+    result = []
     for index, value in enumerate(values):
         place = f"{path}[{index}]"
         if value is None:
             report.required(place)
         item = BAD if value is None else _read(shape.item, value, place, report)
         # An unusable item keeps its place, so that later problems name the right ones.
-        found.append(_blank(shape.item) if item is BAD else item)
-    return tuple(found)
+        result.append(_blank(shape.item) if item is BAD else item)
+    return tuple(result)
 
 
 def _is_within(limits: Limits, value: Any, path: str, report: Report) -> bool:

@@ -50,5 +50,5 @@ def encoded(message: dict[str, Any]) -> bytes:
 
 def decoded(data: bytes) -> dict[str, Any]:
     """Return the message in a line. Raises ValueError if it is no JSON."""
-    found: dict[str, Any] = json.loads(data)
-    return found
+    result: dict[str, Any] = json.loads(data)
+    return result

@@ -121,10 +121,10 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _systems() -> dict[int, str]:
     """Return the type of file system, by device (proc_pid_mountinfo(5))."""
-    found = {}
+    result = {}
     with open("/proc/self/mountinfo") as lines:
         for line in lines:
             before, _, after = line.partition(" - ")
             major, _, minor = before.split()[2].partition(":")
-            found[os.makedev(int(major), int(minor))] = after.split()[0]
-    return found
+            result[os.makedev(int(major), int(minor))] = after.split()[0]
+    return result

@@ -137,9 +137,9 @@ class Importer:
 
     def _remember(self, file: str | None) -> None:
         if file and file not in self.files:
-            found = state(file)
-            if found is not None:
-                self.files[file] = found
+            result = state(file)
+            if result is not None:
+                self.files[file] = result
 
 
 def first_of(directory: str | None, names: Sequence[str]) -> str | None:
@@ -161,14 +161,14 @@ def first_of(directory: str | None, names: Sequence[str]) -> str | None:
 
 def _roots() -> tuple[str, ...]:
     # The package `unbroken` may be installed from anywhere.
-    found = [os.path.dirname(os.__file__), __file__.rpartition("/worker/")[0]]
+    result = [os.path.dirname(os.__file__), __file__.rpartition("/worker/")[0]]
     site: ModuleType | None = sys.modules.get("site")
     if site is not None:
-        found += site.getsitepackages()
+        result += site.getsitepackages()
         if site.ENABLE_USER_SITE:
-            found += [site.getusersitepackages()]
-    found += [os.path.dirname(path) for path in sys.path if path.endswith("/lib-dynload")]
-    return tuple({spelt + "/" for path in found for spelt in (path, os.path.realpath(path))})
+            result += [site.getusersitepackages()]
+    result += [os.path.dirname(path) for path in sys.path if path.endswith("/lib-dynload")]
+    return tuple({spelt + "/" for path in result for spelt in (path, os.path.realpath(path))})
 
 
 def _watched(read: Callable[[str, str | None], None]) -> type:

@@ -55,7 +55,7 @@ def _collect() -> None:
 
     module = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
-    models = (one for one in gc.get_objects() if kind and issubclass(type(one), kind))
+    models = (item for item in gc.get_objects() if kind and issubclass(type(item), kind))
     groups = [vars(model).get("process_group") for model in models]
     gc.collect()
     groups.clear()
@@ -78,12 +78,12 @@ def unbind(c10d: ModuleType) -> None:
     """Replace groups that are defaults of functions by None, the value of the group at that
     time."""
     for module in filter(None, map(sys.modules.get, KEEPERS)):
-        for one in vars(module).values():
-            _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)
+        for var in vars(module).values():
+            _unbind(getattr(var, "__init__", var) if isinstance(var, type) else var, c10d)
 
 
 def _unbind(function: Any, c10d: ModuleType) -> None:
     given = getattr(function, "__defaults__", None) or ()
-    if any(isinstance(one, c10d.ProcessGroup) for one in given):
-        kept = (None if isinstance(one, c10d.ProcessGroup) else one for one in given)
+    if any(isinstance(item, c10d.ProcessGroup) for item in given):
+        kept = (None if isinstance(item, c10d.ProcessGroup) else item for item in given)
         function.__defaults__ = tuple(kept)

@@ -80,10 +80,10 @@ def _python_threads() -> list[str]:
 
 def _processes() -> str | None:
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    pid = "" if found is None else f" {found.si_pid}"
+    pid = "" if result is None else f" {result.si_pid}"
     return f"has started a process{pid}"
 
 
@@ -97,11 +97,11 @@ def cuda() -> str | None:
 
 
 def _open_files() -> list[tuple[int, str]]:
-    found = []
+    result = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            found += [(int(name), os.readlink(f"/proc/self/fd/{name}"))]
+            result += [(int(name), os.readlink(f"/proc/self/fd/{name}"))]
         except OSError:
             # The descriptor of the directory itself.
             continue
-    return found
+    return result

@@ -97,10 +97,10 @@ class _Template:
 
     def _become(self, pair: int) -> tuple[int, list[str]]:
         size, learnt = self._warm.MESSAGE_BYTES_MAX, self._warm.LEARNT_VARIABLE
-        found: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size, learnt)
+        result: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size, learnt)
         if learnt in os.environ:
             self._learning.learn(learnt)
-        return found
+        return result
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         message, descriptors = self._agent.receive(self._warm.MESSAGE_BYTES_MAX)
@@ -186,7 +186,7 @@ class _Template:
         """Return a module beside the program that appeared after another of its name was
         imported."""
         builtin = sys.builtin_module_names
-        names = [one for one in sys.modules if "." not in one and one not in builtin]
+        names = [module for module in sys.modules if "." not in module and module not in builtin]
         hidden = self._imports.first_of(self._front, [n for n in names if n not in self._shown])
         return hidden and f"{self._front}/{hidden}"
 
@@ -244,14 +244,14 @@ def _fork_once(tell: int, danger: Callable[[], str | None]) -> int:
 def _reserve() -> list[int]:
     """Occupy the free numbers. A file that is open there is the agent's lease; each worker has its
     own."""
-    found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) in RESERVED]
+    result = [int(name) for name in os.listdir("/proc/self/fd") if int(name) in RESERVED]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
     while number in RESERVED:
-        found += [number]
+        result += [number]
         number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
     os.close(number)
-    return sorted({*found, nothing})
+    return sorted({*result, nothing})
 
 
 def _contents(fd: int) -> bytes:

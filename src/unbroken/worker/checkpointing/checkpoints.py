@@ -173,13 +173,13 @@ class Checkpoints:
             if self._is_bad(name, group):
                 continue
             # Each rank reports its own error; if one rank cannot load, none has loaded.
-            found = self._load(name, group, given)
-            results = group.gather(found if isinstance(found, str) else "")
+            result = self._load(name, group, given)
+            results = group.gather(result if isinstance(result, str) else "")
             errors = [f"rank {rank}: {one}" for rank, one in enumerate(results) if one]
-            if not errors and not isinstance(found, str):
+            if not errors and not isinstance(result, str):
                 self._is_heir = True
                 self._rhythm.began_at = monotonic()
-                return found
+                return result
             failure = f"{name} cannot be loaded: {errors[0]}"
             log.warning("checkpoint not loaded", file=self._directory.path, error=failure)
         if failure:
@@ -310,17 +310,17 @@ class Checkpoints:
 
     def _readable(self, group: Peers) -> list[Name]:
         """Return the checkpoints that this rank could load."""
-        found = []
+        names = []
         for name in self._directory.complete():
             try:
                 manifest = self._directory.manifest(name)
             except ValueError:
-                found.append(name)  # all ranks will find it bad
+                names.append(name)  # all ranks will find it bad
                 continue
             same = manifest.world_size == group.world_size and group.rank in manifest.ranks
             if self._shared or same:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def _is_bad(self, name: Name, group: Peers) -> bool:
         problems = group.gather(self._examine(name, group))
@@ -372,8 +372,8 @@ class Checkpoints:
             return str(error) or repr(error)
 
     def _offer(self, name: Name, group: Peers, given: Objects, plan: list[Any]) -> _Offer:
-        digest, found = self._staged.plan(given.sharded()) if not self._is_busy() else (b"", None)
-        plan.append(found)
+        digest, result = self._staged.plan(given.sharded()) if not self._is_busy() else (b"", None)
+        plan.append(result)
         obstacle, newest = "", None
         if self._is_busy():
             obstacle = "the one before is still being written"

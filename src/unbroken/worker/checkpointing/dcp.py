@@ -64,12 +64,12 @@ def planner() -> Any:
     class Planner(base):  # type: ignore[misc, valid-type]
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
             name = read_item.dest_index.fqn
-            found = load_plain(value, name)
+            plain = load_plain(value, name)
             if self.flatten_state_dict:
                 nested = checkpoint_module("_nested_dict")
-                nested.set_element(self.original_state_dict, self.mappings[name], found)
+                nested.set_element(self.original_state_dict, self.mappings[name], plain)
             else:
-                self.state_dict[name] = found
+                self.state_dict[name] = plain
 
     return Planner()
 
@@ -97,7 +97,7 @@ def _allowed() -> AbstractContextManager[Any]:
     core = import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
     kinds = [type(numpy.dtype(code)) for code in "?bhilqBHILQefdFD"]
     made = [core.multiarray._reconstruct, core.multiarray.scalar]
-    older = [(one, f"numpy.core.multiarray.{one.__name__}") for one in made]
+    older = [(item, f"numpy.core.multiarray.{item.__name__}") for item in made]
     found: AbstractContextManager[Any] = safe_globals(
         [numpy.ndarray, numpy.dtype, *made, *older, *kinds]
     )
@@ -129,9 +129,9 @@ def _odd(value: Any, plain: tuple[type, ...]) -> tuple[str, Any] | None:
     else:
         is_plain = kind in plain or isinstance(value, plain[-1]) or _is_number(value)
         return None if is_plain else ("", value)
-    for key, one in parts:
-        if type(one) not in _PLAIN and (found := _odd(one, plain)) is not None:
-            return (f"{key}.{found[0]}" if found[0] else f"{key}"), found[1]
+    for key, item in parts:
+        if type(item) not in _PLAIN and (result := _odd(item, plain)) is not None:
+            return (f"{key}.{result[0]}" if result[0] else f"{key}"), result[1]
     return None
 
 
@@ -148,16 +148,16 @@ def read_metadata(path: Path) -> Any:
         data = path.read_bytes()
         if len(data) > METADATA_BYTES_MAX:
             raise ValueError(f"{len(data)} bytes, more than {METADATA_BYTES_MAX}")
-        found = load(data, _names(), METADATA_OPCODES_MAX)
-        if type(found) is not metadata.Metadata:
+        result = load(data, _names(), METADATA_OPCODES_MAX)
+        if type(result) is not metadata.Metadata:
             raise ValueError("it is no Metadata")
-        for info in found.storage_data.values():
+        for info in result.storage_data.values():
             if not info.relative_path.endswith(".distcp") or "/" in info.relative_path:
                 raise ValueError(f"it names the file {info.relative_path!r}")
     except (AttributeError, OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    found.storage_meta = metadata.StorageMeta()
-    return found
+    result.storage_meta = metadata.StorageMeta()
+    return result
 
 
 @cache
@@ -169,7 +169,7 @@ def _names() -> dict[tuple[str, str], Any]:
         metadata.ChunkStorageMetadata, metadata.MetadataIndex, metadata.StorageMeta,
         checkpoint_module("filesystem")._StorageInfo,
     )  # fmt: skip
-    layouts = {str(one): one for one in vars(torch).values() if isinstance(one, torch.layout)}
+    layouts = {str(var): var for var in vars(torch).values() if isinstance(var, torch.layout)}
     properties = metadata.TensorProperties
     encoding = metadata._MEM_FORMAT_ENCODING
     path = Known(lambda *parts: _Path("/".join(map(str, parts))), _Path, lambda *_: None)
@@ -183,8 +183,8 @@ def _names() -> dict[tuple[str, str], Any]:
         ("torch.serialization", "_get_layout"): Known(layouts.__getitem__),
         ("collections", "OrderedDict"): Known(OrderedDict),
         **{
-            ("torch", name): one for name, one in vars(torch).items()
-            if isinstance(one, torch.dtype)
+            ("torch", name): var for name, var in vars(torch).items()
+            if isinstance(var, torch.dtype)
         },
         **{
             (module, kind): path for module in ("pathlib", "pathlib._local")

@@ -102,11 +102,11 @@ class Directory:
 
     def claims(self) -> list[Claim]:
         """Return the newest readable claims, oldest first."""
-        found = []
+        claims = []
         for number in self._claimed()[-_CLAIMS:]:
             with suppress(OSError, ValueError, TypeError):
-                found.append(Claim(**json.loads(self._claim(number).read_bytes())))
-        return found
+                claims.append(Claim(**json.loads(self._claim(number).read_bytes())))
+        return claims
 
     def newest_claim(self) -> int:
         """Return the number of the newest attempt; -1: there is none."""
@@ -161,9 +161,9 @@ class Directory:
         """Return the expected contents of a checkpoint. Raises ValueError if they cannot be
         known."""
         try:
-            found = json.loads((self.path / str(name) / MANIFEST).read_bytes())
-            files = tuple(File(**file) for file in found.pop("files"))
-            manifest = Manifest(**{**found, "ranks": tuple(found["ranks"]), "files": files})
+            result = json.loads((self.path / str(name) / MANIFEST).read_bytes())
+            files = tuple(File(**file) for file in result.pop("files"))
+            manifest = Manifest(**{**result, "ranks": tuple(result["ranks"]), "files": files})
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError) as error:
             raise ValueError(f"{MANIFEST} cannot be read ({error!r})") from error
         if (manifest.step, manifest.attempt) != (name.step, name.attempt):
@@ -191,8 +191,8 @@ class Directory:
         shutil.rmtree(self.unfinished(name), ignore_errors=True)
 
     def _is_mine(self, entry: str) -> bool:
-        found = parse(entry)
-        return bool(found and found[0].attempt == self.attempt)
+        result = parse(entry)
+        return bool(result and result[0].attempt == self.attempt)
 
     def _delete(self, entry: str) -> None:
         doomed = self.path / entry

@@ -33,18 +33,18 @@ class Name:
 
 def parse(text: str) -> tuple[Name, str] | None:
     """Return the name and its suffix; None: the entry does not match the format exactly."""
-    found = _PATTERN.fullmatch(text)
-    if found is None:
+    match = _PATTERN.fullmatch(text)
+    if match is None:
         return None
-    name, suffix = Name(int(found[2]), int(found[1])), found[3] or ""
+    name, suffix = Name(int(match[2]), int(match[1])), match[3] or ""
     return (name, suffix) if text == f"{name}{suffix}" else None
 
 
 def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) -> list[Name]:
     """Return the names that count for an attempt, newest first."""
-    found = [parsed for entry in entries if (parsed := parse(entry)) and not parsed[1]]
+    result = [parsed for entry in entries if (parsed := parse(entry)) and not parsed[1]]
     return sorted(
-        (name for name, _ in found if name.attempt == attempt or str(name) in inherited),
+        (name for name, _ in result if name.attempt == attempt or str(name) in inherited),
         reverse=True,
     )
 
@@ -73,7 +73,7 @@ def doomed(
     kept = {name for at, name in enumerate(counting) if at < retention.keep or name >= safe}
     kept |= {name for name in counting if retention.spares(name)}
     newest = max(counting, default=Name(-1, -1))
-    found = []
+    result = []
     for entry in entries:
         name, suffix = parse(entry) or (None, BAD)
         if name is None or suffix == BAD or name.attempt > attempt:
@@ -81,5 +81,5 @@ def doomed(
         # The checkpoint that this attempt is writing is newer than all complete ones.
         is_left = suffix == UNFINISHED and (name.attempt < attempt or name < newest)
         if is_left or suffix == TRASH or (not suffix and name not in kept):
-            found.append(entry)
-    return found
+            result.append(entry)
+    return result

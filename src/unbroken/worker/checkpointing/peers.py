@@ -42,13 +42,13 @@ class Peers:
         if self.world_size == 1:
             return [value]
         known = [*EXCHANGED.values(), *forms]
-        found: list[T] = []
+        result: list[T] = []
         for rank, data in enumerate(_all_gathered(encode(value, forms=known), self.world_size)):
             try:
-                found.append(decode(data, forms=known))
+                result.append(decode(data, forms=known))
             except ValueError as error:
                 raise WorldError(f"rank {rank} has sent a malformed message: {error}") from None
-        return found
+        return result
 
     def together(self, act: Callable[[], T]) -> list[T]:
         """Call a function on every rank; an error on one is raised on all."""
@@ -66,7 +66,7 @@ class Peers:
         for rank, (failed, is_over, text, _) in enumerate(told):
             if failed:
                 raise (Superseded if is_over else CheckpointError)(f"rank {rank}: {text}")
-        return [one for _, _, _, one in told]
+        return [item for _, _, _, item in told]
 
 
 def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
@@ -76,17 +76,17 @@ def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
     own = torch.tensor([len(data)], dtype=torch.int64, device=where)
     sizes = [torch.zeros_like(own) for _ in range(world_size)]
     dist.all_gather(sizes, own)
-    lengths = [int(one.item()) for one in sizes]
+    lengths = [int(size.item()) for size in sizes]
     longest = max(lengths)
     if min(lengths) < 0 or longest * world_size > MESSAGES_BYTES_MAX:
         raise WorldError(f"messages of {longest} bytes from {world_size} ranks are too large")
     padded = bytearray(data.ljust(longest, b"\0"))
     own = torch.frombuffer(padded, dtype=torch.uint8).to(where)
-    found = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(found, own)
+    result = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(result, own)
     return [
-        bytes(memoryview(one.cpu().numpy())[:length])
-        for one, length in zip(found, lengths, strict=True)
+        bytes(memoryview(item.cpu().numpy())[:length])
+        for item, length in zip(result, lengths, strict=True)
     ]
 
 
@@ -105,8 +105,8 @@ ALONE = Peers(0, 1, (0,))
 
 def peers(is_shared: bool) -> Peers:
     """Return the peers of torch.distributed's default group, which is looked up again each time."""
-    where, found = context(), world()
-    if found is None:
+    where, result = context(), world()
+    if result is None:
         if where.world_size > 1:
             raise CheckpointError(
                 f"this is one of {where.world_size} ranks: call"
@@ -114,10 +114,10 @@ def peers(is_shared: bool) -> Peers:
             )
         return ALONE
     if is_shared:
-        return found
+        return result
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    first = found.rank - where.local_rank
-    return replace(found, members=tuple(range(first, first + local)))
+    first = result.rank - where.local_rank
+    return replace(result, members=tuple(range(first, first + local)))
 
 
 def world() -> Peers | None:

@@ -78,14 +78,14 @@ class Staged:
         has_gpu = torch.cuda.is_available()
         self._values = {}
         for item in self._plans[member].items:
-            found = self._planner.resolve_data(item)
-            if isinstance(found, torch.Tensor):
+            result = self._planner.resolve_data(item)
+            if isinstance(result, torch.Tensor):
                 buffer = self._buffers.get(item.index)
                 if buffer is None:
-                    like = torch.empty_like(found, device="cpu")
+                    like = torch.empty_like(result, device="cpu")
                     buffer = self._buffers[item.index] = like.pin_memory() if has_gpu else like
-                found = buffer.copy_(found, non_blocking=True)
-            self._values[item.index] = found
+                result = buffer.copy_(result, non_blocking=True)
+            self._values[item.index] = result
         if has_gpu:
             torch.cuda.synchronize()
 
@@ -139,38 +139,38 @@ class Objects:
     def sharded(self) -> dict[str, Any]:
         """Return the state of modules and optimizers, named as a single process would name it."""
         state = checkpoint_module("state_dict")
-        found = {
-            name: state.get_model_state_dict(one)
-            if self._is(one, "nn", "Module")
-            else state.get_optimizer_state_dict(self._owner(name, one), one)
-            for name, one in self._tensors().items()
+        result = {
+            name: state.get_model_state_dict(item)
+            if self._is(item, "nn", "Module")
+            else state.get_optimizer_state_dict(self._owner(name, item), item)
+            for name, item in self._tensors().items()
         }
-        complain_of_odd(found)
-        return found
+        complain_of_odd(result)
+        return result
 
     def load_sharded(self, place: Path) -> None:
         """Load the state in place."""
-        found, state = self.sharded(), checkpoint_module("state_dict")
+        result, state = self.sharded(), checkpoint_module("state_dict")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             try:
                 # Each rank reads what it needs; whether all could is agreed afterwards.
                 checkpoint_module("state_dict_loader").load(
-                    found, storage_reader=reader(place), planner=planner(), no_dist=True
+                    result, storage_reader=reader(place), planner=planner(), no_dist=True
                 )
             except checkpoint_module("api").CheckpointException as error:
                 # Torch's class is no Exception, and its text is a traceback.
                 raise CheckpointError(_reason(error)) from error
-        for name, one in self._tensors().items():
-            if self._is(one, "nn", "Module"):
-                state.set_model_state_dict(one, found[name])
+        for name, item in self._tensors().items():
+            if self._is(item, "nn", "Module"):
+                state.set_model_state_dict(item, result[name])
             else:
-                state.set_optimizer_state_dict(self._owner(name, one), one, found[name])
+                state.set_optimizer_state_dict(self._owner(name, item), item, result[name])
 
     def own(self, rng: bool, extra: Mapping[str, Any] | None) -> bytes:
         """Return the state that only this rank has."""
         return packed({
-            "objects": {name: one.state_dict() for name, one in self._others().items()},
+            "objects": {name: other.state_dict() for name, other in self._others().items()},
             "rng": generators() if rng else None,
             "extra": dict(extra or {}),
         })  # fmt: skip
@@ -184,10 +184,10 @@ class Objects:
             content = load_plain(older, str(older))
         else:
             content = unpacked(path, self.given)
-        for name, one in self._others().items():
+        for name, other in self._others().items():
             if name not in content["objects"]:
                 raise CheckpointError(f"{path} has no {name!r}")
-            one.load_state_dict(content["objects"][name])
+            other.load_state_dict(content["objects"][name])
         if content["rng"] is not None:
             seed(content["rng"])
         extra: dict[str, Any] = content["extra"]
@@ -195,18 +195,18 @@ class Objects:
 
     def _tensors(self) -> dict[str, Any]:
         return {
-            name: one
-            for name, one in self.given.items()
-            if self._is(one, "nn", "Module") or self._is(one, "optim", "Optimizer")
+            name: item
+            for name, item in self.given.items()
+            if self._is(item, "nn", "Module") or self._is(item, "optim", "Optimizer")
         }
 
     def _others(self) -> dict[str, Any]:
         tensors = self._tensors()
-        others = {name: one for name, one in self.given.items() if name not in tensors}
-        for name, one in others.items():
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+        others = {name: item for name, item in self.given.items() if name not in tensors}
+        for name, other in others.items():
+            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise CheckpointError(
-                    f"{name} is a {type(one).__name__}, without state_dict() and"
+                    f"{name} is a {type(other).__name__}, without state_dict() and"
                     " load_state_dict(): give plain values as `extra`"
                 )
         return others
@@ -214,15 +214,15 @@ class Objects:
     def _owner(self, name: str, optimizer: Any) -> Any:
         """Return the module whose parameters the optimizer changes."""
         wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for one in self.given.values():
-            if self._is(one, "nn", "Module") and wanted <= {id(p) for p in one.parameters()}:
-                return one
+        for item in self.given.values():
+            if self._is(item, "nn", "Module") and wanted <= {id(p) for p in item.parameters()}:
+                return item
         raise CheckpointError(f"{name}: no module given beside it holds all of its parameters")
 
     @staticmethod
     def _is(one: object, module: str, kind: str) -> bool:
-        found = getattr(import_module(f"torch.{module}"), kind)
-        return isinstance(one, found)
+        result = getattr(import_module(f"torch.{module}"), kind)
+        return isinstance(one, result)
 
 
 def generators() -> dict[str, Any]:

@@ -173,7 +173,9 @@ def _slice_waits(dist: Any, _interrupt: Interrupt) -> Undo:
 
 def _is_gloos(work: Any) -> bool:
     backends = sys.modules[C10D]._world.pg_backend_config.values()
-    is_gloo = all(one.rpartition(":")[2] == "gloo" for all_ in backends for one in all_.split(","))
+    is_gloo = all(
+        item.rpartition(":")[2] == "gloo" for all_ in backends for item in all_.split(",")
+    )
     return is_gloo and int(work._get_op_type()) in COLLECTIVES
 
 

@@ -381,15 +381,15 @@ def _is_main() -> bool:
 
 def _clear(outcome: object) -> list[BaseException]:
     """Clear the frames of an exception and of all its causes; return these exceptions."""
-    found: dict[int, BaseException] = {}
+    result: dict[int, BaseException] = {}
     todo = [outcome]
     while todo:
         error = todo.pop()
-        if isinstance(error, BaseException) and id(error) not in found:
-            found[id(error)] = error
+        if isinstance(error, BaseException) and id(error) not in result:
+            result[id(error)] = error
             traceback.clear_frames(error.__traceback__)
             todo += [error.__context__, error.__cause__]
-    return [*found.values()]
+    return [*result.values()]
 
 
 def _drop(outcome: object) -> None:

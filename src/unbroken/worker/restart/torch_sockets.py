@@ -99,10 +99,10 @@ class TorchSockets:
     def is_serving(self) -> bool:
         """Tell whether a store's server listens in this process."""
         servers = [store for store in self._stores if not store.hosts]
-        found = _inodes() if servers else {}
+        result = _inodes() if servers else {}
         return any(
             _state(fd, inode) == TCP_LISTEN and _is_owned(fd, inode, servers)
-            for inode, fd in found.items()
+            for inode, fd in result.items()
         )
 
     def shut(self) -> None:
@@ -112,8 +112,8 @@ class TorchSockets:
         Waits for a peer to connect end as well.
         """
         with self._lock:
-            found = _inodes()
-            listeners, gloo = _gloo(found)
+            result = _inodes()
+            listeners, gloo = _gloo(result)
             if self._sizes:
                 self._answer(listeners, max(self._sizes))
             for inode, fd in gloo.items():
@@ -123,7 +123,7 @@ class TorchSockets:
                 _shut(fd, inode, socket.SHUT_RD)
             now = monotonic()
             stores = [s for s in self._stores if s.is_made or now - s.began > CONNECT_SECONDS]
-            for inode, fd in found.items() if stores else ():
+            for inode, fd in result.items() if stores else ():
                 if inode not in gloo and inode not in listeners and _is_owned(fd, inode, stores):
                     _shut(fd, inode, socket.SHUT_RDWR)
 
@@ -158,8 +158,8 @@ def _send(family: int, address: Any, data: bytes) -> None:
 
 def _addresses(host: str) -> frozenset[str]:
     with suppress(OSError):
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return frozenset(_plain(str(address[0])) for *_, address in found)
+        result = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return frozenset(_plain(str(address[0])) for *_, address in result)
     return frozenset({host})
 
 
@@ -173,13 +173,13 @@ def _inodes() -> dict[int, int]:
 
     The number of a descriptor is another socket's as soon as it is closed.
     """
-    found = {}
+    result = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
+                result[status.st_ino] = int(name)
+    return result
 
 
 def _gloo(found: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:

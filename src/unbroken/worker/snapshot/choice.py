@@ -67,10 +67,10 @@ def givers(offers: Sequence[Offer], point: Point) -> dict[int, int]:
     if {len(having)} != _worlds(offers, point) or max(having) >= len(having):
         return {}
     chosen = {}
-    for saver, found in sorted(having.items()):
+    for saver, result in sorted(having.items()):
         # Shards lie in the order of ranks, before and after; ranks of one node take turns.
         likely = saver * len(offers) // len(having)
-        chosen[saver] = likely if likely in found else found[saver % len(found)]
+        chosen[saver] = likely if likely in result else result[saver % len(result)]
     return chosen
 
 
@@ -78,7 +78,9 @@ def lacking(offers: Sequence[Offer], point: Point) -> tuple[int, list[int]]:
     """Return the number of ranks that saved the point, and the ranks whose share is missing
     everywhere."""
     world = max(_worlds(offers, point))
-    there = {saver for one in offers if point in one.shares for saver in one.shares[point].ranks}
+    there = {
+        saver for offer in offers if point in offer.shares for saver in offer.shares[point].ranks
+    }
     return world, [saver for saver in range(world) if saver not in there]
 
 
@@ -121,12 +123,12 @@ def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
 def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:
     """Return pairs of sender and receiver, in the order in which all carry it out; senders take
     turns."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for rank in range(len(offers)):
         givers = sources(offers, rank, point)
         if givers != [rank]:
-            found.append((givers[len(found) % len(givers)], rank))
-    return found
+            result.append((givers[len(result) % len(givers)], rank))
+    return result
 
 
 def ranges(ranks: Iterable[int]) -> str:

@@ -118,8 +118,8 @@ class Copies:
             for piece, tensor in remote:
                 if tensor.numel():
                     # Otherwise the host would conjugate data that have not arrived.
-                    found = tensor.resolve_conj().resolve_neg()
-                    view(memory, piece).copy_(found, non_blocking=True)
+                    result = tensor.resolve_conj().resolve_neg()
+                    view(memory, piece).copy_(result, non_blocking=True)
                     tensor.record_stream(stream)
             # The thread that waits for it must sleep, not spin.
             event = cuda.Event(blocking=True)

@@ -64,12 +64,14 @@ class Outline:
     @property
     def is_sharded(self) -> bool:
         """True if it has parts of tensors."""
-        return any(one.sharding for one in self.pieces)
+        return any(piece.sharding for piece in self.pieces)
 
     def text(self) -> str:
         """Return a text that is equal for all ranks with shards of one state."""
         return repr(
-            self.filled(lambda _, one: repr((one.dtype, one.kind, one.sharding or one.shape)))
+            self.filled(
+                lambda _, piece: repr((piece.dtype, piece.kind, piece.sharding or piece.shape))
+            )
         )
 
 
@@ -85,13 +87,13 @@ class Share:
     def summary(self, name: str) -> tuple[bytes, bool]:
         """Return a summary, equal if ranks had the same apart from shards; and whether there are
         shards."""
-        found, memory = self.outlines[name], memoryview(self.slot.memory)
-        whole = [one for one in found.pieces if not one.sharding]
-        sums = [crc32(memory[one.at : one.at + size_of(one)]) for one in whole]
-        for one in found.pieces:
-            if one.sharding and box(one.sharding, self.header.rank)[1] != one.shape:
+        outline, memory = self.outlines[name], memoryview(self.slot.memory)
+        whole = [piece for piece in outline.pieces if not piece.sharding]
+        sums = [crc32(memory[piece.at : piece.at + size_of(piece)]) for piece in whole]
+        for piece in outline.pieces:
+            if piece.sharding and box(piece.sharding, self.header.rank)[1] != piece.shape:
                 raise ValueError(f"{name} is divided in another way than torch.chunk does it")
-        return digest(f"{found.text()} {sums}"), found.is_sharded
+        return digest(f"{outline.text()} {sums}"), outline.is_sharded
 
     def box(self, want: Want) -> Any:
         """Return the piece of it that another rank wants."""
@@ -138,18 +140,18 @@ class Anew(Kept):
 
     def checksum(self) -> str:
         """Return the checksum of all but each rank's own values, and of this rank's shards."""
-        found = 0
+        result = 0
         for name in sorted(self.outlines.keys() - {EXTRA}):
-            found = crc32(self.outlines[name].text().encode(), found)
-        for key, one in sorted(self.tensors.items()):
+            result = crc32(self.outlines[name].text().encode(), result)
+        for key, item in sorted(self.tensors.items()):
             if key[0] != EXTRA:
-                found = summed(local(one), found)
-        return f"{found:08x}"
+                result = summed(local(item), result)
+        return f"{result:08x}"
 
     def _given(self, part: str, number: int) -> Any:
         is_array = self.outlines[part].pieces[number].kind == "array"
-        found = self.tensors[part, number]
-        return found.numpy() if is_array else found
+        result = self.tensors[part, number]
+        return result.numpy() if is_array else result
 
 
 class Division:
@@ -186,10 +188,10 @@ class Division:
         own = {name for name, is_alike in alike.items() if not is_alike}
 
         def told() -> Mapping[int, Mapping[str, Outline]]:
-            found = self._of_mine(lambda share, name: share.outlines[name])
+            result = self._of_mine(lambda share, name: share.outlines[name])
             return {
-                rank: {name: one for name, one in parts.items() if rank == 0 or name in own}
-                for rank, parts in found.items()
+                rank: {name: part for name, part in parts.items() if rank == 0 or name in own}
+                for rank, parts in result.items()
                 if rank < self._world.world_size
             }
 
@@ -220,12 +222,12 @@ class Division:
             if source >= size:
                 anew.missing += (name,)
                 continue
-            anew.outlines[name] = found = outlines[source][name]
-            anew.bodies[name] = found.body
-            for number, piece in enumerate(found.pieces):
+            anew.outlines[name] = outline = outlines[source][name]
+            anew.bodies[name] = outline.body
+            for number, piece in enumerate(outline.pieces):
                 ranks = range(size) if piece.sharding else range(source, source + 1)
                 saved[name, number] = Saved(piece, ranks)
-        parts = {name: one for name, one in snapshot.parts.items() if name not in anew.missing}
+        parts = {name: part for name, part in snapshot.parts.items() if name not in anew.missing}
         meshes = _meshes(parts, anew.outlines, size)
         for key, one in saved.items():
             anew.tensors[key] = _empty(one.piece, meshes)
@@ -261,7 +263,7 @@ class Division:
 
     def _gathered(self, act: Callable[[], Mapping[int, T]]) -> dict[int, T]:
         """Return all senders' values, by old rank."""
-        return {rank: one for found in self._together(act) for rank, one in found.items()}
+        return {rank: one for result in self._together(act) for rank, one in result.items()}
 
     def _together(self, act: Callable[[], T]) -> list[T]:
         def told() -> T:
@@ -282,8 +284,8 @@ def _alike(
     torch = import_module("torch")
     found = {}
     for name, (first, is_sharded) in summaries[0].items():
-        others = [one.get(name, (b"", False))[0] for one in summaries.values()]
-        found[name] = all(one == first for one in others)
+        others = [summary.get(name, (b"", False))[0] for summary in summaries.values()]
+        found[name] = all(other == first for other in others)
         is_one = is_sharded or isinstance(parts.get(name), torch.nn.Module | torch.optim.Optimizer)
         if is_one and not found[name]:
             raise ValueError(
@@ -301,23 +303,23 @@ def _meshes(
     Raises ValueError if it cannot be derived, or is a mesh of some ranks only.
     """
     nn = import_module("torch.nn")
-    found: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
+    result: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
     for name, outline in outlines.items():
-        for one in outline.pieces:
-            if one.sharding:
-                found.setdefault(one.sharding[2], {})
+        for piece in outline.pieces:
+            if piece.sharding:
+                result.setdefault(piece.sharding[2], {})
         if isinstance(parts.get(name), nn.Module):
             live = parts[name].state_dict()
-            for key, saved in outline.filled(lambda _, one: one).items():
+            for key, saved in outline.filled(lambda _, piece: piece).items():
                 mesh = getattr(live.get(key), "device_mesh", None)
                 if isinstance(saved, Piece) and saved.sharding and mesh is not None:
-                    found[saved.sharding[2]][mesh_name(mesh)] = mesh
-    for old, new in found.items():
+                    result[saved.sharding[2]][mesh_name(mesh)] = mesh
+    for old, new in result.items():
         if sorted(old[1]) != list(range(size)):
             raise ValueError(f"it has a mesh of ranks {list(old[1])} only, of {size}")
         if len(new) != 1:
             raise ValueError(f"the model has {len(new)} meshes in place of {old}")
-    return {old: mesh for old, new in found.items() for mesh in new.values()}
+    return {old: mesh for old, new in result.items() for mesh in new.values()}
 
 
 def _empty(piece: Piece, meshes: Mapping[tuple[Any, ...], Any]) -> Any:

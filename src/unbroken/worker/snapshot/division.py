@@ -37,10 +37,10 @@ class Saved:
         """Return all saved boxes and the ranks that have each; several if it was replicated."""
         if not self.piece.sharding:
             return {((0,) * len(self.shape), self.shape): [*self.ranks]}
-        found: dict[Box, list[int]] = {}
+        result: dict[Box, list[int]] = {}
         for rank in self.ranks:
-            found.setdefault(box(self.piece.sharding, rank), []).append(rank)
-        return {one: ranks for one, ranks in found.items() if math.prod(one[1])}
+            result.setdefault(box(self.piece.sharding, rank), []).append(rank)
+        return {one: ranks for one, ranks in result.items() if math.prod(one[1])}
 
 
 @exchanged
@@ -95,18 +95,18 @@ def plan(
     holders = {(name, at): ranks for name, own in boxes.items() for (at, _), ranks in own.items()}
     planner = planners.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, _metadata().Metadata(stored), False)
-    left = {name: local(one).numel() for name, one in targets.items()}
-    found = []
+    left = {name: local(target).numel() for name, target in targets.items()}
+    result = []
     for item in planner.create_local_plan().items:
         index, lengths = item.storage_index, tuple(item.lengths)
         having = holders[index.fqn, tuple(index.offset)]
         source = next((one for one in having if one in near), having[rank % len(having)])
         want = Want(source, names[index.fqn], tuple(item.storage_offsets), lengths)
-        found.append((want, planner.resolve_tensor(item).detach()))
+        result.append((want, planner.resolve_tensor(item).detach()))
         left[index.fqn] -= math.prod(lengths)
     if any(left.values()):
         raise ValueError(f"{next(one for one in left if left[one])} is not there in full")
-    return found
+    return result
 
 
 def _stored(saved: Saved, boxes: Mapping[Box, list[int]]) -> Any:

@@ -54,7 +54,7 @@ def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender
 
 
 def _size(tensors: Sequence[Any]) -> int:
-    return _SUM_BYTES + sum(int(one.nbytes) for one in tensors)
+    return _SUM_BYTES + sum(int(item.nbytes) for item in tensors)
 
 
 def packed(tensors: Sequence[Any]) -> Any:
@@ -63,9 +63,9 @@ def packed(tensors: Sequence[Any]) -> Any:
 
     message = bytearray(_size(tensors))
     body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
-    for one in tensors:
-        body[begin : begin + one.nbytes] = _bytes(one)
-        begin += one.nbytes
+    for item in tensors:
+        body[begin : begin + item.nbytes] = _bytes(item)
+        begin += item.nbytes
     message[begin:] = crc32(memoryview(message)[:begin]).to_bytes(_SUM_BYTES, "little")
     return body
 
@@ -79,11 +79,11 @@ def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
     end = len(message) - _SUM_BYTES
     if crc32(memoryview(message)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(message[end:]):
         return False
-    for one in tensors:
+    for item in tensors:
         # A copy of its own begins at an address that suits any dtype.
-        part = body[begin : begin + one.nbytes].clone()
-        one.copy_(part.view(one.dtype).view(one.shape))
-        begin += one.nbytes
+        part = body[begin : begin + item.nbytes].clone()
+        item.copy_(part.view(item.dtype).view(item.shape))
+        begin += item.nbytes
     return True
 
 
@@ -105,9 +105,9 @@ def _bytes(tensor: Any) -> Any:
 def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
     batch: list[Any] = []
     size = 0
-    for one in tensors:
-        batch.append(one)
-        size += one.nbytes
+    for item in tensors:
+        batch.append(item)
+        size += item.nbytes
         if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0

@@ -33,10 +33,10 @@ def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kep
         raise ValueError(f"it is another job's, or has another name ({header.name!r})")
     if header.rank != rank:
         raise ValueError(f"it is of rank {header.rank}, not {rank}")
-    found = memory[header.structure_at : header.structure_at + header.structure_bytes]
-    if crc32(found) != header.structure_checksum:
+    result = memory[header.structure_at : header.structure_at + header.structure_bytes]
+    if crc32(result) != header.structure_checksum:
         raise ValueError("its structure does not fit its checksum")
-    return parse(bytes(found), memory, snapshot.parts)
+    return parse(bytes(result), memory, snapshot.parts)
 
 
 def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:

@@ -77,18 +77,18 @@ def restore(snapshot: Snapshot) -> Restored | None:
     is_touched = False
     while True:
         point = search.choice()
-        found = search.from_disk(point)
-        if found is None and point is not None:
+        restored = search.from_disk(point)
+        if restored is None and point is not None:
             copy = search.obtained(point)
             if copy is None:
                 continue
             is_touched = True
-            found = search.loaded(copy, point)
-            if found is None:
+            restored = search.loaded(copy, point)
+            if restored is None:
                 continue
-        if found is not None:
-            _tell(snapshot, found, search.replicas)
-            return found
+        if restored is not None:
+            _tell(snapshot, restored, search.replicas)
+            return restored
         if is_touched:
             raise WorldError(
                 "a snapshot could not be loaded in full, and the state is a mixture "
@@ -165,8 +165,8 @@ class _Search:
             self._elsewhere.remove(point)
             self._take(lambda: self._snapshot.fetch(*point))
         mine = self._own.get(point)
-        if mine is not None and (found := faults(mine.kept.memory, mine.header)):
-            self._complain(point, "; ".join(found[:3]))
+        if mine is not None and (result := faults(mine.kept.memory, mine.header)):
+            self._complain(point, "; ".join(result[:3]))
             self._give_up(point)
         if not all(self._world.gather((point in self._own) == had)):
             return None
@@ -188,25 +188,25 @@ class _Search:
             return None
         objects = {name: part for name, part in parts.items() if name != EXTRA}
         try:
-            found = saved.restore_newer(-1 if point is None else point[1], objects)
+            result = saved.restore_newer(-1 if point is None else point[1], objects)
         except CheckpointError as error:
             if point is None or isinstance(error, Superseded):
                 raise
             self._snapshot.complain(f"{error}; memory is taken")
             return None
-        if found is None:
+        if result is None:
             return None
         extra = parts.get(EXTRA)
         if isinstance(extra, dict):
             extra.clear()
-            extra.update(found.extra)
+            extra.update(result.extra)
         return Restored(
-            step=found.step,
+            step=result.step,
             source="disk",
             seconds=perf_counter() - self._began,
-            checksum=found.checksum,
+            checksum=result.checksum,
             attempt=None,
-            extra=found.extra if EXTRA in parts else None,
+            extra=result.extra if EXTRA in parts else None,
         )
 
     def _offer(self) -> None:
@@ -216,17 +216,17 @@ class _Search:
 
     def _find_offers(self) -> None:
         """Ask the agent for the state of all ranks; points that have failed twice are left out."""
-        found: Mapping[Point, Shares] = {}
+        result: Mapping[Point, Shares] = {}
         try:
-            found = self._snapshot.everyone()
+            result = self._snapshot.everyone()
         except UnbrokenError as error:
             self._snapshot.complain(f"nothing can be divided anew: {error}")
         self._shares = {
             point: Shares(
-                one.world_size,
-                tuple(rank for rank in one.ranks if self._failed[rank, point] < TRIES),
+                shares.world_size,
+                tuple(rank for rank in shares.ranks if self._failed[rank, point] < TRIES),
             )
-            for point, one in found.items()
+            for point, shares in result.items()
         }
 
     def _regret(self, choice: Point | None) -> None:
@@ -274,11 +274,11 @@ class _Search:
     def _take(self, look: Callable[[], list[Offered]]) -> None:
         """Add the slots found, as far as their headers and structures can be read."""
         try:
-            found = look()
+            result = look()
         except UnbrokenError as error:
             self._snapshot.complain(f"nothing can be restored: {error}")
             return
-        for slot, source in found:
+        for slot, source in result:
             header = slot.header()
             if header is None:
                 complain_of_version(self._snapshot, slot)
@@ -322,9 +322,9 @@ class _Search:
     def _received(self, sender: int) -> _Copy | None:
         try:
             header, memory = receive(sender)
-            found = faults(memory, header)
-            if found:
-                raise WorldError("; ".join(found[:3]))
+            result = faults(memory, header)
+            if result:
+                raise WorldError("; ".join(result[:3]))
             kept = fitting(self._snapshot, header, memory, sender)
         except (WorldError, ValueError) as error:
             self._snapshot.complain(f"what rank {sender} has sent cannot be used: {error}")
@@ -334,7 +334,9 @@ class _Search:
     def _loaded(self, copy: _Ready, point: Point) -> Restored | None:
         snapshot, is_own = self._snapshot, copy.slot is not None
         try:
-            parts = {name: one for name, one in snapshot.parts.items() if name not in copy.missing}
+            parts = {
+                name: part for name, part in snapshot.parts.items() if name not in copy.missing
+            }
             extra = load(copy.kept, parts, snapshot.has_rng and is_own)
         except Exception:
             # A user's load_state_dict may raise anything: the other ranks wait for the result.
@@ -364,10 +366,10 @@ class _Search:
 
 def _is_sharded(parts: Mapping[str, Any]) -> bool:
     return any(
-        hasattr(one, "device_mesh")
+        hasattr(parameter, "device_mesh")
         for part in parts.values()
         if hasattr(part, "parameters")
-        for one in part.parameters()
+        for parameter in part.parameters()
     )
 
 
@@ -384,8 +386,8 @@ def _checksum(copy: _Copy) -> str:
         else table(memory, header)
     )
     full = (end - BODY_AT) // CHUNK_BYTES
-    found = crc32(sums[: 4 * full], crc32(text.encode()))
-    return f"{crc32(memoryview(memory)[BODY_AT + full * CHUNK_BYTES : end], found):08x}"
+    result = crc32(sums[: 4 * full], crc32(text.encode()))
+    return f"{crc32(memoryview(memory)[BODY_AT + full * CHUNK_BYTES : end], result):08x}"
 
 
 def _tell(snapshot: Snapshot, restored: Restored, replicas: Sequence[int]) -> None:

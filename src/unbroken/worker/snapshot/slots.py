@@ -154,12 +154,12 @@ def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
     told = bytes(view[header.table_at : header.table_at + 4 * header.chunks])
     if crc32(told) != header.table_checksum:
         return ["its table of checksums does not fit its own"]
-    found = table(memory, header)
+    result = table(memory, header)
     return [
         f"chunk {number} of {header.chunks} (bytes {begin} to {end}) does not fit its checksum"
         for number in range(header.chunks)
         for begin, end in [chunk(number, header.body_bytes)]
-        if found[4 * number : 4 * number + 4] != told[4 * number : 4 * number + 4]
+        if result[4 * number : 4 * number + 4] != told[4 * number : 4 * number + 4]
     ]
 
 
@@ -308,14 +308,14 @@ class AgentSlots:
         answer, fds = self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND, everyone=True)
         # An agent of an earlier release reports this rank alone, with descriptors.
         _mapped(fds, len(fds))
-        found: dict[Point, dict[int, set[int]]] = {}
+        result: dict[Point, dict[int, set[int]]] = {}
         for told in answer.get("steps", []):
             if "world_size" in told:
-                ranks = found.setdefault((told["attempt"], told["step"]), {})
+                ranks = result.setdefault((told["attempt"], told["step"]), {})
                 ranks.setdefault(told["world_size"], set()).add(told["rank"])
         return {
             point: Shares(world, tuple(sorted(ranks)))
-            for point, worlds in found.items()
+            for point, worlds in result.items()
             for world, ranks in worlds.items()
         }
 
@@ -323,8 +323,8 @@ class AgentSlots:
         """Return the slot that the agent has of a rank."""
         whose = replace(self._identity, rank=rank)
         message = whose.message(SNAPSHOT_FIND, from_attempt=point[0], step=point[1])
-        found = self._offered(*self._request(message, SNAPSHOT_FOUND))
-        return found[0][0] if found else None
+        result = self._offered(*self._request(message, SNAPSHOT_FOUND))
+        return result[0][0] if result else None
 
     def copies(self) -> list[Point]:
         """Return the points that the agent could get from holders of copies, or holds for others
@@ -347,15 +347,15 @@ class AgentSlots:
     def _offered(self, answer: Mapping[str, Any], fds: list[int]) -> list[Offered]:
         steps = answer.get("steps", [])
         givers = answer.get("from") or [None] * len(steps)
-        found: list[Offered] = []
+        result: list[Offered] = []
         for slot, told, giver in zip(_mapped(fds, len(steps)), steps, givers, strict=True):
             header = slot.header()
             offered = (told.get("attempt"), told.get("step"))
             # Data of a late writer are left out. An unreadable slot is kept, so that it is
             # reported.
             if header is None or (header.attempt, header.step) == offered:
-                found.append((slot, "memory" if giver is None else f"buddy {giver}"))
-        return found
+                result.append((slot, "memory" if giver is None else f"buddy {giver}"))
+        return result
 
     def _ask(
         self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int | bool
@@ -365,12 +365,12 @@ class AgentSlots:
     def _request(
         self, message: Mapping[str, Any], answer: str, seconds: float = ANSWER_SECONDS
     ) -> tuple[Mapping[str, Any], list[int]]:
-        found, fds = self._channel.request(message, answer, seconds=seconds)
-        if "error" in found:
+        result, fds = self._channel.request(message, answer, seconds=seconds)
+        if "error" in result:
             for fd in fds:
                 os.close(fd)
-            raise WorldError(f"the agent refuses {message['type']}: {found['error']}")
-        return found, fds
+            raise WorldError(f"the agent refuses {message['type']}: {result['error']}")
+        return result, fds
 
 
 def _mapped(fds: list[int], expected: int) -> list[Slot]:

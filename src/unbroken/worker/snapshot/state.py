@@ -55,7 +55,7 @@ class State:
     @property
     def is_sharded(self) -> bool:
         """True if any tensor here is a part of one."""
-        return any(one.sharding for one in self.pieces)
+        return any(piece.sharding for piece in self.pieces)
 
     def clear_gaps(self, memory: Any) -> None:
         """Clear the gaps between tensors, where another layout may have left data: equal states
@@ -67,11 +67,11 @@ class State:
 
 def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
     """Return the present state of all parts. Raises SpecError if something in it cannot be kept."""
-    found = {name: _state(part) for name, part in parts.items()}
+    result = {name: _state(part) for name, part in parts.items()}
     if has_rng:
-        found[RNG] = _generators()
+        result[RNG] = _generators()
     try:
-        return collected(found)
+        return collected(result)
     except SpecError as error:
         raise SpecError(f"snapshot: {error}") from None
 
@@ -90,11 +90,11 @@ def collected(found: Mapping[str, Any]) -> State:
                 f"{name}{error.path} holds {error.reason}, which cannot be kept: {ADVICE}"
             ) from None
     end = max(
-        (one.at + tensor.nbytes for one, tensor in zip(pieces, tensors, strict=True)), default=0
+        (piece.at + tensor.nbytes for piece, tensor in zip(pieces, tensors, strict=True)), default=0
     )
     names = {name: sorted(map(str, s)) for name, s in found.items() if isinstance(s, Mapping)}
     return State(
-        structure=encode((bodies, [_row(one) for one in pieces])),
+        structure=encode((bodies, [_row(piece) for piece in pieces])),
         pieces=pieces,
         tensors=tensors,
         payload_bytes=aligned(max(0, end - BODY_AT)),
@@ -156,16 +156,16 @@ def _local(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
     torch = import_module("torch")
 
     sharding: tuple[Any, ...] = ()
-    found = tensor.detach()
+    result = tensor.detach()
     if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
         sharding = (
             tuple(tensor.shape), tuple(tensor.stride()), mesh_name(tensor.device_mesh),
-            tuple(_placement(one) for one in tensor.placements),
+            tuple(_placement(placement) for placement in tensor.placements),
         )  # fmt: skip
-        found = found.to_local()
-    if found.layout is not torch.strided or found.is_quantized or found.is_meta:
+        result = result.to_local()
+    if result.layout is not torch.strided or result.is_quantized or result.is_meta:
         raise NotEncodable("a tensor that is sparse, quantized or has no data")
-    return found, sharding
+    return result, sharding
 
 
 def mesh_name(mesh: Any) -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ class Kept:
     @property
     def is_sharded(self) -> bool:
         """True if any tensor is a part of one."""
-        return any(one.sharding for one in self.pieces)
+        return any(piece.sharding for piece in self.pieces)
 
     def shared(self) -> tuple[str, int]:
         """Return the state that replicas share: all but tensors as a text, and the end of the last
@@ -210,7 +210,7 @@ class Kept:
         names = sorted(self.bodies.keys() - {EXTRA, RNG})
         text = repr([(name, decode(self.bodies[name], hole)) for name in names])
         pieces = [self.pieces[one] for one in numbers]
-        return text, max((one.at + size_of(one) for one in pieces), default=BODY_AT)
+        return text, max((piece.at + size_of(piece) for piece in pieces), default=BODY_AT)
 
     def state(self, part: str, copies: bool) -> Any:
         """Return a part's state; tensors lie in the slot unless copies are requested."""
@@ -218,12 +218,12 @@ class Kept:
 
     def _tensor(self, number: int, copies: bool) -> Any:
         piece = self.pieces[number]
-        found = view(self.memory, piece)
+        result = view(self.memory, piece)
         if copies or piece.kind == "array":
-            found = found.clone()
+            result = result.clone()
         if piece.kind == "array":
-            return found.numpy()
-        return self._sharded(found, piece.sharding) if piece.sharding else found
+            return result.numpy()
+        return self._sharded(result, piece.sharding) if piece.sharding else result
 
     def _sharded(self, local: Any, sharding: tuple[Any, ...]) -> Any:
         if sharding[2] not in self.meshes:
@@ -266,7 +266,7 @@ def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
     try:
         bodies, rows = decode(structure)
         pieces = [_piece(row, len(memory)) for row in rows]
-        if not all(type(one) is bytes for one in bodies.values()):
+        if not all(type(body) is bytes for body in bodies.values()):
             raise ValueError("a part's state is not bytes")
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"its structure cannot be read: {error}") from error
@@ -295,18 +295,18 @@ def _piece(row: Any, end: int) -> Piece:
 
 
 def _are_sizes(found: Any) -> bool:
-    return type(found) is tuple and all(type(one) is int and one >= 0 for one in found)
+    return type(found) is tuple and all(type(item) is int and item >= 0 for item in found)
 
 
 def _meshes(parts: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], Any]]:
     tensors = [
-        one
+        parameter
         for part in parts.values()
         if hasattr(part, "parameters")
-        for one in part.parameters()
-        if hasattr(one, "device_mesh")
+        for parameter in part.parameters()
+        if hasattr(parameter, "device_mesh")
     ]
-    return [(mesh_name(one.device_mesh), one.device_mesh) for one in tensors]
+    return [(mesh_name(item.device_mesh), item.device_mesh) for item in tensors]
 
 
 def difference(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> str:
@@ -317,9 +317,9 @@ def difference(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> str:
     for name, part in parts.items():
         if name == EXTRA:
             continue
-        found = _unlike(name, _state(part), kept.state(name, copies=False))
-        if found:
-            return found
+        result = _unlike(name, _state(part), kept.state(name, copies=False))
+        if result:
+            return result
     return ""
 
 
@@ -334,7 +334,7 @@ def _unlike(path: str, live: Any, kept: Any) -> str:
     if "param_groups" in live:
         here, there = ([len(g["params"]) for g in s["param_groups"]] for s in (live, kept))
         return "" if here == there else f"{path} has groups of {there} in it, {here} here"
-    if not any(isinstance(one, torch.Tensor) for one in live.values()):
+    if not any(isinstance(item, torch.Tensor) for item in live.values()):
         return ""
     other = sorted(map(str, live.keys() ^ kept.keys()))
     if other:
@@ -376,14 +376,14 @@ def load(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> Any:
 def _generators() -> dict[str, Any]:
     torch = import_module("torch")
 
-    found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    result: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found["numpy"] = numpy.random.get_state()
+        result["numpy"] = numpy.random.get_state()
     cuda = torch.cuda
     if cuda.is_initialized():
-        found["cuda"] = cuda.get_rng_state()
-    return found
+        result["cuda"] = cuda.get_rng_state()
+    return result
 
 
 def _set_generators(found: Mapping[str, Any]) -> None:

@@ -83,20 +83,32 @@ class Measured:
 def measured_pairs(results: Iterable[CheckResult]) -> dict[NodePair, Measured]:
     """Return the combined results of both ends of each pair."""
     said: dict[NodePair, list[CheckResult]] = {}
-    for one in results:
-        if one.kind is CheckKind.CONNECTIVITY and one.peer:
-            said.setdefault(edge(one.node, one.peer), []).append(one)
-    return {pair: _measured(found) for pair, found in said.items()}
+    for result in results:
+        if result.kind is CheckKind.CONNECTIVITY and result.peer:
+            said.setdefault(edge(result.node, result.peer), []).append(result)
+    return {pair: _measured(check_results) for pair, check_results in said.items()}
 
 
 def _measured(said: Sequence[CheckResult]) -> Measured:
-    sums = [one.outcome for one in said if one.test == SUM]
-    if any(one.test == RUN for one in said) or not sums or Outcome.UNKNOWN in sums:
+    sums = [check_result.outcome for check_result in said if check_result.test == SUM]
+    if (
+        any(check_result.test == RUN for check_result in said)
+        or not sums
+        or Outcome.UNKNOWN in sums
+    ):
         return Measured()
     if Outcome.FAIL in sums:
         return Measured(is_right=False)
-    speeds = [one.measured for one in said if one.test == BANDWIDTH and one.measured is not None]
-    delays = [one.measured for one in said if one.test == LATENCY and one.measured is not None]
+    speeds = [
+        check_result.measured
+        for check_result in said
+        if check_result.test == BANDWIDTH and check_result.measured is not None
+    ]
+    delays = [
+        check_result.measured
+        for check_result in said
+        if check_result.test == LATENCY and check_result.measured is not None
+    ]
     return Measured(True, min(speeds, default=None), max(delays, default=None))
 
 
@@ -130,7 +142,7 @@ def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
     for pair, seen in _alike(pairs, fleet).items():
         if seen.is_right:
             by_type.setdefault(fleet.types.get(pair[0], ""), {})[pair] = seen
-    usual = {kind: _usual(found) for kind, found in by_type.items() if len(found) >= PAIRS_LEAST}
+    usual = {kind: _usual(result) for kind, result in by_type.items() if len(result) >= PAIRS_LEAST}
     learned = {
         kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
         for kind in {*usual, *fleet.learned}
@@ -175,11 +187,11 @@ def _usual(pairs: Mapping[NodePair, Measured]) -> float:
 
 def _usual_latency(pairs: Mapping[NodePair, Measured]) -> float | None:
     delays: dict[str, float] = {}
-    found = {pair: seen for pair, seen in pairs.items() if seen.is_right}
-    for pair, seen in found.items():
+    result = {pair: seen for pair, seen in pairs.items() if seen.is_right}
+    for pair, seen in result.items():
         for node in pair:
             delays[node] = min(delays.get(node, inf), inf if seen.latency is None else seen.latency)
-    if len(found) < PAIRS_LEAST:
+    if len(result) < PAIRS_LEAST:
         return None
     latency = sorted(delays.values())[(len(delays) - 1) // 2] * LATENCY_TIMES
     return max(latency, LATENCY_LEAST) if latency < inf else None

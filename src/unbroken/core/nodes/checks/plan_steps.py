@@ -32,8 +32,8 @@ def next_steps(
 
     A node that is found at fault is not tested further. Pairs come last, when all nodes are ready.
     """
-    done = {(one.node, one.kind) for one in results if not one.peer}
-    bad = {one.node for one in results if one.outcome is Outcome.FAIL and not one.peer}
+    done = {(result.node, result.kind) for result in results if not result.peer}
+    bad = {result.node for result in results if result.outcome is Outcome.FAIL and not result.peer}
     busy = {node for step in running for node in step.nodes}
     alone = [kind for kind in spec.kinds if kind is not CheckKind.CONNECTIVITY]
     wanted = []
@@ -53,7 +53,7 @@ def _pairs(
     spec: NodeCheckSpec, results: Sequence[CheckResult], bad: Collection[str], fleet: Fleet
 ) -> list[Step]:
     # A node that could not be tested alone cannot meet another either.
-    lost = {one.node for one in results if one.test == RUN and not one.peer}
+    lost = {result.node for result in results if result.test == RUN and not result.peer}
     fit = [node for node in spec.nodes if node not in bad and node not in lost]
     if len(fit) < 2:
         return []
@@ -71,5 +71,7 @@ def total_steps(spec: NodeCheckSpec) -> int:
 
 def steps_done(results: Sequence[CheckResult]) -> int:
     """Return the number of steps with results."""
-    alone = {(one.node, one.kind) for one in results if not one.peer}
-    return len(alone) + len({frozenset((one.node, one.peer)) for one in results if one.peer})
+    alone = {(result.node, result.kind) for result in results if not result.peer}
+    return len(alone) + len(
+        {frozenset((result.node, result.peer)) for result in results if result.peer}
+    )

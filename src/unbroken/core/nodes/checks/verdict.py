@@ -50,7 +50,7 @@ def compare_pairs(
     met: dict[str, dict[str, Measured]] = {}
     for node, other in sorted(states):
         met.setdefault(node, {})[other] = pairs[edge(node, other)]
-    found = []
+    check_results = []
     for node in sorted(met.keys() & set(nodes)):
         seen = met[node]
         broken = [other for other in seen if states[node, other] is Link.BAD]
@@ -71,8 +71,10 @@ def compare_pairs(
                 text += "; nothing is known of what that one's type can"
         speed = best.get(node)
         amount = (speed, limits.of(node), "GB/s") if speed else (None, None, "")
-        found.append(CheckResult(node, CheckKind.CONNECTIVITY, test, outcome, 0.0, text, *amount))
-    return found
+        check_results.append(
+            CheckResult(node, CheckKind.CONNECTIVITY, test, outcome, 0.0, text, *amount)
+        )
+    return check_results
 
 
 def _trouble(node: str, other: str, seen: Measured, limits: LinkLimits) -> str:
@@ -86,17 +88,21 @@ def _trouble(node: str, other: str, seen: Measured, limits: LinkLimits) -> str:
 def compare_training(results: Iterable[CheckResult]) -> list[CheckResult]:
     """Return a result for each node whose run can be compared with runs of others, bit for bit."""
     runs: dict[str, dict[str, str]] = {}
-    for one in results:
-        said = TRAINED.search(one.message)
-        if one.kind is CheckKind.TRAINING and one.outcome is Outcome.PASS and said is not None:
-            runs.setdefault(said[3], {})[one.node] = f"loss {said[1]}, weights {said[2]}"
-    found = []
+    for result in results:
+        said = TRAINED.search(result.message)
+        if (
+            result.kind is CheckKind.TRAINING
+            and result.outcome is Outcome.PASS
+            and said is not None
+        ):
+            runs.setdefault(said[3], {})[result.node] = f"loss {said[1]}, weights {said[2]}"
+    check_results = []
     for alike in runs.values():
         ((most, count),) = Counter(alike.values()).most_common(1)
         is_clear = count == len(alike) or (len(alike) >= MAJORITY_LEAST and 2 * count > len(alike))
         for node, got in sorted(alike.items()):
-            found.append(_compared(node, got, most if is_clear else None, len(alike)))
-    return found
+            check_results.append(_compared(node, got, most if is_clear else None, len(alike)))
+    return check_results
 
 
 def _compared(node: str, got: str, most: str | None, count: int) -> CheckResult:
@@ -127,9 +133,9 @@ class Conclusion:
 def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
     """Return the conclusion from all results. Call it once, when the last test has ended."""
     compared = [*results, *compare_pairs(spec.nodes, results, fleet), *compare_training(results)]
-    if CheckKind.CONNECTIVITY in spec.kinds and not any(one.peer for one in results):
+    if CheckKind.CONNECTIVITY in spec.kinds and not any(result.peer for result in results):
         compared += [_alone(node) for node in spec.nodes]
-    final = tuple(_own(one) for one in compared)
+    final = tuple(_own(check_result) for check_result in compared)
     standing = {node: _verdict_of(node, final) for node in spec.nodes}
     faulty = tuple(node for node in spec.nodes if standing[node] is CheckPhase.FAILED)
     unknown = [node for node in spec.nodes if standing[node] is CheckPhase.UNKNOWN]
@@ -147,23 +153,32 @@ def _alone(node: str) -> CheckResult:
     return CheckResult(node, CheckKind.CONNECTIVITY, SUM, Outcome.UNKNOWN, 0.0, text)
 
 
-def _own(one: CheckResult) -> CheckResult:
+def _own(check_result: CheckResult) -> CheckResult:
     """Return the node's own results. A failed pair is not a fault of either node by itself."""
-    is_pair = one.kind is CheckKind.CONNECTIVITY and one.peer
-    return replace(one, outcome=Outcome.UNKNOWN) if is_pair and one.outcome is Outcome.FAIL else one
+    is_pair = check_result.kind is CheckKind.CONNECTIVITY and check_result.peer
+    return (
+        replace(check_result, outcome=Outcome.UNKNOWN)
+        if is_pair and check_result.outcome is Outcome.FAIL
+        else check_result
+    )
 
 
 def _verdict_of(node: str, results: Iterable[CheckResult]) -> CheckPhase:
-    mine = [one for one in results if one.node == node]
-    if any(one.outcome is Outcome.FAIL for one in mine):
+    mine = [result for result in results if result.node == node]
+    if any(check_result.outcome is Outcome.FAIL for check_result in mine):
         return CheckPhase.FAILED
-    if not any(one.outcome is Outcome.PASS for one in mine):
+    if not any(check_result.outcome is Outcome.PASS for check_result in mine):
         return CheckPhase.UNKNOWN
-    was_stopped = any(one.test == RUN and not one.peer for one in mine)
-    is_open = any(one.test == CONNECTIVITY and one.outcome is Outcome.UNKNOWN for one in mine)
+    was_stopped = any(check_result.test == RUN and not check_result.peer for check_result in mine)
+    is_open = any(
+        check_result.test == CONNECTIVITY and check_result.outcome is Outcome.UNKNOWN
+        for check_result in mine
+    )
     disagrees = any(
-        one.test == TRAINING and one.outcome is Outcome.UNKNOWN and "disagree" in one.message
-        for one in mine
+        check_result.test == TRAINING
+        and check_result.outcome is Outcome.UNKNOWN
+        and "disagree" in check_result.message
+        for check_result in mine
     )
     return CheckPhase.UNKNOWN if was_stopped or is_open or disagrees else CheckPhase.PASSED
 
@@ -178,15 +193,15 @@ def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
         return tuple(results)
     kept: list[CheckResult] = []
     seen: set[tuple[str, CheckKind]] = set()
-    for one in results:
-        is_dull = one.kind in (CheckKind.BASIC, CheckKind.STRESS) and one.test != RUN
-        if is_dull and one.outcome is not Outcome.FAIL and (one.node, one.kind) in seen:
+    for result in results:
+        is_dull = result.kind in (CheckKind.BASIC, CheckKind.STRESS) and result.test != RUN
+        if is_dull and result.outcome is not Outcome.FAIL and (result.node, result.kind) in seen:
             continue
-        seen.add((one.node, one.kind))
-        kept.append(one)
+        seen.add((result.node, result.kind))
+        kept.append(result)
     return tuple(kept)
 
 
 def faults_of(node: str, results: Iterable[CheckResult]) -> list[CheckResult]:
     """Return the failed tests of a node."""
-    return [one for one in results if one.node == node and one.outcome is Outcome.FAIL]
+    return [result for result in results if result.node == node and result.outcome is Outcome.FAIL]

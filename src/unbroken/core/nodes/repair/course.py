@@ -268,17 +268,17 @@ class RepairCourse:
         if node is None:
             self.fail(name, f"the node {target} went away while it was tested", now)
             return
-        again = [one for one in node.faults if one.at > (repair.returned_at or now)]
+        again = [fault for fault in node.faults if fault.at > (repair.returned_at or now)]
         if again:
             self.fail(name, f"{again[0].reason} again while it was tested", now)
             return
-        found = self._facts.checks.get(repair.check)
-        if found is None or found.phase in (CheckPhase.PENDING, CheckPhase.RUNNING):
+        check_seen = self._facts.checks.get(repair.check)
+        if check_seen is None or check_seen.phase in (CheckPhase.PENDING, CheckPhase.RUNNING):
             self._await_check(name, repair, node, now)
-        elif found.phase is CheckPhase.FAILED and target in found.faulty:
-            self._fail_check(name, repair, target, found.message, now)
-        elif found.phase is CheckPhase.UNKNOWN:
-            self._finish(name, node, f"repaired; its check says nothing: {found.message}", now)
+        elif check_seen.phase is CheckPhase.FAILED and target in check_seen.faulty:
+            self._fail_check(name, repair, target, check_seen.message, now)
+        elif check_seen.phase is CheckPhase.UNKNOWN:
+            self._finish(name, node, f"repaired; its check says nothing: {check_seen.message}", now)
         else:
             self._finish(name, node, "repaired, and its check passed", now)
 
@@ -295,8 +295,8 @@ class RepairCourse:
             self._desk.out.append(MakeCheck(name, repair.check, spec))
 
     def _check_limit(self, repair: RepairRecord) -> float:
-        found, settings = self._facts.checks.get(repair.check), self._settings
-        is_begun = found is not None and found.phase is not CheckPhase.PENDING
+        check_seen, settings = self._facts.checks.get(repair.check), self._settings
+        is_begun = check_seen is not None and check_seen.phase is not CheckPhase.PENDING
         since = repair.returned_at or repair.began_at
         return since + (settings.check_seconds if is_begun else settings.check_pending_seconds)
 

@@ -133,9 +133,9 @@ class RepairDesk:
 
     def admitted(self) -> list[str]:
         """Return nodes whose quarantine was held back, and need not be any more; each once."""
-        found = sorted(name for name in self._held if not self._full(name))
-        self._held.difference_update(found)
-        return found
+        result = sorted(name for name in self._held if not self._full(name))
+        self._held.difference_update(result)
+        return result
 
     def _full(self, name: str) -> str:
         facts = self._facts

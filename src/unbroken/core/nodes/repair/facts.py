@@ -57,12 +57,12 @@ class RepairFacts:
 
     def active(self) -> list[str]:
         """Return the nodes under repair; a burn-in does not count as one."""
-        found = []
+        result = []
         for name, record in self.records.items():
             repair = record.repair
             if repair and repair.state in ACTIVE and repair.action is not Action.NONE:
-                found.append(name)
-        return found
+                result.append(name)
+        return result
 
     def out_of_service(self) -> set[str]:
         """Return nodes that the repairer has taken out of service: under repair, or in
@@ -72,12 +72,12 @@ class RepairFacts:
 
     def waiting(self) -> list[str]:
         """Return nodes whose repair waits, the longest first."""
-        found = [
+        result = [
             (record.repair.began_at, name)
             for name, record in self.records.items()
             if record.repair is not None and record.repair.state is RepairState.WAITING
         ]
-        return [name for _, name in sorted(found)]
+        return [name for _, name in sorted(result)]
 
     def take(self, event: RepairEvent) -> Iterable[str]:
         """Take an event; return the names of its nodes."""
@@ -151,8 +151,10 @@ class RepairFacts:
         return (event.order.node,)
 
     def _replaced_by(self, name: str) -> list[str]:
-        found = [other for other, standing in self.statuses.items() if standing.replacement == name]
+        result = [
+            other for other, standing in self.statuses.items() if standing.replacement == name
+        ]
         for other, record in self.records.items():
             if record.repair is not None and record.repair.replacement == name:
-                found.append(other)
-        return found
+                result.append(other)
+        return result

@@ -105,8 +105,8 @@ class Repairer:
                 self._admit(name, now)
             for name in self._desk.admitted():
                 self._look(name, now)
-        found, self._desk.out = self._desk.out, []
-        return found
+        result, self._desk.out = self._desk.out, []
+        return result
 
     def record(self, name: str) -> NodeRecordSpec:
         """Return the record of a node, as it was last ordered to be written."""
@@ -144,7 +144,7 @@ class Repairer:
             self._hold_against(node, now)
             self._take_order(node)
             if node.unknown_health:
-                known = ", ".join(one.value for one in Health)
+                known = ", ".join(health.value for health in Health)
                 text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
                 self._desk.warn_once(node.name, "HealthUnknown", text)
         repair = self._facts.record(name).repair
@@ -259,7 +259,7 @@ class Repairer:
         if repair.state is RepairState.WAITING:
             self._course.ask_again(node.name)
             if (repair.asked_by, repair.action) != (PERSON, ordered):
-                found = replace(
+                repair_record = replace(
                     repair,
                     action=ordered,
                     asked_by=PERSON,
@@ -267,7 +267,9 @@ class Repairer:
                     message="",
                     tries=0,
                 )
-                self._desk.write(node.name, replace(self._facts.record(node.name), repair=found))
+                self._desk.write(
+                    node.name, replace(self._facts.record(node.name), repair=repair_record)
+                )
         elif rung(ordered) <= rung(repair.action):
             # It requires no more than the repair under way.
             self._desk.patch(node, PatchNode(node.name, annotations={REPAIR: None}))

@@ -54,11 +54,11 @@ def ended(
     repair = record.repair
     assert repair is not None
     last = replace(repair, state=state, message=text[:TEXT_MAX], ended_at=kept_time(now))
-    found = replace(record, repair=None, history=(*record.history, last)[-HISTORY_MAX:])
+    node_record = replace(record, repair=None, history=(*record.history, last)[-HISTORY_MAX:])
     is_of_a_fault = repair.asked_by not in (PERSON, APPEAL)
     if state is RepairState.DONE and repair.acted_at is not None and is_of_a_fault:
-        return replace(found, probation_until=kept_time(now + settings.probation_seconds))
-    return found
+        return replace(node_record, probation_until=kept_time(now + settings.probation_seconds))
+    return node_record
 
 
 def is_forgotten(record: NodeRecordSpec, now: float) -> bool:

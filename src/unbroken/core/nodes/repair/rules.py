@@ -130,8 +130,14 @@ def entry_rung(need: Need, record: NodeRecordSpec, now: float) -> tuple[Action, 
 
 def last_made(record: NodeRecordSpec) -> RepairRecord | None:
     """Return the last repair that was carried out."""
-    made = (one for one in reversed(record.history) if one.acted_at is not None)
-    return next((one for one in made if one.state is RepairState.DONE), None)
+    made = (
+        repair_record
+        for repair_record in reversed(record.history)
+        if repair_record.acted_at is not None
+    )
+    return next(
+        (repair_record for repair_record in made if repair_record.state is RepairState.DONE), None
+    )
 
 
 def supported(action: Action, supports: Collection[Action]) -> Action | None:
@@ -145,8 +151,8 @@ def retry_at(record: NodeRecordSpec, settings: RepairSettings) -> float:
     if repair is None or (repair.asked_by == PERSON and not repair.tries):
         return 0.0
     failed = 0
-    for one in reversed(record.history):
-        if one.state is not RepairState.FAILED:
+    for repair_record in reversed(record.history):
+        if repair_record.state is not RepairState.FAILED:
             break
         failed += 1
     since = repair.acted_at if repair.tries else record.history[-1].ended_at if failed else None
@@ -178,7 +184,7 @@ def obstacle(
     """
     if repair.asked_by in (PERSON, APPEAL):
         return ""
-    lost = [one.name for one in nodes.values() if not one.is_ready]
+    lost = [repair_node.name for repair_node in nodes.values() if not repair_node.is_ready]
     is_mass = len(lost) > MASS_COUNT and len(lost) >= MASS_SHARE * len(nodes)
     if repair.asked_by == LOST and is_mass:
         return (
@@ -231,5 +237,11 @@ def is_flapping(record: NodeRecordSpec, settings: RepairSettings, now: float) ->
     since = now - settings.flap_seconds
     if record.cleared_at is not None:
         since = max(since, record.cleared_at)
-    made = [one for one in record.history if one.acted_at is not None and one.acted_at > since]
-    return sum(1 for one in made if one.asked_by != PERSON) >= settings.flaps_max
+    made = [
+        repair_record
+        for repair_record in record.history
+        if repair_record.acted_at is not None and repair_record.acted_at > since
+    ]
+    return (
+        sum(1 for repair_record in made if repair_record.asked_by != PERSON) >= settings.flaps_max
+    )

@@ -26,8 +26,8 @@ class _Loader(yaml.CSafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolver if not tag.endswith(":timestamp")]
+    for first, resolver in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -70,16 +70,16 @@ class _Pairs(dict[str, Any]):
 
 def repeated_fields(body: bytes) -> list[str]:
     """Paths of the fields that a valid JSON body holds more than once."""
-    found: list[str] = []
+    result: list[str] = []
     level: list[tuple[str, Any]] = [("", json.loads(body, object_pairs_hook=_Pairs))]
     while level:
         path, value = level.pop()
         if isinstance(value, _Pairs):
-            found += [f"{path}{key}" for key in value.twice]
+            result += [f"{path}{key}" for key in value.twice]
             level += [(f"{path}{key}.", item) for key, item in value.items()]
         elif isinstance(value, list):
             level += [(f"{path[:-1]}[{index}].", item) for index, item in enumerate(value)]
-    return sorted(found)
+    return sorted(result)
 
 
 def unsupported_media(media: str, accepted: list[str]) -> ApiError:

@@ -59,12 +59,12 @@ OF_BUILTINS = {
 
 def subresources(kind: Kind, version: Version) -> list[Subresource]:
     """Everything served below the objects of a kind, by name."""
-    found = list(OF_BUILTINS.get(kind.resource, ()))
+    result = list(OF_BUILTINS.get(kind.resource, ()))
     if version.has_status:
-        found.append(STATUS)
+        result.append(STATUS)
     if version.scale is not None:
-        found.append(SCALE)
-    return sorted(found, key=lambda part: part.name)
+        result.append(SCALE)
+    return sorted(result, key=lambda part: part.name)
 
 
 def core_versions(address: str = "") -> Object:
@@ -92,14 +92,14 @@ def group(kinds: Iterable[Kind], name: str) -> Object:
 
 def resources(kinds: Iterable[Kind], group: str, version: str) -> Object:
     """The page /api/VERSION or /apis/GROUP/VERSION; ApiError 404 if nothing is served there."""
-    found = _served(kinds, group, version)
-    if not found:
+    result = _served(kinds, group, version)
+    if not result:
         raise _not_served()
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": f"{group}/{version}" if group else version,
-        "resources": [row for kind in found for row in _rows(kind, kind.versions[version])],
+        "resources": [row for kind in result for row in _rows(kind, kind.versions[version])],
     }
 
 
@@ -139,8 +139,8 @@ def aggregated_media(form: str) -> str:
 
 def group_versions(kinds: Iterable[Kind]) -> list[tuple[str, str]]:
     """Every (group, version) that is served, preferred versions first within a group."""
-    found = _versions(kinds)
-    return [(name, version) for name, versions in found.items() for version in versions]
+    result = _versions(kinds)
+    return [(name, version) for name, versions in result.items() for version in versions]
 
 
 def _not_served() -> ApiError:
@@ -149,11 +149,11 @@ def _not_served() -> ApiError:
 
 def _versions(kinds: Iterable[Kind]) -> dict[str, list[str]]:
     """Versions by group, the preferred one first."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for kind in kinds:
         if kind.versions:
-            found.setdefault(kind.group, set()).update(kind.versions)
-    return {name: sorted(versions, key=version_rank) for name, versions in found.items()}
+            result.setdefault(kind.group, set()).update(kind.versions)
+    return {name: sorted(versions, key=version_rank) for name, versions in result.items()}
 
 
 def _group(name: str, versions: Sequence[str]) -> Object:
@@ -162,8 +162,8 @@ def _group(name: str, versions: Sequence[str]) -> Object:
 
 
 def _served(kinds: Iterable[Kind], group: str, version: str) -> list[Kind]:
-    found = [kind for kind in kinds if kind.group == group and version in kind.versions]
-    return sorted(found, key=lambda kind: kind.plural)
+    result = [kind for kind in kinds if kind.group == group and version in kind.versions]
+    return sorted(result, key=lambda kind: kind.plural)
 
 
 def _storage_hash(kind: Kind) -> str:
@@ -204,7 +204,7 @@ def _subresource_row(kind: Kind, part: Subresource) -> Object:
 def _discovered(kind: Kind, version: Version) -> Object:
     # Group and version are left empty where they are those of the page (apiserver v1.33).
     identity = {"group": "", "version": "", "kind": kind.kind}
-    found: Object = {
+    result: Object = {
         "resource": kind.plural,
         "responseKind": identity,
         "scope": "Namespaced" if kind.namespaced else "Cluster",
@@ -212,9 +212,9 @@ def _discovered(kind: Kind, version: Version) -> Object:
         "verbs": list(kind.verbs),
     }
     if kind.short_names:
-        found["shortNames"] = list(kind.short_names)
+        result["shortNames"] = list(kind.short_names)
     if kind.categories:
-        found["categories"] = list(kind.categories)
+        result["categories"] = list(kind.categories)
     parts = [
         {
             "subresource": part.name,
@@ -225,4 +225,4 @@ def _discovered(kind: Kind, version: Version) -> Object:
         }
         for part in subresources(kind, version)
     ]
-    return {**found, "subresources": parts} if parts else found
+    return {**result, "subresources": parts} if parts else result

@@ -48,10 +48,10 @@ class Documents:
         form = _aggregated_version(accept) if clean in ("/api", "/apis") else ""
         if clean == "/openapi/v2" and openapi.wants_protobuf(accept):
             form = "protobuf"
-        found = self._made.get((clean, form))
-        if found is None:
-            found = self._made[clean, form] = self._make(clean, form)
-        return found
+        document = self._made.get((clean, form))
+        if document is None:
+            document = self._made[clean, form] = self._make(clean, form)
+        return document
 
     def _make(self, path: str, form: str) -> Document:
         kinds = list(self._catalogue)

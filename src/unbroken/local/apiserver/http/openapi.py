@@ -377,7 +377,9 @@ def _operations(
         _Operation("patch", "patch", "patch", (*WRITE, "force"), META + "Patch", name),
         _Operation("delete", "delete", "delete", DELETE, options, status),
     ]
-    kept = [[o for o in found if o.verb in verbs] for found in (collection, listing, single)]
+    kept = [
+        [o for o in operations if o.verb in verbs] for operations in (collection, listing, single)
+    ]
     return kept[0], kept[1], kept[2]
 
 
@@ -463,8 +465,8 @@ def _operation_v2(
 
 def _query_v2(name: str) -> Object:
     kind, description = QUERY[name]
-    found = {"name": name, "in": "query", "description": description, "type": kind}
-    return {**found, "uniqueItems": True}
+    result = {"name": name, "in": "query", "description": description, "type": kind}
+    return {**result, "uniqueItems": True}
 
 
 def _path_v2(names: Sequence[str]) -> Object:

@@ -71,11 +71,11 @@ def decode(body: bytes) -> Object:
         if message is None:
             name = f'kind "{kind:.99}" of version "{version:.99}"'
             raise _DefectError(f"{name} is not read from protobuf here, send it as JSON")
-        found = _struct(message, envelope.get("raw", b""), {})
+        result = _struct(message, envelope.get("raw", b""), {})
     except _DefectError as defect:
         place = "".join(reversed(defect.place)).removeprefix(".") or "the object"
         raise bad_request(f"the protobuf body is not valid: {place}: {defect}") from defect
-    return {"apiVersion": version, "kind": kind, **found}
+    return {"apiVersion": version, "kind": kind, **result}
 
 
 @cache

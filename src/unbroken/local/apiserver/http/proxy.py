@@ -266,11 +266,11 @@ def container_of(pod: Object, wanted: str) -> str:
 
 def _is_running(pod: Object, container: str) -> bool:
     status = pod.get("status") or {}
-    found = [
+    result = [
         *(status.get("containerStatuses") or ()),
         *(status.get("initContainerStatuses") or ()),
     ]
-    return any(c["name"] == container and "running" in (c.get("state") or {}) for c in found)
+    return any(c["name"] == container and "running" in (c.get("state") or {}) for c in result)
 
 
 def node_address(pod: Object, store: Store) -> str:

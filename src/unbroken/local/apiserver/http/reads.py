@@ -153,14 +153,14 @@ def list_page(store: Store, target: Target, options: ListOptions, presenter: Pre
     _refuse_future(store, options.version)
     present = collection.entries if version == store.version else collection.at(version)
     keys = sorted(key for key in present if key > start) if start[1] else sorted(present)
-    found = [present[key] for key in keys if scope.holds(present[key])]
+    entries = [present[key] for key in keys if scope.holds(present[key])]
     meta: Object = {"resourceVersion": str(version)}
-    if options.limit and len(found) > options.limit:
-        meta["continue"] = _encode_token(version, found[options.limit - 1].key)
+    if options.limit and len(entries) > options.limit:
+        meta["continue"] = _encode_token(version, entries[options.limit - 1].key)
         if not scope.is_selective:
-            meta["remainingItemCount"] = len(found) - options.limit
-        del found[options.limit :]
-    return presenter.list(found, meta)
+            meta["remainingItemCount"] = len(entries) - options.limit
+        del entries[options.limit :]
+    return presenter.list(entries, meta)
 
 
 def _is_exact(options: ListOptions) -> bool:
@@ -214,8 +214,8 @@ class Watch:
         _refuse_future(self._store, version)
         self._position = self._collection.position(self._store.version)
         present = self._collection.entries
-        found = [present[key] for key in sorted(present) if self._scope.holds(present[key])]
-        events = b"".join(self._event(b"ADDED", entry) for entry in found)
+        entries = [present[key] for key in sorted(present) if self._scope.holds(present[key])]
+        events = b"".join(self._event(b"ADDED", entry) for entry in entries)
         if self._options.sends_initial and self._options.has_bookmarks:
             events += self.bookmark({"k8s.io/initial-events-end": "true"})
         return events

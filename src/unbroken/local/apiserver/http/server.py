@@ -135,14 +135,14 @@ class ApiServer:
         across = target.kind.namespaced and not target.namespace
         if across:
             return {"GET": self._list}
-        found: dict[str, Handler] = {
+        result: dict[str, Handler] = {
             "GET": self._list,
             "POST": self._post,
             "DELETE": self._delete_all,
         }
         if "deletecollection" not in target.kind.verbs:
-            del found["DELETE"]
-        return found
+            del result["DELETE"]
+        return result
 
     async def _get(self, request: web.BaseRequest, target: Target, query: Query) -> Answer:
         entry = get(self._store, target)
@@ -258,8 +258,8 @@ class ApiServer:
         if request.method != "POST":
             raise _no_method()
         content = await _object(request)
-        found = reviews.answer(target, content, self._token)
-        return _response(request, Answer(encode(found), 201))
+        result = reviews.answer(target, content, self._token)
+        return _response(request, Answer(encode(result), 201))
 
     async def _subresource(
         self, request: web.BaseRequest, target: Target, query: Query

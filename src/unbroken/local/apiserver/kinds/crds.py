@@ -78,12 +78,12 @@ def validate_update(crd: Object, old: Object) -> list[Cause]:
 def definition_warnings(crd: Object) -> list[str]:
     """Warnings for the answer to a create or update: what is accepted and has no effect."""
     spec = crd["spec"]
-    found = []
+    result = []
     for index, version in enumerate(spec["versions"]):
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         if schema:
-            found += schema_warnings(schema, _path(spec, index, "schema"))
-    return list(dict.fromkeys(found))
+            result += schema_warnings(schema, _path(spec, index, "schema"))
+    return list(dict.fromkeys(result))
 
 
 def _path(spec: Object, index: int, key: str) -> str:
@@ -341,18 +341,18 @@ def names_conflict(crd: Object, others: Iterable[Object]) -> list[tuple[str, str
         resources |= set(filter(None, taken))
         kinds |= set(filter(None, (names.get("kind"), names.get("listKind"))))
     names = crd["spec"]["names"]
-    found = []
+    result = []
     for key, taken_names in (("plural", resources), ("singular", resources)):
         if names.get(key) in taken_names:
-            found.append((f"{key.title()}Conflict", f'"{names[key]}" is already in use'))
+            result.append((f"{key.title()}Conflict", f'"{names[key]}" is already in use'))
     short = [f'"{x}" is already in use' for x in names.get("shortNames") or () if x in resources]
     if short:
         text = short[0] if len(short) == 1 else "[" + ", ".join(short) + "]"
-        found.append(("ShortNamesConflict", text))
+        result.append(("ShortNamesConflict", text))
     for key, reason in (("kind", "KindConflict"), ("listKind", "ListKindConflict")):
         if names.get(key) in kinds:
-            found.append((reason, f'"{names[key]}" is already in use'))
-    return found
+            result.append((reason, f'"{names[key]}" is already in use'))
+    return result
 
 
 def _same_name(crd: Object, other: Object) -> bool:
@@ -361,11 +361,11 @@ def _same_name(crd: Object, other: Object) -> bool:
 
 def version_rank(name: str) -> tuple[int, int, int, str]:
     """Sort key that puts the version first that clients should prefer: v2, v1, v1beta2, x."""
-    found = VERSION_NAME.fullmatch(name)
-    if found is None:
+    match = VERSION_NAME.fullmatch(name)
+    if match is None:
         return (3, 0, 0, name)
-    level = {None: 0, "beta": 1, "alpha": 2}[found[2]]
-    return (level, -int(found[1]), -int(found[3] or 0), name)
+    level = {None: 0, "beta": 1, "alpha": 2}[match[2]]
+    return (level, -int(match[1]), -int(match[3] or 0), name)
 
 
 def kind_of(crd: Object) -> Kind:

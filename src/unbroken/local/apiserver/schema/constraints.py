@@ -117,10 +117,10 @@ def is_date(value: str) -> bool:
 
 def is_date_time(value: str) -> bool:
     """RFC 3339 date-time."""
-    found = DATE_TIME.fullmatch(value)
-    if not found or not is_date(found[1]):
+    match = DATE_TIME.fullmatch(value)
+    if not match or not is_date(match[1]):
         return False
-    return int(found[2]) < 24 and int(found[3]) < 60 and int(found[4]) < 60
+    return int(match[2]) < 24 and int(match[3]) < 60 and int(match[4]) < 60
 
 
 def _is_base64(value: str) -> bool:
@@ -317,7 +317,7 @@ def checks_of(raw: Mapping[str, Any]) -> dict[type, tuple[Check, ...]]:
     """Checks by the Python type of the value."""
     enum: tuple[Check, ...] = (enum_check(raw["enum"]),) if raw.get("enum") else ()
     numbers = number_checks(raw)
-    found: dict[type, tuple[Check, ...]] = {
+    result: dict[type, tuple[Check, ...]] = {
         str: string_checks(raw) + enum,
         int: numbers + enum,
         float: numbers + enum,
@@ -326,4 +326,4 @@ def checks_of(raw: Mapping[str, Any]) -> dict[type, tuple[Check, ...]]:
         list: list_checks(raw) + enum,
         dict: object_checks(raw) + enum,
     }
-    return {kind: checks for kind, checks in found.items() if checks}
+    return {kind: checks for kind, checks in result.items() if checks}

@@ -53,8 +53,8 @@ class Schema:
     @cached_property
     def type(self) -> str | None:
         """object, array, string, integer, number, boolean; None: anything."""
-        found: str | None = self.raw.get("type")
-        return found
+        result: str | None = self.raw.get("type")
+        return result
 
     @cached_property
     def properties(self) -> dict[str, Schema]:
@@ -71,10 +71,10 @@ class Schema:
     @cached_property
     def additional(self) -> Schema | None:
         """Schema of a map's values; None when the object has declared fields only."""
-        found = self.raw.get("additionalProperties")
-        if isinstance(found, Mapping):
-            return Schema(found, self._definitions)
-        return Schema({}, self._definitions) if found is True else None
+        result = self.raw.get("additionalProperties")
+        if isinstance(result, Mapping):
+            return Schema(result, self._definitions)
+        return Schema({}, self._definitions) if result is True else None
 
     @cached_property
     def required(self) -> tuple[str, ...]:
@@ -104,10 +104,10 @@ class Schema:
     @cached_property
     def list_type(self) -> str:
         """atomic, set or map: how server-side apply merges a list."""
-        found: str | None = self.raw.get("x-kubernetes-list-type")
-        if found is None and "merge" in self.patch_strategy:
+        result: str | None = self.raw.get("x-kubernetes-list-type")
+        if result is None and "merge" in self.patch_strategy:
             return "map" if self.merge_key else "set"
-        return found or "atomic"
+        return result or "atomic"
 
     @cached_property
     def list_map_keys(self) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ class Schema:
     @cached_property
     def merge_key(self) -> str | None:
         """Field that identifies an item in a strategic merge patch; None: a list of scalars."""
-        found: str | None = self.raw.get("x-kubernetes-patch-merge-key")
-        return found
+        result: str | None = self.raw.get("x-kubernetes-patch-merge-key")
+        return result
 
     def field(self, name: str) -> Schema | None:
         """Schema of the value at key `name` of an object; None where nothing is declared."""

@@ -87,11 +87,11 @@ class _Rules:
 
 
 def _rules(schema: Schema) -> _Rules:
-    found = schema.memo.get(__name__)
-    if found is None:
-        found = schema.memo[__name__] = _Rules(schema)
-    assert isinstance(found, _Rules)
-    return found
+    result = schema.memo.get(__name__)
+    if result is None:
+        result = schema.memo[__name__] = _Rules(schema)
+    assert isinstance(result, _Rules)
+    return result
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> list[Cause]:
@@ -147,13 +147,13 @@ def _is_whole(value: Any, types: frozenset[type]) -> bool:
 
 
 def _wrong_type(value: Any, schema: Schema, expected: str, path: str) -> Cause:
-    found = TYPE_NAMES[type(value)]
+    result = TYPE_NAMES[type(value)]
     # kube-openapi reports the format in place of the type for some values; v1.20 to v1.33.
     form = schema.raw.get("format")
     if form in INTEGER_RANGES and type(value) in (bool, dict, float):
-        expected, found = form, "float64" if type(value) is float else ""
-    detail = f'{path} in body must be of type {expected}: "{found}"'
-    return Cause("FieldValueTypeInvalid", path, f'Invalid value: "{found}": {detail}')
+        expected, result = form, "float64" if type(value) is float else ""
+    detail = f'{path} in body must be of type {expected}: "{result}"'
+    return Cause("FieldValueTypeInvalid", path, f'Invalid value: "{result}": {detail}')
 
 
 def _unique(keys: tuple[str, ...]) -> Check:
@@ -180,10 +180,10 @@ def _whole_object(path: str, text: str) -> Cause:
 
 def _all_of(parts: list[Schema]) -> Check:
     def check(value: Any, path: str, causes: list[Cause]) -> None:
-        found = [validate(value, part, path) for part in parts]
-        if any(found):
-            causes.extend(cause for one in found for cause in one)
-            tail = ". None validated" if all(found) else ""
+        result = [validate(value, part, path) for part in parts]
+        if any(result):
+            causes.extend(cause for one in result for cause in one)
+            tail = ". None validated" if all(result) else ""
             causes.append(_whole_object(path, f"validate all the schemas (allOf){tail}"))
 
     return check
@@ -191,22 +191,22 @@ def _all_of(parts: list[Schema]) -> Check:
 
 def _any_of(parts: list[Schema]) -> Check:
     def check(value: Any, path: str, causes: list[Cause]) -> None:
-        found = [validate(value, part, path) for part in parts]
-        if all(found):
+        result = [validate(value, part, path) for part in parts]
+        if all(result):
             causes.append(_whole_object(path, "validate at least one schema (anyOf)"))
-            causes.extend(found[0])
+            causes.extend(result[0])
 
     return check
 
 
 def _one_of(parts: list[Schema]) -> Check:
     def check(value: Any, path: str, causes: list[Cause]) -> None:
-        found = [validate(value, part, path) for part in parts]
-        valid = sum(not one for one in found)
+        result = [validate(value, part, path) for part in parts]
+        valid = sum(not one for one in result)
         start = "validate one and only one schema (oneOf). Found "
         if valid == 0:
             causes.append(_whole_object(path, start + "none valid"))
-            causes.extend(found[0])
+            causes.extend(result[0])
         elif valid > 1:
             causes.append(_whole_object(path, f"{start}{valid} valid alternatives"))
 
@@ -391,8 +391,8 @@ class _Decoding:
             return self.fields(value, schema, holder, path)
         if kind is list and schema.items is not None:
             items = schema.items
-            found = (self.value(item, items, holder, path) for item in value)
-            return next(filter(None, found), None)
+            result = (self.value(item, items, holder, path) for item in value)
+            return next(filter(None, result), None)
         return self.scalar(value, schema, holder, path)
 
     def fields(self, value: Object, schema: Schema, holder: str, path: str) -> str | None:
@@ -400,13 +400,13 @@ class _Decoding:
         inside = _definition(schema) or holder
         for name, item in value.items():
             if name in fields:
-                found = self.value(item, fields[name], inside, f"{path}.{name}" if path else name)
+                result = self.value(item, fields[name], inside, f"{path}.{name}" if path else name)
             elif rest is not None:
-                found = self.value(item, rest, holder, path)
+                result = self.value(item, rest, holder, path)
             else:
                 continue
-            if found:
-                return found
+            if result:
+                return result
         return None
 
     def scalar(self, value: Any, schema: Schema, holder: str, path: str) -> str | None:

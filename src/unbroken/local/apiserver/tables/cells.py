@@ -61,8 +61,8 @@ def pod_ip(pod: Object) -> str:
 
 def pod_ready(pod: Object) -> str:
     """Containers that are ready, of all."""
-    found = podcolumns.summary(pod)
-    return f"{found.ready}/{found.total}"
+    summary = podcolumns.summary(pod)
+    return f"{summary.ready}/{summary.total}"
 
 
 def node_status(node: Object) -> str:
@@ -145,8 +145,8 @@ def external_ip(service: Object) -> str:
         return str(spec.get("externalName") or "")
     if spec.get("type") == "LoadBalancer":
         ingress = at(service, "status.loadBalancer.ingress") or []
-        found = sorted({i.get("ip") or i.get("hostname") or "" for i in ingress} - {""})
-        return ",".join([*found, *given]) or "<pending>"
+        result = sorted({i.get("ip") or i.get("hostname") or "" for i in ingress} - {""})
+        return ",".join([*result, *given]) or "<pending>"
     return ",".join(given) or NONE
 
 
@@ -183,7 +183,7 @@ def slice_ports(content: Object) -> str:
 def slice_addresses(content: Object) -> str:
     """Addresses of an endpoint slice."""
     endpoints = content.get("endpoints") or []
-    shown = [address for one in endpoints for address in one.get("addresses") or []]
+    shown = [address for endpoint in endpoints for address in endpoint.get("addresses") or []]
     return _more(shown, len(shown), UNSET)
 
 
@@ -325,9 +325,9 @@ def subjects(kind: str) -> Callable[[Object], str]:
     """Names of the subjects of a kind."""
 
     def named(content: Object) -> str:
-        found = [s for s in content.get("subjects") or [] if s.get("kind") == kind]
+        result = [s for s in content.get("subjects") or [] if s.get("kind") == kind]
         if kind == "ServiceAccount":
-            return ", ".join(f"{s.get('namespace', '')}/{s.get('name', '')}" for s in found)
-        return ", ".join(s.get("name", "") for s in found)
+            return ", ".join(f"{s.get('namespace', '')}/{s.get('name', '')}" for s in result)
+        return ", ".join(s.get("name", "") for s in result)
 
     return named

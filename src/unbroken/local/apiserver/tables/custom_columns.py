@@ -93,18 +93,18 @@ def json_path(text: str) -> Callable[[Any], list[Any]]:
 
 
 def _step(token: re.Match[str]) -> Step:
-    found = token.groupdict()
-    if found["all"]:
+    result = token.groupdict()
+    if result["all"]:
         return _members
-    if found["field"] is not None or found["quoted"] is not None:
-        name = found["field"] if found["field"] is not None else found["quoted"][1:-1]
+    if result["field"] is not None or result["quoted"] is not None:
+        name = result["field"] if result["field"] is not None else result["quoted"][1:-1]
         return _field(re.sub(r"\\(.)", r"\1", name))
-    if found["index"] is not None:
-        return _index(int(found["index"]))
-    if found["path"] is not None:
-        return _filter(found["path"], found["operator"], found["literal"])
-    start = int(found["start"]) if found["start"] else None
-    end = int(found["end"]) if found["end"] else None
+    if result["index"] is not None:
+        return _index(int(result["index"]))
+    if result["path"] is not None:
+        return _filter(result["path"], result["operator"], result["literal"])
+    start = int(result["start"]) if result["start"] else None
+    end = int(result["end"]) if result["end"] else None
     return lambda values: [x for v in values if isinstance(v, list) for x in v[start:end]]
 
 
@@ -132,11 +132,11 @@ def _filter(path: str, sign: str | None, literal: str | None) -> Step:
     wanted = _literal(literal) if literal is not None else None
 
     def fits(item: Any) -> bool:
-        found = find(item)
-        if sign is None or not found:
-            return bool(found)
+        result = find(item)
+        if sign is None or not result:
+            return bool(result)
         try:
-            return bool(OPERATORS[sign](found[0], wanted))
+            return bool(OPERATORS[sign](result[0], wanted))
         except TypeError:
             return False
 
@@ -186,8 +186,8 @@ def _column(declared: Mapping[str, Any]) -> Column:
     find, kind = json_path(declared["jsonPath"]), declared["type"]
 
     def cell(content: Object, now: float) -> Any:
-        found = find(content)
-        return _cell(kind, found[0], now) if found else None
+        result = find(content)
+        return _cell(kind, result[0], now) if result else None
 
     return Column(
         declared["name"],

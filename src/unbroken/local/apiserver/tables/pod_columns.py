@@ -45,22 +45,22 @@ def has_condition(content: Object, name: str) -> bool:
 def summary(pod: Object) -> Summary:
     """Sum up a pod."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    found = Summary(status.get("reason") or status.get("phase") or "")
-    found.total = len(spec.get("containers") or []) + len(_sidecars(spec))
+    result = Summary(status.get("reason") or status.get("phase") or "")
+    result.total = len(spec.get("containers") or []) + len(_sidecars(spec))
     for condition in status.get("conditions") or []:
         if (condition.get("type"), condition.get("reason")) == ("PodScheduled", "SchedulingGated"):
-            found.status = "SchedulingGated"
+            result.status = "SchedulingGated"
     sidecars = Summary("")
-    is_initializing = _initialize(pod, found, sidecars)
+    is_initializing = _initialize(pod, result, sidecars)
     if not is_initializing or has_condition(pod, "Initialized"):
-        found.restarts, found.restarted_at = sidecars.restarts, sidecars.restarted_at
-        _run(pod, found)
+        result.restarts, result.restarted_at = sidecars.restarts, sidecars.restarted_at
+        _run(pod, result)
     if "deletionTimestamp" in pod["metadata"]:
         if status.get("reason") == NODE_LOST:
-            found.status = "Unknown"
+            result.status = "Unknown"
         elif status.get("phase") not in ("Succeeded", "Failed"):
-            found.status = "Terminating"
-    return found
+            result.status = "Terminating"
+    return result
 
 
 def _sidecars(spec: Object) -> set[str]:

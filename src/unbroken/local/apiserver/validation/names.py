@@ -92,10 +92,10 @@ _ENV_NAME_TEXT = _expected(
 
 
 def _check(text: str, most: int, pattern: str, expected: str) -> list[str]:
-    found = [f"must be no more than {most} characters"] if len(text) > most else []
+    result = [f"must be no more than {most} characters"] if len(text) > most else []
     if not _PATTERNS[pattern].fullmatch(text):
-        found.append(expected)
-    return found
+        result.append(expected)
+    return result
 
 
 def dns_label(text: str) -> list[str]:
@@ -122,8 +122,8 @@ def path_segment(text: str) -> list[str]:
 
 def cron_job_name(text: str) -> list[str]:
     """A cron job leaves 11 characters for the names of its jobs."""
-    found = dns_subdomain(text)
-    return [*found, "must be no more than 52 characters"] if len(text) > 52 else found
+    result = dns_subdomain(text)
+    return [*result, "must be no more than 52 characters"] if len(text) > 52 else result
 
 
 def qualified_name(text: str) -> list[str]:
@@ -132,14 +132,14 @@ def qualified_name(text: str) -> list[str]:
     if "/" in prefix:
         shape = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
         return [f"a qualified name {_NAME_TEXT} {shape}"]
-    found: list[str] = []
+    result: list[str] = []
     if slash:
         wrong = dns_subdomain(prefix) if prefix else ["must be non-empty"]
-        found = [f"prefix part {reason}" for reason in wrong]
+        result = [f"prefix part {reason}" for reason in wrong]
     if not name:
-        found.append("name part must be non-empty")
+        result.append("name part must be non-empty")
     wrong = _check(name, 63, _NAME, _NAME_TEXT)
-    return found + [f"name part {reason}" for reason in wrong]
+    return result + [f"name part {reason}" for reason in wrong]
 
 
 def label_value(text: str) -> list[str]:
@@ -154,22 +154,22 @@ def config_key(text: str) -> list[str]:
 
 def environment_name(text: str) -> list[str]:
     """Rule of environment variables (v1.33 takes more, behind a feature gate)."""
-    found = [] if _PATTERNS[_ENV_NAME].fullmatch(text) else [_ENV_NAME_TEXT]
-    return found + _not_a_way_up(text)
+    result = [] if _PATTERNS[_ENV_NAME].fullmatch(text) else [_ENV_NAME_TEXT]
+    return result + _not_a_way_up(text)
 
 
 def port_name(text: str) -> list[str]:
     """Rule of the names of container ports (IANA service name)."""
-    found = ["must be no more than 15 characters"] if len(text) > 15 else []
+    result = ["must be no more than 15 characters"] if len(text) > 15 else []
     if not re.fullmatch(r"[-a-z0-9]+", text):
-        found.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
+        result.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
     if not re.search(r"[a-z]", text):
-        found.append("must contain at least one letter (a-z)")
+        result.append("must contain at least one letter (a-z)")
     if "--" in text:
-        found.append("must not contain consecutive hyphens")
+        result.append("must not contain consecutive hyphens")
     if text[:1] == "-" or text[-1:] == "-":
-        found.append("must not begin or end with a hyphen")
-    return found
+        result.append("must not begin or end with a hyphen")
+    return result
 
 
 def _not_a_way_up(text: str) -> list[str]:

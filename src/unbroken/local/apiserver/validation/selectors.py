@@ -68,12 +68,12 @@ class LabelSelector:
 def parse_labels(text: str) -> LabelSelector:
     """Read `a=b,c!=d,e in (x,y),!f`; ApiError 400."""
     tokens = _Tokens([*_TOKEN.findall(text), ""])
-    found: list[Requirement] = []
+    requirements: list[Requirement] = []
     while tokens.peek() != "":
         if tokens.peek() in _SYMBOLS and tokens.peek() != "!":
             expected = "!, identifier, or 'end of string'"
             raise bad_request(f"found '{tokens.peek()}', expected: {expected}")
-        found.append(_requirement(tokens))
+        requirements.append(_requirement(tokens))
         match tokens.take():
             case "":
                 break
@@ -82,22 +82,22 @@ def parse_labels(text: str) -> LabelSelector:
                     raise bad_request(f"found '{tokens.peek()}', expected: identifier after ','")
             case other:
                 raise bad_request(f"found '{other}', expected: ',' or 'end of string'")
-    return LabelSelector(tuple(found))
+    return LabelSelector(tuple(requirements))
 
 
 def selector_of(source: Object | None) -> LabelSelector:
     """Read matchLabels and matchExpressions; none at all matches nothing.  ApiError 400."""
     if source is None:
         return LabelSelector(is_nothing=True)
-    found = [
+    requirements = [
         _checked(key, "In", [value]) for key, value in (source.get("matchLabels") or {}).items()
     ]
     for term in source.get("matchExpressions") or []:
         operator = term.get("operator") or ""
         if operator not in ("In", "NotIn", "Exists", "DoesNotExist"):
             raise bad_request(f'"{operator}" is not a valid label selector operator')
-        found.append(_checked(term.get("key") or "", operator, term.get("values") or []))
-    return LabelSelector(tuple(found))
+        requirements.append(_checked(term.get("key") or "", operator, term.get("values") or []))
+    return LabelSelector(tuple(requirements))
 
 
 class _Tokens:

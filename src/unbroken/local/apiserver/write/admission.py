@@ -86,10 +86,10 @@ def judge(admit: Admit, old: Object | None, new: Object) -> tuple[list[Cause], t
     Problems that `old` already had refuse no update: otherwise the object could not be repaired or
     deleted.
     """
-    found = admit(new)
-    known = admit(old).problems if old is not None and found.problems else ()
-    causes = [Cause(p.reason, p.path, p.message) for p in found.problems if p not in known]
-    return causes, found.warnings
+    verdict = admit(new)
+    known = admit(old).problems if old is not None and verdict.problems else ()
+    causes = [Cause(p.reason, p.path, p.message) for p in verdict.problems if p not in known]
+    return causes, verdict.warnings
 
 
 def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object) -> None:
@@ -137,8 +137,8 @@ def _complete_pod(store: Store, pod: str, spec: Object) -> None:
             raise ApiError(403, "Forbidden", message, details={"name": pod, "kind": "pods"})
         chosen: Object | None = entry.decode()
     else:
-        found = (entry.decode() for entry in classes.values())
-        chosen = next((item for item in found if item.get("globalDefault")), None)
+        result = (entry.decode() for entry in classes.values())
+        chosen = next((item for item in result if item.get("globalDefault")), None)
         if chosen is not None:
             spec["priorityClassName"] = chosen["metadata"]["name"]
     spec["priority"] = chosen["value"] if chosen is not None else 0

@@ -305,18 +305,18 @@ def _check_conflicts(
     live: Object | None,
     schema: Schema,
 ) -> None:
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     written = changes.written
     if own[0] == KUBECTL and live is not None:
         written = difference(written, _applied_before(live, schema))
     for entry in entries:
         if _identity(entry) != own:
             common = intersection(entry["fieldsV1"], written)
-            found += [(_manager_text(entry), path) for path in paths(leaves(common))]
-    if found:
-        found.sort()
-        causes = [Cause("FieldManagerConflict", path, f"conflict with {m}") for m, path in found]
-        raise ApiError(409, "Conflict", _conflict_text(found), causes=causes)
+            result += [(_manager_text(entry), path) for path in paths(leaves(common))]
+    if result:
+        result.sort()
+        causes = [Cause("FieldManagerConflict", path, f"conflict with {m}") for m, path in result]
+        raise ApiError(409, "Conflict", _conflict_text(result), causes=causes)
 
 
 def _manager_text(entry: Object) -> str:
@@ -414,9 +414,9 @@ def _merged_items(old: list[Any], new: list[Any], shape: Shape) -> list[Any]:
 
 def _next_shared(keys: list[str], others: Any) -> list[str | None]:
     """For each key the first at or after it that is also in `others`."""
-    found: list[str | None] = []
+    result: list[str | None] = []
     following = None
     for key in reversed(keys):
         following = key if key in others else following
-        found.append(following)
-    return found[::-1]
+        result.append(following)
+    return result[::-1]

@@ -44,19 +44,19 @@ def evict(store: Store, writer: Writer, catalogue: Catalogue, target: Target, bo
 
 def _budget_of(store: Store, pod: Entry) -> Entry | None:
     """The budget that selects the pod; ApiError 500 where several do."""
-    found = [
+    entries = [
         entry
         for (namespace, _), entry in store.collection(BUDGETS).entries.items()
         if namespace == pod.key[0]
         and selector_of((entry.decode().get("spec") or {}).get("selector")).matches(pod.labels)
     ]
-    if len(found) > 1:
+    if len(entries) > 1:
         text = (
             "This pod has more than one PodDisruptionBudget, "
             "which the eviction subresource does not support."
         )
         raise ApiError(500, "InternalError", text)
-    return found[0] if found else None
+    return entries[0] if entries else None
 
 
 def _may_be_ignored(pod: Object, budget: Object) -> bool:
@@ -65,7 +65,7 @@ def _may_be_ignored(pod: Object, budget: Object) -> bool:
     is_over = status.get("phase", "Pending") in {*ENDED_PHASES, "Pending"}
     if is_over or "deletionTimestamp" in pod["metadata"]:
         return True
-    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
+    conditions = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
     if conditions.get("Ready") == "True":
         return False
     if (budget.get("spec") or {}).get("unhealthyPodEvictionPolicy") == "AlwaysAllow":

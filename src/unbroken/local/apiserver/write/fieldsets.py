@@ -107,22 +107,22 @@ class Shape:
         assert self._schema is not None
         items = self._schema.items
         fields = items.properties if items is not None else {}
-        found = []
+        result = []
         for name in sorted(self._schema.list_map_keys):
             default = fields[name].raw.get("default") if name in fields else None
             if default is None and self._is_builtin:
                 default = DEFAULT_KEYS.get(name)
-            found.append((name, default))
-        return tuple(found)
+            result.append((name, default))
+        return tuple(result)
 
     def field(self, name: str) -> Shape:
         """Shape of the value at key `name`."""
-        found = self._fields.get(name)
-        if found is None:
+        shape = self._fields.get(name)
+        if shape is None:
             schema = self._schema.field(name) if self._schema is not None else None
-            found = Shape(schema, is_builtin=self._is_builtin)
-            self._fields[name] = found
-        return found
+            shape = Shape(schema, is_builtin=self._is_builtin)
+            self._fields[name] = shape
+        return shape
 
     @property
     def items(self) -> Shape:
@@ -154,14 +154,14 @@ def item_key(item: Any, shape: Shape) -> str:
     """The path element of an item of a set or map list; an item without its keys is `k:{}`."""
     if shape.list_type != "map":
         return "v:" + _canonical(item)
-    found = {}
+    result = {}
     for name, default in shape.keys:
         value = item.get(name) if isinstance(item, dict) else None
         if value is None:
             value = default
         if value is not None:
-            found[name] = value
-    return "k:" + _canonical(found)
+            result[name] = value
+    return "k:" + _canonical(result)
 
 
 def _canonical(value: Any) -> str:
@@ -180,10 +180,10 @@ def by_fields(value: Any, shape: Shape) -> bool:
 
 def by_key(items: list[Any], shape: Shape) -> dict[str, list[Any]]:
     """The items of a set or map list under their path elements; more than one are duplicates."""
-    found: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     for item in items:
-        found.setdefault(item_key(item, shape), []).append(item)
-    return found
+        result.setdefault(item_key(item, shape), []).append(item)
+    return result
 
 
 # --- Sets of one object -----------------------------------------------------------------------
@@ -195,14 +195,14 @@ def field_set(value: Object, schema: Schema) -> FieldSet:
 
 
 def _fields_below(value: Object, shape: Shape) -> FieldSet:
-    found: FieldSet = {}
+    result: FieldSet = {}
     for name, item in value.items():
         node = _claimed(item, shape.field(name))
         if name not in shape.declared:
             node = _with_self(node)
         if node is not None:
-            found["f:" + name] = node
-    return found
+            result["f:" + name] = node
+    return result
 
 
 def _claimed(value: Any, shape: Shape) -> FieldSet | None:
@@ -211,10 +211,10 @@ def _claimed(value: Any, shape: Shape) -> FieldSet | None:
         return (_fields_below(value, shape) or None) if value else {}
     if not by_items(value, shape):
         return {}
-    found: FieldSet = {}
+    result: FieldSet = {}
     for key, items in by_key(value, shape).items():
-        found[key] = _with_self(_claimed(items[0], shape.items)) if len(items) == 1 else {}
-    return found or None
+        result[key] = _with_self(_claimed(items[0], shape.items)) if len(items) == 1 else {}
+    return result or None
 
 
 def _with_self(node: FieldSet | None) -> FieldSet:
@@ -224,17 +224,17 @@ def _with_self(node: FieldSet | None) -> FieldSet:
 def _everything(value: Any, shape: Shape) -> FieldSet:
     """Every path of a value that came or went as a whole, its own included."""
     if by_fields(value, shape):
-        found: FieldSet = {
+        result: FieldSet = {
             "f:" + name: _everything(item, shape.field(name)) for name, item in value.items()
         }
     elif by_items(value, shape):
-        found = {
+        result = {
             key: _everything(items[0], shape.items) if len(items) == 1 else {}
             for key, items in by_key(value, shape).items()
         }
     else:
         return {}
-    return _with_self(found)
+    return _with_self(result)
 
 
 def problems(value: Object, schema: Schema) -> list[str]:
@@ -305,8 +305,8 @@ _NOTHING = (None, None, None)
 
 
 def _of(value: Object, name: str, shape: Shape) -> Any:
-    found = value.get(name, _MISSING)
-    return shape.present.get(name, _MISSING) if found is _MISSING else found
+    result = value.get(name, _MISSING)
+    return shape.present.get(name, _MISSING) if result is _MISSING else result
 
 
 def _gathered(below: list[tuple[str, _Difference]]) -> _Difference:
@@ -488,12 +488,12 @@ def element_text(key: str) -> str:
     if kind == "v":
         return f"[={text}]"
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        result = None
+    if not isinstance(result, dict):
         return f"[{text}]"
-    return "[" + ",".join(f"{name}={_canonical(found[name])}" for name in sorted(found)) + "]"
+    return "[" + ",".join(f"{name}={_canonical(result[name])}" for name in sorted(result)) + "]"
 
 
 def is_field_set(node: object, depth: int = 0) -> bool:
@@ -512,18 +512,18 @@ def with_structs(fields: FieldSet, schema: Schema) -> FieldSet:
 
 
 def _with_structs(fields: FieldSet, shape: Shape) -> FieldSet:
-    found: FieldSet = {}
+    result: FieldSet = {}
     for key, node in fields.items():
         if not node:
-            found[key] = node
+            result[key] = node
             continue
         if key.startswith("f:"):
             name = key[2:]
             below = _with_structs(node, shape.field(name))
-            found[key] = {SELF: {}, **below} if name in shape.declared else below
+            result[key] = {SELF: {}, **below} if name in shape.declared else below
         else:
-            found[key] = _with_structs(node, shape.items)
-    return found
+            result[key] = _with_structs(node, shape.items)
+    return result
 
 
 def remove(value: Object, fields: FieldSet, schema: Schema) -> Object:

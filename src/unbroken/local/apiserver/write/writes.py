@@ -460,8 +460,8 @@ class Writer:
         if kind.is_custom:
             judged, told = self._judge(target, old, new)
             places = {cause.field for cause in judged}
-            found = structural.validate(new, target.version.schema)
-            causes += [*judged, *(cause for cause in found if cause.field not in places)]
+            result = structural.validate(new, target.version.schema)
+            causes += [*judged, *(cause for cause in result if cause.field not in places)]
             warnings.extend(told)
         elif kind.resource == CRD_RESOURCE:
             causes += crds.validate_update(new, old) if old is not None else []

@@ -44,13 +44,13 @@ def pod_name(job: str, replica: Replica, index: int) -> str:
 
 def labels_of(job: str, replica: Replica, index: int) -> dict[str, str]:
     """Return the labels of a pod and the selector of its service."""
-    found = {
+    result = {
         keys.PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
         keys.REPLICA_TYPE_LABEL: replica.value.lower(),
         keys.REPLICA_INDEX_LABEL: str(index),
     }
-    return found | ({keys.ROLE_LABEL: "master"} if replica is Replica.MASTER else {})
+    return result | ({keys.ROLE_LABEL: "master"} if replica is Replica.MASTER else {})
 
 
 def selector_of(job: str, replica: Replica) -> str:
@@ -102,7 +102,7 @@ def pod_body(job: JobPicture, replica: Replica, index: int, port: int) -> Object
     _avoid_unhealthy(pod)
     added = dict(environment(spec, replica, index, port))
     for container in pod.get("containers") or ():
-        kept = [one for one in container.get("env") or () if one.get("name") not in added]
+        kept = [item for item in container.get("env") or () if item.get("name") not in added]
         ours = [{"name": name, "value": value} for name, value in added.items()]
         container["env"] = kept + ours
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
@@ -165,7 +165,10 @@ def _elastic(policy: ElasticPolicy, workers: ReplicaSpec, port: int) -> Iterator
     if policy.rdzv_id:
         yield "PET_RDZV_ID", policy.rdzv_id
     if policy.rdzv_conf:
-        pairs = (f"{one.key}={one.value}" for one in policy.rdzv_conf)
+        pairs = (
+            f"{rendezvous_setting.key}={rendezvous_setting.value}"
+            for rendezvous_setting in policy.rdzv_conf
+        )
         yield "PET_RDZV_CONF", ",".join(pairs)
     if policy.standalone:
         yield "PET_STANDALONE", "1"
@@ -183,5 +186,5 @@ def _declared_port(spec: ReplicaSpec) -> int | None:
 
 def _metadata(job: JobPicture, name: str, labels: Mapping[str, str]) -> Object:
     owner = PYTORCHJOB.owner_reference(job.name, job.uid)
-    found = {"name": name, "namespace": job.namespace, "labels": dict(labels)}
-    return {**found, "ownerReferences": [owner]}
+    result = {"name": name, "namespace": job.namespace, "labels": dict(labels)}
+    return {**result, "ownerReferences": [owner]}

@@ -288,22 +288,27 @@ def with_condition(
     `kubectl get` prints the type of the last condition whatever its status. So the newest true one
     is the last: Created, for a resumed job that does not run yet.
     """
-    held = next((one for one in status.conditions if one.type == type), None)
+    held = next((condition for condition in status.conditions if condition.type == type), None)
     reason, message = why
     if held is not None and (held.status, held.reason) == (value, reason):
         return status
     since = held.last_transition_time if held is not None and held.status == value else now
     made = JobCondition(type, value, reason, message, now, since)
     every = (*_others(status.conditions, type), made)
-    last = next((one for one in reversed(every) if one.status == "True"), made)
-    return replace(status, conditions=(*(one for one in every if one is not last), last))
+    last = next(
+        (job_condition for job_condition in reversed(every) if job_condition.status == "True"), made
+    )
+    return replace(
+        status,
+        conditions=(*(job_condition for job_condition in every if job_condition is not last), last),
+    )
 
 
 def _others(conditions: Iterable[JobCondition], type: str) -> Iterator[JobCondition]:
     """Return what is left of the other conditions (`filterOutCondition`)."""
     rivals = {"Restarting": "Running", "Running": "Restarting"}
-    for one in conditions:
-        if one.type in (type, rivals.get(type)):
+    for condition in conditions:
+        if condition.type in (type, rivals.get(type)):
             continue
-        ends = type in ("Failed", "Succeeded") and one.type == "Running"
-        yield replace(one, status="False") if ends else one
+        ends = type in ("Failed", "Succeeded") and condition.type == "Running"
+        yield replace(condition, status="False") if ends else condition

@@ -28,8 +28,8 @@ class Listed:
         """
         if self.spec.cluster:
             return None
-        found = _PLACE.fullmatch(self.spec.logical_id or self.name)
-        return int(found[1]) if found else None
+        match = _PLACE.fullmatch(self.spec.logical_id or self.name)
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)

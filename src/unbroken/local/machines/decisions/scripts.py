@@ -192,14 +192,14 @@ def local_source(source: str, mapped: Mapping[str, str]) -> LocalSource | None:
 
 def source_mapping(pairs: Iterable[str]) -> dict[str, str]:
     """Addresses and their directories from `s3://bucket/prefix=DIR`; SpecError for others."""
-    found = {}
+    result = {}
     for pair in pairs:
         address, equals, directory = pair.partition("=")
         bucket = address.removeprefix(S3).split("/")[0]
         if not (address.startswith(S3) and bucket and equals and directory):
             raise SpecError(f"{pair}: write it as s3://BUCKET/PREFIX=DIR")
-        found[address.rstrip("/")] = directory
-    return found
+        result[address.rstrip("/")] = directory
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,10 @@ class ContainerStart:
     async def _fetch(self, plural: str, names: Iterable[str]) -> dict[str, Object | None]:
         namespace = self._pod["metadata"]["namespace"]
         ordered = list(names)
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(self._node.api.named(plural, namespace, name) for name in ordered)
         )
-        return dict(zip(ordered, found, strict=True))
+        return dict(zip(ordered, result, strict=True))
 
     async def _claims(self, volumes: Iterable[Object]) -> Claims:
         names = {name for volume in volumes if (name := claim_name(volume, self._pod))}

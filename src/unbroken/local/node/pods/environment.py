@@ -105,10 +105,10 @@ def _note(names: set[str], reference: Object | None) -> None:
 def environment(container: Object, around: EnvironmentSources) -> dict[str, str]:
     """All variables of a container, in the order in which later ones override."""
     name = around.pod["metadata"]["name"]
-    found = dict(around.base)
-    found["HOSTNAME"] = around.pod["spec"].get("hostname") or name
+    result = dict(around.base)
+    result["HOSTNAME"] = around.pod["spec"].get("hostname") or name
     if around.api_host:
-        found |= {
+        result |= {
             "KUBERNETES_SERVICE_HOST": around.api_host,
             "KUBERNETES_SERVICE_PORT": around.api_port,
             "KUBERNETES_SERVICE_PORT_HTTPS": around.api_port,
@@ -118,21 +118,21 @@ def environment(container: Object, around: EnvironmentSources) -> dict[str, str]
         prefix = source.get("prefix") or ""
         for key, value in _all_of(source, around).items():
             if _VARIABLE.match(prefix + key):
-                found[prefix + key] = value
+                result[prefix + key] = value
     for entry in container.get("env") or ():
-        given = _value(entry, container, around, found)
+        given = _value(entry, container, around, result)
         if given is not None:
-            found[entry["name"]] = given
-    return found
+            result[entry["name"]] = given
+    return result
 
 
 def _all_of(source: Object, around: EnvironmentSources) -> dict[str, str]:
     if reference := source.get("configMapRef"):
-        found = _lookup("configmap", around.config_maps, reference, around)
-        return {} if found is None else dict(found.get("data") or {})
+        result = _lookup("configmap", around.config_maps, reference, around)
+        return {} if result is None else dict(result.get("data") or {})
     if reference := source.get("secretRef"):
-        found = _lookup("secret", around.secrets, reference, around)
-        data = {} if found is None else found.get("data") or {}
+        result = _lookup("secret", around.secrets, reference, around)
+        data = {} if result is None else result.get("data") or {}
         return {key: _decoded(value, key) for key, value in data.items()}
     return {}
 
@@ -148,11 +148,11 @@ def _value(
     if reference := source.get("resourceFieldRef"):
         return resource_value(reference, container, around)
     if reference := source.get("configMapKeyRef"):
-        found = _lookup("configmap", around.config_maps, reference, around)
-        return _key("ConfigMap", found, reference, around)
+        result = _lookup("configmap", around.config_maps, reference, around)
+        return _key("ConfigMap", result, reference, around)
     if reference := source.get("secretKeyRef"):
-        found = _lookup("secret", around.secrets, reference, around)
-        value = _key("Secret", found, reference, around)
+        result = _lookup("secret", around.secrets, reference, around)
+        value = _key("Secret", result, reference, around)
         return None if value is None else _decoded(value, reference["key"])
     raise ConfigProblem(f"the source of variable {entry['name']} is not supported")
 
@@ -160,10 +160,10 @@ def _value(
 def _lookup(
     kind: str, objects: Mapping[str, Object | None], reference: Object, around: EnvironmentSources
 ) -> Object | None:
-    found = objects.get(reference.get("name", ""))
-    if found is None and not reference.get("optional"):
+    result = objects.get(reference.get("name", ""))
+    if result is None and not reference.get("optional"):
         raise ConfigProblem(f'{kind} "{reference.get("name", "")}" not found')
-    return found
+    return result
 
 
 def _key(

@@ -48,10 +48,10 @@ class PodFiles:
     def recorded(self) -> Object | None:
         """Return the recorded facts; None for a directory that never reached that point."""
         try:
-            found: Object = json.loads((self.directory / "pod.json").read_bytes())
+            result: Object = json.loads((self.directory / "pod.json").read_bytes())
         except FileNotFoundError:
             return None
-        return found
+        return result
 
     def run_directory(self, container: str, attempt: int) -> Path:
         """Directory of one run of a container."""
@@ -79,13 +79,13 @@ class PodFiles:
 
     def found_runs(self, container: str) -> list[tuple[int, Run | Exit, Path]]:
         """Runs that an earlier runner started, oldest first, the newest perhaps alive."""
-        found = []
+        result = []
         for attempt in self.attempts(container):
             directory = self.run_directory(container, attempt)
             run = adopt(directory)
             if run is not None:
-                found.append((attempt, run, directory))
-        return found
+                result.append((attempt, run, directory))
+        return result
 
     def live_runs(self) -> list[Run]:
         """Every run of the pod that is still alive."""
@@ -155,15 +155,15 @@ def _texts(lines: Iterable[bytes]) -> Iterable[bytes]:
 
 def ended_before(runs: list[tuple[int, Run | Exit, Path]]) -> list[tuple[str, Exit]]:
     """Ids and ends of all runs but the newest."""
-    found = []
+    result = []
     for _, _, directory in runs[:-1]:
         ended = read_exit(directory)
         if ended is not None:
-            found.append((container_id(directory), ended))
-    return found
+            result.append((container_id(directory), ended))
+    return result
 
 
 def container_id(directory: Path) -> str:
     """Id of the run in this directory."""
-    found = json.loads((directory / "run.json").read_bytes())
-    return str(found["container_id"])
+    result = json.loads((directory / "run.json").read_bytes())
+    return str(result["container_id"])

@@ -202,16 +202,16 @@ class PodWorker:
             runs = self.files.found_runs(container.name)
             if not runs:
                 continue
-            attempt, found, directory = runs[-1]
+            attempt, result, directory = runs[-1]
             identity = container_id(directory)
-            started = Started(container.name, attempt, identity, found.started_at)
+            started = Started(container.name, attempt, identity, result.started_at)
             history = ended_before(runs)
             self.machine.restore(container.name, history, started, self.node.clock())
-            if isinstance(found, Exit):
-                self._events.put_nowait(self._ended_event(started, directory, found))
+            if isinstance(result, Exit):
+                self._events.put_nowait(self._ended_event(started, directory, result))
             else:
                 log.info("container adopted", pod=self._title(), container=container.name)
-                self._watch(started, found)
+                self._watch(started, result)
         self._take_deletion()
 
     def _take_deletion(self) -> None:

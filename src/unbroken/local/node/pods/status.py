@@ -248,13 +248,13 @@ def _ready(machine: PodLifecycle, phase: str) -> Object:
 
 
 def _closed_gates(gates: Sequence[str], conditions: Iterable[Object]) -> list[str]:
-    found = {c["type"]: c["status"] for c in conditions}
+    result = {c["type"]: c["status"] for c in conditions}
     problems = []
     for gate in gates:
-        if gate not in found:
+        if gate not in result:
             text = f'corresponding condition of pod readiness gate "{gate}" does not exist.'
             problems.append(text)
-        elif found[gate] != "True":
-            text = f'the status of pod readiness gate "{gate}" is not "True", but {found[gate]}'
+        elif result[gate] != "True":
+            text = f'the status of pod readiness gate "{gate}" is not "True", but {result[gate]}'
             problems.append(text)
     return problems

@@ -155,12 +155,12 @@ def _source_files(
         return {item["path"]: _downward(item, mode, around) for item in source.get("items") or ()}
     name = source.get("secretName") or source.get("name", "")
     objects = around.secrets if kind == "secret" else around.config_maps
-    found = objects.get(name)
-    if found is None:
+    result = objects.get(name)
+    if result is None:
         if source.get("optional"):
             return {}
         raise ConfigProblem(f'{kind.lower()} "{name}" not found')
-    data = _bytes_of(kind, found)
+    data = _bytes_of(kind, result)
     if not source.get("items"):
         return {key: File(value, mode) for key, value in data.items()}
     files = {}
@@ -223,9 +223,9 @@ def private_memory(uid: str) -> Path:
     """The same, made so that no other user can enter it.  VolumeProblem: another user made it."""
     folder = memory_directory(uid)
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise VolumeProblem(f"{folder} belongs to user {found.st_uid}: have it removed")
+    result = folder.lstat()
+    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid():
+        raise VolumeProblem(f"{folder} belongs to user {result.st_uid}: have it removed")
     # An earlier version made it accessible to all users.
     folder.chmod(0o700)
     return folder
@@ -277,7 +277,7 @@ def mounts(
 ) -> list[Mount]:
     """Mounts of one container; sub-paths are made where they are not there."""
     kinds = {v["name"]: next((k for k in v if k != "name"), "") for v in _volumes(pod)}
-    found = []
+    result = []
     for mount in container.get("volumeMounts") or ():
         name = mount["name"]
         if name not in paths:
@@ -288,8 +288,8 @@ def mounts(
             source = _sub_path(source, sub_path)
         is_read_only = bool(mount.get("readOnly")) or kinds.get(name) in _READ_ONLY_KINDS
         target = os.path.normpath(os.path.join("/", mount["mountPath"]))
-        found.append(Mount(str(source), target, is_read_only))
-    return found
+        result.append(Mount(str(source), target, is_read_only))
+    return result
 
 
 def _volumes(pod: Object) -> Iterable[Object]:

@@ -224,7 +224,7 @@ def ports_of(values: Sequence[str]) -> list[int]:
 
     They stand in one value with commas, in several values, or both.
     """
-    found = [port_of(text) for value in values for text in value.split(",")]
-    if not 0 < len(found) <= PORTS_MAX:
-        raise SpecError(f"port forwarding takes 1 to {PORTS_MAX} ports, not {len(found)}")
-    return found
+    result = [port_of(text) for value in values for text in value.split(",")]
+    if not 0 < len(result) <= PORTS_MAX:
+        raise SpecError(f"port forwarding takes 1 to {PORTS_MAX} ports, not {len(result)}")
+    return result

@@ -53,7 +53,7 @@ _TAIL = (
 
 
 def _with_lengths(*texts: str) -> bytes:
-    return b"".join(struct.pack(">I", len(one)) + one.encode() for one in texts)
+    return b"".join(struct.pack(">I", len(text)) + text.encode() for text in texts)
 
 
 DICTIONARY = (
@@ -125,12 +125,12 @@ class Reader:
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete now; SpdyError if the bytes are no frames."""
         self._buffer += data
-        found: list[Frame] = []
+        result: list[Frame] = []
         at = 0
-        while (end := self._next(at, found)) > at:
+        while (end := self._next(at, result)) > at:
             at = end
         del self._buffer[:at]
-        return found
+        return result
 
     def _next(self, at: int, found: list[Frame]) -> int:
         """Read one frame or a part of one; the place of the next, `at` if bytes are missing."""

@@ -193,13 +193,13 @@ def mount_all(mounts: Iterable[Mount], scratch: str) -> None:
 
 def _directories_to_open(targets: Sequence[str]) -> list[str]:
     """Directories of the host in which something must appear, outer ones first."""
-    found: set[str] = set()
+    result: set[str] = set()
     for position, target in enumerate(targets):
         # The inside of another volume is written to, as a container runtime does.
         if os.path.exists(target) or any(is_below(target, t) for t in targets[:position]):
             continue
-        found.add(os.path.realpath(nearest_existing(os.path.dirname(target))))
-    return sorted(found, key=lambda path: (path != "/", path.count("/")))
+        result.add(os.path.realpath(nearest_existing(os.path.dirname(target))))
+    return sorted(result, key=lambda path: (path != "/", path.count("/")))
 
 
 def join(pid: int, isolation: Isolation) -> None:

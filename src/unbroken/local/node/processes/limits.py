@@ -44,19 +44,19 @@ def own_group(proc_cgroup: str) -> str:
 def settings(resources: Object) -> dict[str, str]:
     """Files of a container's group and what is written into them."""
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    found = {}
+    result = {}
     if "memory" in limits:
-        found["memory.max"] = str(_whole(parse_quantity(limits["memory"])))
-        found["memory.swap.max"] = "0"
+        result["memory.max"] = str(_whole(parse_quantity(limits["memory"])))
+        result["memory.swap.max"] = "0"
         # All of the container goes, as with kubelet's singleProcessOOMKill=false.
-        found["memory.oom.group"] = "1"
+        result["memory.oom.group"] = "1"
     if "cpu" in limits:
         quota = _whole(parse_quantity(limits["cpu"]) * CPU_PERIOD_MICROSECONDS)
-        found["cpu.max"] = f"{max(quota, 1000)} {CPU_PERIOD_MICROSECONDS}"
+        result["cpu.max"] = f"{max(quota, 1000)} {CPU_PERIOD_MICROSECONDS}"
     cpu = requests.get("cpu", limits.get("cpu"))
     if cpu is not None:
-        found["cpu.weight"] = str(weight(parse_quantity(cpu)))
-    return found
+        result["cpu.weight"] = str(weight(parse_quantity(cpu)))
+    return result
 
 
 def weight(cpus: Decimal) -> int:

@@ -60,8 +60,8 @@ class Run:
     async def ended(self) -> Exit:
         """Wait until nothing of the container lives."""
         await readable(self.pidfd)
-        found = read_exit(self.directory)
-        return await asyncio.to_thread(self._sweep) if found is None else found
+        result = read_exit(self.directory)
+        return await asyncio.to_thread(self._sweep) if result is None else result
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -75,7 +75,7 @@ class Run:
 
 def unknown_exit(directory: Path, started_at: float) -> Exit:
     """Record an end that was not seen (kubelet reports the same after lost containers)."""
-    found = Exit(
+    result = Exit(
         exit_code=137,
         reason="ContainerStatusUnknown",
         message="The supervisor of the container was killed",
@@ -84,9 +84,9 @@ def unknown_exit(directory: Path, started_at: float) -> Exit:
     )
     write_json(
         str(directory / "exit.json"),
-        {name: getattr(found, name) for name in Exit.__slots__},
+        {name: getattr(result, name) for name in Exit.__slots__},
     )
-    return found
+    return result
 
 
 async def readable(fd: int) -> None:
@@ -102,16 +102,16 @@ async def readable(fd: int) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        result: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    return found
+    return result
 
 
 def read_exit(directory: Path) -> Exit | None:
     """Return how the run in this directory ended; None while it runs."""
-    found = _read_json(directory / "exit.json")
-    return None if found is None else Exit(**found)
+    result = _read_json(directory / "exit.json")
+    return None if result is None else Exit(**result)
 
 
 def read_details(directory: Path) -> dict[str, Any] | None:
@@ -152,7 +152,7 @@ def _open_supervisor(pid: int, ticks: int) -> int | None:
 def marked(container_id: str) -> list[int]:
     """Processes that carry the mark of a container, whoever their parents are."""
     mark = f"{MARKER}={container_id}".encode()
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -161,8 +161,8 @@ def marked(container_id: str) -> list[int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         if mark in environment.split(b"\0"):
-            found.append(int(name))
-    return found
+            result.append(int(name))
+    return result
 
 
 def kill_marked(container_id: str) -> None:
@@ -276,8 +276,8 @@ class Launcher:
         if not started:
             await readable(pidfd)
             os.close(pidfd)
-            found = read_exit(directory)
-            return found or Exit(START_ERROR, "StartError", "its supervisor died", now, now)
+            result = read_exit(directory)
+            return result or Exit(START_ERROR, "StartError", "its supervisor died", now, now)
         return Run(directory, hello["pid"], pidfd, started["main"], started["started_at"], known)
 
     async def command(self, request: Mapping[str, Any], streams: Sequence[int]) -> Command:

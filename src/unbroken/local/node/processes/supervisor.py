@@ -58,10 +58,10 @@ def descendants(root: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         children.setdefault(parent, []).append(int(name))
-    found = list(children.get(root, ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    result = list(children.get(root, ()))
+    for pid in result:
+        result += children.get(pid, ())
+    return result
 
 
 def kill(pid: int, number: int) -> None:

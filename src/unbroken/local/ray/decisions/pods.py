@@ -83,7 +83,9 @@ def service_body(cluster: ClusterPicture, free_port: int) -> Object:
     gcs = int((head.get("rayStartParams") or {}).get("port") or free_port)
     container = head["template"]["spec"]["containers"][0]
     named = {
-        one["name"]: one["containerPort"] for one in container.get("ports") or () if "name" in one
+        item["name"]: item["containerPort"]
+        for item in container.get("ports") or ()
+        if "name" in item
     }
     ports = [
         {
@@ -95,7 +97,7 @@ def service_body(cluster: ClusterPicture, free_port: int) -> Object:
         for name, port in (named or DEFAULT_PORTS).items()
         if name != "metrics"
     ]
-    if not any(one["name"] in GCS_PORTS for one in ports):
+    if not any(item["name"] in GCS_PORTS for item in ports):
         ports.append(
             {"name": GCS_PORTS[0], "port": GCS_PORT, "targetPort": gcs, "appProtocol": "tcp"}
         )
@@ -112,7 +114,7 @@ def service_body(cluster: ClusterPicture, free_port: int) -> Object:
 def gcs_port(service: Mapping[str, Any]) -> int:
     """Return the port at which the GCS of a cluster listens, which its service keeps."""
     ports = service["spec"]["ports"]
-    return int(next(one["targetPort"] for one in ports if one["name"] in GCS_PORTS))
+    return int(next(port["targetPort"] for port in ports if port["name"] in GCS_PORTS))
 
 
 def head_body(cluster: ClusterPicture, port: int, agent_port: int) -> Object:
@@ -124,9 +126,9 @@ def head_body(cluster: ClusterPicture, port: int, agent_port: int) -> Object:
     parameters = {"dashboard-host": HERE if host in ANY_ADDRESS else host, **given, **fixed}
     body = _pod_body(cluster, group, HEAD_GROUP, 0, parameters)
     container = body["spec"]["containers"][0]
-    for one in container.get("ports") or ():
-        if one.get("name") in GCS_PORTS:
-            one["containerPort"] = port
+    for item in container.get("ports") or ():
+        if item.get("name") in GCS_PORTS:
+            item["containerPort"] = port
     added = {"RAY_PORT": str(port), "RAY_ADDRESS": f"{HERE}:{port}"}
     _add_variables(container, added)
     dashboard = int(given.get("dashboard-port", DASHBOARD_PORT))
@@ -153,11 +155,11 @@ def worker_body(
     pod = body["spec"]
     aliases = {"ip": head.address, "hostnames": names}
     pod["hostAliases"] = [*(pod.get("hostAliases") or ()), aliases]
-    found = {"FQ_RAY_IP": long, "RAY_IP": short}
+    result = {"FQ_RAY_IP": long, "RAY_IP": short}
     for container in pod.get("initContainers") or ():
-        _add_variables(container, found)
+        _add_variables(container, result)
     container = pod["containers"][0]
-    _add_variables(container, {**found, "RAY_PORT": str(port), "RAY_ADDRESS": address})
+    _add_variables(container, {**result, "RAY_PORT": str(port), "RAY_ADDRESS": address})
     _probe(container, agent_port, (agent_port, RAYLET_HEALTH))
     return body
 
@@ -177,8 +179,8 @@ def _pod_body(
     labels = {**extra, **fixed}
     annotations = dict(given.get("annotations") or {})
     container = pod["containers"][0]
-    for one in pod["containers"]:
-        _leave_out_ray_stop(one)
+    for item in pod["containers"]:
+        _leave_out_ray_stop(item)
     start = start_command(parameters, container.get("resources") or {})
     _set_command(container, start, annotations)
     _mount(pod, container, "shared-mem", "/dev/shm", {"medium": "Memory"})
@@ -207,7 +209,7 @@ def _pod_body(
 def start_command(given: Mapping[str, str], resources: Mapping[str, Any]) -> str:
     """Return the command that starts Ray in a container of these resources."""
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    found = {
+    result = {
         **dict(_amounts(limits, requests)),
         # 8080 and worker ports from 10002 on would be the same for all pods of the machine.
         "min-worker-port": "0",
@@ -216,7 +218,7 @@ def start_command(given: Mapping[str, str], resources: Mapping[str, Any]) -> str
         "node-ip-address": HERE,
         "block": "true",
     }
-    return " ".join(("ray start", *_flags(found)))
+    return " ".join(("ray start", *_flags(result)))
 
 
 def _amounts(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -268,7 +270,7 @@ def _leave_out_ray_stop(container: Object) -> None:
 def _mount(pod: Object, container: Object, name: str, path: str, kind: Mapping[str, str]) -> None:
     """Mount an empty volume of the pod's own where the template mounts nothing."""
     mounts = container.setdefault("volumeMounts", [])
-    if not any(one["mountPath"].rstrip("/") == path for one in mounts):
+    if not any(mount["mountPath"].rstrip("/") == path for mount in mounts):
         pod.setdefault("volumes", []).append({"name": name, "emptyDir": dict(kind)})
         mounts.append({"name": name, "mountPath": path})
 
@@ -276,7 +278,7 @@ def _mount(pod: Object, container: Object, name: str, path: str, kind: Mapping[s
 def _add_variables(container: Object, added: Mapping[str, str | Object]) -> None:
     """Add variables that the template does not set itself."""
     given = container.setdefault("env", [])
-    known = {one["name"] for one in given}
+    known = {item["name"] for item in given}
     given += [
         {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
         for name, value in added.items()
@@ -312,13 +314,13 @@ def _metadata(
 
 def requests_of(template: Mapping[str, Any]) -> dict[str, Decimal]:
     """Return what the containers of a pod request together; limits count where no request is."""
-    found: dict[str, Decimal] = {}
+    result: dict[str, Decimal] = {}
     for container in _containers(template):
         resources = container.get("resources") or {}
         asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
         for name, amount in asked.items():
-            found[name] = found.get(name, Decimal(0)) + parse_quantity(amount)
-    return found
+            result[name] = result.get(name, Decimal(0)) + parse_quantity(amount)
+    return result
 
 
 def _containers(template: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

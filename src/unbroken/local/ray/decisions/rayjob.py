@@ -61,8 +61,8 @@ class JobPicture:
         """Address of the head of its cluster, once the cluster is ready; else empty."""
         status = (self.cluster or {}).get("status") or {}
         ready = any(
-            one["type"] == "HeadPodReady" and one["status"] == "True"
-            for one in status.get("conditions") or ()
+            item["type"] == "HeadPodReady" and item["status"] == "True"
+            for item in status.get("conditions") or ()
         )
         is_up = ready and status.get("state") == "ready"
         return str((status.get("head") or {}).get("podIP") or "") if is_up else ""
@@ -193,7 +193,7 @@ def _ended(seen: JobPicture, at: float, status: str, why: tuple[str, str]) -> Jo
     failures = int(seen.status.get("failed") or 0) + bool(reason)
     retries = reason == "AppFailed" and failures <= int(seen.spec.get("backoffLimit") or 0)
     deployment = "Retrying" if retries else "Failed" if reason else "Complete"
-    found = _status(
+    result = _status(
         seen,
         jobDeploymentStatus=deployment,
         jobStatus=status or seen.status.get("jobStatus"),
@@ -204,7 +204,7 @@ def _ended(seen: JobPicture, at: float, status: str, why: tuple[str, str]) -> Jo
         succeeded=int(not reason),
         jobStatusCheckFailureStartTime=None,
     )
-    return JobPlan(found)
+    return JobPlan(result)
 
 
 def _after(seen: JobPicture, now: float) -> JobPlan:
@@ -249,7 +249,7 @@ def _create(seen: JobPicture) -> JobPlan:
 def _submission(seen: JobPicture) -> Object:
     """Return the body of the request that submits the job."""
     spec = seen.spec
-    found = {
+    result = {
         "entrypoint": spec["entrypoint"],
         "submission_id": seen.status["jobId"],
         "runtime_env": read_map(spec.get("runtimeEnvYAML")),
@@ -260,7 +260,7 @@ def _submission(seen: JobPicture) -> Object:
         "entrypoint_num_gpus": spec.get("entrypointNumGpus"),
         "entrypoint_resources": read_map(spec.get("entrypointResources")),
     }
-    return found | {key: value for key, value in amounts.items() if value}
+    return result | {key: value for key, value in amounts.items() if value}
 
 
 def read_map(text: str | None) -> Object:

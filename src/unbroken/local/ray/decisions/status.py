@@ -33,7 +33,7 @@ def status_of(seen: ClusterPicture, now: float) -> Object | None:
     before = dict(seen.status)
     text = time_text(now)
     state = _state(seen)
-    found = {
+    result = {
         **before,
         "observedGeneration": seen.generation,
         **_counts(seen),
@@ -43,12 +43,12 @@ def status_of(seen: ClusterPicture, now: float) -> Object | None:
         "endpoints": _endpoints(seen),
     }
     if state != before.get("state"):
-        found["state"] = state
+        result["state"] = state
         times = before.get("stateTransitionTimes") or {}
-        found["stateTransitionTimes"] = {**times, state: text}
-    if found == before:
+        result["stateTransitionTimes"] = {**times, state: text}
+    if result == before:
         return None
-    return {**found, "lastUpdateTime": text}
+    return {**result, "lastUpdateTime": text}
 
 
 def _state(seen: ClusterPicture) -> str | None:
@@ -111,22 +111,22 @@ def _head(seen: ClusterPicture) -> Object:
     head, service = seen.head, seen.service
     if head is None and service is None:
         return {}
-    found: Object = {}
+    result: Object = {}
     if head is not None:
-        found = {"podName": head.name, "podIP": head.address, "serviceIP": head.address}
+        result = {"podName": head.name, "podIP": head.address, "serviceIP": head.address}
     if service is not None:
-        found["serviceName"] = service["metadata"]["name"]
-    return {key: value for key, value in found.items() if value}
+        result["serviceName"] = service["metadata"]["name"]
+    return {key: value for key, value in result.items() if value}
 
 
 def _endpoints(seen: ClusterPicture) -> Object:
     if seen.service is None:
         return {}
-    return {one["name"]: str(one["targetPort"]) for one in seen.service["spec"]["ports"]}
+    return {item["name"]: str(item["targetPort"]) for item in seen.service["spec"]["ports"]}
 
 
 def _conditions(seen: ClusterPicture, now: str) -> list[Object]:
-    known = {one["type"]: one for one in seen.status.get("conditions") or ()}
+    known = {item["type"]: item for item in seen.status.get("conditions") or ()}
     for type, value, reason, message in _wanted(seen, known):
         old = known.get(type, {})
         since = old["lastTransitionTime"] if old.get("status") == value else now

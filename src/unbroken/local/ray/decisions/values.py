@@ -57,8 +57,8 @@ class ClusterPicture:
 
     def workers(self, group: str) -> list[RayPod]:
         """List the pods of a worker group, by name."""
-        found = (pod for pod in self.pods if pod.node_type == WORKER and pod.group == group)
-        return sorted(found, key=lambda pod: pod.name)
+        result = (pod for pod in self.pods if pod.node_type == WORKER and pod.group == group)
+        return sorted(result, key=lambda pod: pod.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,10 +131,10 @@ class AwsProvider:
     async def _namesake(self, name: str, target: Target) -> str:
         """Another node that says it is the same instance: one of them lies; empty: none."""
         listed = await self._client.get_or_none("api/v1/nodes", Object) or {}
-        for one in listed.get("items") or ():
-            found = target_of(one)
-            if found and found.instance == target.instance and one["metadata"]["name"] != name:
-                return str(one["metadata"]["name"])
+        for item in listed.get("items") or ():
+            result = target_of(item)
+            if result and result.instance == target.instance and item["metadata"]["name"] != name:
+                return str(item["metadata"]["name"])
         return ""
 
     async def _call(

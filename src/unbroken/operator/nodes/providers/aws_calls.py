@@ -70,15 +70,15 @@ class Ec2:
         """Carry the order out, or say how it stands."""
         instance, is_first = asked["instance"], asked["is_first"]
         try:
-            found = self._ec2.describe_instances(InstanceIds=[instance])
+            result = self._ec2.describe_instances(InstanceIds=[instance])
         except Exception as error:
             if code_of(error) != INSTANCE_MISSING:
                 raise
             return self._missing(instance, is_first)
         states = [
-            one["State"]["Name"]
-            for reservation in found["Reservations"]
-            for one in reservation["Instances"]
+            item["State"]["Name"]
+            for reservation in result["Reservations"]
+            for item in reservation["Instances"]
         ]
         if not states:
             return self._missing(instance, is_first)
@@ -106,11 +106,11 @@ class Ec2:
     def _replace(self, instance: str, state: str) -> Answer:
         if state == "shutting-down":
             return answer(WORKING, f"instance {instance} is shutting down")
-        found = self._groups.describe_auto_scaling_instances(InstanceIds=[instance])
-        if not found["AutoScalingInstances"]:
+        result = self._groups.describe_auto_scaling_instances(InstanceIds=[instance])
+        if not result["AutoScalingInstances"]:
             text = f"instance {instance} is in no Auto Scaling group; nothing would take its place"
             return answer(UNSUPPORTED, text, is_given=False)
-        member = found["AutoScalingInstances"][0]
+        member = result["AutoScalingInstances"][0]
         if not member["LifecycleState"].startswith("Terminat"):
             # Asked for again, it is still one termination.
             self._groups.terminate_instance_in_auto_scaling_group(
@@ -131,7 +131,7 @@ class HyperPod:
         if asked["is_first"]:
             return self._give(asked)
         try:
-            found = self._sagemaker.describe_cluster_node(
+            result = self._sagemaker.describe_cluster_node(
                 ClusterName=asked["cluster"], NodeId=asked["instance"]
             )
         except Exception as error:
@@ -139,7 +139,7 @@ class HyperPod:
                 raise
             text = f"HyperPod cluster {asked['cluster']} has no node {asked['instance']} any more"
             return answer(GONE, text)
-        status = found["NodeDetails"]["InstanceStatus"]
+        status = result["NodeDetails"]["InstanceStatus"]
         text = f"node {asked['instance']} is {status['Status']}"
         if status.get("Message"):
             text = f"{text}: {status['Message']}"
@@ -155,7 +155,7 @@ class HyperPod:
             else self._sagemaker.batch_replace_cluster_nodes
         )
         said = call(ClusterName=asked["cluster"], NodeIds=[node])
-        failures = [one for one in said.get("Failed") or () if one["NodeId"] == node]
+        failures = [item for item in said.get("Failed") or () if item["NodeId"] == node]
         if not failures:
             return answer(WORKING, f"HyperPod {asked['action']}s node {node}")
         code, text = failures[0]["ErrorCode"], failures[0].get("Message") or ""

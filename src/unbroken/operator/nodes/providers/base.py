@@ -84,10 +84,10 @@ class ObjectProvider(ABC):
         if listed is None or path is None:
             return OrderStatus(Answer.UNSUPPORTED, f"the cluster serves no {self.what}")
         boot_id = await node_boot(self._client, order.node)
-        for found in listed.get("items") or ():
-            notes = found["metadata"].get("annotations") or {}
-            if notes.get(REPAIR_ORDER) == order.id or self.is_of(found, order.node):
-                return await self._order_of(order, path, found, boot_id)
+        for result in listed.get("items") or ():
+            notes = result["metadata"].get("annotations") or {}
+            if notes.get(REPAIR_ORDER) == order.id or self.is_of(result, order.node):
+                return await self._order_of(order, path, result, boot_id)
         if boot_id is None:
             return OrderStatus(Answer.GONE, f"node and {self.what} are gone")
         return OrderStatus(Answer.UNSUPPORTED, f"no {self.what} is behind {order.node}")

@@ -42,7 +42,7 @@ class ClusterApiProvider(ObjectProvider):
     def refusal(self, order: RepairOrder, found: Object) -> str:
         """As `ObjectProvider.refusal`: a Machine is only deleted where another follows it."""
         owners = found["metadata"].get("ownerReferences") or ()
-        if order.action is not Action.REPLACE or any(one.get("controller") for one in owners):
+        if order.action is not Action.REPLACE or any(owner.get("controller") for owner in owners):
             return ""
         name = found["metadata"]["name"]
         return (

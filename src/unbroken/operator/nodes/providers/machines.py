@@ -39,12 +39,12 @@ class MachinesProvider:
 
     async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
-        found = await self._client.get_or_none(_path(order.node), Object)
+        result = await self._client.get_or_none(_path(order.node), Object)
         if order.action is Action.REPLACE:
-            return await self._replace(order, found)
-        if found is None:
+            return await self._replace(order, result)
+        if result is None:
             return OrderStatus(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
-        return await self._count(order, found)
+        return await self._count(order, result)
 
     async def _count(self, order: RepairOrder, found: Object) -> OrderStatus:
         key = COUNTS[order.action]
@@ -112,9 +112,9 @@ class MachinesProvider:
     async def _replaced(self, order: RepairOrder) -> OrderStatus:
         """The old Machine is gone: by this order, if there is one that was made for it."""
         listed = await self._client.get_or_none(MACHINE.path, Object) or {}
-        for one in listed.get("items") or ():
-            if (one["metadata"].get("annotations") or {}).get(REPAIR_ORDER) == f"for {order.id}":
-                return OrderStatus(Answer.DONE, replacement=one["metadata"]["name"])
+        for item in listed.get("items") or ():
+            if (item["metadata"].get("annotations") or {}).get(REPAIR_ORDER) == f"for {order.id}":
+                return OrderStatus(Answer.DONE, replacement=item["metadata"]["name"])
         node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
         if node is None:
             return OrderStatus(Answer.GONE, f"Machine and node {order.node} are gone")
@@ -123,7 +123,7 @@ class MachinesProvider:
 
 def held_back(spec: Object) -> Object:
     """The spec of a Machine whose node takes no pods from its first moment on."""
-    others = [one for one in spec.get("taints") or () if one.get("key") != HEALTH]
+    others = [item for item in spec.get("taints") or () if item.get("key") != HEALTH]
     taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
     labels = {**(spec.get("labels") or {}), HEALTH: Health.UNSCHEDULABLE.value}
     return {**spec, "labels": labels, "taints": [*others, taint]}
