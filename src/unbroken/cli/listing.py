@@ -32,7 +32,7 @@ class Listing:
     titles: Sequence[str]
     rows: Sequence[Sequence[object]]
     empty: str = field(default="", kw_only=True)
-    """What to say instead of an empty table."""
+    """Text that is printed instead of an empty table."""
 
 
 def show_list(listing: Listing, output: ListOutput) -> None:

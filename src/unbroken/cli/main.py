@@ -135,7 +135,7 @@ def _options(
 
 
 def _state_of_the_local_cluster() -> str:
-    """Whether the local cluster that `unbroken run` uses is running, and the next command."""
+    """Print whether the local cluster of `unbroken run` is running, and the next command."""
     from unbroken.local import state  # slow to load
 
     from .place import Use, choose

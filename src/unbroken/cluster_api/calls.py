@@ -38,7 +38,7 @@ class Call:
 
     @property
     def store(self) -> Store:
-        """Where clusters are."""
+        """The store of clusters."""
         return self.context.store
 
     def require_machines(self, count: int) -> None:

@@ -35,7 +35,7 @@ LIMITS = Limits(256, BODY_SECONDS + 5.0)
 IDLE_SECONDS = 10.0
 """Until a connection without a whole request head is closed; boto3 opens another one."""
 LINGERING_SECONDS = 1.0
-"""How long the rest of a refused request is read, so that its client sees the refusal."""
+"""Seconds for reading the rest of a refused request, so that its client sees the refusal."""
 CERTIFICATE_SECONDS = 10.0
 """Between two looks at the files of the certificate, which may be renewed."""
 
@@ -50,7 +50,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ClusterApiOptions:
-    """Where the cluster API listens, and whom it lets in."""
+    """Address of the cluster API, and the credentials that it accepts."""
 
     credentials: Path | None
     """File of keys, in the form of ~/.aws/credentials; None is refused."""

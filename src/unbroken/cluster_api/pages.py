@@ -21,7 +21,7 @@ T = TypeVar("T")
 Key = tuple[float | str, str]
 """Sort key of a list, and an id that makes it unique."""
 PAGE = 100
-"""Where MaxResults is not given; it is the most that may be asked for (API 2017-07-24)."""
+"""Default of MaxResults, and its maximum (API 2017-07-24)."""
 NOT_OF_THE_LIST = ("NextToken", "MaxResults")
 
 

@@ -1,4 +1,4 @@
-"""Whether a value has the shape that an operation takes, in SageMaker's words.  Pure.
+"""Validation of values against the shapes of an operation, in SageMaker's words.  Pure.
 
 The service itself ignores members that it does not know; here they are refused, for a member that
 does nothing is mostly a misspelt one.

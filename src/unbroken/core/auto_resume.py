@@ -71,7 +71,7 @@ class PodState:
     restarts_containers: bool = True
     """The restart policy is OnFailure or Always: a failed program does not fail the pod."""
     ends_by: float | None = None
-    """When the grace period of its deletion ends; None: it is not being deleted."""
+    """Time at which the grace period of its deletion ends; None: it is not being deleted."""
 
 
 class Readiness(Enum):
@@ -214,7 +214,7 @@ class Resumption(Generic[P, E]):
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """When the first sign was seen of a fault that is not decided on yet."""
+        """Time of the first sign of a fault that is not decided on yet."""
         self._deadline: float | None = None
         self._said: tuple[str, ...] = ()
         self._at: float | None = None
@@ -225,7 +225,7 @@ class Resumption(Generic[P, E]):
         self._is_stall_told = False
 
     def deadline(self) -> float | None:
-        """When to call `step` again without a change; None: only after a change."""
+        """Return when to call `step` again without a change; None: only after a change."""
         return self._deadline
 
     def step(self, seen: P, now: float) -> list[ResumeEffect | E]:

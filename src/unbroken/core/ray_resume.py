@@ -70,7 +70,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class RayState:
-    """What is known of the attempt that runs, as an annotation of the subject keeps it."""
+    """State of the attempt that runs, as an annotation of the object keeps it."""
 
     cluster: str = ""
     """Name of the RayCluster."""
@@ -87,7 +87,7 @@ class RayState:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the dashboard of a head said last."""
+    """Latest answer of the dashboard of a head."""
 
     head: Head
     ids: frozenset[str] = frozenset()

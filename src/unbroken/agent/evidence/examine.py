@@ -104,7 +104,7 @@ class Subject:
         return _Counters(now, cpu, sum(known) if known else None, waited)
 
     def activity(self, now: float) -> Activity | None:
-        """What it has done since it started; None: the kernel does not tell it."""
+        """Return its activity since it started; None: the kernel does not report it."""
         stat, main = procfs.stat(self.pid), procfs.main_thread(self.pid)
         if stat is None or main is None:
             return None

@@ -164,7 +164,7 @@ def _row(job: ResumedJob, now: float, *, is_wide: bool) -> list[object]:
 
 
 def ran_again(job: ResumedJob, loss: Loss | None) -> str:
-    """When a job ran again after a loss, in words; `-`: nothing is known of a loss."""
+    """Return the time until a job ran again after a loss, in words; `-`: unknown."""
     if loss is None:
         return "-"
     if loss.seconds is not None:

@@ -37,7 +37,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the dumps of a job say."""
+    """Findings from the dumps of a job."""
 
     ranks: tuple[int, ...]
     """Ranks with a dump."""

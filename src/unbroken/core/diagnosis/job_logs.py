@@ -48,7 +48,7 @@ class LoggedError:
 
 @dataclass(slots=True)
 class JobLogs:
-    """What the logs of a job have told so far."""
+    """Findings from the logs of a job so far."""
 
     errors: list[LoggedError] = field(default_factory=list)
     timeouts: dict[int, str] = field(default_factory=dict)

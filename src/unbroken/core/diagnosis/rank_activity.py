@@ -1,4 +1,4 @@
-"""What a rank is doing, in words: from its process state and the stack of its main thread.
+"""Activity of a rank in words, from its process state and the stack of its main thread.
 
 Texts of py-spy 0.4 with CPython 3.9-3.13, torch 2.x, gloo, NCCL and glibc; those of torch 2.13 on
 gloo are kept with the tests.  A stack is read from the innermost frame outwards, and a
@@ -62,7 +62,7 @@ class RankActivity:
     where: str = ""
     """Function of the user's."""
     via: str = ""
-    """What called it, where only that tells ranks apart."""
+    """The caller, where only that tells ranks apart."""
     holds_gil: bool = False
     """A thread of the rank holds the GIL at every look."""
 
@@ -164,7 +164,7 @@ _BACKWARD = re.compile(r"^_engine_run_backward \(|^torch::autograd::.*Engine::")
 
 
 def activity_of(one: RankEvidence) -> RankActivity:
-    """What the rank does."""
+    """Return the activity of a rank."""
     if one.state in ("", "Z", "X"):
         return _gone(one)
     if one.state in ("T", "t"):
@@ -182,7 +182,7 @@ def activity_of(one: RankEvidence) -> RankActivity:
 
 
 def activities_of(ranks: Mapping[int, RankEvidence]) -> dict[int, RankActivity]:
-    """What each rank of a job does.
+    """Return the activity of each rank of a job.
 
     A job may communicate without a known library.  If most ranks listen, inside functions of the
     user's that are named for a collective, then they wait in that collective."""

@@ -44,7 +44,7 @@ _WAITS_FOR_CHILDREN = (Kind.DATA, Kind.CHILD, Kind.LOCK, Kind.SLEEP, Kind.NETWOR
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What the evidence says."""
+    """Findings from the evidence."""
 
     ranks: tuple[int, ...] = ()
     """The culprits; none: nobody can be named."""

@@ -56,7 +56,7 @@ class Moves:
         self._recovery = recovery
         self._spares = spares
         self._seen: dict[NodeName, float] = {}
-        """When nodes that have a notice were first seen with it."""
+        """Time at which each node with a notice was first seen with it."""
         self._is_settled = False
         """Nothing is left to be done for notices that there were."""
         self._ready_at: float | None = None
@@ -66,7 +66,7 @@ class Moves:
         self._look_at: float | None = None
 
     def deadline(self) -> float | None:
-        """When to look again; None: no rank has to leave."""
+        """Return when to look again; None: no rank has to leave."""
         return self._look_at if self._is_quiet() else None
 
     def go_on(self, now: float) -> None:

@@ -43,7 +43,7 @@ class Unstarted:
         self._since: dict[PodUid, tuple[float, str]] = {}
         """Time since when an agent process reports INIT, and its id; the longest first."""
         self._untold: dict[PodUid, float] = {}
-        """Those of them whose wait is not reported yet."""
+        """Agents among them whose wait is not reported yet."""
         self._is_preparing = False
 
     def deadline(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What the watchdog is told, and what it asks for.
+"""Events that the watchdog takes, and effects that it asks for.
 
 `now` and every time in these events, those of the page too, are seconds of the driver's one clock,
 and so are those of the views.  A clock that does not jump is best.
@@ -21,7 +21,7 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True)
 class PageRead:
-    """What the rank's page says, read just now."""
+    """Content of the rank's page, read just now."""
 
     rank: int
     page: Page

@@ -1,4 +1,4 @@
-"""When a rank is late: a look at all ranks is due, and from when on a certain look may act.
+"""Limits for late ranks: when a look at all ranks is due, and when it may act.
 
 Lateness is no alarm.  It begins much earlier than a silence that is judged by time alone, since
 what the look shows decides (`core.job.watch.standing`).
@@ -35,7 +35,7 @@ SPIN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a rank may be silent."""
+    """Limits of a rank's silence."""
 
     bound: Bound
     look_seconds: float
@@ -61,7 +61,7 @@ def by_output(rhythm: Rhythm, longest: float) -> Patience | None:
 
 
 class Lateness:
-    """Whether one rank is late now."""
+    """Lateness of one rank."""
 
     __slots__ = ("since",)
 

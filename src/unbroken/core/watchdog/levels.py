@@ -22,7 +22,7 @@ BLOCKS_MIN, BLOCKS_MAX = 12, 48
 SLOW_FACTOR, WELL_FACTOR = 1.5, 1.25
 SLOW_BLOCKS, SLOW_SECONDS = 6, 30.0
 NEW_LEVEL_SECONDS = 1800.0
-"""What lasts so long is how the run is now."""
+"""Seconds after which a changed step time counts as the usual one."""
 LOSSES_MIN, LOSSES_MAX = 32, 64
 SPIKE_LOOKS, CALM_LOOKS = 5, 3
 NEW_LOSS_LOOKS = 600
@@ -71,7 +71,7 @@ class Pace:
             self._block, self._block_at = [], now
 
     def interrupt(self) -> None:
-        """What comes next is no part of the block."""
+        """End the block: the next value begins a new one."""
         self._block, self._block_at = [], None
 
     def is_slow(self, now: float) -> bool:

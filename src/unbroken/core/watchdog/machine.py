@@ -79,7 +79,7 @@ class Watchdog:
         return self._past[1] + sum(state.hits for state in self._states.values())
 
     def deadline(self) -> float | None:
-        """When to tick at the latest."""
+        """Return when `Tick` is due."""
         return self._next if self._next < math.inf else None
 
     def views(self) -> tuple[RankWatch, ...]:
@@ -92,7 +92,7 @@ class Watchdog:
         )
 
     def taught(self) -> Mapping[int, Taught]:
-        """What is known of each rank, for the watchdog of the next attempt."""
+        """Return the knowledge of each rank for the watchdog of the next attempt."""
         living = {rank: state.taught() for rank, state in self._states.items()}
         return self._before | self._taught | living
 

@@ -15,7 +15,7 @@ EARLY_SECONDS = 0.1
 
 
 class PhaseRhythm:
-    """What is learned in one phase."""
+    """Knowledge from one phase."""
 
     def __init__(self, name: str, taught: Rhythm | None = None) -> None:
         self.rhythm = taught or Rhythm(name == TRAIN)
@@ -57,7 +57,7 @@ class SilenceVerdict:
     def limits(
         self, wrote_at: float, work_at: float, calm_at: float
     ) -> tuple[tuple[float, Detector, str], ...]:
-        """When each kind of silence becomes too long, if nothing else comes."""
+        """Return when each kind of silence becomes too long without another sign of life."""
         busy_at = max(self.since, wrote_at)
         what = {SignSource.STEP: "step", SignSource.OUTPUT: "output", SignSource.WORK: "work"}[
             self.source

@@ -65,7 +65,7 @@ class RankState:
         self.turns = 0
         self.hits = 0
         self.look_at = now + LOOK_SECONDS
-        """When page, output and perhaps /proc are to be read."""
+        """Time to read page, output and perhaps /proc."""
         self._process_at = now
         self.is_ending = False
         """Another rank has ended."""
@@ -446,7 +446,7 @@ class RankState:
     # Lateness
 
     def _patience(self) -> Patience | None:
-        """How long the rank may be silent before a look is due; None: only an alarm leads to one,
+        """Return the silence after which a look is due; None: only an alarm leads to one,
         as in a start-up."""
         if self.is_ending or (self._taught.start_seconds and not self._is_warm):
             return None

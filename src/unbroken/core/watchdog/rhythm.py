@@ -1,4 +1,4 @@
-"""How long a rank is usually silent, learned from the gaps between its signs of life.
+"""Usual silence of a rank, learned from the gaps between its signs of life.
 
 An unseen kind of pause (the first evaluation, a stall of storage) cannot be told from a hang by
 time alone.  So what is allowed is never tighter than a multiple of the longest gap seen, however
@@ -31,7 +31,7 @@ rhythm."""
 
 
 class SignSource(Enum):
-    """What counts as a sign of life, the first that the rank gives."""
+    """Source of the signs of life: the first that the rank gives."""
 
     STEP = "step"
     OUTPUT = "output"
@@ -40,7 +40,7 @@ class SignSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """How silence of one source is judged.
+    """Limits for the silence of one source.
 
     The rank is idle in it, or spins (about whole cores, steadily, nothing read or written), or
     works at something; what looks like work needs a longer silence, a weak source a longer one."""
@@ -127,7 +127,7 @@ class Rhythm:
         self.visits += 1
 
     def excuse(self) -> None:
-        """What was taken for a hang was none."""
+        """Note that a suspected hang was none."""
         self.mistakes = min(MISTAKES_MAX, self.mistakes + 1)
 
     def longest_seconds(self, limits: SilenceLimits) -> float:

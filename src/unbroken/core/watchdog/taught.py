@@ -1,4 +1,4 @@
-"""What an attempt has taught of a rank, for the next attempt of the same job.
+"""Knowledge of a rank from one attempt, for the next attempt of the same job.
 
 A hang soon after a restart, often the same one again, would not be found otherwise: every attempt
 would learn anew, and silence itself teaches nothing.

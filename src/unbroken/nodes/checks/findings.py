@@ -29,7 +29,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the tests are to be made."""
+    """Parameters of the tests."""
 
     seconds: float = SHORT_SECONDS
     """Approximate duration of each test of a part under load."""

@@ -1,4 +1,4 @@
-"""How many GPUs NVIDIA's management library shows."""
+"""Number of GPUs that NVIDIA's management library shows."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ LEAST_SECONDS = 1e-6
 
 
 def queued_seconds() -> float:
-    """How long this thread has waited for a processor in all; 0 where the kernel does not say.
+    """Return the seconds that this thread has waited for a processor; 0 where they are unknown.
 
     (Linux, Documentation/scheduler/sched-stats.rst: the second number, in nanoseconds.)
     """

@@ -78,7 +78,7 @@ async def while_served(
 
 
 class _Definition:
-    """Whether the API serves the kind."""
+    """True if the API serves the kind."""
 
     def __init__(self) -> None:
         self._is_served = False

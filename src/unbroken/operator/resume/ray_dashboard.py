@@ -42,7 +42,7 @@ RUNNING = frozenset({"PENDING", "RUNNING"})
 
 
 class _Row(msgspec.Struct):
-    """What a dashboard says of a job, as far as it is read."""
+    """Part of a dashboard's answer about a job that is read."""
 
     type: str
     status: str

@@ -1,4 +1,4 @@
-"""What ranks do between two looks, by counters of the kernel that looks themselves do not move.
+"""Activity of ranks between two looks, by counters of the kernel that looks do not change.
 
 A look sees two moments.  An evaluation that waits for a GPU in each batch, or a script that asks
 every second whether a file has come, is in the same place in both.  A process that hangs is not

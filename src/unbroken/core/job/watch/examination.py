@@ -73,7 +73,7 @@ _STUCK = ("D", "")
 
 @dataclass(slots=True)
 class _Case:
-    """What is suspected, and what is known of it."""
+    """A suspicion, and what is known of it."""
 
     question: Question
     found_at: float
@@ -96,23 +96,23 @@ class Examination:
         self._stall: Stall | None = None
         """The silence at the newest step."""
         self._look_at: float | None = None
-        """When a silence that was dismissed is looked at again."""
+        """Time at which a dismissed silence is looked at again."""
         self._is_dismissal_recorded = False
         """The dismissal of this silence was."""
         self._spins = 0
         """Looks in a row at which a rank computed in one place."""
         self._spun_at = -SPIN_PAUSE_SECONDS
-        """When the newest of these was."""
+        """Time of the newest of these."""
         self._seconds = EXAMINE_SECONDS
         self._late_at = 0.0
-        """When ranks that are late may be looked at."""
+        """Time from which late ranks may be looked at."""
         self._still: StillRanks | None = None
         self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
 
     def deadline(self) -> float | None:
-        """When time alone will change something here."""
+        """Return when time alone will change something here."""
         if self._state.phase is not Phase.TRAINING:
             return None
         if self._case is not None:
@@ -176,7 +176,7 @@ class Examination:
                 self._case = None
 
     def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
-        """What goes into the incident that another fault opens, with the evidence there is."""
+        """Return the part of the incident that another fault opens, with the evidence so far."""
         case, self._case = self._case, None
         if all(one.fault in (RESTART_REQUESTED, PLANNED_MOVE) for one in found):
             return [], {}
@@ -345,7 +345,7 @@ class Examination:
         return self._stalls.patience(stall, seconds)
 
     def _times(self, since: float) -> float:
-        """How much more time is given to a silence like those that restarts have not ended.
+        """Return the factor of time for a silence like those that restarts have not ended.
 
         A pause of the script comes again after each restart.  Whoever was named for it may have
         been at work, so that it must not be stopped as soon again."""
@@ -495,7 +495,7 @@ def _is_still_too_long(watch: RankWatch | None, now: float) -> bool:
 
 
 def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
-    """Where the thread is that explains the rank, and what was written last."""
+    """Return the position of the thread that explains the rank, and its last output."""
     if seen is None:
         return ()
     frames = explaining_frames(seen)

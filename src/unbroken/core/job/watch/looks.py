@@ -1,4 +1,4 @@
-"""How long a silence must last before the looks at it end the attempt, by what they have shown.
+"""Limits of a silence before looks end the attempt, by what the looks have shown.
 
 To stop a healthy job costs more than to find a hang late.  So only a rank that others wait for, and
 that is named in look after look, is stopped soon.  A job of which nobody is named is stopped soon

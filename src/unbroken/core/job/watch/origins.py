@@ -1,4 +1,4 @@
-"""Where what several ranks have the alarm of began: training in step spreads it to all of them
+"""Origin of an alarm of several ranks: training in step spreads the alarm to all of them
 within moments, and the first report that arrives says nothing of that."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOWER = 1.25
 
 @dataclass(frozen=True, slots=True)
 class AlarmOrigin:
-    """Where it began."""
+    """Origin of an alarm."""
 
     alarm: Alarm
     places: tuple[RankPlace, ...]

@@ -1,4 +1,4 @@
-"""How far an attempt has come, by the steps that its ranks report, and whether that is progress.
+"""Progress of an attempt, by the steps that its ranks report.
 
 Progress is what a restart must not be charged for (`core.job.recovery.budgets`).
 """
@@ -20,7 +20,7 @@ place if they come sooner.  73 % of the tasks that fail at all do so in their fi
 
 
 class Before(TypedDict):
-    """What an incident keeps of the time before its fault."""
+    """The progress before a fault, as an incident keeps it."""
 
     progress_before: float | None
     step: int | None
@@ -28,7 +28,7 @@ class Before(TypedDict):
 
 
 def before(watched: Watched, now: float) -> Before:
-    """How far the job had come; without steps, any sign of life is progress."""
+    """Return the progress of the job; without steps, any sign of life is progress."""
     ranks = _ranks(watched)
     steps = [rank for rank in ranks if rank.step is not None]
     times = [rank.step_at for rank in steps if rank.step_at is not None]

@@ -20,7 +20,7 @@ class Question:
     request: int
     attempt: int
     by: float
-    """When answers that are missing are waited for no longer."""
+    """Time after which missing answers are not awaited any more."""
     awaited: set[PodUid]
     answers: dict[PodUid, Evidence] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ class Question:
         return not self.awaited or now >= self.by
 
     def ranks(self) -> dict[int, RankEvidence]:
-        """What was seen, by rank."""
+        """Return the observations by rank."""
         return {one.rank: one for told in self.answers.values() for one in told.ranks}
 
 

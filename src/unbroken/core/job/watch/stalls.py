@@ -1,4 +1,4 @@
-"""What the agents' watchdogs say, as the job's: which alarms stand, and whether nobody gets on.
+"""Alarms of the agents' watchdogs, and whether all ranks of the job have stopped.
 
 Counts are kept, so that a report costs the same in a job of any size.  Nothing is ordered here: an
 alarm that may act is a suspicion (`core.job.watch.examination`), or a fault where looking would
@@ -62,7 +62,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class _ReportCounts:
-    """What one agent's report amounts to."""
+    """Alarms and progress in the report of one agent."""
 
     watch: tuple[RankWatch, ...] = ()
     rhythmic: int = 0
@@ -83,7 +83,7 @@ class Stalls:
         self._alarmed: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in COMPARED}
         """First alarms of the episode, those that were cleared too."""
         self._due: dict[Detector, float] = {}
-        """When it is judged where an episode began."""
+        """Time at which the origin of an episode is judged."""
         self._faults: list[Signal] = []
         self.unplaced: AlarmOrigin | None = None
         """Slowness that all ranks have alike, until a survey has shown who causes it."""
@@ -123,7 +123,7 @@ class Stalls:
         return found
 
     def deadline(self) -> float | None:
-        """When time alone will change something here."""
+        """Return when time alone will change something here."""
         return first_of(*self._due.values())
 
     def overtaken(self, now: float) -> list[Signal]:
@@ -148,7 +148,7 @@ class Stalls:
         self._forget()
 
     def watch(self, rank: int) -> RankWatch | None:
-        """What the agent of a rank sees of it; None: nothing was told."""
+        """Return the view that the agent has of a rank; None: it has reported none."""
         views = (one for told in self._report_counts.values() for one in told.watch)
         return next((one for one in views if one.rank == rank), None)
 
@@ -157,7 +157,7 @@ class Stalls:
         self._episodes.add(self.silence())
 
     def mode(self, detector: Detector) -> Mode:
-        """What it may do in this job."""
+        """Return the mode of a detector in this job."""
         return self._state.options.detectors[detector]
 
     def silence(self) -> Detector:
@@ -387,7 +387,7 @@ def _silent_since(rank: RankWatch) -> float:
 
 
 def _moved_at(before: tuple[RankWatch, ...], after: tuple[RankWatch, ...]) -> float:
-    """When a rank got on that was silent before and is again; minus infinity: none did."""
+    """Return when a rank that was silent, and is again, made progress; minus infinity: never."""
     old = {rank.rank: _silent_since(rank) for rank in before if _is_silent(rank)}
     again = [(_silent_since(rank), old.get(rank.rank, float("inf"))) for rank in after]
     return max((new for new, was in again if new > was), default=float("-inf"))

@@ -57,7 +57,7 @@ _COMPILER = re.compile(r"\b(?:torch/_(?:dynamo|inductor|functorch)|triton)/")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What stays the same while a rank does not move."""
+    """Facts that stay the same while a rank does not move."""
 
     pid: int
     phase: str
@@ -68,7 +68,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class StillRanks:
-    """What several looks in a row have shown alike."""
+    """Facts that several looks in a row have shown alike."""
 
     places: Mapping[int, _Place]
     """Places of the ranks that keep the others waiting, or of all ranks if all wait."""
@@ -107,7 +107,7 @@ class StillRanks:
 def still_ranks(
     before: StillRanks | None, evidence: Sequence[RankEvidence], world: int
 ) -> StillRanks | None:
-    """What this look and those before show of `world` ranks; None: nothing stands still for sure.
+    """Return the facts on `world` ranks from this look and earlier ones; None: none is certain.
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
     ranks = {one.rank: one for one in evidence}

@@ -41,7 +41,7 @@ class Stragglers:
         self._question: Question | None = None
 
     def deadline(self) -> float | None:
-        """When time alone will change something here."""
+        """Return when time alone will change something here."""
         return self._question.by if self._question is not None else None
 
     @property

@@ -19,7 +19,7 @@ EVENTS_MAX = 3
 
 
 class Unreached:
-    """What the agents of one job say of it, in the attempt that runs."""
+    """Reports of the agents of one job about it, in the attempt that runs."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state

@@ -51,7 +51,7 @@ class Fleet:
     configured: Mapping[str, float] = field(default_factory=dict)
     """GB/s that links of an instance type must reach, as a person has configured."""
     learned: Mapping[str, float] = field(default_factory=dict)
-    """The same, from earlier checks (`learn`)."""
+    """Limits that were learned from earlier checks (`learn`)."""
 
 
 def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:

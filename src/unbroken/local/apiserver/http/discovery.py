@@ -39,7 +39,7 @@ class Subresource:
     name: str
     verbs: tuple[str, ...]
     kind: str = ""
-    """What is sent or answered; empty: the object itself."""
+    """Kind of the request and answer; empty: the object itself."""
     group: str = ""
     version: str = "v1"
 

@@ -384,7 +384,7 @@ def _operations(
 
 
 def _about(kind: Kind, version: Version, operation: _Operation, identity: Object) -> Object:
-    """What both forms say of an operation."""
+    """Return the part of an operation that both forms share."""
     words = (kind.group.split(".")[0] or "core", version.name)
     title = "".join(word[:1].upper() + word[1:] for word in words)
     scope = "Namespaced" if kind.namespaced else ""

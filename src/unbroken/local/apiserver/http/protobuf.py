@@ -48,7 +48,7 @@ class _Table(NamedTuple):
 
 
 class _DefectError(ValueError):
-    """What is wrong; the names of the fields around it are added on the way up."""
+    """Error in a message; the names of the fields around it are added on the way up."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

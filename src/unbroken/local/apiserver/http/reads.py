@@ -206,7 +206,7 @@ class Watch:
         self._position = 0
 
     def begin(self) -> bytes:
-        """What is sent at once; ApiError 410 when the version asked for is gone."""
+        """Return the events that are sent at once. Raises ApiError 410 if the version is gone."""
         version = self._options.version
         if version not in ("", "0") and not self._options.sends_initial:
             self._position = self._collection.position(int(version))

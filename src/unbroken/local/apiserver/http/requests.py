@@ -1,4 +1,4 @@
-"""What a request asks for, read from its path, query and headers.  No I/O."""
+"""Parsing of a request from its path, query and headers.  No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Where the store keeps the object."""
+        """Key of the object in the store."""
         return (self.namespace, self.name)
 
     @property
@@ -228,7 +228,7 @@ def _watch_problem(options: ListOptions, query: Query) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the answer is to look: `Table`, `PartialObjectMetadata`, or the object itself."""
+    """Form of the answer: `Table`, `PartialObjectMetadata`, or the object itself."""
 
     shape: str = ""
     include_object: str = "Metadata"

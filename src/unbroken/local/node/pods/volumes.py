@@ -220,7 +220,7 @@ def memory_directory(uid: str) -> Path:
 
 
 def private_memory(uid: str) -> Path:
-    """The same, made so that no other user can enter it.  VolumeProblem: another user made it."""
+    """Make the folder private to this user. Raises VolumeProblem if another user made it."""
     folder = memory_directory(uid)
     folder.mkdir(mode=0o700, exist_ok=True)
     result = folder.lstat()

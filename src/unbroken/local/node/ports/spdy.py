@@ -61,7 +61,7 @@ DICTIONARY = (
     + _with_lengths("keep-alive", "origin")
     + _TAIL.encode()
 )
-"""What both sides' compression of headers starts with (section 2.6.10.1)."""
+"""Initial dictionary for the compression of headers (section 2.6.10.1)."""
 
 
 class SpdyError(PeerError):

@@ -29,7 +29,7 @@ SILENCE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the dashboard says of a job."""
+    """Answer of the dashboard about a job."""
 
     status: str
     """The state of Ray's job; empty: the dashboard does not know the job."""
@@ -76,7 +76,7 @@ class JobPicture:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What to do about a RayJob, and the status to write first."""
+    """Actions for a RayJob, and the status to write before them."""
 
     status: Mapping[str, Any] | None = None
     """None: it is up to date."""
@@ -88,7 +88,7 @@ class JobPlan:
     """Body of the submission."""
     tell: RecordClusterEvent | None = None
     again_seconds: float | None = None
-    """When to look again without a change; None: only after a change."""
+    """Time to look again without a change; None: only after a change."""
 
 
 def plan_job(seen: JobPicture, answer: Answer | None, now: float) -> JobPlan:

@@ -30,7 +30,7 @@ class Provider(Protocol):
         """
 
     async def status(self, order: RepairOrder) -> OrderStatus:
-        """How an order stands that was given, perhaps by an earlier process."""
+        """Return the status of an order, which an earlier process may have given."""
 
 
 async def node_boot(client: KubeClient, name: str) -> str | None:
