@@ -55,6 +55,19 @@ class Wanted:
         mine = [one for one in listed if one["involvedObject"].get("name") == self.name]
         return [one["message"] for one in mine if one["reason"] == reason]
 
+    def until_event(self, reason: str) -> str:
+        """The message of an event on the job, once there is one; events follow the status."""
+        there = self.api.get("events").made
+        told = self.events(reason)
+        if told:
+            return told[0]
+        version = there["metadata"]["resourceVersion"]
+        with self.api.watch("events", resourceVersion=version) as watch:
+            while True:
+                one = watch.event()["object"]
+                if (one["involvedObject"].get("name"), one["reason"]) == (self.name, reason):
+                    return str(one["message"])
+
 
 def _message(job: Object) -> str:
     return message(job) if standing(job) else ""
