@@ -165,10 +165,10 @@ def test_the_cluster_stands_still_and_no_node_is_taken_for_dead(start: Start) ->
     finally:
         os.kill(job.cluster.up_pid, signal.SIGCONT)
     assert stopped is None
-    until(lambda: "stalled_seconds" in log.read_text(), "the standstill is noticed")
+    until(lambda: "controller was paused" in log.read_text(), "the standstill is noticed")
     job.finish()
     job.wait("Completed")
-    assert "ready=Unknown" not in log.read_text()
+    assert "node is silent" not in log.read_text()
 
 
 def test_a_killed_cluster_comes_back_and_finds_the_job_running(start: Start) -> None:

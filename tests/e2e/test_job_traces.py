@@ -43,8 +43,8 @@ def test_a_killed_worker_is_a_trace_and_without_a_collector_the_job_goes_on_too(
     cluster.unbroken("down")
     said = (cluster.directory / "up.log").read_text()
     assert said.count("traces are on") == 1
-    assert said.count("traces=lost") == 1
-    assert "refused" in said.partition("traces=lost")[2].partition("\n")[0]
+    assert said.count("traces are lost") == 1
+    assert "refused" in said.partition("traces are lost")[2].partition("\n")[0]
 
 
 def the_trace_is_the_incident(spans: list[Span], item: Object, one: Job) -> None:
