@@ -87,6 +87,21 @@ def test_all_may_be_kept_and_the_attempt_is_told_of_all_the_same() -> None:
     )
 
 
+def test_kept_processes_are_replaced_if_their_node_gets_another_rank() -> None:
+    """Another operator may not know which rank they had."""
+    machine = check(
+        *RUNNING,
+        (keep(), "recall 0 1 of 0, kill but 0 1, stopping"),
+        (Arrived(1, 101), "stopping"),
+        (NothingLives((0, 1)), "stopping"),
+        (Arrived(0, 100), "ready"),
+        (start(1, rank=1), "kill, port, running"),
+        (NothingLives(), "spawn train 1, running"),
+        (started(1), "running"),
+    )
+    assert machine.report().kept == ()
+
+
 @pytest.mark.parametrize("mode", ["process_level_restart", "ipr", "job_level_restart"])
 def test_any_other_stop_keeps_nobody(mode: str) -> None:
     check(

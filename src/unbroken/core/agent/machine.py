@@ -282,7 +282,8 @@ class Workers:
         worker = run.workers.get(event.local_rank)
         is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
         if is_ours and event.attempt in (None, run.command.attempt) and self.state in _ON:
-            member = WorkerProcess(event.pid, run.command.attempt, has_passed=True)
+            rank = None if run.is_rankless else run.command.rank
+            member = WorkerProcess(event.pid, run.command.attempt, rank, has_passed=True)
             self._members.add(event.local_rank, member)
 
     def _arrived(self, event: Arrived, now: float) -> list[AgentEffect]:
@@ -370,6 +371,7 @@ class Workers:
     def _start(self, command: StartCommand, now: float) -> list[AgentEffect]:
         self._newest = max(command.attempt, self._newest or 0)
         self._rank = command.rank
+        self._is_clean &= not self._members.drop_other_ranks(command.rank)
         first = ProgramStage.PRE_TRAIN if self.settings.has_pre_train else ProgramStage.TRAIN
         self._run = Run(command, first)
         self.lease.begin(command.attempt, command.lease_seconds)
@@ -391,7 +393,7 @@ class Workers:
         return effects + self._release(run, kept, now) if kept else effects
 
     def _release(self, run: Run, ranks: tuple[int, ...], now: float) -> list[AgentEffect]:
-        self._members.release(ranks, run.command.attempt)
+        self._members.release(ranks, run.command.attempt, run.command.rank)
         run.released.update(ranks)
         for each in ranks:
             pid, rank = self._members.pid(each), self._global_rank(run, each)
@@ -414,8 +416,7 @@ class Workers:
         return [Spawn(ProgramStage.TRAIN, command, self._members.ranks())]
 
     def _stop(self, command: StopCommand, now: float) -> list[AgentEffect]:
-        known = self._newest
-        effects = self._stop_workers(command, now)
+        known, effects = self._newest, self._stop_workers(command, now)
         # The start of this attempt may have been lost, while the other agents have begun.
         return effects if self._newest == known else [*effects, self._renew_port()]
 

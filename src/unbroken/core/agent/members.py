@@ -17,6 +17,8 @@ class WorkerProcess:
     pid: int
     attempt: int
     """Attempt that it trains in, or trained in last."""
+    node_rank: int | None
+    """Node rank that it trains with, or trained with last; None: it has had none."""
     is_at_barrier: bool = False
     has_passed: bool = False
     """True if it has reported `Passed` since its release, or was never at the barrier."""
@@ -86,7 +88,17 @@ class Members:
         member.is_at_barrier = True
         return True
 
-    def release(self, ranks: Iterable[int], attempt: int) -> None:
+    def release(self, ranks: Iterable[int], attempt: int, node_rank: int) -> None:
         """Note that the members leave the barrier."""
         for rank in ranks:
-            self._known[rank] = WorkerProcess(self._known[rank].pid, attempt)
+            self._known[rank] = WorkerProcess(self._known[rank].pid, attempt, node_rank)
+
+    def drop_other_ranks(self, node_rank: int) -> bool:
+        """Remove all members if one trained with another node rank; return whether one did.
+
+        A process has data and state of its rank, which must not continue as another one.
+        """
+        is_other = any(one.node_rank not in (None, node_rank) for one in self._known.values())
+        if is_other:
+            self.clear()
+        return is_other
