@@ -371,7 +371,7 @@ class Workers:
     def _start(self, command: StartCommand, now: float) -> list[AgentEffect]:
         self._newest = max(command.attempt, self._newest or 0)
         self._rank = command.rank
-        self._is_clean &= not self._members.drop_other_ranks(command.rank)
+        self._is_clean &= self.settings.is_inprocess or self._members.keep_rank(command.rank)
         first = ProgramStage.PRE_TRAIN if self.settings.has_pre_train else ProgramStage.TRAIN
         self._run = Run(command, first)
         self.lease.begin(command.attempt, command.lease_seconds)

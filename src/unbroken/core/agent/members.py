@@ -93,12 +93,13 @@ class Members:
         for rank in ranks:
             self._known[rank] = WorkerProcess(self._known[rank].pid, attempt, node_rank)
 
-    def drop_other_ranks(self, node_rank: int) -> bool:
-        """Remove all members if one trained with another node rank; return whether one did.
+    def keep_rank(self, node_rank: int) -> bool:
+        """Return True if no member trained with another node rank; else remove all members.
 
-        A process has data and state of its rank, which must not continue as another one.
+        A process has data and state of its rank, and must not continue as another one. With
+        `--inprocess-restart` the workers expect any rank, and this is not called.
         """
-        is_other = any(one.node_rank not in (None, node_rank) for one in self._known.values())
-        if is_other:
+        is_same = all(one.node_rank in (None, node_rank) for one in self._known.values())
+        if not is_same:
             self.clear()
-        return is_other
+        return is_same
