@@ -126,8 +126,13 @@ class World:
         ordered = self.repairer.step(event, self.now)
         self.effects += ordered
         for effect in ordered:
-            node = effect.order.node if isinstance(effect, OrderRepair | AskProvider) else None
-            name = node or effect.node  # type: ignore[union-attr]
+            match effect:
+                case OrderRepair(order) | AskProvider(order):
+                    name = order.node
+                case PatchNode(node, repair_of=other):
+                    name = other or node
+                case _:
+                    name = effect.node
             self.todo.setdefault(name, deque()).append(effect)
         return ordered
 

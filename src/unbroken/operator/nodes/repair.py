@@ -307,5 +307,7 @@ def _node_of(effect: RepairEffect) -> str:
     match effect:
         case OrderRepair(order) | AskProvider(order):
             return order.node
+        case PatchNode(node, repair_of=name):
+            return name or node
         case _:
             return effect.node

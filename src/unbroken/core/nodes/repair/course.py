@@ -140,7 +140,7 @@ class RepairCourse:
                 self.end(name, RepairState.DONE, NOT_AUTOMATIC, now)
                 return
             if self._desk.is_shown(node):
-                self._desk.give_back(node, node.boot_id or "unharmed", is_kept=False)
+                self._desk.give_back(name, node, node.boot_id or "unharmed", is_kept=False)
                 self.end(name, RepairState.DONE, "no longer needed", now)
                 return
         since = repair.withdrawn_at or repair.began_at
@@ -217,7 +217,7 @@ class RepairCourse:
             record = replace(record, repair=replace(repair, replacement=target))
             is_held = node.has_taint and node.health is Health.UNSCHEDULABLE
             if self._settings.check and not is_held:
-                self._desk.patch(node, held_back(target))
+                self._desk.patch(node, replace(held_back(target), repair_of=name))
         self.start_check(name, record, target, now)
 
     def _leave_to_person(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
@@ -327,7 +327,8 @@ class RepairCourse:
         is_other_boot = bool(node.boot_id) and node.boot_id != repair.boot_id
         unchanged = f"check {repair.check}" if repair.check else f"repair {repair.began_at:.3f}"
         is_kept = node.name == name and (after.quarantined_at is not None or bool(doubt))
-        desk.give_back(node, node.boot_id if is_other_boot else unchanged, is_kept=is_kept)
+        verified = node.boot_id if is_other_boot else unchanged
+        desk.give_back(name, node, verified, is_kept=is_kept)
         self._forget_order(name)
         desk.write(name, after)
         desk.record_event(

@@ -6,6 +6,8 @@ object shows it: otherwise an older view of it would count as a new fault.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
@@ -92,10 +94,10 @@ class RepairDesk:
             self._orders[node.name] = node.order
         self.out.append(patch)
 
-    def give_back(self, node: RepairNode, verified: str, *, is_kept: bool) -> None:
-        """Take a node into service, or into quarantine (`is_kept`)."""
+    def give_back(self, name: str, node: RepairNode, verified: str, *, is_kept: bool) -> None:
+        """Take a node into service, or into quarantine (`is_kept`), after the repair of `name`."""
         self._returned[node.name] = verified
-        self.out.append(returned(node, verified, is_kept=is_kept))
+        self.out.append(replace(returned(node, verified, is_kept=is_kept), repair_of=name))
 
     def record_event(self, name: str, reason: str, text: str, *, is_warning: bool = False) -> None:
         """Record an event on the node."""

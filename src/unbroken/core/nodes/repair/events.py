@@ -217,6 +217,9 @@ class PatchNode:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     taint: bool | None = None
     """Set or remove the taint of `node-health-status`; None: leave it."""
+    repair_of: str = ""
+    """Node whose repair needs this, if it is another one. A record that the repair has ended must
+    not be written before the node that replaced it is patched."""
 
 
 @dataclass(frozen=True, slots=True)
