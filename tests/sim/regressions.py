@@ -99,6 +99,7 @@ SEEDS = {
     10623614412: "rule: a hang was to be noticed in 110 s though no agent answered looks",
     9612986211: "a new operator counted restarts as without progress beside agents that told steps",
     11500002493: "rule: a hang was to be noticed in 110 s though answers to looks were lost",
+    11235873473: "agents that had failed before a new operator prepared were not restarted",
     13721794791: "an operator that did not know of kept processes gave their node another rank",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }

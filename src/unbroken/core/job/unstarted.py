@@ -92,10 +92,12 @@ class Unstarted:
             self._untold.clear()
             return
         if not was_preparing:
-            # An agent that stays in INIT is heard once, perhaps before a new operator prepares.
-            for member in members.values():
+            # An agent may have reported its state before a new operator prepares, and only once.
+            for member in list(members.values()):
                 if member.state is AgentState.INIT:
                     self.heard(member, now)
+                elif member.broke_early and member.report is not None:
+                    self.broke(member, member.report, now)
         untold = self._untold.items()
         for uid in [u for u, _ in takewhile(lambda one: now >= one[1] + TELL_SECONDS, untold)]:
             del self._untold[uid]
