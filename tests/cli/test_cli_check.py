@@ -142,6 +142,8 @@ def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli])
         running = state.running(state.Paths(cli.directory))
         assert running is not None
         os.kill(running.pid, signal.SIGKILL)
+        # On a busy machine it lives on for a moment, and `up` would find a cluster that runs.
+        until(lambda: state.running(state.Paths(cli.directory)) is None)
         cli.call("up", "--detach")
         (again,) = until(lambda: pods_of(cli))
         assert again["metadata"]["uid"] == pod["metadata"]["uid"]
