@@ -36,6 +36,7 @@ from unbroken.core.nodes.repair.events import (
     RepairSettings,
     RepairSynced,
     WriteRecord,
+    queue_of,
 )
 from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
@@ -126,14 +127,7 @@ class World:
         ordered = self.repairer.step(event, self.now)
         self.effects += ordered
         for effect in ordered:
-            match effect:
-                case OrderRepair(order) | AskProvider(order):
-                    name = order.node
-                case PatchNode(node, repair_of=other):
-                    name = other or node
-                case _:
-                    name = effect.node
-            self.todo.setdefault(name, deque()).append(effect)
+            self.todo.setdefault(queue_of(effect), deque()).append(effect)
         return ordered
 
     def deliver(self) -> bool:

@@ -40,6 +40,7 @@ from unbroken.core.nodes.repair.events import (
     RepairSettings,
     RepairSynced,
     WriteRecord,
+    queue_of,
 )
 from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
@@ -165,7 +166,7 @@ class NodeRepair:
         if self._is_over:
             return
         for effect in self._repairer.step(event, self._clock()):
-            name = _node_of(effect)
+            name = queue_of(effect)
             self._effects[name].append(effect)
             self._writes.add(name)
         self._alarm.set(self._repairer.deadline())
@@ -301,13 +302,3 @@ def node_patch(found: Object, effect: PatchNode) -> Object:
         taints.append({"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT})
     metadata["resourceVersion"] = found["metadata"]["resourceVersion"]
     return {"metadata": metadata, "spec": {"taints": taints or None}}
-
-
-def _node_of(effect: RepairEffect) -> str:
-    match effect:
-        case OrderRepair(order) | AskProvider(order):
-            return order.node
-        case PatchNode(node, repair_of=name):
-            return name or node
-        case _:
-            return effect.node

@@ -267,6 +267,18 @@ RepairEffect = (
     WriteRecord | DropRecord | PatchNode | RecordRepairEvent | OrderRepair | AskProvider | MakeCheck
 )
 
+
+def queue_of(effect: RepairEffect) -> str:
+    """Return the node whose effects an effect is carried out with, in their order."""
+    match effect:
+        case OrderRepair(order) | AskProvider(order):
+            return order.node
+        case PatchNode(node, repair_of=name):
+            return name or node
+        case _:
+            return effect.node
+
+
 ALL_ACTIONS = frozenset({Action.RESET_GPU, Action.REBOOT, Action.REPLACE})
 
 
