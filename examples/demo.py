@@ -84,17 +84,17 @@ class Training:
         self._process.wait()
 
 
-class Demo:
-    """One run, in a folder that is removed at the end."""
+class LocalDemo:
+    """A demo on a local cluster of its own, in a folder that is removed at the end."""
 
-    def __init__(self, directory: str) -> None:
-        path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-        self.directory = directory
+    def __init__(self, prefix: str, **variables: str) -> None:
+        self.directory = tempfile.mkdtemp(prefix=prefix)
         self.environment = {
             **os.environ,
-            "PATH": path,
-            "KUBECONFIG": f"{directory}/kubeconfig",
-            "UNBROKEN_DIR": directory,
+            "PATH": path_of_programs(),
+            "KUBECONFIG": f"{self.directory}/kubeconfig",
+            "UNBROKEN_DIR": self.directory,
+            **variables,
         }
 
     def call(self, *words: str) -> None:
@@ -102,6 +102,40 @@ class Demo:
         show(f"$ {' '.join(words)}")
         command = [*UNBROKEN, *words[1:]] if words[0] == "unbroken" else words
         subprocess.run(command, check=True, env=self.environment)
+
+    def run(self) -> None:
+        """Run the demo."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the programs that the demo started beside the cluster."""
+
+    def play(self, *look: str) -> int:
+        """Run the demo and remove its cluster; the exit status says whether all went as it should.
+
+        `look` is a command that shows the state of the cluster after a failure.
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        try:
+            self.run()
+        except (DemoFailed, subprocess.CalledProcessError) as error:
+            print(f"\nfailed: {error}", file=sys.stderr)
+            with suppress(subprocess.CalledProcessError):
+                self.call(*look)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            self.close()
+            quiet = {"stdout": subprocess.DEVNULL, "env": self.environment, "check": False}
+            subprocess.run([*UNBROKEN, "down", "--purge"], **quiet)
+            shutil.rmtree(self.directory, ignore_errors=True)
+        print("the cluster is stopped and its folder removed")
+        return 0
+
+
+class Demo(LocalDemo):
+    """The demo of a training job."""
 
     def described(self) -> dict[str, Any]:
         """The job as `unbroken describe -o json` has it."""
@@ -111,7 +145,7 @@ class Demo:
         return found
 
     def run(self) -> None:
-        """The story."""
+        """Run the demo."""
         title("A cluster of four nodes on this machine: no root, no containers, no network")
         self.call("unbroken", "up", "--detach", "--nodes", "4")
         title("A training job: 2 pods of 2 ranks each, and a spare pod")
@@ -155,6 +189,11 @@ class Demo:
         training.tell_loss()
 
 
+def path_of_programs() -> str:
+    """Return the PATH with the programs of `make setup`; those of the system come first."""
+    return f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
+
+
 def show(text: str) -> None:
     """Print lines whole, whoever else prints."""
     sys.stdout.write(f"{text}\n")
@@ -168,27 +207,10 @@ def title(text: str) -> None:
 
 def main() -> int:
     """Run the demo; the exit status says whether all went as it should."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-    if shutil.which("kubectl", path=path) is None:
+    if shutil.which("kubectl", path=path_of_programs()) is None:
         print("kubectl is not on the PATH; `make setup` installs it", file=sys.stderr)
         return 1
-    demo = Demo(tempfile.mkdtemp(prefix="unbroken-demo-"))
-    try:
-        demo.run()
-    except (DemoFailed, subprocess.CalledProcessError) as error:
-        print(f"\nfailed: {error}", file=sys.stderr)
-        with suppress(subprocess.CalledProcessError):
-            demo.call("unbroken", "describe", JOB)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        quiet = {"stdout": subprocess.DEVNULL, "env": demo.environment, "check": False}
-        subprocess.run([*UNBROKEN, "down", "--purge"], **quiet)
-        shutil.rmtree(demo.directory, ignore_errors=True)
-    print("the cluster is stopped and its folder removed")
-    return 0
+    return Demo("unbroken-demo-").play("unbroken", "describe", JOB)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from demo import UNBROKEN, DemoFailed, Training, show, title
+from demo import DemoFailed, LocalDemo, Training, show, title
 
 HERE = Path(__file__).parent / "ray"
 CLUSTER = "rayml"
@@ -32,28 +28,14 @@ TRAIN = "python3 /fsx/fsdp_ray.py --storage /fsx/runs --steps 100000 --print-eve
 Object = dict[str, Any]
 
 
-class Demo:
-    """One run, in a folder that is removed at the end."""
+class Demo(LocalDemo):
+    """The demo of Ray Train."""
 
-    def __init__(self, directory: str, ray_env: Path) -> None:
-        path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-        self.directory = directory
+    def __init__(self, ray_env: Path) -> None:
+        super().__init__("unbroken-demo-ray-", RAY_USAGE_STATS_ENABLED="0")
         self.ray_env = ray_env
-        self.environment = {
-            **os.environ,
-            "PATH": path,
-            "KUBECONFIG": f"{directory}/kubeconfig",
-            "UNBROKEN_DIR": directory,
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
         self._forwarding: subprocess.Popen[str] | None = None
         self._address = ""
-
-    def call(self, *words: str) -> None:
-        """Show a command as a person would type it, and run it."""
-        show(f"$ {' '.join(words)}")
-        command = [*UNBROKEN, *words[1:]] if words[0] == "unbroken" else words
-        subprocess.run(command, check=True, env=self.environment)
 
     def apply(self, name: str, **variables: str) -> None:
         """Apply a manifest of the example with its variables."""
@@ -64,7 +46,7 @@ class Demo:
         subprocess.run(command, check=True, env=self.environment, input=text, text=True)
 
     def get(self, *words: str) -> Object:
-        """What `kubectl get` tells."""
+        """Return the answer of `kubectl get`."""
         command = ["kubectl", "get", *words, "-o", "json"]
         done = subprocess.run(command, check=True, env=self.environment, capture_output=True)
         found: Object = json.loads(done.stdout)
@@ -178,28 +160,11 @@ class Demo:
 
 def main() -> int:
     """Run the demo; the exit status says whether all went as it should."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     ray_env = Path(os.environ.get("RAY_ENV", ".ray-env")).absolute()
     if not (ray_env / "bin/ray").exists():
         print(f"Ray is not installed in {ray_env}: run `make ray-env`", file=sys.stderr)
         return 1
-    demo = Demo(tempfile.mkdtemp(prefix="unbroken-demo-ray-"), ray_env)
-    try:
-        demo.run()
-    except (DemoFailed, subprocess.CalledProcessError) as error:
-        print(f"\nfailed: {error}", file=sys.stderr)
-        with suppress(subprocess.CalledProcessError):
-            demo.call("kubectl", "get", "rayclusters,pods", "-o", "wide")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        demo.close()
-        quiet = {"stdout": subprocess.DEVNULL, "env": demo.environment, "check": False}
-        subprocess.run([*UNBROKEN, "down", "--purge"], **quiet)
-        shutil.rmtree(demo.directory, ignore_errors=True)
-    print("the cluster is stopped and its folder removed")
-    return 0
+    return Demo(ray_env).play("kubectl", "get", "rayclusters,pods", "-o", "wide")
 
 
 if __name__ == "__main__":
