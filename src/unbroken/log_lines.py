@@ -49,6 +49,7 @@ KEYS = {
     "job": "namespace/name of a job of any kind",
     "jobs": "number of jobs",
     "killed": "number of containers killed",
+    "key": "key in a work queue",
     "kind": "kind of an object",
     "lease": "Lease",
     "local_rank": "rank in its pod",
@@ -72,7 +73,6 @@ KEYS = {
     "program": "program that one of ours runs",
     "provider": "provider of machines",
     "queue": "work queue",
-    "key": "key in a work queue",
     "rank": "global rank",
     "reason": "why something was decided",
     "request": "ID of a request",
@@ -167,11 +167,7 @@ def _text(value: object) -> str:
             return f"{value:.4g}"
         case BaseException():
             return str(value) or type(value).__name__
-        case str() | bytes():
-            return str(value)
-        case tuple() if hasattr(value, "_fields"):
-            return str(value)
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple() | set() | frozenset() if not hasattr(value, "_fields"):
             return ",".join(map(str, value))
         case _:
             return str(value)
