@@ -26,7 +26,7 @@ STORY = (
 )
 LOSS = "cli.job.resumed:loss_value"
 RESUMED = (("", "cli.job.resumed:summary"), ("lastLoss.", LOSS), ("losses[].", LOSS))
-"""Of a job of another kind with auto-resume."""
+"""Fields of a job of another kind with auto-resume."""
 DRILL = (("", "cli.local.chaos:_done"),)
 CHANGE = (("", "cli.job.change:_print_done"),)
 ORDER = (("", "cli.nodes.commands:_order"), ("nodes[].", "cli.nodes.commands:_ended"))

@@ -1,4 +1,4 @@
-"""What commands show of a job of another kind with auto-resume."""
+"""Commands on jobs of other kinds with auto-resume."""
 
 from __future__ import annotations
 

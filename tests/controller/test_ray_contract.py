@@ -38,7 +38,7 @@ service, which the local cluster leaves out: there each pod has a port of its ow
 
 @dataclass(frozen=True)
 class Contract:
-    """What a sample of a RayCluster leads to."""
+    """The pods, services and status that a sample of a RayCluster leads to."""
 
     group: str
     replicas: int

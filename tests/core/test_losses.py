@@ -1,4 +1,4 @@
-"""What the record keeps of losses: culprit, remedy, and when the job ran again."""
+"""Losses in the record of a job: culprit, remedy, and the time at which the job ran again."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LINE_SHOWN = 60
 def command(job: JobName, options: CommonOptions) -> None:
     """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events.
 
-    Of a job of another kind with auto-resume: state, restarts, pods, losses, latest events.
+    Jobs of other kinds with auto-resume have state, restarts, pods, losses and latest events.
 
     Example: `unbroken describe train`
     """
