@@ -101,11 +101,10 @@ SEEDS = {
     11500002493: "rule: a hang was to be noticed in 110 s though answers to looks were lost",
     11235873473: "agents that had failed before a new operator prepared were not restarted",
     13721794791: "an operator that did not know of kept processes gave their node another rank",
+    12276496328: "world: an agent of before a suspension was to be vouched for by the next attempt "
+    "of its number",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }
 
-FAILING: dict[int, str] = {
-    12276496328: "a pod of before a suspension wakes on a paused node, and its lease runs out; "
-    "not looked into",
-}
+FAILING: dict[int, str] = {}
 """Seeds that still fail, and why; who mends one moves it to SEEDS."""

@@ -161,7 +161,10 @@ class World:
         )
 
     def _is_vouched_for(self, agent: Agent) -> bool:
-        """Return whether all ranks of the agent's attempt run it, and reach each other."""
+        """Return whether all ranks of the agent's attempt run it, and reach each other.
+
+        A suspended job uses the numbers of its attempts again: the address tells them apart.
+        """
         told = agent.told
         if told is None or not agent.local.node.is_up:
             return False
@@ -172,6 +175,8 @@ class World:
             for local in node.locals.values()
             if isinstance(process := local.process, Agent)
             if process.told is not None and process.vouches(told.attempt)
+            if process.told.master_addr == told.master_addr
+            if process.told.master_port == told.master_port
         }
         return peers >= set(range(told.nnodes))
 
