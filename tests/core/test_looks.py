@@ -13,8 +13,9 @@ from dataclasses import replace
 import pytest
 
 from core.drive_watch import ALL_REDUCE, IN_DATA, WatchedJob, ill, looked, well
+from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.examination import DISMISSED
-from unbroken.core.job.watch.looks import WORKING_SECONDS
+from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS, WORKING_SECONDS, Looks
 from unbroken.core.job.watch.standing import ACTIVE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import Activity, Bound, RankEvidence, RankWatch, ThreadStack
@@ -152,6 +153,33 @@ def test_a_look_that_did_not_end_in_time_is_not_quiet() -> None:
 
     _, stopped = silence_of(4, cut_short, WORKING_SECONDS)
     assert stopped is None
+
+
+def test_looks_that_nobody_answers_take_nothing_from_those_that_were_answered() -> None:
+    """Seed 2065140: half of the answers of a lone rank that slept were lost, and each lost answer
+    made its looks begin anew."""
+    ranks = {0: acts(looked(0, FORWARD), SINCE)}
+    looks, what = Looks(), blame(list(ranks.values()), SINCE, 1)
+    for number in range(1 + QUIET_LOOKS):
+        looks.add({0: acts(looked(0, FORWARD), SINCE + 20 * number)}, what)
+        assert looks.is_enough(what) is (number > 0)
+        looks.add({}, blame([], SINCE, 1))
+        assert looks.seconds(blame([], SINCE, 1), 1) == BLIND_SECONDS
+    assert not looks.is_enough(what)
+    looks.add({0: acts(looked(0, FORWARD), SINCE + 100)}, what)
+    assert looks.is_enough(what)
+    assert looks.seconds(what, 1) < BLIND_SECONDS
+
+
+def test_looks_that_named_nobody_are_not_enough_for_a_rank_that_is_named_once() -> None:
+    """Seed 2231649: another fault ended the first look that showed a rank, which was blamed."""
+    looks, nobody = Looks(), blame([looked(1), looked(2)], SINCE, 4)
+    for at in (SINCE, SINCE + 20, SINCE + 40):
+        looks.add({rank: acts(looked(rank), at) for rank in (1, 2)}, nobody)
+    named = blame([looked(0, FORWARD), looked(1), looked(2)], SINCE, 4)
+    assert looks.is_enough(nobody)
+    assert named.ranks == (0,)
+    assert not looks.is_enough(named)
 
 
 def held_up_by(one: RankEvidence, **per_second: float) -> Look:

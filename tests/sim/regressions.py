@@ -103,6 +103,8 @@ SEEDS = {
     13721794791: "an operator that did not know of kept processes gave their node another rank",
     12276496328: "world: an agent of before a suspension was to be vouched for by the next attempt "
     "of its number",
+    2065140: "a look without an answer made the looks at a lone rank that slept begin anew",
+    2231649: "a rank was blamed by its first look, which another fault ended",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }
 

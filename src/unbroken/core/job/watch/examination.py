@@ -321,7 +321,7 @@ class Examination:
             due = max(self._patience(stall, what, quiet_looks=1), now + 1.0)
             if is_named(what) and what.is_spinning and self._spins < SPIN_LOOKS:
                 due = now + SPIN_PAUSE_SECONDS
-            elif is_named(what) and not self._looks.is_enough:
+            elif is_named(what) and not self._looks.is_enough(what):
                 due = now + SLOW_PAUSE_SECONDS
             elif not self._looks.is_whole(self._world()):
                 # Who was not seen may be the one that the others wait for.
@@ -395,7 +395,7 @@ class Examination:
             return False
         if is_seen and is_named(what) and not what.is_spinning:
             return True
-        if now < self._patience(stall, what) or not self._looks.is_enough:
+        if now < self._patience(stall, what) or not self._looks.is_enough(what):
             return False
         if not what.is_spinning:
             return True

@@ -40,6 +40,9 @@ class Looks:
 
     def __init__(self) -> None:
         self._ranks: Mapping[int, RankEvidence] = {}
+        """Ranks that the newest look shows."""
+        self._known: Mapping[int, RankEvidence] = {}
+        """The newest evidence of each rank, to compare the next with."""
         self._activities: Mapping[int, RankActivity] = {}
         self._active: frozenset[int] = frozenset()
         """Ranks that may have done something since the look before."""
@@ -48,12 +51,21 @@ class Looks:
         self._named: tuple[int, ...] = ()
         self._count = self._quiet = 0
         """Looks in a row that name these ranks, or nobody; and at which no rank did anything."""
+        self._unanswered = 0
+        """Looks in a row that nobody answered."""
         self._watched_seconds = 0.0
         """Longest time between these looks in which counters show what the named ranks did."""
 
     def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
-        """Compare a look with the one before."""
-        before, self._ranks, self._activities = self._ranks, ranks, activities_of(ranks)
+        """Compare a look with what is known.
+
+        A look that nobody answered changes nothing of that: the next one is compared with the one
+        before it, and counters show what happened between."""
+        before, self._known = self._known, {**self._known, **ranks}
+        self._ranks, self._activities = ranks, activities_of(ranks)
+        self._unanswered = 0 if ranks else self._unanswered + 1
+        if self._unanswered:
+            return
         self._active = frozenset(
             rank
             for rank, one in ranks.items()
@@ -83,14 +95,18 @@ class Looks:
 
     def clear(self) -> None:
         """Forget a silence that is over."""
-        self._ranks, self._activities = {}, {}
+        self._ranks, self._known, self._activities = {}, {}, {}
         self._active = self._moved = frozenset()
         self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
+        self._unanswered = 0
 
-    @property
-    def is_enough(self) -> bool:
-        """True if so many looks as are needed have shown the same; one process that does not run
-        needs no second."""
+    def is_enough(self, what: Blame) -> bool:
+        """True if so many looks as are needed have named the same ranks as `what`, or nobody as
+        it does; one process that does not run needs no second."""
+        if self._unanswered:
+            return self._unanswered >= LOOKS_MIN
+        if self._named != (what.ranks if is_named(what) else ()):
+            return False
         if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
             return True
         is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
@@ -100,8 +116,8 @@ class Looks:
         """True if the ranks that a look names did nothing since the look before it."""
         activities = activities_of(ranks)
         return all(
-            _watched_seconds(self._ranks, ranks[rank], activities[rank]) >= WATCH_SECONDS
-            and not is_active(_counted(self._ranks.get(rank)), ranks[rank], activities[rank])
+            _watched_seconds(self._known, ranks[rank], activities[rank]) >= WATCH_SECONDS
+            and not is_active(_counted(self._known.get(rank)), ranks[rank], activities[rank])
             for rank in what.ranks
         )
 
