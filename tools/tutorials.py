@@ -136,12 +136,13 @@ def differences(step: Step, printed: str) -> list[str]:
 
 def written(page: str, home: Path) -> str:
     """The page with what its commands printed."""
-    made = page
+    made, end = page, 0
     for step, printed in run(page, home):
         old = "\n".join([f"$ {step.command}", *step.shown])
         text = printed.replace(str(home), "/home/you").rstrip("\n")
         new = "\n".join([f"$ {step.command}", *([text] if text else [])])
-        made = made.replace(old, new, 1)
+        start = made.index(old, end)  # The same command may stand further up.
+        made, end = made[:start] + new + made[start + len(old) :], start + len(new)
         print(new, flush=True)
     return made
 

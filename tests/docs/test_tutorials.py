@@ -97,6 +97,12 @@ def test_figures_may_differ_and_words_may_not(tmp_path: Path) -> None:
     assert tutorials.differences(steps[2], printed) == ["14 machines"]
 
 
+def test_each_command_that_a_page_repeats_gets_its_own_output(tmp_path: Path) -> None:
+    page = PAGE.replace("...\n```", "...\n$ ls\na.py\n$ touch b.py\n$ ls\n```")
+    made = tutorials.written(page, tmp_path)
+    assert "$ ls\na.py\n$ touch b.py\n$ ls\na.py\nb.py\n```" in made
+
+
 @pytest.mark.parametrize(
     ("line", "shape"),
     [

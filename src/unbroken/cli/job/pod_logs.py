@@ -130,7 +130,7 @@ class LogReaders:
             except UnbrokenError as error:
                 if str(error) != problem:
                     problem = str(error)
-                    self._on_problem(f"output of {pod['metadata']['name']}: {problem}")
+                    self._on_problem(f"cannot read the output of {pod['metadata']['name']}: {problem}")
                 if not isinstance(error, WorldError):
                     return
                 self._broken[container] = pod
