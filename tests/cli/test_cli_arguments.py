@@ -58,6 +58,8 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--nproc-per-node", "some", "train.py"], "spec.nprocPerNode"),
         (["run", "--shutdown-signal", "SIGHUP", "train.py"], "shutdown-signal"),
         (["run", "nosuch.yaml"], "cannot read nosuch.yaml"),
+        (["chaos", "kill-node"], "give a JOB (with --rank) or --node NODE"),
+        (["chaos", "kill-node", "train", "--node", "n"], "give a JOB (with --rank) or --node NODE"),
         (["run", "broken.yaml"], "broken.yaml is not YAML: line 1, column 5: while parsing a flow"),
         (["run", "control.yaml"], "control.yaml is not YAML: character U+0001 at position 4: "),
         (["run", "list.yaml"], "every document must be an object with a kind"),

@@ -297,7 +297,27 @@ def test_a_node_that_is_switched_off_is_replaced_by_the_spare(make_cli: Any) -> 
         api.until(
             "/api/v1/nodes", done["node"], lambda node: is_ready(node) and not is_tainted(node)
         )
-    refused = cli.call("chaos", "start-node", "nobody", code=1)
-    assert "there is no node nobody; there are: node-0, node-1, node-2" in refused.stderr
+    for command in (["start-node", "nobody"], ["kill-node", "--node", "nobody"]):
+        refused = cli.call("chaos", *command, code=1)
+        assert "there is no node nobody; there are: node-0, node-1, node-2" in refused.stderr
     process.terminate()
     process.communicate(timeout=30)
+    said = cli.call("chaos", "kill-node", "--node", done["node"]).stdout
+    assert said.startswith(f"switched off (node {done['node']})\nswitch it on again: {on} ")
+    with closing(api_of(cli)) as api:
+        api.until("/api/v1/nodes", done["node"], is_tainted)
+
+
+def test_commands_that_follow_end_with_the_local_cluster(make_cli: Any) -> None:
+    cli = make_cli(1)
+    script = cli.script("train.py", COUNT)
+    cli.call("run", "--detach", script, "100000")
+    logs = cli.start("logs", "-f", "train")
+    read_until(logs, lambda line: line.endswith("step 1"))
+    jobs = cli.start("jobs", "--watch")
+    read_until(jobs, lambda line: line.startswith("train "))
+    cli.call("down")
+    for process in (logs, jobs):
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert f"error: no cluster runs from {cli.directory}; start one with" in said

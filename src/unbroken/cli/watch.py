@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 from unbroken.cli.connection import Cluster
+from unbroken.errors import SpecError
 from unbroken.kube.informer import Informer
+
+LOOK_SECONDS = 2.0
+"""Between looks whether a local cluster still runs."""
+GONE_LOOKS = 5
+"""Looks in a row without a local cluster that end the command: one that is started again comes back
+sooner."""
 
 
 class Watch:
@@ -15,6 +22,9 @@ class Watch:
 
     def __init__(self, cluster: Cluster) -> None:
         self._client = cluster.client
+        self._place = cluster.place
+        self._gone = 0
+        """Looks in a row that found no running local cluster."""
         self._informers: list[Informer[Any]] = []
         self._stack = AsyncExitStack()
         self._event = asyncio.Event()
@@ -60,11 +70,27 @@ class Watch:
     async def change(self, seconds: float | None = None) -> bool:
         """Wait until an object has changed since the last call.
 
-        False if none has in so many seconds; None: wait without a limit."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
+        False if none has in so many seconds; None: wait without a limit.  SpecError if the local
+        cluster was stopped."""
+        left = float("inf") if seconds is None else seconds
+        while not self._event.is_set():
+            if left <= 0.0:
+                return False
+            wait = min(left, LOOK_SECONDS)
+            left -= wait
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._event.wait()
+            self._require_running()
         self._event.clear()
         return True
+
+    def _require_running(self) -> None:
+        try:
+            self._place.require_running()
+        except SpecError:
+            self._gone += 1
+            if self._gone >= GONE_LOOKS:
+                raise
+        else:
+            self._gone = 0

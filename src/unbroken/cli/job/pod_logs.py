@@ -130,7 +130,8 @@ class LogReaders:
             except UnbrokenError as error:
                 if str(error) != problem:
                     problem = str(error)
-                    self._on_problem(f"cannot read the output of {pod['metadata']['name']}: {problem}")
+                    name = pod["metadata"]["name"]
+                    self._on_problem(f"cannot read the output of {name}: {problem}")
                 if not isinstance(error, WorldError):
                     return
                 self._broken[container] = pod

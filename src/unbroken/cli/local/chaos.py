@@ -153,18 +153,33 @@ def kill_pod(
 
 
 @app.command("kill-node")
-def kill_node(drill: Drill) -> None:
+def kill_node(
+    job: JobName = "",
+    rank: Rank = 0,
+    node: Annotated[
+        str, typer.Option(help="Switch off this node instead of that of --rank; needs no JOB.")
+    ] = "",
+    *,
+    options: CommonOptions,
+) -> None:
     """Switch off the node of a rank: its processes are killed and its heartbeats stop.
 
-    Example: `unbroken chaos kill-node train --rank 3`
+    Examples: `unbroken chaos kill-node train --rank 3`, `unbroken chaos kill-node --node node-1`
     """
+    if bool(job) == bool(node):
+        raise SpecError("give a JOB (with --rank) or --node NODE: one of them names the node")
 
-    async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
-        await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
-        on = f"unbroken chaos start-node {victim.node}{_folder_option(cluster.place)}"
-        return _done("switched off the node of", victim, hint=f"switch it on again: {on}")
+    async def act(cluster: Cluster) -> dict[str, Any]:
+        _require_local(cluster)
+        if node:
+            done = {"done": "switched off", "node": await _known_node(cluster, node)}
+        else:
+            done = _done("switched off the node of", await _find(cluster, job, rank))
+        await cluster.patch(NODES, done["node"], {"metadata": {"annotations": {POWER: "off"}}})
+        on = f"unbroken chaos start-node {done['node']}{_folder_option(cluster.place)}"
+        return {**done, "hint": f"switch it on again: {on}"}
 
-    drill.run(act)
+    _print(options.run(act, Use.CHANGE), is_json=options.is_json)
 
 
 def _folder_option(place: Place) -> str:
@@ -188,13 +203,19 @@ def start_node(
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         _require_local(cluster)
-        names = sorted(str(item["metadata"]["name"]) for item in await cluster.select(NODES))
-        if node not in names:
-            raise SpecError(f"there is no node {node}; there are: {', '.join(names) or 'none'}")
+        await _known_node(cluster, node)
         await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
         return {"done": "switched on", "node": node}
 
     _print(target.run(act, Use.CHANGE), is_json=output is Output.JSON)
+
+
+async def _known_node(cluster: Cluster, name: str) -> str:
+    """The name, if the cluster has such a node; SpecError."""
+    names = sorted(str(item["metadata"]["name"]) for item in await cluster.select(NODES))
+    if name not in names:
+        raise SpecError(f"there is no node {name}; there are: {', '.join(names) or 'none'}")
+    return name
 
 
 def _require_local(cluster: Cluster) -> None:
