@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import yaml
 from typer.testing import CliRunner
 
 from cli_calls import Cli, read_until
+from controller.pytorchjobs import pytorchjob
+from e2e.control import api_of
 from unbroken.cli import main
 from unbroken.cli.listing import Listing, Shown, show_list
 from unbroken.cli.options import ListOutput
@@ -28,7 +31,7 @@ LISTS = {
     *{("faults", "list"), ("cluster", "list")},
 }
 """Every command that lists things, but for those that repeat HyperPod's own CLI."""
-WATCHED = {("jobs",), ("nodes",), ("nodes", "list")}
+WATCHED = {("jobs",), ("incidents",), ("nodes",), ("nodes", "list")}
 TABLE = Listing({"things": [{"name": "a"}]}, ["a"], ("NAME", "AGE"), [("a", "3s")], empty="none")
 
 
@@ -174,6 +177,35 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": path, "UNBROKEN_DIR": str(tmp_path / "none")}
     assert set(completed("unbroken nodes d", environment)) == {"describe", "drain"}
     assert completed("unbroken jobs --wat", environment) == ["--watch"]
+
+
+@pytest.mark.slow
+def test_a_watch_of_jobs_shows_those_of_other_kinds(cli: Cli) -> None:
+    job = pytorchjob("watched-kind")
+    job["spec"]["runPolicy"] = {"suspend": True}
+    with cli.start("jobs", "--watch") as watch, closing(api_of(cli)) as api:
+        try:
+            read_until(watch, lambda line: line.startswith("no jobs; start one with"))
+            api.post("kubeflow.org/v1:pytorchjobs", job).done()
+            read_until(watch, lambda line: line.split()[:3] == ["KIND", "NAME", "STATE"])
+            read_until(watch, lambda line: line.split()[:2] == ["PyTorchJob", "watched-kind"])
+            api.delete("kubeflow.org/v1:pytorchjobs/watched-kind").done()
+            read_until(watch, lambda line: line == "pytorchjob/watched-kind: deleted")
+        finally:
+            watch.send_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_a_watch_of_incidents_shows_them_as_they_come(cli: Cli) -> None:
+    script = cli.script("raises.py", "raise ValueError('a bad record')")
+    with cli.start("incidents", "--watch") as watch:
+        try:
+            read_until(watch, lambda line: line == "no incidents so far")
+            cli.call("run", "--name", "raises", "--max-restarts", "0", script, code=1)
+            read_until(watch, lambda line: " raises " in line and " PythonException " in line)
+        finally:
+            watch.send_signal(signal.SIGINT)
+    cli.call("delete", "raises")
 
 
 @pytest.mark.slow

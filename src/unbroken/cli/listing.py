@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 1.0
 """Shortest time between two looks of `--watch`: each look reads the whole list again."""
+OTHER_SECONDS = 5.0
+"""Seconds between two looks at kinds that are not followed: a cluster may not know them."""
 VOLATILE = frozenset({"AGE", "GOODPUT", "LOST MOST TO", "SCORE"})
 """Columns that change as time passes.  They alone do not print a row again."""
 
@@ -56,23 +58,31 @@ def require_table(output: ListOutput) -> None:
 
 
 async def watch_list(
-    cluster: Cluster, kinds: Callable[[Watch], object], read: Callable[[], Awaitable[Listing]]
+    cluster: Cluster,
+    kinds: Callable[[Watch], object],
+    read: Callable[[], Awaitable[Sequence[Listing]]],
+    seconds: float | None = None,
 ) -> None:
-    """Print a list, then each row that changes, until the command is ended.
+    """Print lists, then each row that changes, until the command is ended.
 
-    `kinds` names the objects to follow; a change of any of them reads the list again.
+    `kinds` names the objects to follow; a change of any of them reads the lists again, and so do
+    `seconds` without a change.  A list other than the first is not printed while it is empty.
     """
     from unbroken.kube.clock import pause
 
     from .watch import Watch
 
-    watch, shown = Watch(cluster), Shown()
+    watch, shown = Watch(cluster), list[Shown]()
     kinds(watch)
     async with watch:
         while True:
-            shown.print(await read())
+            listings = await read()
+            shown += [Shown() for _ in listings[len(shown) :]]
+            for index, (one, listing) in enumerate(zip(shown, listings, strict=True)):
+                if listing.rows or one.has_printed or index == 0:
+                    one.print(listing)
             await pause(PAUSE_SECONDS)
-            await watch.change()
+            await watch.change(seconds)
 
 
 class Shown:
@@ -82,9 +92,14 @@ class Shown:
         self._rows: dict[str, tuple[str, ...]] = {}
         self._widths: list[int] = []
 
+    @property
+    def has_printed(self) -> bool:
+        """True after the titles were printed."""
+        return bool(self._widths)
+
     def print(self, listing: Listing) -> None:
         """Print the rows that are new or have changed; names of rows that are gone are noted."""
-        is_first = not self._widths
+        is_first = not self.has_printed
         kept = [title not in VOLATILE for title in listing.titles]
         result = {
             name: tuple(str(cell) for cell, is_kept in zip(row, kept, strict=True) if is_kept)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.connection import JOBS, Cluster
-from unbroken.cli.listing import Listing, show_list
-from unbroken.cli.options import ListForm, ListOutput, Namespace, Target
+from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
+from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import one_line
 from unbroken.spec.job.codec import seconds_lost
@@ -27,6 +27,7 @@ def command(
     ] = False,
     namespace: Namespace = "",
     output: ListForm = ListOutput.TEXT,
+    watch: Watching = False,
     *,
     target: Target,
 ) -> None:
@@ -36,9 +37,13 @@ def command(
     the time from the first sign until the job ran again. -o wide adds the outcome.
 
     Example: `unbroken incidents -A -o wide`
-    """
 
-    async def read(cluster: Cluster) -> list[dict[str, Any]]:
+    Example: `unbroken incidents --watch`
+    """
+    if watch:
+        require_table(output)
+
+    async def read(cluster: Cluster) -> tuple[Listing]:
         inside = "" if every else cluster.namespace
         jobs = {job["metadata"]["uid"]: job for job in await cluster.select(JOBS, namespace=inside)}
         broken = await cluster.incidents_of(jobs.values(), inside)
@@ -47,10 +52,19 @@ def command(
         ]
         for other in await resumed_jobs(cluster, inside):
             found += [loss_value(other, loss) for loss in other.job.losses]
-        return sorted(found, key=lambda one: str(one["detectedAt"]))
+        found.sort(key=lambda one: str(one["detectedAt"]))
+        return (_listing(found, every=every, is_wide=output is ListOutput.WIDE),)
 
-    found = target.run(read, namespace=namespace)
-    show_list(_listing(found, every=every, is_wide=output is ListOutput.WIDE), output)
+    async def follow(cluster: Cluster) -> None:
+        from .watching import follow_jobs  # slow to load
+
+        inside = None if every else cluster.namespace
+        await watch_list(cluster, follow_jobs(inside), lambda: read(cluster), OTHER_SECONDS)
+
+    if watch:
+        target.run(follow, namespace=namespace)
+    else:
+        show_list(*target.run(read, namespace=namespace), output)
 
 
 def incident_value(metadata: dict[str, Any], incident: Incident) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from unbroken.cli.connection import JOBS, Cluster
-from unbroken.cli.listing import Listing, require_table, show_list, watch_list
+from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
 from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
 from unbroken.kube.clock import wall
 
@@ -17,9 +17,6 @@ from .goodput import goodput_of, goodput_value, largest, share_text
 from .resumed import listing as resumed_listing
 from .resumed import resumed_jobs
 from .views import age, job_summary
-
-if TYPE_CHECKING:
-    from unbroken.cli.watch import Watch
 
 
 def command(
@@ -59,18 +56,10 @@ def command(
         return _listing(found, second, output, now, every=every), second
 
     async def follow(cluster: Cluster) -> None:
-        from .watching import INCIDENT, JOB  # slow to load
+        from .watching import follow_jobs  # slow to load
 
         inside = None if every else cluster.namespace
-
-        def kinds(watch: Watch) -> None:
-            watch.follow(JOB, namespace=inside)
-            watch.follow(INCIDENT, namespace=inside)
-
-        async def listing() -> Listing:
-            return (await read(cluster))[0]
-
-        await watch_list(cluster, kinds, listing)
+        await watch_list(cluster, follow_jobs(inside), lambda: read(cluster), OTHER_SECONDS)
 
     if watch:
         target.run(follow, namespace=namespace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,7 +48,14 @@ async def resumed_jobs(cluster: Cluster, namespace: str | None = None) -> list[R
 
     A kind that the cluster does not know, or that the user may not list, is left out.
     """
-    return [one for kind in RESUMED for one in await _of_kind(cluster, kind, namespace)]
+    return await _of_kinds(cluster, RESUMED, namespace)
+
+
+async def _of_kinds(
+    cluster: Cluster, kinds: Iterable[JobKind], namespace: str | None = None
+) -> list[Resumed]:
+    found = await asyncio.gather(*(_of_kind(cluster, kind, namespace) for kind in kinds))
+    return [one for jobs in found for one in jobs]
 
 
 async def _of_kind(cluster: Cluster, kind: JobKind, namespace: str | None) -> list[Resumed]:
@@ -71,9 +79,7 @@ async def find_resumed(cluster: Cluster, name: str) -> Resumed | None:
     if given and not kinds:
         known = ", ".join(kind.name.lower() for kind in RESUMED)
         raise SpecError(f'"{given}" is no kind of job with auto-resume (those are: {known})')
-    found = [
-        one for kind in kinds for one in await _of_kind(cluster, kind, None) if one.job.name == word
-    ]
+    found = [one for one in await _of_kinds(cluster, kinds) if one.job.name == word]
     if len(found) > 1:
         names = ", ".join(one.word for one in found)
         raise SpecError(f'several jobs have the name "{name}": write one of {names}')

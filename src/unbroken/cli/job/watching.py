@@ -24,6 +24,16 @@ INCIDENT = create_namespaced_resource(
 )
 
 
+def follow_jobs(namespace: str | None) -> Callable[[Watch], None]:
+    """Follow the jobs and incidents of a namespace, or of all (None)."""
+
+    def follow(watch: Watch) -> None:
+        watch.follow(JOB, namespace=namespace)
+        watch.follow(INCIDENT, namespace=namespace)
+
+    return follow
+
+
 class Watched(Watch):
     """Current copies of a job, its pods, incidents and events inside an `async with`."""
 

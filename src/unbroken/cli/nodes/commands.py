@@ -85,20 +85,21 @@ def list_nodes(
 def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
     is_wide = output is ListOutput.WIDE
 
-    async def read(cluster: Cluster) -> Listing:
+    async def read(cluster: Cluster) -> tuple[Listing]:
         now, pods = wall(), await cluster.select(PODS, namespace="")
         records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
         rows = [
             views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
             for node in await cluster.select(NODES)
         ]
-        return Listing(
+        listing = Listing(
             {"nodes": rows},
             [str(row["name"]) for row in rows],
             (*views.TITLES, *(views.WIDE if is_wide else ())),
             [views.cells(row, is_wide=is_wide) for row in rows],
             empty="the cluster has no nodes",
         )
+        return (listing,)
 
     async def follow(cluster: Cluster) -> None:
         from lightkube.resources.core_v1 import Node, Pod  # slow to load
@@ -115,7 +116,7 @@ def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
         require_table(output)
         target.run(follow)
     else:
-        show_list(target.run(read), output)
+        show_list(*target.run(read), output)
 
 
 @app.command()
