@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from scoreboard_trials import BY_NAME, FAULTS, WELL
+from scoreboard_trials import BY_NAME, FAULTS, LONG_SEED, PAUSED, PAUSED_LONG, WELL
 
 ORDER = (
     "unbroken",
@@ -145,7 +145,9 @@ def is_right(one: Outcome) -> bool:
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One for each fault, launcher, program and load, in the order of tables."""
     grouped: dict[tuple[str, str, str, int], list[Outcome]] = {}
-    for one in outcomes:
+    for outcome in outcomes:
+        is_long = outcome.fault == PAUSED and outcome.seed >= LONG_SEED
+        one = replace(outcome, fault=PAUSED_LONG) if is_long else outcome
         grouped.setdefault((one.fault, one.launcher, one.program, one.load), []).append(one)
     order = [fault.name for fault in FAULTS]
     return sorted(

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scoreboard_trials import HEALTHY, PAUSED
+from scoreboard_trials import BY_NAME, WELL
 
 _SECTION = re.compile(r"^## .*?(?:\(`(?P<fault>[\w-]+)`\))?$")
 _COMMAND = re.compile(r"^    \S*python (?P<words>benchmarks/scoreboard\.py .*)$")
 HEADS = ("launcher", "hang")
 """First words of the heads of tables."""
-NOTHING, PAUSE = "## Nothing is wrong", "one long pause"
-"""Beginning of the headings of healthy runs, and what tells those with a pause."""
+NOTHING = "## Nothing is wrong"
+"""Beginning of the headings of healthy runs."""
+HEADINGS = {f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}": name for name in WELL}
+"""The fault of each of them."""
 SUMMARY = "## All faults together"
 """Heading of the summaries, which end before the healthy runs."""
 _LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (?!\d+ \|)")
@@ -51,8 +53,7 @@ def peers(page: str) -> Peers:
             commands.append(line)
         elif found := _SECTION.match(line):
             fault = found["fault"] or ""
-            if line.startswith(NOTHING):
-                fault = PAUSED if PAUSE in line else HEALTHY
+            fault = HEADINGS.get(line, fault)
         elif line.startswith("| ") and fault and line.split()[1] not in HEADS:
             rows.setdefault(fault, []).append(_with_load(line))
         elif line.startswith("- `"):

@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from scoreboard_outcome import Outcome, Row, rows, totals
-from scoreboard_peers import NO_PEERS, NOTHING, Peers
+from scoreboard_peers import HEADINGS, NO_PEERS, Peers
 from scoreboard_trials import (
     BY_NAME,
     FAULTS,
@@ -15,6 +15,8 @@ from scoreboard_trials import (
     LONG_SEED,
     MORE_SEED,
     PAUSE_SECONDS,
+    PAUSED,
+    PAUSED_LONG,
     WELL,
 )
 
@@ -204,13 +206,13 @@ def _healthy(name: str, found: Sequence[Row], earlier: Peers) -> str:
     mine = [row for row in found if row.fault == name]
     if not mine and not earlier.rows.get(name):
         return ""
-    lines = [f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}", ""]
+    lines = [next(heading for heading, fault in HEADINGS.items() if fault == name), ""]
     lines += _heading("launcher", "program", "load", "came to its end", "false alarms")
     for row in mine:
         fine, touched = share(row.survived, row.trials), share(row.touched, row.trials)
         lines.append(_line(row.launcher, row.program, str(row.load), fine, touched))
     others = earlier.left(name, lines)
-    text = [PAUSE_TEXT, ""] if name == "paused" else []
+    text = [TEXTS[name], ""] if name in TEXTS else []
     return "\n".join([*lines, *others, "", *text])
 
 
@@ -218,11 +220,12 @@ PAUSE_TEXT = """The pause comes after 45 to 55 s of steps and lasts {:g} to {:g}
 of all ranks, a checkpoint that rank 0 writes to slow storage, a compiler that rank 0 waits for, a
 data set that rank 0 prepares. Seeds from {} on have rank 0 ask each second for something that
 another program makes, send a checkpoint with a thread, compute in one function, or wait for a
-program that copies files. Seeds from {} on have pauses of all eight kinds of {:g} to {:g} s. The
-ranks that have nothing to do wait at a barrier. Nothing is printed. Of each kind, half of the seeds
-tell a phase where the script calls `unbroken.worker`. Bounds are the real ones.""".format(
-    *PAUSE_SECONDS, MORE_SEED, LONG_SEED, *LONG_SECONDS
-)
+program that copies files. The ranks that have nothing to do wait at a barrier. Nothing is printed.
+Of each kind, half of the seeds report a phase where the script calls `unbroken.worker`. Bounds are
+the real ones.""".format(*PAUSE_SECONDS, MORE_SEED)
+LONG_TEXT = """The same, with pauses of all eight kinds of {:g} to {:g} s (seeds of `paused` from {}
+on).""".format(*LONG_SECONDS, LONG_SEED)
+TEXTS = {PAUSED: PAUSE_TEXT, PAUSED_LONG: LONG_TEXT}
 
 
 def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:

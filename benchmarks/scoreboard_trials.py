@@ -22,13 +22,14 @@ KNOWN = {"told": (300, 400), "output": (450, 550), "silence": (750, 900)}
 to 90 s of neither."""
 PAUSED_STEPS = (450, 550)
 JITTER_SECONDS = 0.15
-HEALTHY, PAUSED = "healthy", "paused"
-WELL = (HEALTHY, PAUSED)
+HEALTHY, PAUSED, PAUSED_LONG = "healthy", "paused", "paused-long"
+WELL = (HEALTHY, PAUSED, PAUSED_LONG)
 PAUSES = ("evaluation", "checkpoint", "compile", "data set")
 MORE_PAUSES, MORE_SEED = ("poll", "upload", "index", "program"), 2000
 """Pauses of seeds from this one on: those of lower seeds stay what they were."""
 LONG_SEED, LONG_SECONDS = 3000, (300.0, 620.0)
-"""Seeds from this one on have pauses of all kinds that are so long."""
+"""Seeds of PAUSED from this one on are those of PAUSED_LONG: pauses of all kinds that are so
+long."""
 PAUSE_SECONDS = (30.0, 150.0)
 """Length of the one long pause of a healthy run."""
 
@@ -84,6 +85,7 @@ FAULTS = (
     Fault("port", "somebody else has taken the port of the store", (0, 0), rank=0),
     Fault(HEALTHY, "nothing: evaluations, slow checkpoints, uneven steps", (0, 0), 1500),
     Fault(PAUSED, "nothing: one long pause of a healthy run", PAUSED_STEPS, 100),
+    Fault(PAUSED_LONG, "nothing: one pause of five to ten minutes", PAUSED_STEPS, 100),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -115,6 +117,8 @@ class Plan:
 
 def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
     """What the seed makes of the fault."""
+    if fault.name == PAUSED_LONG:
+        return plan(BY_NAME[PAUSED], seed + LONG_SEED, mode)
     rng = random.Random(f"{fault.name}:{seed}")
     rank = rng.randrange(WORLD) if fault.rank is None else fault.rank
     between = KNOWN[mode] if fault.is_hang else fault.at_steps

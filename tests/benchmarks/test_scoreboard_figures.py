@@ -20,6 +20,7 @@ from scoreboard_trials import (
     MORE_PAUSES,
     MORE_SEED,
     PAUSED,
+    PAUSED_LONG,
     PAUSES,
     SOON,
     WORLD,
@@ -197,6 +198,15 @@ def test_the_long_pauses_of_eight_seeds_are_of_each_kind_told_and_untold() -> No
     assert min(seconds for _, seconds, _ in found) >= LONG_SECONDS[0]
 
 
+def test_runs_with_a_long_pause_are_rows_of_their_own() -> None:
+    assert plan(BY_NAME[PAUSED_LONG], 3) == plan(BY_NAME[PAUSED], LONG_SEED + 3)
+    made = [
+        Outcome(fault, seed, "unbroken", "plain", -1, 0, True, "right")
+        for fault, seed in ((PAUSED, 7), (PAUSED, LONG_SEED), (PAUSED_LONG, 1))
+    ]
+    assert [(one.fault, one.trials) for one in rows(made)] == [(PAUSED, 1), (PAUSED_LONG, 2)]
+
+
 def test_nobody_is_right_for_a_link_and_the_pod_for_its_parent_process() -> None:
     def correct(fault: str, rank: int | None, pod: tuple[int, ...] = (), after: float = 1.0) -> int:
         made = Outcome(fault, 0, "unbroken", "plain", 2, 300, detected_seconds=after)
@@ -213,7 +223,7 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     .venv/bin/python benchmarks/scoreboard.py --launchers unbroken --seeds 20    # 304 trials
     .venv/bin/python benchmarks/scoreboard.py --launchers torchrun --seeds 1    # 9 trials
 
-## Nothing is wrong: evaluations
+## Nothing is wrong: evaluations, slow checkpoints, uneven steps
 
 | launcher | program | came to its end | false alarms |
 |---|---|---|---|
