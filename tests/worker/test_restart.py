@@ -181,9 +181,11 @@ def test_who_is_at_the_barrier_ends_with_the_agent(three: Gang) -> None:
     three.start()
     three.until("runs")
     three.fault(0, 1, 2)
-    three.arrive(0, 1, 2)
+    # Where gloo holds one of its groups, a rank ends.
+    waiting = {0, 1, 2} - {*three.arrive(0, 1, 2)}
+    assert waiting
     three.socket.close()
-    assert {"the agent ended" in one["error"] for one in three.until("raises")} == {True}
+    assert {"the agent ended" in one["error"] for one in three.until("raises", *waiting)} == {True}
 
 
 def test_a_late_start_of_an_older_attempt_is_no_start(three: Gang) -> None:
