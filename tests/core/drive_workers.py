@@ -45,8 +45,8 @@ def start(attempt: int, rank: int = 0) -> AgentEvent:
     return Commanded(StartCommand(attempt, rank, 2, "10.0.0.1", 2000 + attempt))
 
 
-def keep(attempt: int | None = 0) -> AgentEvent:
-    return Commanded(StopCommand(attempt, restart_mode=IN_PROCESS_RESTART))
+def keep(attempt: int | None = 0, *, is_graceful: bool = False) -> AgentEvent:
+    return Commanded(StopCommand(attempt, IN_PROCESS_RESTART, is_graceful))
 
 
 def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> AgentEvent:
@@ -71,8 +71,9 @@ def short(effect: AgentEffect) -> str:
             return f"signal {number}"
         case KillAll(kept):
             return "kill" + _but(kept)
-        case Recall(ranks, attempt):
-            return f"recall {_list(ranks)} of {attempt}"
+        case Recall(ranks, attempt, seconds):
+            after = f" within {seconds:g}" if seconds else ""
+            return f"recall {_list(ranks)} of {attempt}" + after
         case ReleaseWorkers(ranks, command):
             return f"release {_list(ranks)} into {command.attempt}"
         case OfferPort():

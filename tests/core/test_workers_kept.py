@@ -87,6 +87,20 @@ def test_all_may_be_kept_and_the_attempt_is_told_of_all_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize(("arrive_seconds", "save_seconds"), [(60.0, 2), (5.0, 2), (1.0, 0.5)])
+def test_before_a_planned_move_workers_may_save_their_step(
+    arrive_seconds: float, save_seconds: float
+) -> None:
+    """Less time than they have to come to the barrier: they can still be made to leave."""
+    order = keep(is_graceful=True)
+    check(
+        *RUNNING,
+        (order, f"recall 0 1 of 0 within {save_seconds:g}, kill but 0 1, stopping"),
+        (order, "kill but 0 1, stopping"),
+        settings=replace(SETTINGS, arrive_seconds=arrive_seconds),
+    )
+
+
 def test_kept_processes_are_replaced_if_their_node_gets_another_rank() -> None:
     """Another operator may not know which rank they had."""
     machine = check(
@@ -485,7 +499,7 @@ class World:
                 for rank in [rank for rank in self.alive if rank not in kept]:
                     self.die(rank, KILLED)
                 self.left.append(NothingLives(kept))
-            case Recall(ranks, _):
+            case Recall(ranks):
                 self.recalled |= {self.alive[rank] for rank in ranks if rank in self.alive}
             case ReleaseWorkers(ranks, command):
                 for rank in ranks:

@@ -116,10 +116,10 @@ class Gang:
         for rank in ranks:
             os.kill(self.pids[rank], signal.SIGKILL)
 
-    def fault(self, *survivors: int) -> None:
+    def fault(self, *survivors: int, **more: float) -> None:
         """Tell them to leave."""
         for rank in survivors:
-            self.socket.say(rank, JOB_FAULT, restart_count=self.attempt + 1)
+            self.socket.say(rank, JOB_FAULT, restart_count=self.attempt + 1, **more)
 
     def arrive(self, *survivors: int) -> list[int]:
         """Until they are at the barrier; who has ended instead, as one does that gloo holds."""

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import queue
+import random
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from unbroken import worker
-from unbroken.worker.restart import groups
+from unbroken.worker.restart import groups, step_end
 
 users: list[socket.socket] = []
 
@@ -89,6 +90,30 @@ def ddp_forever() -> None:
             dist.all_reduce(torch.ones(1), group=second)
 
 
+def save_forever() -> None:
+    """Note each step that is saved, as a snapshot does; a rank is held up now and then."""
+    chance, step = random.Random(os.getpid()), 0
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+
+    def work() -> None:
+        time.sleep(chance.choice([0, 0, 0.002, 0.02]))
+
+    while True:
+        model(torch.ones(2, 8)).sum().backward()
+        work()
+        step += 1
+        tell("saved", step=step)
+        step_end.saved(work)
+        work()
+
+
+def save_once() -> None:
+    """Note one save, and none after it."""
+    tell("saved", step=1)
+    step_end.saved(lambda: None)
+    time.sleep(1000)
+
+
 def lose_models() -> None:
     """A model goes when its function returns, and is the last that holds a destroyed group."""
 
@@ -136,6 +161,8 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(1000),
     "queue": lambda: queue.SimpleQueue().get(),
     "lock": lambda: threading.Semaphore(0).acquire(),
+    "save": save_forever,
+    "save_once": save_once,
     "return": lambda: None,
 }
 

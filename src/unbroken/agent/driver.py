@@ -387,9 +387,9 @@ class Driver:
             case KillAll(kept):
                 self._stop_examining()
                 self._processes.kill_all(kept)
-            case Recall(local_ranks, attempt):
+            case Recall():
                 self._stop_examining()
-                self._conversation.recall(local_ranks, attempt)
+                self._conversation.recall(effect)
             case ReleaseWorkers(local_ranks, command):
                 self._conversation.release(local_ranks, command)
             case OfferPort(used):

@@ -21,6 +21,8 @@ INIT = "init"
 AT_BARRIER, PAST_BARRIER = "at_rcb_barrier", "past_rcb_barrier"
 """Ours add `attempt`, which was left or is begun: late messages of an older one do not count."""
 JOB_START, JOB_FAULT, JOB_RANK_INFO = "job_start", "job_fault", "job_rank_info"
+"""Ours adds `save_seconds` to `job_fault` before a planned move: the worker leaves after it has
+saved the step that it is in, or after this time."""
 STUCK_CODE = 75
 """Ours: exit code of a worker that cannot leave its training on request; EX_TEMPFAIL of
 sysexits.h."""

@@ -19,6 +19,7 @@ from unbroken.core.agent.machine import (
     Disconnected,
     FaultReported,
     Passed,
+    Recall,
     Registered,
 )
 from unbroken.core.snapshots.checkpoint_steps import CheckpointSteps
@@ -115,9 +116,12 @@ class Conversation:
                 message = self._start_message(ipc.JOB_RANK_INFO, command, local_rank)
                 self._send([local_rank], message)
 
-    def recall(self, local_ranks: Sequence[int], attempt: int) -> None:
+    def recall(self, order: Recall) -> None:
         """Order workers to leave their training."""
-        self._send(local_ranks, {"type": ipc.JOB_FAULT, "restart_count": attempt})
+        message: dict[str, object] = {"type": ipc.JOB_FAULT, "restart_count": order.attempt}
+        if order.save_seconds:
+            message["save_seconds"] = order.save_seconds
+        self._send(order.local_ranks, message)
 
     def release(self, local_ranks: Sequence[int], command: StartCommand) -> None:
         """Release workers at the barrier."""

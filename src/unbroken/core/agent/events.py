@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from unbroken.core.tick import Tick
-from unbroken.wire.agent import AgentReport, Command, RuleView, StartCommand
+from unbroken.wire.agent import AgentReport, Command, RuleView, StartCommand, StopCommand
 from unbroken.wire.observation import RankWatch
 
 from .faults import SIGKILL, WorkerEnd
@@ -16,6 +16,9 @@ from .faults import SIGKILL, WorkerEnd
 if TYPE_CHECKING:
     # If a job has no rules, the agent does not load their evaluator.
     from unbroken.core.logs.rule_events import RuleViolated
+
+SAVE_SECONDS = 2.0
+"""Longest wait for the end of a step before a planned move; a longer step is interrupted."""
 
 
 class ProgramStage(Enum):
@@ -46,6 +49,10 @@ class Settings:
     """`--inprocess-restart`: workers wait for their ranks at the barrier before each attempt."""
     arrive_seconds: float = 5.0
     """Seconds from the order to leave the training to SIGKILL of workers not at the barrier."""
+
+    def save_seconds(self, command: StopCommand) -> float:
+        """Return the time for workers to end and save their step before they are made to leave."""
+        return min(SAVE_SECONDS, self.arrive_seconds / 2) if command.is_graceful else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +286,9 @@ class Recall:
 
     local_ranks: tuple[int, ...]
     attempt: int
+    save_seconds: float = 0.0
+    """Seconds in which a worker may end and save its step, and leave by itself; 0: it is made to
+    leave at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -453,7 +453,7 @@ class Workers:
         run.is_held = False
         run.is_hard |= self._is_hard(command)
         if not run.is_hard and (self._members or self.settings.is_inprocess):
-            return self._recall(run, now)
+            return self._recall(run, now, self.settings.save_seconds(command))
         if run.is_killed:
             return [KillAll()]
         self._members.clear()
@@ -467,14 +467,14 @@ class Workers:
         run.is_asked = True
         return [SignalWorkers(gentle)]
 
-    def _recall(self, run: Run, now: float) -> list[AgentEffect]:
+    def _recall(self, run: Run, now: float, save_seconds: float) -> list[AgentEffect]:
         """Recall the members to the barrier; all other workers end."""
         called = self._members.recall()
         if called:
             run.is_asked = True
             self._arrive_at = now + self.settings.arrive_seconds
-        orders: list[AgentEffect] = [Recall(called, run.command.attempt)] if called else []
-        return orders + self._cull()
+        order = Recall(called, run.command.attempt, save_seconds)
+        return [order, *self._cull()] if called else self._cull()
 
     def _shut_down(self, signal: int, code: int, now: float) -> list[AgentEffect]:
         if self.state is AgentState.SHUTDOWN:

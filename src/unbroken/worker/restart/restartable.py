@@ -26,7 +26,7 @@ from unbroken.log_lines import Log
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
 from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
-from . import groups, patches
+from . import groups, patches, step_end
 
 __all__ = ["RankLost", "restartable"]
 
@@ -116,26 +116,36 @@ class _Eviction:
     """A thread that makes the main thread leave the function.
 
     It repeats every attempt: a shutdown between two operations is lost, and so is a signal just
-    before a call that blocks.
+    before a call that blocks. It begins after `seconds`, or once the function has left by itself.
     """
 
-    def __init__(self, run: _Run) -> None:
-        self._run = run
+    def __init__(self, run: _Run, seconds: float) -> None:
+        self._run, self._seconds = run, seconds
         self._has_left = False
+        self._is_due = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._evict, name="unbroken-evict", daemon=True)
         self._thread.start()
 
+    def begin(self) -> None:
+        """Wait no longer: the function is leaving."""
+        self._is_due.set()
+
     def left(self) -> None:
         """Stop interrupting: the function has left, and its groups are being destroyed."""
         self._has_left = True
+        self.begin()
 
     def end(self) -> None:
         """Stop shutting down sockets, and wait until that has stopped."""
         self._is_over.set()
+        self.begin()
         self._thread.join()
 
     def _evict(self) -> None:
+        self._is_due.wait(self._seconds)
+        if self._is_over.is_set():
+            return
         self._run.interrupt()
         groups.shut()
         groups.abort()
@@ -280,7 +290,17 @@ class _Run:
             self._raised_at = monotonic()
             raise RankLost("another rank has failed")
 
+    def leave_after_save(self) -> None:
+        """Raise `RankLost` between two steps if the function must leave; runs in its thread."""
+        is_ours = threading.get_ident() == self.thread
+        if is_ours and self._must_leave and self._is_inside and self._raised_at is None:
+            self._raised_at = monotonic()
+            if self._eviction is not None:
+                self._eviction.begin()
+            raise RankLost("another rank moves to another node")
+
     def _attempt(self) -> _Returned | BaseException:
+        step_end.reset()
         self._raised_at = None
         self._is_inside = True
         try:
@@ -288,6 +308,9 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  (judged by the caller)
             outcome = error
         self._is_inside = False
+        step_end.reset()
+        if self._eviction is not None:
+            self._eviction.begin()
         return outcome
 
     def _is_final(self, outcome: _Returned | BaseException) -> bool:
@@ -346,8 +369,12 @@ class _Run:
         with self._lock:
             self._orders.put(order)
             if not self._must_leave and not self._is_over:
+                limit = float(order.get("save_seconds") or 0.0)
+                seconds = step_end.seconds_left(limit) if limit and self._is_inside else 0.0
+                if seconds:
+                    step_end.request(self.leave_after_save)
                 self._must_leave = True
-                self._eviction = _Eviction(self)
+                self._eviction = _Eviction(self, seconds)
             self._interrupted.set()
 
     def _ended(self) -> None:

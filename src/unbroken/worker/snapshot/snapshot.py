@@ -27,6 +27,7 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest, job_of
 from unbroken.worker import Context, context
+from unbroken.worker.restart import step_end
 from unbroken.worker.restart.doubt import is_doubted
 
 from .choice import Point, Shares
@@ -127,6 +128,7 @@ class Snapshot:
             _Sealing(slot, header, self._next, self._slots, self.complain), self._sealer
         )
         self._next = 1 - self._next
+        step_end.saved(self._copies.wait)
         return True
 
     def restore(self) -> Restored | None:
