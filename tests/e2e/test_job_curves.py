@@ -168,6 +168,33 @@ def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
             assert source == "memory"
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_nodes_that_are_drained_in_turn_leave_no_trace_in_the_losses(
+    machines: Cluster, tmp_path: Path, is_sharded: bool
+) -> None:
+    plan, sizes = [{"shard": is_sharded}], {"program": PROGRAM, "nproc": 1}
+    with job(machines, tmp_path, *plan, {"steps": 0}, **sizes) as one:
+        one.until_standing("Running")
+        for number in range(3):
+            one.steps(number)
+            node = f"node-{number}"
+            assert node in {pod["spec"].get("nodeName") for pod in one.pods().values()}
+            machines.kubectl("drain", node, "--timeout=90s")
+            one.steps(number + 1)
+            machines.kubectl("uncordon", node)
+        made = one.finish()
+        faults = [incident["culprit"]["fault"] for incident in one.incidents(3)]
+        moved = curve(one)
+        assert len(moved) == len(steps_made(one)), "a step was made again"
+    assert faults == ["PlannedMove"] * 3
+    assert made["status"]["restartCount"] == 3
+    steps = {"steps": len(moved) // len(one.ranks)}
+    with job(machines, tmp_path / "whole", *plan, steps, **sizes) as one:
+        completed(one)
+        assert curve(one) == moved
+
+
 def steps_copied(one: Job, worker: Event, rank: int) -> set[int]:
     """Of what the agent of a worker keeps of another node's rank."""
     listed = one.ask(worker, f"/v1/snapshots/training/{rank}")

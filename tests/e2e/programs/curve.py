@@ -3,7 +3,8 @@
 PLAN is a list of `{"attempt", "rank", "step", "at"}`: there it tells that it is `held`, and waits
 to be killed.  `at` is "begin" (the others wait in the step's all-reduce), "told" (the step is made,
 not kept) or "kept".  `{"shard": true}` among them trains with FSDP2, else DDP does.  It ends by
-itself after STEPS steps.
+itself after 40 steps, or as many as `{"steps": N}` says.  With `{"steps": 0}` it makes steps of
+20 ms at least, and ends when DIRECTORY/finish is there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import json
 import os
 import signal
 import sys
+import time
+from itertools import count, takewhile
+from pathlib import Path
 
 import torch
 from restartable import report
@@ -19,8 +23,9 @@ from torch import distributed, nn
 
 from unbroken import worker
 
-STEPS = 40
 PLAN = json.loads(os.environ["PLAN"])
+STEPS = next((order["steps"] for order in PLAN if "steps" in order), 40)
+FINISH = Path(sys.argv[1]) / "finish"
 IS_SHARDED = {"shard": True} in PLAN
 
 
@@ -36,6 +41,16 @@ def hold(step: int, at: str) -> None:
         report("held", step=step)
         while True:
             signal.pause()
+
+
+def goes_on(step: int) -> bool:
+    """True if there is such a step; all ranks say the same."""
+    if STEPS:
+        return step < STEPS
+    time.sleep(0.02)
+    is_over = torch.tensor(float(FINISH.exists()))
+    distributed.all_reduce(is_over)
+    return not is_over
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -79,7 +94,7 @@ def train() -> None:
     if found:
         report("restored", step=found.step, source=found.source, checksum=found.checksum)
     parallel = model if IS_SHARDED else replicated(model)
-    for step in range(first, STEPS):
+    for step in takewhile(goes_on, count(first)):
         hold(step, "begin")
         torch.manual_seed(step)
         optimizer.zero_grad()
