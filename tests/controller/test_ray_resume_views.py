@@ -21,7 +21,7 @@ from unbroken.operator.resume.ray_dashboard import (
     packages_of,
 )
 from unbroken.operator.resume.ray_views import (
-    YAML_BYTES_MAX,
+    YAML_CHARACTERS_MAX,
     dashboard_url,
     next_runtime_env,
     owner_of,
@@ -146,7 +146,7 @@ def test_the_next_attempt_has_its_environment_and_two_variables(
         "a: [",
         "a: !!python/object/apply:os.system [ls]",
         "[" * 20_000,
-        "a: " + "x" * YAML_BYTES_MAX,
+        "a: " + "x" * YAML_CHARACTERS_MAX,
     ],
 )
 def test_an_environment_that_is_no_map_is_refused(text: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-import yaml
 from lightkube.models.core_v1 import PodSpec, PodStatus
 from lightkube.resources.core_v1 import Pod
 
@@ -17,6 +16,7 @@ from unbroken.errors import SpecError
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
+from unbroken.spec.yaml_values import yaml_value
 
 from .record import read_record, write_record
 from .views import annotations_of, pod_state, uid_of
@@ -29,7 +29,7 @@ RESUME_ENV, ATTEMPT_ENV = "UNBROKEN_RESUME", "JOB_RESTART_COUNT"
 """Variables of a job that is submitted again: `1`, and the number of the restart."""
 STATE_BYTES_MAX = 128 * 1024
 """Longest state that is read; an object has 256 KiB for all annotations."""
-YAML_BYTES_MAX = 64 * 1024
+YAML_CHARACTERS_MAX = 64 * 1024
 UNFINISHED = frozenset({"Initializing", "Running", "Failed"})
 """Deployment statuses of a RayJob from which a lost attempt can be begun again."""
 ACTIVE = frozenset({"Initializing", "Running"})
@@ -225,31 +225,17 @@ def with_attempt(runtime_env: Mapping[str, Any], attempt: int) -> dict[str, Any]
     }
 
 
-class _Loader(yaml.CSafeLoader):
-    """YAML with JSON's types only: a date stays text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def next_runtime_env(text: str, attempt: int) -> str:
-    """Return a RayJob's `runtimeEnvYAML` for an attempt; SpecError if the text cannot be changed.
-
-    Aliases are refused: they let a short text stand for a huge one.
-    """
-    if len(text) > YAML_BYTES_MAX:
-        raise SpecError(f"runtimeEnvYAML is longer than {YAML_BYTES_MAX} bytes")
+    """Return a RayJob's `runtimeEnvYAML` for an attempt; SpecError if that is impossible."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
-            raise SpecError("runtimeEnvYAML has aliases (*name)")
-        found = yaml.load(text, _Loader)
+        found = yaml_value(text, YAML_CHARACTERS_MAX)
+        if not isinstance(found, dict | None):
+            raise SpecError("is not a map")
         whole = json.dumps(with_attempt(found or {}, attempt), indent=2)
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise SpecError(f"runtimeEnvYAML is not a map in YAML: {reason}") from error
+    except SpecError as error:
+        raise SpecError(f"runtimeEnvYAML {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpecError(f"runtimeEnvYAML is not a map of JSON's values: {error}") from error
     return whole + "\n"
 
 
