@@ -17,6 +17,7 @@ from unbroken.local.ray import install
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.spec.keys import (
     AUTO_RESUME,
+    LOG_MONITORING,
     MAX_RETRIES,
     RESUME_COUNT,
     RESUME_FAULT,
@@ -78,9 +79,12 @@ def is_leaving(found: Object) -> bool:
     return "deletionTimestamp" in found["metadata"]
 
 
-async def add_cluster(place: Place, owner: Object | None = None, **head: str) -> Object:
+async def add_cluster(
+    place: Place, owner: Object | None = None, *, rules: str = "", **head: str
+) -> Object:
     """A RayCluster; `head`: parameters of `ray start` of its head."""
-    metadata: Object = {"name": "ray", "annotations": BOTH}
+    given = {**BOTH, LOG_MONITORING: rules} if rules else BOTH
+    metadata: Object = {"name": "ray", "annotations": given}
     if owner is not None:
         about = {"apiVersion": "ray.io/v1", "kind": "RayJob", "controller": True}
         named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
@@ -162,17 +166,19 @@ class Dashboard:
         """GET /api/packages/gcs/NAME."""
         return web.Response(status=200 if request.match_info["name"] in self.packages else 404)
 
+    def routes(self) -> list[web.RouteDef]:
+        """The requests that it answers."""
+        return [
+            web.get("/api/jobs/", self.listed),
+            web.post("/api/jobs/", self.submitted),
+            web.get("/api/packages/gcs/{name}", self.package),
+        ]
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve at a free port of this machine."""
         app = web.Application()
-        app.add_routes(
-            [
-                web.get("/api/jobs/", self.listed),
-                web.post("/api/jobs/", self.submitted),
-                web.get("/api/packages/gcs/{name}", self.package),
-            ]
-        )
+        app.add_routes(self.routes())
         runner = web.AppRunner(app)
         await runner.setup()
         try:
@@ -296,6 +302,7 @@ async def test_a_rayjob_begins_again_after_its_last_pod_is_gone(place: Open) -> 
     [
         ({AUTO_RESUME: "true"}, "job-max-retry-count"),
         ({**BOTH, MAX_RETRIES: "-1"}, "whole number"),
+        ({**BOTH, LOG_MONITORING: '[{"name": "a", "logPattern": "(?=x)"}]'}, "look-ahead"),
     ],
 )
 async def test_wrong_annotations_are_told(

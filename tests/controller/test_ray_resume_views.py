@@ -22,6 +22,7 @@ from unbroken.operator.resume.ray_dashboard import (
 )
 from unbroken.operator.resume.ray_views import (
     YAML_CHARACTERS_MAX,
+    begun_jobs,
     dashboard_url,
     next_runtime_env,
     owner_of,
@@ -30,12 +31,12 @@ from unbroken.operator.resume.ray_views import (
     request_text,
     write_ray_record,
 )
-from unbroken.spec.job_kinds import RAY_JOB
-from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_RAY
+from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB
+from unbroken.spec.keys import AUTO_RESUME, LOG_MONITORING, MAX_RETRIES, RESUME_RAY
 
 Object = dict[str, Any]
 HEAD = Head("ray-head", "h0", 1)
-STATE = RayState("ray", "c0", HEAD, True, 2, (Submission("a", '{"entrypoint":"x"}'),))
+STATE = RayState("ray", "c0", HEAD, True, 2, (Submission("a", '{"entrypoint":"x"}'),), ("a",))
 BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "1"}
 
 
@@ -193,6 +194,39 @@ def test_rayjobs_that_are_not_resumed(spec: Object) -> None:
     found = ray_picture(RAY_JOB, job(**spec), None, [], {})
     assert found.is_over
     assert bool(found.problems) is ("suspend" not in spec)
+
+
+def test_bad_log_rules_are_told_and_losses_are_still_resumed() -> None:
+    found = job()
+    found["metadata"]["annotations"] = {**BOTH, LOG_MONITORING: "[7]"}
+    seen = ray_picture(RAY_JOB, found, None, [], {})
+    assert not seen.is_over
+    (problem,) = seen.problems
+    assert "logMonitoringConfiguration[0]: Invalid value" in problem
+
+
+@pytest.mark.parametrize(
+    ("status", "ids"),
+    [
+        ({"jobId": "a", "jobStatus": "RUNNING"}, {"a"}),
+        ({"jobId": "a", "jobStatus": "PENDING"}, set()),
+        ({"jobId": "a"}, set()),
+        ({"jobStatus": "RUNNING"}, set()),
+    ],
+)
+def test_the_log_of_a_rayjob_is_read_while_its_entrypoint_runs(
+    status: Object, ids: set[str]
+) -> None:
+    assert begun_jobs(RAY_JOB, {"status": status}, None) == ids
+
+
+def test_of_the_jobs_of_a_raycluster_those_that_run_and_succeeded_are_known() -> None:
+    rows = [row("a"), row("b", "PENDING"), row("c", "SUCCEEDED"), row("d", "STOPPED")]
+    found = answer_of(HEAD, listed(*rows))
+    assert begun_jobs(RAY_CLUSTER, {}, found) == {"a"}
+    assert found.succeeded == {"c"}
+    assert found.alive == {"a", "b"}
+    assert begun_jobs(RAY_CLUSTER, {}, None) == frozenset()
 
 
 def test_a_cluster_belongs_to_its_rayjob_alone() -> None:

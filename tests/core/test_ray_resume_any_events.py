@@ -24,6 +24,7 @@ from unbroken.core.ray_resume import (
     RayPicture,
     RayResume,
     RayState,
+    StopHung,
     Submission,
     SubmitAgain,
     SuspendRayCluster,
@@ -49,6 +50,7 @@ class Heard:
     """Name, uid and `spec.suspend` of the RayCluster."""
     suspended: bool = False
     answer: Answer | None = None
+    hung: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,7 +63,11 @@ class World(ResumedWorld):
     clusters: int = 1
     is_suspended: bool = False
     jobs: dict[str, set[str]] = field(default_factory=dict)
-    """Ids of the jobs that a head was given, by its uid."""
+    """Ids of the jobs that run on a head, by its uid."""
+    ended: dict[str, set[str]] = field(default_factory=dict)
+    """Ids of the jobs that were stopped on a head, by its uid."""
+    hanging: set[tuple[str, str]] = field(default_factory=set)
+    """Jobs that hang: the head's uid and the job's id."""
     homes: dict[str, str] = field(default_factory=dict)
     """Uid of the RayCluster of each pod, by the pod's."""
     heard: Heard = field(default_factory=Heard)
@@ -126,6 +132,23 @@ class World(ResumedWorld):
         self.jobs.setdefault(head, set()).add(id)
         assert len(self.jobs[head]) == 1, f"{self.jobs[head]} run beside each other"
 
+    def hang(self) -> None:
+        """Let the job hang where it runs."""
+        self.hanging = {(head, id) for head, ids in self.jobs.items() for id in ids}
+
+    def break_something(self) -> None:
+        """Break a pod or a node, or let the job hang."""
+        if self.random.random() < 0.2:
+            self.hang()
+        else:
+            super().break_something()
+
+    def stop(self, head: str, id: str) -> None:
+        """Stop a job, as a head does that answers and does not hang itself."""
+        if self.is_reachable(head) and id in self.jobs.get(head, ()) and self.random.random() < 0.7:
+            self.jobs[head].discard(id)
+            self.ended.setdefault(head, set()).add(id)
+
     # --- the machine
 
     def hear(self, lost: float) -> None:
@@ -142,8 +165,12 @@ class World(ResumedWorld):
             head = next(iter(self.heads()), "")
             ids = self.jobs.get(head, set())
             found = tuple(Submission(id, "{}") for id in sorted(ids))
+            known = frozenset(ids | self.ended.get(head, set()))
             if self.is_reachable(head) and not self.is_rayjob:
-                heard.answer = Answer(Head("head", head), frozenset(ids), found)
+                heard.answer = Answer(Head("head", head), known, found, begun=frozenset(ids))
+        if hears() >= lost:
+            head = next(iter(self.heads()), "")
+            heard.hung = {id: "is hung" for on, id in sorted(self.hanging) if on == head}
 
     def picture(self) -> RayPicture:
         """Return the picture that the machine sees."""
@@ -169,6 +196,7 @@ class World(ResumedWorld):
             heads=heads,
             ready=frozenset(ready),
             answer=heard.answer,
+            hung=heard.hung,
         )
 
     def step(self, crash: float = 0.0) -> None:
@@ -196,16 +224,24 @@ class World(ResumedWorld):
                 self.is_suspended |= uid == f"c{self.clusters}"
             case BeginAgain(_, version):
                 return self.begin_again(version)
-            case SubmitAgain(head, _, id, _):
-                # The edge asks the head again for the jobs that it has.
-                known = {base_id(one) for one in self.jobs.get(head.uid, ())}
-                if self.is_reachable(head.uid) and base_id(id) not in known:
-                    self.start_job(head.uid, id)
+            case SubmitAgain() | StopHung():
+                self.ask_head(effect)
             case Say():
                 pass
             case _:
                 raise AssertionError(effect)
         return True
+
+    def ask_head(self, order: SubmitAgain | StopHung) -> None:
+        """Have a head stop or start a job; the edge asks it first for the jobs that it has."""
+        head = order.head.uid
+        if isinstance(order, StopHung):
+            self.stop(head, order.job.id)
+            return
+        known = {base_id(one) for one in self.jobs.get(head, ())}
+        is_known = order.id in self.ended.get(head, ()) or base_id(order.id) in known
+        if self.is_reachable(head) and not is_known:
+            self.start_job(head, order.id)
 
     def write_ray_record(self, record: Record, state: RayState, version: str) -> bool:
         """Write the record of the job and the state of its cluster together."""
@@ -226,9 +262,13 @@ class World(ResumedWorld):
         return super().may_delete(uid) or (self.is_rayjob and self.state.is_lost)
 
     def is_at_rest(self) -> bool:
-        """Return whether all pods run on good nodes, and the head has the job."""
+        """Return whether all pods run on good nodes, and the head has the job, which does not
+        hang."""
         heads = self.heads()
-        return self.all_run() and len(heads) == 1 and len(self.jobs.get(heads[0], ())) == 1
+        if not self.all_run() or len(heads) != 1:
+            return False
+        ids = self.jobs.get(heads[0], set())
+        return len(ids) == 1 and not any((heads[0], id) in self.hanging for id in ids)
 
 
 def make_world(seed: int, most: int, is_rayjob: bool) -> World:
@@ -290,3 +330,23 @@ def test_after_one_fault_the_job_runs_again_with_at_most_one_restart(
         assert not before & set(world.pods), "all were made anew"
     elif is_alone:
         assert before - {victim} <= set(world.pods), "only the lost one was"
+
+
+@both
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_job_that_hangs_runs_again_with_one_restart(is_rayjob: bool, seed: int) -> None:
+    world = make_world(seed, 3, is_rayjob)
+    for _ in range(10):
+        world.pass_time(1.0)
+        world.hear(lost=0.0)
+        world.step()
+    before = set(world.pods)
+    world.hang()
+    for _ in range(120):
+        world.pass_time(1.0)
+        world.hear(lost=0.4)
+        world.step(crash=0.05)
+    assert world.is_at_rest(), world
+    assert world.restarts == 1
+    assert set(world.pods) == before or (is_rayjob and not before & set(world.pods))

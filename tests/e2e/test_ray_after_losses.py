@@ -122,6 +122,21 @@ def lose(cluster: Cluster, pod: Object) -> None:
     cluster.kubectl("annotate", "node", pod["spec"]["nodeName"], "unbroken.dev/power=off")
 
 
+def submit_job(head: Object, id: str, entrypoint: str) -> None:
+    """Submit a job to a head as a person does."""
+    words = ["--no-wait", "--submission-id", id, "--address"]
+    address = f"http://{head['status']['podIP']}:8265"
+    ray = ["env", "RAY_AUTH_MODE=disabled", str(ENVIRONMENT / "bin/ray")]
+    done = subprocess.run(
+        [*ray, "job", "submit", *words, address, "--", *entrypoint.split()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_ray
 def test_a_rayjob_survives_its_workers_node_and_its_head(
     make_cluster: Callable[..., Cluster], tmp_path: Path
@@ -164,27 +179,7 @@ def test_a_submitted_job_survives_the_node_of_the_head(
     cluster.apply({**about, "metadata": {"name": "ray", "annotations": BOTH}, "spec": SPEC})
     cluster.wait("raycluster/ray", "jsonpath={.status.state}=ready", seconds=180)
     (head,) = pods_of(cluster, "head")
-    ray = str(ENVIRONMENT / "bin/ray")
-    words = [
-        "env",
-        "RAY_AUTH_MODE=disabled",
-        ray,
-        "job",
-        "submit",
-        "--no-wait",
-        "--submission-id",
-        "count",
-        "--address",
-    ]
-    address = f"http://{head['status']['podIP']}:8265"
-    done = subprocess.run(
-        [*words, address, "--", *training.entrypoint.split()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    submit_job(head, "count", training.entrypoint)
     known = f"jsonpath={{.metadata.annotations.{RESUME_RAY.replace('.', chr(92) + '.')}}}"
     training.until(
         lambda _: (

@@ -192,7 +192,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of a fault of a pod, or of its node."""
+    """A sign of a fault of a pod, of its node, or of a job on pods that are well."""
 
     pod: str
     cause: str
@@ -201,10 +201,14 @@ class Sign:
     """Uid of the pod."""
     node: str = ""
     """Name of the node, if the fault is the node's."""
+    job: str = ""
+    """Id of the job, if the fault is the job's and no pod's."""
 
     @property
     def culprit(self) -> str:
-        """The node or the pod that is at fault."""
+        """The node, the pod or the job that is at fault."""
+        if self.job:
+            return f"job {self.job}"
         return f"node {self.node}" if self.is_of_node else f"pod {self.pod}"
 
 
@@ -251,7 +255,7 @@ class Resumption(Generic[P, E]):
             self._is_again_told = True
             effects.append(Say(AGAIN, _again_words(seen, again)))
         signs = [sign for pod in others for sign in self._signs(seen, pod, now)]
-        signs += self._other_signs(seen)
+        signs += self._other_signs(seen, now)
         if not signs and self._runs_again(seen):
             record = replace(seen.record, losses=closed(seen.record.losses, now))
             effects.append(WriteResumeRecord(record, seen.version))
@@ -276,7 +280,7 @@ class Resumption(Generic[P, E]):
         is_lost = bool(pod.reason) or pod.restarts_containers
         return pod.phase == "Failed" and is_lost and pod.reason != OWN_DEADLINE
 
-    def _other_signs(self, seen: P) -> Iterable[Sign]:
+    def _other_signs(self, seen: P, now: float) -> Iterable[Sign]:
         """List signs that no existing pod shows."""
         return ()
 
@@ -289,7 +293,7 @@ class Resumption(Generic[P, E]):
         running = [pod for pod in fresh if pod.phase == "Running" and pod.ends_by is None]
         return len(running) >= losses[-1].pods
 
-    def _done(self, seen: P, pods: frozenset[str]) -> str:
+    def _done(self, seen: P, pods: frozenset[str], signs: list[Sign]) -> str:
         """Say what a restart does to the pods."""
         if seen.by_suspension:
             return f"suspends it until its pods ({len(pods)}) are gone"
@@ -332,7 +336,7 @@ class Resumption(Generic[P, E]):
         number = record.count + 1
         pods = self._affected(seen, signs)
         unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
-        remedy = self._done(seen, pods)
+        remedy = self._done(seen, pods, signs)
         loss = self._loss(seen, signs, now, remedy)
         losses = noted(record.losses, replace(loss, restart=number))
         record = Record(number, fault, now, pods, unhealthy, "", seen.by_suspension, losses)
@@ -524,7 +528,7 @@ def _words(signs: list[Sign]) -> str:
     """Name the cause, with the affected pods."""
     first = _first(signs)
     if not first.is_of_node:
-        return f"pod {first.pod} {first.cause}"[:FAULT_LENGTH]
+        return f"{first.culprit} {first.cause}"[:FAULT_LENGTH]
     names = [sign.pod for sign in signs if sign.cause == first.cause]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     others = {sign.cause for sign in signs if sign.is_of_node and sign.cause != first.cause}

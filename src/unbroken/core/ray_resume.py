@@ -13,6 +13,8 @@ that ended, but leaves pods alone whose node is unhealthy or does not answer (ku
   the same entrypoint to it.  (`suspend` of a RayJob would need `shutdownAfterJobFinishes`.)
 - RayCluster: the jobs that ran are submitted to the new head under ids that name the attempt.  Ray
   takes an id once, so no job runs twice, whoever submits it.
+- Job that breaks its log rules (it hangs): a RayJob begins again as after the loss of its head.  A
+  job of a RayCluster is stopped and submitted again to the same head; all pods stay.
 
 As in `auto_resume`, the write of the record is the decision, and an old picture leads to the same
 orders.
@@ -29,6 +31,7 @@ from unbroken.spec.keys import AUTO_RESUME
 
 from .auto_resume import (
     RESEND_SECONDS,
+    STUCK_SECONDS,
     Picture,
     PodState,
     Record,
@@ -83,6 +86,8 @@ class RayState:
     """Number of the restart by which the head was lost last."""
     jobs: tuple[Submission, ...] = ()
     """Jobs of a RayCluster that stands alone which ran when the dashboard last answered."""
+    hung: tuple[str, ...] = ()
+    """Ids of those of them that were decided to hang, and do not run again yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,14 @@ class Answer:
     running: tuple[Submission, ...] = ()
     impossible: Mapping[str, str] = field(default_factory=dict)
     """Why a job cannot be submitted (again), by the id that it has or would get."""
+    begun: frozenset[str] = frozenset()
+    """Ids of the jobs whose entrypoint runs."""
+    succeeded: frozenset[str] = frozenset()
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """Ids of all jobs that have not ended."""
+        return frozenset(job.id for job in self.running) | self.impossible.keys() & self.ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,8 @@ class RayPicture(Picture):
     ready: frozenset[str] = frozenset()
     """Uids of the heads that are ready."""
     answer: Answer | None = None
+    hung: Mapping[str, str] = field(default_factory=dict)
+    """How jobs break their log rules now, by their ids."""
 
     @property
     def is_beginning_again(self) -> bool:
@@ -172,7 +187,16 @@ class SubmitAgain:
     attempt: int
 
 
-RayEffect = WriteRayRecord | SuspendRayCluster | BeginAgain | SubmitAgain
+@dataclass(frozen=True, slots=True)
+class StopHung:
+    """Stop a job that hangs, if the head could submit it again under the id `next`."""
+
+    head: Head
+    job: Submission
+    next: str
+
+
+RayEffect = WriteRayRecord | SuspendRayCluster | BeginAgain | SubmitAgain | StopHung
 
 
 class RayResume(Resumption[RayPicture, RayEffect]):
@@ -207,24 +231,31 @@ class RayResume(Resumption[RayPicture, RayEffect]):
             return earlier | named
         # A head that was made, or started again in its pod, after the loss holds nothing old.
         fresh = {uid for uid, head in seen.heads.items() if head != seen.state.head}
-        is_gone = any(not sign.uid for sign in signs)
+        is_gone = any(not sign.uid and not sign.job for sign in signs)
         is_kept = is_gone and not seen.is_rayjob
         keeps = fresh - named - seen.record.pods if is_kept else frozenset[str]()
         return frozenset(pod.uid for pod in seen.pods if pod.uid not in keeps)
 
     def _is_head_lost(self, seen: RayPicture, signs: list[Sign]) -> bool:
-        return any(not sign.uid or sign.uid in seen.heads for sign in signs)
+        """True if all pods go: a RayJob that hangs begins again as after the loss of its head."""
+        of_jobs = seen.is_rayjob and any(sign.job for sign in signs)
+        others = [sign for sign in signs if not sign.job]
+        return of_jobs or any(not sign.uid or sign.uid in seen.heads for sign in others)
 
     def _is_failure(self, seen: RayPicture, pod: PodState) -> bool:
         """True for a head alone: whoever runs the RayCluster replaces a worker that failed."""
         return pod.uid in seen.heads and super()._is_failure(seen, pod)
 
-    def _other_signs(self, seen: RayPicture) -> Iterable[Sign]:
-        """List the loss of a head with jobs that is gone, goes, or had its container restarted."""
+    def _other_signs(self, seen: RayPicture, now: float) -> Iterable[Sign]:
+        """List the loss of a head with jobs that is gone, goes, or had its container restarted, and
+        jobs that hang on a head that is well."""
         state = seen.state
         head, is_same = state.head, state.cluster_uid == seen.cluster_uid
         if head is None or state.is_lost or not is_same or not (state.jobs or seen.is_rayjob):
             return
+        if head == seen.ready_head:
+            yield from self._hung_signs(seen)
+            yield from self._unstopped(seen, head, now)
         if head not in seen.heads.values():
             is_there = head.uid in seen.heads
             lost = "has lost the state of Ray: its container was restarted"
@@ -232,22 +263,60 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         elif any(pod.uid == head.uid and pod.ends_by is not None for pod in seen.pods):
             yield Sign(head.name, "(the head) is being deleted", False, head.uid)
 
-    def _runs_again(self, seen: RayPicture) -> bool:
-        """True for workers alone: after the loss of a head, its jobs must run again, too."""
-        return not seen.state.is_lost and super()._runs_again(seen)
+    def _hung_signs(self, seen: RayPicture) -> Iterable[Sign]:
+        """List the jobs that hang, unless others are being stopped; one that could not be submitted
+        again is left alone."""
+        answer = seen.answer
+        impossible = {base_id(id) for id in answer.impossible} if answer is not None else set()
+        kept = {job.id for job in seen.state.jobs}
+        for id, cause in sorted(seen.hung.items()):
+            is_ours = seen.is_rayjob or (id in kept and base_id(id) not in impossible)
+            if is_ours and not seen.state.hung:
+                yield Sign("", cause, False, job=id)
 
-    def _done(self, seen: RayPicture, pods: frozenset[str]) -> str:
-        return f"deletes {len(pods)} of {counted(len(seen.pods), 'pod')}"
+    def _unstopped(self, seen: RayPicture, head: Head, now: float) -> Iterable[Sign]:
+        """List a head that does not end a job for a minute after it was told to."""
+        alive = sorted(seen.answer.alive & set(seen.state.hung)) if seen.answer is not None else ()
+        if not alive or seen.record.at is None:
+            return
+        until = seen.record.at + STUCK_SECONDS
+        if now >= until:
+            yield Sign(head.name, f"(the head) does not end job {alive[0]}", False, head.uid)
+        else:
+            self._look_at(until)
+
+    def _runs_again(self, seen: RayPicture) -> bool:
+        """True for workers alone: after the loss of a head, or of a job that hung, the jobs must
+        run again, too."""
+        is_pending = seen.state.is_lost or bool(seen.state.hung)
+        return not is_pending and super()._runs_again(seen)
+
+    def _done(self, seen: RayPicture, pods: frozenset[str], signs: list[Sign]) -> str:
+        hung = len(self._stopped(seen, signs))
+        deletes = f"deletes {len(pods)} of {counted(len(seen.pods), 'pod')}"
+        if not hung:
+            return deletes
+        stops = f"stops {counted(hung, 'job')} and submits {'it' if hung == 1 else 'them'} again"
+        return f"{stops}; {deletes}" if pods - seen.record.pods else stops
+
+    def _stopped(self, seen: RayPicture, signs: list[Sign]) -> tuple[str, ...]:
+        """Return the ids of the jobs that are stopped while the head stays."""
+        if self._is_head_lost(seen, signs):
+            return ()
+        return tuple(sign.job for sign in signs if sign.job)
 
     def _write(self, seen: RayPicture, record: Record, signs: list[Sign]) -> RayEffect:
         if not self._is_head_lost(seen, signs):
-            return WriteRayRecord(record, seen.state, seen.version)
+            hung = self._stopped(seen, signs)
+            changed = replace(seen.state, hung=hung, attempt=record.count) if hung else seen.state
+            return WriteRayRecord(record, changed, seen.version)
         state = replace(
             seen.state,
             cluster=seen.cluster,
             cluster_uid=seen.cluster_uid,
             is_lost=True,
             attempt=record.count,
+            hung=(),
         )
         attempt = record.count if seen.is_rayjob else None
         return WriteRayRecord(record, state, seen.version, attempt)
@@ -288,6 +357,8 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         is_same = state.head == head and state.cluster_uid == seen.cluster_uid
         if not is_same and state.jobs and state.cluster_uid == seen.cluster_uid:
             return []  # the loss of their head is a sign
+        if is_same and state.hung:
+            return self._replace_hung(seen, head, answer, now)
         jobs = state.jobs if is_same else ()
         if answer is not None:
             jobs = answer.running
@@ -295,6 +366,34 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         effects = self._tell(seen, answer.impossible if answer is not None else {})
         if found != state:
             effects.append(WriteRayRecord(seen.record, found, seen.version))
+        return effects
+
+    def _replace_hung(
+        self, seen: RayPicture, head: Head, answer: Answer | None, now: float
+    ) -> list[ResumeEffect | RayEffect]:
+        """Stop each job that hangs, and submit it again once the head says that it has ended."""
+        if answer is None:
+            return []
+        attempt = seen.state.attempt
+        jobs = {job.id: job for job in seen.state.jobs if job.id in seen.state.hung}
+        settled = answer.ids | answer.impossible.keys()
+        left: list[RayEffect] = []
+        for id, job in jobs.items():
+            new = next_id(id, attempt)
+            if new in settled or id in answer.succeeded:
+                continue
+            is_alive = id in answer.alive
+            again = SubmitAgain(head, job, new, attempt)
+            left.append(StopHung(head, job, new) if is_alive else again)
+        if left:
+            self._look_at(now + RESEND_SECONDS)
+            return [*left]
+        effects = self._tell(seen, answer.impossible)
+        state = replace(seen.state, jobs=answer.running, hung=())
+        effects.append(WriteRayRecord(_running(seen, now), state, seen.version))
+        done = sorted({next_id(id, attempt) for id in jobs} & answer.ids)
+        if done:
+            effects.append(_resumed(seen, f"submitted again: {', '.join(done[:5])}"))
         return effects
 
     def _submit_again(

@@ -194,6 +194,9 @@ AUTO_RESUME = f"{HYPERPOD_PREFIX}enable-job-auto-resume"
 """Annotation of a job of any kind that a user wants resumed; the operator reads it."""
 MAX_RETRIES = f"{HYPERPOD_PREFIX}job-max-retry-count"
 """Annotation of the same job: the largest number of resumptions."""
+LOG_MONITORING = f"{OWN_PREFIX}log-monitoring-configuration"
+"""Annotation of a RayJob or a RayCluster with auto-resume, in YAML or JSON: log rules in the form
+of `logMonitoringConfiguration`. A job that breaks a rule is restarted."""
 RESUME_COUNT, RESUME_FAULT, RESUME_TIME, RESUME_PODS, RESUME_NODES, RESUME_EXHAUSTED = (
     f"{OWN_PREFIX}auto-resume-{name}"
     for name in ("count", "fault", "time", "pods", "nodes", "exhausted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from job_samples import MANIFESTS
 from unbroken.local.job_programs import ADMISSIONS
+from unbroken.spec.keys import AUTO_RESUME, LOG_MONITORING, MAX_RETRIES
 from unbroken.spec.problems import Verdict
 
 Object = dict[str, Any]
@@ -96,3 +98,19 @@ def test_kuberays_job_is_taken() -> None:
 )
 def test_a_job_that_could_not_run_is_refused(spec: Object, path: str) -> None:
     assert [one.path for one in ADMISSIONS["rayjobs.ray.io"](job(**spec)).problems] == [path]
+
+
+def test_bad_log_rules_are_refused_and_those_without_auto_resume_told() -> None:
+    given = sample()
+    rule = {"name": "Steps", "logPattern": ".*step=", "expectedStartCutOffInSeconds": 60}
+    annotations = {LOG_MONITORING: json.dumps([{**rule, "logPattern": "(?=x)"}])}
+    given["metadata"]["annotations"] = annotations
+    (problem,) = admit(given).problems
+    assert problem.path.endswith("logMonitoringConfiguration[0].logPattern")
+    annotations[LOG_MONITORING] = json.dumps([rule])
+    verdict = admit(given)
+    assert verdict.problems == ()
+    (warning,) = verdict.warnings
+    assert f"has no effect without {AUTO_RESUME}" in warning
+    annotations |= {AUTO_RESUME: "true", MAX_RETRIES: "2"}
+    assert admit(given) == Verdict()

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from unbroken.local.admissions import with_templates
 from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.spec.auto_resume import resume_of
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
+from unbroken.spec.log_monitoring import PATH, log_monitoring_of
 from unbroken.spec.problems import Problem, Verdict
 
 from .decisions.pods import SUFFIX_LENGTH, service_name
@@ -28,7 +31,7 @@ NAME_MAX = 63
 def admit_raycluster(cluster: Object) -> Verdict:
     """Check a RayCluster and the pods that it would make."""
     name = cluster["metadata"].get("name") or ""
-    return _verdict("spec", cluster["spec"], tuple(_too_long(name, "")))
+    return _verdict(cluster, "spec", cluster["spec"], tuple(_too_long(name, "")))
 
 
 def admit_rayjob(job: Object) -> Verdict:
@@ -38,7 +41,7 @@ def admit_rayjob(job: Object) -> Verdict:
     if not spec.get("rayClusterSpec"):
         missing = Problem("spec.rayClusterSpec", "Required value", "FieldValueRequired")
         return Verdict((*problems, missing))
-    return _verdict("spec.rayClusterSpec", spec["rayClusterSpec"], problems)
+    return _verdict(job, "spec.rayClusterSpec", spec["rayClusterSpec"], problems)
 
 
 def _job_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
@@ -65,13 +68,21 @@ def warn_not_run(thing: Object) -> Verdict:
     return Verdict(warnings=(text,))
 
 
-def _verdict(path: str, spec: Mapping[str, Any], problems: tuple[Problem, ...]) -> Verdict:
-    """Check the spec of a RayCluster at `path`, and add its problems to those found before."""
+def _verdict(
+    thing: Object, path: str, spec: Mapping[str, Any], problems: tuple[Problem, ...]
+) -> Verdict:
+    """Check annotations of a RayCluster or a RayJob, and the spec of a RayCluster at `path`; add
+    the problems to those found before."""
+    annotations = thing["metadata"].get("annotations") or {}
     warnings = tuple(
         f"{path}.{field}: this cluster does not offer it; {instead}"
         for field, instead in NOT_OFFERED.items()
         if spec.get(field)
     )
+    rules = log_monitoring_of(annotations)
+    problems = (*problems, *rules.problems)
+    if rules.rules and not resume_of(annotations).is_wanted:
+        warnings += (f'{PATH}: has no effect without {AUTO_RESUME}: "true" and {MAX_RETRIES}',)
     templates = ((f"{place}.template", group["template"]) for place, group in _groups(path, spec))
     return Verdict(with_templates((*problems, *_problems(path, spec)), templates), warnings)
 

@@ -6,7 +6,8 @@ or not in this form, is no error: the caller asks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +24,10 @@ LIST_BYTES_MAX = 4 * 1024 * 1024
 JOB_BYTES_MAX = 1024 * 1024
 """Longest answer about one job that is read."""
 REFUSAL_BYTES_MAX = 4096
+LOG_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Longest message of a job's log: ten lines.  Between head and node, Ray takes no longer one."""
+LOG_PING_SECONDS = 15.0
+"""Seconds between questions whether the sender of a log is still there."""
 PACKAGE = "gcs://"
 """Scheme of code that `ray job submit --working-dir` stores in the head."""
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
@@ -96,6 +101,34 @@ class Dashboard:
                     )
         except NO_ANSWER as error:
             log.debug("dashboard does not answer", url=url, error=error)
+
+    async def stop(self, url: str, job_id: str) -> None:
+        """Stop a job.  A refusal is logged: the next list shows that the job runs."""
+        try:
+            where = f"{url}/api/jobs/{quote(job_id, safe='')}/stop"
+            async with self._session.post(where) as answer:
+                if answer.status != 200:
+                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
+                    log.warning(
+                        "dashboard did not stop a job", url=url, status=answer.status, error=said
+                    )
+        except NO_ANSWER as error:
+            log.debug("dashboard does not answer", url=url, error=error)
+
+    @asynccontextmanager
+    async def open_log(
+        self, url: str, job_id: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open the log of a job: messages with all that it has written, and then with what it
+        writes.  Raises one of `NO_ANSWER`."""
+        where = f"{url}/api/jobs/{quote(job_id, safe='')}/logs/tail"
+        async with self._session.ws_connect(
+            where,
+            max_msg_size=LOG_MESSAGE_BYTES_MAX,
+            heartbeat=LOG_PING_SECONDS,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        ) as socket:
+            yield socket
 
 
 async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:

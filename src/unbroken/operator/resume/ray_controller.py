@@ -8,7 +8,7 @@ makes no pod.  RayClusters that belong to anything but a RayJob are left alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -23,8 +23,10 @@ from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
     Answer,
     BeginAgain,
+    Head,
     RayEffect,
     RayResume,
+    StopHung,
     SubmitAgain,
     SuspendRayCluster,
     WriteRayRecord,
@@ -41,12 +43,15 @@ from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
+from unbroken.spec.log_monitoring import log_monitoring_of
 
 from .changes import JobChanges, counting, pods_and_nodes
 from .controller import while_served
 from .orders import Orders, path_of
 from .ray_dashboard import ASK_SECONDS, RayDashboards
+from .ray_logs import RayLogs
 from .ray_views import (
+    begun_jobs,
     cluster_of,
     dashboard_url,
     is_of_cluster,
@@ -56,7 +61,7 @@ from .ray_views import (
     recorded_uid,
     write_ray_record,
 )
-from .views import concerns, uid_of
+from .views import annotations_of, concerns, uid_of
 
 log = Log(__name__)
 
@@ -150,6 +155,7 @@ class RayResumer(JobChanges):
         """By the subject's uid."""
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
         self._dashboards = RayDashboards(client, session, self._on_answer)
+        self._logs: RayLogs[Subject] = RayLogs(session, self._queue.add)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -161,6 +167,7 @@ class RayResumer(JobChanges):
         watches.jobs.subscribe(self._on_job)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._dashboards.run())
+            tasks.create_task(self._logs.run())
             tasks.create_task(self._queue.run())
 
     # --- changes that informers see
@@ -204,8 +211,7 @@ class RayResumer(JobChanges):
             key.name, key.namespace
         )
         if found is None or not concerns(found) or (not is_rayjob and owner_of(found) is not None):
-            if not is_rayjob:
-                self._dashboards.forget(key)
+            self._forget(subject)
             return None
         item: Object = found
         place = Key(key.namespace, cluster_of(item)) if is_rayjob else key
@@ -213,9 +219,13 @@ class RayResumer(JobChanges):
         # Pods may outlive their RayCluster.
         uid = uid_of(cluster) if cluster is not None else recorded_uid(item)
         pods = self._pods.of(place, uid)
-        answer = None if is_rayjob else self._ask(key, item, pods)
+        asked = self._ready_head(kind, item, cluster, pods)
+        if asked is None:
+            self._forget(subject)
+        answer = None if is_rayjob or asked is None else self._dashboards.want(key, *asked)
+        hung = self._hung(subject, item, asked, answer)
         nodes = await self._orders.nodes_of(pods)
-        seen = ray_picture(kind, item, cluster, pods, nodes, answer)
+        seen = ray_picture(kind, item, cluster, pods, nodes, answer, hung)
         machine, now = self._machines.setdefault(uid_of(item), RayResume()), wall()
         for effect in machine.step(seen, now):
             await self._carry_out(subject, item, effect)
@@ -228,16 +238,31 @@ class RayResumer(JobChanges):
         is_own = found is not None and owner_of(found) == key_of(job).name
         return found if is_own else None
 
-    def _ask(self, key: Key, cluster: Object, pods: list[Pod]) -> Answer | None:
-        """Have the dashboard of the ready head asked; return its last answer."""
-        seen = ray_picture(RAY_CLUSTER, cluster, cluster, pods, {})
+    def _forget(self, subject: Subject) -> None:
+        """Ask the head of a subject no more, and read no log of its jobs."""
+        self._logs.forget(subject)
+        if subject.kind is not RAY_JOB:
+            self._dashboards.forget(subject.key)
+
+    def _ready_head(
+        self, kind: JobKind, item: Object, cluster: Object | None, pods: list[Pod]
+    ) -> tuple[Head, str] | None:
+        """Return the head that is ready and the address of its dashboard, if jobs may run there."""
+        seen = ray_picture(kind, item, cluster, pods, {})
         head = seen.ready_head if seen.resume.is_wanted and not seen.is_over else None
         pod = next((one for one in pods if head and _is(one, head.uid)), None)
-        url = dashboard_url(cluster, pod) if pod is not None else ""
-        if head is None or not url:
-            self._dashboards.forget(key)
-            return None
-        return self._dashboards.want(key, head, url)
+        url = dashboard_url(cluster, pod) if cluster is not None and pod is not None else ""
+        return (head, url) if head is not None and url else None
+
+    def _hung(
+        self, subject: Subject, item: Object, asked: tuple[Head, str] | None, answer: Answer | None
+    ) -> Mapping[str, str]:
+        """Have the logs of the jobs that run read by the log rules; say how they break rules."""
+        rules = log_monitoring_of(annotations_of(item)).rules
+        if asked is None or not rules:
+            self._logs.forget(subject)
+            return {}
+        return self._logs.want(subject, *asked, begun_jobs(subject.kind, item, answer), rules)
 
     async def _carry_out(
         self, subject: Subject, item: Object, effect: ResumeEffect | RayEffect
@@ -254,6 +279,8 @@ class RayResumer(JobChanges):
                 await self._begin_again(subject, item, effect)
             case SubmitAgain():
                 self._dashboards.submit(subject.key, effect)
+            case StopHung():
+                self._dashboards.stop(subject.key, effect)
             case _:
                 await self._orders.carry_out(subject.kind, item, effect)
 

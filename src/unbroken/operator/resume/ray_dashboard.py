@@ -1,4 +1,4 @@
-"""Asks the dashboards of Ray clusters which jobs run, and submits jobs to them.
+"""Asks the dashboards of Ray clusters which jobs run, stops jobs and submits jobs to them.
 
 A dashboard is a program of a user: its answers are bounded, and one that is slow delays no other
 user's resumption, because `RayDashboards` asks in a queue of its own.
@@ -14,7 +14,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from unbroken.core.ray_resume import Answer, Head, Submission, SubmitAgain, base_id
+from unbroken.core.ray_resume import (
+    Answer,
+    Head,
+    StopHung,
+    Submission,
+    SubmitAgain,
+    base_id,
+)
 from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient
 from unbroken.kube.workqueue import WorkQueue
@@ -30,7 +37,7 @@ may be unknown."""
 SILENCE_SECONDS = 15.0
 """Seconds until a dashboard that did not answer is asked again."""
 SUBMITTED_SECONDS = 0.5
-"""Seconds until a dashboard is asked again that was given jobs."""
+"""Seconds until a dashboard is asked again that was given jobs, or told to stop one."""
 WORKERS = 32
 JOBS_MAX = 20
 """Running jobs of a RayCluster that are kept."""
@@ -61,6 +68,8 @@ class _Asked:
     answer: Answer | None = None
     submissions: dict[str, SubmitAgain] = field(default_factory=dict)
     """Jobs to submit, by the id that each gets."""
+    stops: dict[str, StopHung] = field(default_factory=dict)
+    """Jobs to stop, by their ids."""
     impossible: dict[str, str] = field(default_factory=dict)
     """Why jobs could not be submitted, by these ids."""
 
@@ -103,6 +112,13 @@ class RayDashboards:
             found.submissions[order.id] = order
             self._queue.add(key)
 
+    def stop(self, key: Key, order: StopHung) -> None:
+        """Stop a job, unless the head that is asked is another one by then."""
+        found = self._asked.get(key)
+        if found is not None and found.head == order.head and order.job.id not in found.stops:
+            found.stops[order.job.id] = order
+            self._queue.add(key)
+
     async def _ask(self, key: Key) -> float | None:
         asked = self._asked.get(key)
         if asked is None:
@@ -112,6 +128,10 @@ class RayDashboards:
             return SILENCE_SECONDS if self._asked.get(key) is asked else 0.0
         found = answer_of(asked.head, listed)
         running = {base_id(job.id) for job in found.running}
+        stops = [order for id, order in asked.stops.items() if id in found.alive]
+        for stop in stops:
+            await self._stop(asked, stop)
+        asked.stops.clear()
         orders = [
             order
             for id, order in asked.submissions.items()
@@ -128,18 +148,34 @@ class RayDashboards:
         before, asked.answer = asked.answer, answer
         if before != answer:
             self._answered(key)
-        return SUBMITTED_SECONDS if orders else POLL_SECONDS
+        return SUBMITTED_SECONDS if orders or stops else POLL_SECONDS
 
-    async def _submit(self, asked: _Asked, order: SubmitAgain) -> str:
-        """Submit a job; return why it is impossible, or nothing."""
+    async def _stop(self, asked: _Asked, order: StopHung) -> None:
+        """Stop a job whose code the head has: the question keeps the code for 10 minutes more."""
+        why = await self._lost_code(asked, json.loads(order.job.request))
+        if why:
+            asked.impossible[order.next] = why
+            return
         self._client.require_leave()
-        request = json.loads(order.job.request)
+        await self._dashboard.stop(asked.url, order.job.id)
+
+    async def _lost_code(self, asked: _Asked, request: Mapping[str, Any]) -> str:
+        """Say which code of a job the head lacks; empty: none."""
         for package in packages_of(request.get("runtime_env") or {}):
             if await self._dashboard.lacks(asked.url, package):
                 return (
                     f"its code {package[:100]} was lost with the head: keep code in the image or "
                     "on a shared volume instead of --working-dir"
                 )
+        return ""
+
+    async def _submit(self, asked: _Asked, order: SubmitAgain) -> str:
+        """Submit a job; return why it is impossible, or nothing."""
+        self._client.require_leave()
+        request = json.loads(order.job.request)
+        why = await self._lost_code(asked, request)
+        if why:
+            return why
         environment = with_attempt(request.get("runtime_env") or {}, order.attempt)
         body = {**request, "runtime_env": environment, "submission_id": order.id}
         await self._dashboard.submit(asked.url, body)
@@ -149,12 +185,18 @@ class RayDashboards:
 def answer_of(head: Head, listed: list[msgspec.Raw]) -> Answer:
     """Read what a dashboard says of all jobs; rows that cannot be read are left out."""
     ids: set[str] = set()
+    begun: set[str] = set()
+    succeeded: set[str] = set()
     running: list[Submission] = []
     impossible: dict[str, str] = {}
     kept = 0
     for row in _rows(listed):
         assert row.submission_id is not None
         ids.add(row.submission_id)
+        if row.status == "RUNNING":
+            begun.add(row.submission_id)
+        elif row.status == "SUCCEEDED":
+            succeeded.add(row.submission_id)
         if row.status not in RUNNING:
             continue
         request = request_text(
@@ -176,7 +218,8 @@ def answer_of(head: Head, listed: list[msgspec.Raw]) -> Answer:
         else:
             kept += size
             running.append(Submission(row.submission_id, request))
-    return Answer(head, frozenset(ids), tuple(running), impossible)
+    known = frozenset(ids)
+    return Answer(head, known, tuple(running), impossible, frozenset(begun), frozenset(succeeded))
 
 
 def _rows(listed: list[msgspec.Raw]) -> Iterator[_Row]:

@@ -16,6 +16,7 @@ from unbroken.errors import SpecError
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
+from unbroken.spec.log_monitoring import log_monitoring_of
 from unbroken.spec.yaml_values import yaml_value
 
 from .record import read_record, write_record
@@ -51,6 +52,15 @@ def cluster_of(job: Object) -> str:
     return str((job.get("status") or {}).get("rayClusterName") or "")
 
 
+def begun_jobs(kind: JobKind, subject: Object, answer: Answer | None) -> frozenset[str]:
+    """Return the ids of the jobs of a RayJob or a RayCluster whose entrypoint runs."""
+    if kind is not RAY_JOB:
+        return answer.begun if answer is not None else frozenset()
+    status = subject.get("status") or {}
+    id = str(status.get("jobId") or "")
+    return frozenset({id} if id and status.get("jobStatus") == "RUNNING" else ())
+
+
 def recorded_uid(job: Object) -> str:
     """Return the uid that the RayCluster of a RayJob's attempt had; empty: nothing recorded it."""
     state = read_state(annotations_of(job))
@@ -64,10 +74,11 @@ def ray_picture(
     pods: Iterable[Pod],
     nodes: Mapping[str, PodNode],
     answer: Answer | None = None,
+    hung: Mapping[str, str] | None = None,
 ) -> RayPicture:
     """Return all that auto-resume needs of a RayJob, or of a RayCluster that stands alone.
 
-    `cluster`: the RayCluster; None: it does not exist.
+    `cluster`: the RayCluster; None: it does not exist.  `hung`: how jobs break their log rules.
     """
     is_rayjob = kind is RAY_JOB
     metadata, annotations = subject["metadata"], annotations_of(subject)
@@ -82,13 +93,15 @@ def ray_picture(
         problems = unsupported(mode, has_selector) if resume_of(annotations).is_wanted else ()
     heads = {head.uid: head for head in map(head_of, found) if head is not None}
     status = (cluster or {}).get("status") or {}
+    # Without its log rules, a job is still resumed after losses.
+    of_rules = map(str, log_monitoring_of(annotations).problems)
     return RayPicture(
         kind=kind.name,
         name=metadata["name"],
         version=metadata.get("resourceVersion") or "",
         resume=resume_of(annotations),
         record=read_record(annotations),
-        problems=problems,
+        problems=(*problems, *of_rules),
         is_over=bool(problems) or _is_over(is_rayjob, subject, state),
         pods=tuple(pod_state(pod) for pod in found),
         nodes=nodes,
@@ -102,6 +115,7 @@ def ray_picture(
         heads=heads,
         ready=frozenset(_uid(pod) for pod in found if _uid(pod) in heads and is_ready(pod)),
         answer=answer,
+        hung=hung or {},
     )
 
 
@@ -169,6 +183,7 @@ class _StateText(msgspec.Struct, omit_defaults=True):
     isLost: bool = False
     attempt: int = 0
     jobs: list[_JobText] = []
+    hung: list[str] = []
 
 
 def read_state(annotations: Mapping[str, str]) -> RayState:
@@ -188,6 +203,7 @@ def read_state(annotations: Mapping[str, str]) -> RayState:
         is_lost=found.isLost,
         attempt=found.attempt,
         jobs=tuple(Submission(one.id, request_text(one.request)) for one in found.jobs),
+        hung=tuple(found.hung),
     )
 
 
@@ -201,6 +217,7 @@ def write_ray_record(record: Record, state: RayState) -> dict[str, str | None]:
         isLost=state.is_lost,
         attempt=state.attempt,
         jobs=[_JobText(one.id, json.loads(one.request)) for one in state.jobs],
+        hung=list(state.hung),
     )
     whole = msgspec.json.encode(text).decode()
     found = write_record(record) if record != Record() else {}

@@ -1,0 +1,259 @@
+"""Reads the logs of Ray's jobs by their log rules, through the dashboards of their heads.
+
+A dashboard sends all that a job has written, and then what it writes, about every 2 s.  It and the
+patterns are a user's: messages and lines are bounded, and the log of a job gets at most a tenth of
+this process's time, so a log is read late rather than others not at all.
+
+- A rule counts as broken only while nothing more can be read: the log is judged as a whole.  A new
+  operator reads it from its start, and so knows first matches and rules that stopped.
+- Time in which a log cannot be read does not count: a silent dashboard says nothing of a job.
+- A process that stood still reads what came meanwhile before it acts on a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+import aiohttp
+
+from unbroken.core.job.obstacles import printable
+from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.rule_config import CompiledRule, compile_rule
+from unbroken.core.logs.rule_events import (
+    Lines,
+    LogRuleEffect,
+    LogRuleEvent,
+    LogStarted,
+    Paused,
+    RuleViolated,
+    Violation,
+)
+from unbroken.core.logs.rules import LogRules
+from unbroken.core.ray_resume import Head
+from unbroken.core.tick import Tick
+from unbroken.kube.backoff import Backoff
+from unbroken.kube.clock import entropy, monotonic, pause
+from unbroken.log_lines import Log
+from unbroken.spec.job.types import LogRule
+from unbroken.spec.problems import Report
+
+from .ray_api import NO_ANSWER, Dashboard
+
+log = Log(__name__)
+
+QUIET_SECONDS = 0.5
+"""Seconds without a message after which a log counts as read to its end.  Ray looks for new lines
+every 2 s (1 s in `file_tail_iterator`, and `JobManager.LOG_TAIL_SLEEP_S`)."""
+LATE_SECONDS = 5.0
+"""Seconds that a line may come late: a rule is broken only so long after its deadline."""
+AGAIN = Backoff(first=5.0, limit=300.0)
+"""Until a log that broke off or could not be opened is opened again: it is sent from its start."""
+PIECE_CHARACTERS = 64 * 1024
+"""Characters that are read before other work gets its turn."""
+REST_FACTOR = 9.0
+"""Seconds of rest for each second of work on one log."""
+LINE_BYTES_MAX = 8 * 1024
+SHOWN_CHARACTERS = 160
+"""Characters of a line, or of a rule's finding, that are shown."""
+
+S = TypeVar("S", bound=Hashable)
+
+
+class RayLogs(Generic[S]):
+    """Keeps how the jobs of a subject break its log rules; calls `changed` when that changes."""
+
+    def __init__(self, session: aiohttp.ClientSession, changed: Callable[[S], None]) -> None:
+        self._dashboard = Dashboard(session)
+        self._changed = changed
+        self._followed: dict[S, _Followed] = {}
+        self._new: asyncio.Queue[JobLog] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                found = await self._new.get()
+                found.task = tasks.create_task(found.follow())
+
+    def want(
+        self, subject: S, head: Head, url: str, ids: Iterable[str], rules: tuple[LogRule, ...]
+    ) -> Mapping[str, str]:
+        """Read the logs of these jobs of a head from now on, and of no others of the subject; say
+        how jobs break rules, by their ids."""
+        found = self._followed.get(subject)
+        if found is None or (found.head, found.url, found.rules) != (head, url, rules):
+            self.forget(subject)
+            found = self._followed[subject] = _Followed(head, url, rules)
+        wanted = set(ids)
+        for id in found.logs.keys() - wanted:
+            found.logs.pop(id).leave()
+        for id in wanted - found.logs.keys():
+            made = JobLog(self._dashboard, url, id, found.compiled, lambda: self._changed(subject))
+            found.logs[id] = made
+            self._new.put_nowait(made)
+        return {id: one.broken for id, one in found.logs.items() if one.broken}
+
+    def forget(self, subject: S) -> None:
+        """Read no log of a subject any more."""
+        found = self._followed.pop(subject, None)
+        for one in found.logs.values() if found is not None else ():
+            one.leave()
+
+
+class _Followed:
+    """The logs of one subject that are read, by the jobs' ids."""
+
+    def __init__(self, head: Head, url: str, rules: tuple[LogRule, ...]) -> None:
+        self.head, self.url, self.rules = head, url, rules
+        made = (compile_rule(rule, "", Report()) for rule in rules)
+        self.compiled = tuple(rule for rule in made if rule is not None)
+        self.logs: dict[str, JobLog] = {}
+
+
+class JobLog:
+    """The log of one job of Ray, read by the rules."""
+
+    def __init__(
+        self,
+        dashboard: Dashboard,
+        url: str,
+        id: str,
+        rules: tuple[CompiledRule, ...],
+        changed: Callable[[], None],
+    ) -> None:
+        self._dashboard, self._url, self._id = dashboard, url, id
+        self._changed = changed
+        self._judge = Judge(rules)
+        self._taken = 0
+        """Characters of the log that were read."""
+        self.broken = ""
+        """How the job breaks a rule; empty: it breaks none."""
+        self.task: asyncio.Task[None] | None = None
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Read no more."""
+        self._is_left = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def follow(self) -> None:
+        """Read the log until cancelled, again from where it broke off."""
+        failures, random = 0, entropy()
+        while not self._is_left:
+            before = self._taken
+            try:
+                async with self._dashboard.open_log(self._url, self._id) as socket:
+                    self._judge.resumed(monotonic())
+                    await self._read(socket)
+            except NO_ANSWER as error:
+                log.debug("log of a job not read", url=self._url, job=self._id, error=error)
+            except Exception:
+                # A bug with one log must not stop the reading of all others.
+                log.exception("log of a job not read", url=self._url, job=self._id)
+            self._judge.paused(monotonic())
+            failures = 1 if self._taken > before else failures + 1
+            await pause(AGAIN.delay(failures, random))
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Read until the connection ends."""
+        skip = self._taken
+        wait: float | None = QUIET_SECONDS
+        while True:
+            began = monotonic()
+            try:
+                async with asyncio.timeout(wait):
+                    message = await socket.receive()
+            except TimeoutError:
+                now = monotonic()
+                if now > began + (wait or 0.0) + QUIET_SECONDS:
+                    wait = QUIET_SECONDS  # this process stood still: first read what has come
+                    continue
+                wait = self._judged(now)
+                continue
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                return
+            fresh = message.data[skip:]
+            skip = max(skip - len(message.data), 0)
+            self._taken += len(fresh)
+            await self._take(fresh)
+            wait = QUIET_SECONDS
+
+    async def _take(self, text: str) -> None:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            began = monotonic()
+            self._judge.read(text[start : start + PIECE_CHARACTERS], began)
+            await pause(REST_FACTOR * (monotonic() - began))
+
+    def _judged(self, now: float) -> float | None:
+        """Judge the log, which was read to its end; return the seconds until the next time."""
+        broken = self._judge.broken(now)
+        if broken != self.broken:
+            self.broken = broken
+            self._changed()
+        deadline = self._judge.deadline()
+        return None if deadline is None else max(deadline - now, QUIET_SECONDS)
+
+
+class Judge:
+    """The rules of a job, and which of them its log breaks.  Times are of one monotonic clock."""
+
+    def __init__(self, rules: tuple[CompiledRule, ...]) -> None:
+        self._rules = LogRules(rules, [0])
+        self._limits = {rule.spec.name: rule.spec for rule in rules}
+        self._lines = LineAssembler(LINE_BYTES_MAX)
+        self._last = b""
+        """The newest line."""
+        self._broken: dict[tuple[str, Violation], RuleViolated] = {}
+
+    def resumed(self, now: float) -> None:
+        """The log can be read from now on."""
+        self._step(LogStarted(), now)
+
+    def paused(self, now: float) -> None:
+        """The log cannot be read."""
+        self._step(Paused(), now)
+
+    def read(self, text: str, now: float) -> None:
+        """Take in more of the log."""
+        lines = self._lines.feed(text.encode(errors="replace"))
+        if lines:
+            self._last = lines[-1]
+            self._step(Lines(0, "stdout", lines), now)
+
+    def broken(self, now: float) -> str:
+        """Say how the log, read to its end, breaks a rule; empty: it breaks none."""
+        self._step(Tick(), now - LATE_SECONDS)
+        worst = min(self._broken.values(), key=lambda one: (one.at, one.rule), default=None)
+        return "" if worst is None else self._words(worst)
+
+    def deadline(self) -> float | None:
+        """Return when to judge again though nothing has come."""
+        found = self._rules.deadline()
+        return None if found is None else found + LATE_SECONDS
+
+    def _step(self, event: LogRuleEvent, now: float) -> None:
+        for effect in self._rules.step(event, now):
+            self._note(effect)
+
+    def _note(self, effect: LogRuleEffect) -> None:
+        if isinstance(effect, RuleViolated):
+            self._broken[effect.rule, effect.kind] = effect
+        else:
+            self._broken.pop((effect.rule, effect.kind), None)
+
+    def _words(self, found: RuleViolated) -> str:
+        name = printable(found.rule, SHOWN_CHARACTERS)
+        if found.kind is not Violation.HANG:
+            why = found.why.removeprefix("rank 0: ").removeprefix("rank 0 ")
+            return f"breaks log rule {name}: {printable(why, SHOWN_CHARACTERS)}"
+        rule = self._limits[found.rule]
+        limit = rule.expected_recurring_frequency_in_seconds
+        since = ""
+        if found.rank is None:
+            limit, since = rule.expected_start_cut_off_in_seconds, " since its start"
+        line = printable(self._last.decode(errors="replace"), SHOWN_CHARACTERS)
+        last = f"last line: {line}" if line else "no line at all"
+        return f"is hung: no match of log rule {name} for {limit or 0.0:g} s{since}; {last}"
