@@ -12,6 +12,10 @@ from samples import config_map, define, definition, deployment, open_schema, pod
 JSON_PATCHES: list[tuple[str, list[Object], Object]] = [
     ("add", [{"op": "add", "path": "/data/c", "value": "3"}], {"a": "1", "b": "2", "c": "3"}),
     ("replace", [{"op": "replace", "path": "/data/a", "value": "9"}], {"a": "9", "b": "2"}),
+    (
+        *("replace of a missing key", [{"op": "replace", "path": "/data/c", "value": "3"}]),
+        {"a": "1", "b": "2", "c": "3"},
+    ),
     ("remove", [{"op": "remove", "path": "/data/a"}], {"b": "2"}),
     ("move", [{"op": "move", "from": "/data/a", "path": "/data/z"}], {"b": "2", "z": "1"}),
     (

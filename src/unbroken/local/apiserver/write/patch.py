@@ -213,13 +213,13 @@ class _Document:
         self._take(path)
 
     def replace(self, operation: Object, path: list[str]) -> None:
-        """Set what is there to another value."""
+        """Set what is there to another value; a missing key is added, as kube-apiserver does."""
         value = copy_json(operation.get("value"), len(path))
         if not path:
             self.root = value
             return
         parent, token = self._get(path[:-1]), path[-1]
-        if isinstance(parent, dict) and token in parent:
+        if isinstance(parent, dict):
             parent[token] = value
         elif isinstance(parent, list):
             parent[_position(parent, token, path, end=len(parent))] = value
