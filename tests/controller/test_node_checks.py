@@ -138,6 +138,32 @@ def test_a_pod_of_a_check_is_pinned_tolerates_all_and_belongs_to_it() -> None:
     assert check_pods.step_of(msgspec.convert(pod, Pod)) == step
 
 
+def test_a_pod_of_a_check_has_all_devices_of_its_node_and_room_for_nccl() -> None:
+    content = node().to_dict()
+    devices = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
+    content["status"]["allocatable"] |= devices
+    one, step = msgspec.convert(content, Node), Step(("n1",), CheckKind.STRESS)
+    pod = check_pods.build_pod(a_check(), step, one, CheckerOptions(image="img"))
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == devices
+    assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+    assert pod["spec"]["volumes"] == [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    words = " ".join(container["command"])
+    assert words.endswith("--ranks 8 --gpus 8")
+
+
+@pytest.mark.parametrize(("gpus", "told", "ranks"), [("0", 2, 2), ("0", 6, 6), ("4", 2, 4)])
+def test_a_node_has_a_process_for_each_device_and_at_least_two(
+    gpus: str, told: int, ranks: int
+) -> None:
+    content = node().to_dict()
+    content["status"]["allocatable"] |= {"nvidia.com/gpu": gpus}
+    one, step = msgspec.convert(content, Node), Step(("n1",), CheckKind.STRESS)
+    pod = check_pods.build_pod(a_check(), step, one, CheckerOptions(ranks=told))
+    words = pod["spec"]["containers"][0]["command"]
+    assert words[words.index("--ranks") + 1] == str(ranks)
+
+
 def test_seconds_and_plants_come_from_annotations() -> None:
     check = a_check(annotations={CHECK_SECONDS: "0.5"})
     one = node(annotations={CHECK_PLANT: "slow-disk:10"})

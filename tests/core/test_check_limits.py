@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from unbroken.core.nodes.checks.limits import (
     BANDWIDTH,
+    DEVICE_LINKS,
     FLEET_LEAST,
     FLEET_SHARE,
     LATENCY,
@@ -33,11 +34,11 @@ BIG, SMALL = "ml.p5.48xlarge", "ml.c5.2xlarge"
 USUAL = {BIG: 40.0, SMALL: 1.0}
 
 
-def met(pair: NodePair, speed: float) -> list[CheckResult]:
+def met(pair: NodePair, speed: float, backend: str = "gloo") -> list[CheckResult]:
     """What two nodes say of their meeting."""
     tests = ((SUM, None), (BANDWIDTH, speed), (LATENCY, 100.0))
     return [
-        CheckResult(node, PAIRS, test, Outcome.PASS, 1.0, "", amount, peer=peer)
+        CheckResult(node, PAIRS, test, Outcome.PASS, 1.0, backend, amount, peer=peer)
         for node, peer in (pair, pair[::-1])
         for test, amount in tests
     ]
@@ -109,6 +110,37 @@ def test_what_a_person_says_counts_above_what_is_learned() -> None:
     strict = Fleet(types, {BIG: 50.0})
     found, _ = check(types, slow, strict)
     assert (found.phase, found.faulty) == (CheckPhase.UNKNOWN, ())
+
+
+@pytest.mark.parametrize(("backend", "least"), [("nccl, 16 processes", 80.0), ("gloo", None)])
+def test_a_published_limit_is_one_of_gpus(backend: str, least: float | None) -> None:
+    types = {"a": BIG, "b": BIG}
+    pairs = measured_pairs(met(("a", "b"), 30.0, backend))
+    limits = limits_of(pairs, Fleet(types, published={BIG: 80.0}))
+    assert limits.of("a") == least
+    assert links(pairs, limits)["a", "b"] is (Link.BAD if least else Link.GOOD)
+    told = Fleet(types, {BIG: 20.0}, published={BIG: 80.0})
+    assert limits_of(pairs, told).of("a") == 20.0, "what a person says counts above it"
+
+
+def test_the_device_of_a_slow_lane_is_named_with_its_node() -> None:
+    """The sum over all devices is as fast as ever: only one lane of eight is slow."""
+    types = {f"n{number}": BIG for number in range(4)}
+    asked, fleet = NodeCheckSpec(tuple(types), (PAIRS,)), Fleet(types)
+    results: list[CheckResult] = []
+    while steps := next_steps(asked, results, [], fleet):
+        for one, other in (step.nodes for step in steps):
+            results += met((one, other), 40.0, "nccl")
+            if "n2" in (one, other):
+                text = "the link between device 3 and that of the other is slow"
+                peer = other if one == "n2" else one
+                results.append(
+                    CheckResult("n2", PAIRS, DEVICE_LINKS, Outcome.FAIL, 1.0, text, peer=peer)
+                )
+    found = conclude(asked, results, fleet)
+    assert found.faulty == ("n2",)
+    [fault] = faults_of("n2", found.results)
+    assert fault.message.count("the link between device 3 and that") == 2
 
 
 def test_a_node_with_only_slower_company_is_not_held_back() -> None:

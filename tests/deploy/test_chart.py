@@ -158,7 +158,11 @@ def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
         {"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}, "ray": {"enabled": False}},
         {
             "nodes": {"provider": "command", "command": "fix {node} {action}", "dryRun": True},
-            "checks": {"image": "checks:1", "linkBandwidth": {"ml.p5.48xlarge": 30}},
+            "checks": {
+                "image": "checks:1",
+                "linkBandwidth": {"ml.p5.48xlarge": 30},
+                "nodeBandwidth": {"ml.p5.48xlarge": 200},
+            },
             "operator": {"extraArgs": ["--check-logs=/tmp/checks"]},
         },
         EVERYTHING,

@@ -135,6 +135,8 @@ FENCE = f"{OWN_PREFIX}fence"
 """The reason why the operator wants proof that nothing runs on the node."""
 DRAIN = f"{OWN_PREFIX}drain"
 """By `unbroken nodes drain`: jobs must have left the node by this time (RFC 3339), or `none`."""
+DEVICE_BANDWIDTH = f"{OWN_PREFIX}device-bandwidth"
+"""The most GB/s that all GPUs of the node have had together, in deep checks that it passed."""
 LINK_BANDWIDTH = f"{OWN_PREFIX}link-bandwidth"
 """The most GB/s that the node has had with another of its instance type, in deep checks that it
 passed. Nodes of a local cluster have none: they share one machine, whatever their names."""

@@ -25,6 +25,9 @@
 {{- range $type, $speed := .Values.checks.linkBandwidth }}
 - --check-link={{ $type }}={{ $speed }}
 {{- end }}
+{{- range $type, $speed := .Values.checks.nodeBandwidth }}
+- --check-node-link={{ $type }}={{ $speed }}
+{{- end }}
 {{- end }}
 {{- if .Values.metrics.enabled }}
 - --metrics-host=0.0.0.0

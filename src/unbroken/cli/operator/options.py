@@ -105,21 +105,44 @@ class CheckFlags:
     check_link: list[str] | None = option(
         "--check-link",
         metavar="TYPE=GB/s",
-        help="Bandwidth that links between nodes of this type must reach in a deep check. "
-        "Repeatable.",
-        show_default="learned from other nodes of the type",
+        help="Bus bandwidth that an all-reduce over all devices of two nodes of this type must "
+        "reach in a deep check. Repeatable.",
+        show_default="published for the type, else learned from other nodes of the type",
+    )
+    check_node_link: list[str] | None = option(
+        "--check-node-link",
+        metavar="TYPE=GB/s",
+        help="Bus bandwidth that an all-reduce over all devices of one node of this type must "
+        "reach in a deep check. Repeatable.",
+        show_default="learned from other nodes of the type, if they have GPUs",
+    )
+    check_ranks: int = option(
+        "--check-ranks",
+        default=2,
+        min=2,
+        max=64,
+        help="Processes of a node in tests of links, if it has no GPUs.",
     )
 
     def options(self) -> CheckerOptions:
-        """The options of checks; BadParameter for an invalid `--check-link`."""
+        """The options of checks; BadParameter for an invalid limit."""
         from unbroken.operator.nodes.checks_pods import CheckerOptions
 
-        links = dict(_link(text) for text in self.check_link or ())
-        return CheckerOptions(self.check_image, log_directory=self.check_logs, link_bandwidth=links)
+        return CheckerOptions(
+            self.check_image,
+            log_directory=self.check_logs,
+            link_bandwidth=_limits("--check-link", self.check_link),
+            node_bandwidth=_limits("--check-node-link", self.check_node_link),
+            ranks=self.check_ranks,
+        )
 
 
-def _link(text: str) -> tuple[str, float]:
-    """Instance type and GB/s of a `--check-link`."""
+def _limits(flag: str, given: list[str] | None) -> dict[str, float]:
+    return dict(_limit(flag, text) for text in given or ())
+
+
+def _limit(flag: str, text: str) -> tuple[str, float]:
+    """Instance type and GB/s of an option."""
     kind, _, amount = text.partition("=")
     try:
         bandwidth = float(amount)
@@ -127,7 +150,7 @@ def _link(text: str) -> tuple[str, float]:
         bandwidth = 0.0
     if not kind or not isfinite(bandwidth) or bandwidth <= 0:
         what = f"{text!r} must be TYPE=GB/s, such as ml.p5.48xlarge=30"
-        raise typer.BadParameter(what, param_hint="--check-link")
+        raise typer.BadParameter(what, param_hint=flag)
     return kind, bandwidth
 
 

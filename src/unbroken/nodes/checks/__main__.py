@@ -19,8 +19,10 @@ from unbroken.spec.nodes.check import CheckKind, CheckResult
 from unbroken.spec.schema.write import write_record
 
 from .driver import TESTS, run_tests
-from .findings import SHORT_SECONDS, Pair, Settings
+from .findings import RANKS_LEAST, SHORT_SECONDS, Pair, Settings
 from .plants import VARIABLE, read_plants
+
+RANKS_MAX = 64
 
 
 def main(arguments: list[str]) -> int:
@@ -67,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--gpus", type=int, help="those that should be there")
     parser.add_argument("--memory-share", type=float, default=0.5, help="of the free memory")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=RANKS_LEAST,
+        help="processes of this machine in tests of links, where it has no GPUs",
+    )
     parser.add_argument("--dcgm-level", type=int, choices=range(1, 5), default=2)
     parser.add_argument("--rank", type=int, choices=(0, 1), help="of a pair")
     parser.add_argument("--meet", metavar="HOST:PORT", help="where rank 0 of a pair listens")
@@ -83,11 +91,14 @@ def _settings(given: argparse.Namespace) -> Settings:
         pair = Pair(given.rank, host.strip("[]"), int(port), given.peer)
     if given.seconds <= 0 or not 0 < given.memory_share <= 1:
         raise SpecError("--seconds must be above 0, --memory-share above 0 and at most 1")
+    if not RANKS_LEAST <= given.ranks <= RANKS_MAX:
+        raise SpecError(f"--ranks must be from {RANKS_LEAST} to {RANKS_MAX}, not {given.ranks}")
     return Settings(
         seconds=given.seconds,
         directory=given.directory,
         gpus=given.gpus,
         memory_share=given.memory_share,
+        ranks=given.ranks,
         dcgm_level=given.dcgm_level,
         pair=pair,
         plants=read_plants(os.environ.get(VARIABLE, "")),

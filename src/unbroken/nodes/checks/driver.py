@@ -18,7 +18,7 @@ from unbroken.errors import UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.spec.nodes.check import CheckKind, CheckResult
 
-from . import basic, cores, dcgm, disk, gpu, memory, pairs, training
+from . import basic, cores, dcgm, devices, disk, gpu, memory, pairs, training
 from .findings import Finding, Settings, Test, unknown
 from .plants import VARIABLE
 
@@ -33,6 +33,7 @@ TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
         *memory.TESTS,
         *disk.TESTS,
         *gpu.TESTS,
+        *devices.TESTS,
         *dcgm.TESTS,
         Test("efa-loopback", lambda settings: iter([unknown("efa-loopback", NO_EFA)])),
     ),

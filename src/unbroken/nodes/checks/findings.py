@@ -12,6 +12,8 @@ from .plants import Plants
 
 SHORT_SECONDS = 2.0
 """Duration of a test that can be longer or shorter."""
+RANKS_LEAST = 2
+"""Processes of a test of links: with fewer, nothing goes from one to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Settings:
     """GPUs that should be there; None: not known."""
     memory_share: float = 0.5
     """Share of the free memory to be tested."""
+    ranks: int = RANKS_LEAST
+    """Processes of this machine in tests of links, where it has no GPUs."""
     dcgm_level: int = 2
     """Level of NVIDIA's `dcgmi diag`: 1 to 4."""
     doubt_seconds: float = 8.0

@@ -93,9 +93,14 @@ def products(settings: Settings) -> Iterator[Finding]:
         yield from _outliers("gpu{}-speed", speeds, "TFLOP/s")
 
 
+def is_hardware(error: str) -> bool:
+    """True for an error of the CUDA runtime where the device is at fault."""
+    return any(sign in error.lower() for sign in BROKEN)
+
+
 def _broken(test: str, error: RuntimeError) -> Finding:
     text = str(error).splitlines()[0]
-    if any(sign in text.lower() for sign in BROKEN):
+    if is_hardware(text):
         return failed(test, f"the GPU failed: {text}")
     return unknown(test, text)
 

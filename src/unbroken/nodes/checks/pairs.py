@@ -1,87 +1,55 @@
-"""Two machines sum numbers together: torch.distributed over NCCL where both have GPUs, else gloo.
+"""Two machines sum numbers together, with all devices of both.
 
-Rank 0 listens at its own address; both tell what they measured, and each whether the sums were
-right.  What is too slow is judged by who sees all pairs (`unbroken.core.nodes.checks.verdict`).
+Rank 0 listens at its own address. Both report what they measured, and each whether the sums were
+right. The caller, which sees all pairs, decides what is too slow
+(`unbroken.core.nodes.checks.verdict`).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
-from typing import Any
 
+from unbroken.core.nodes.checks.devices import slow_lanes, slow_text
+from unbroken.core.nodes.checks.limits import BANDWIDTH, DEVICE_LINKS, LATENCY, SUM
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
-from .findings import Finding, Pair, Settings, Test, failed, unknown
-
-BYTES, SMALL_BYTES = 16 * 2**20, 8
-ROUNDS_LEAST, SMALL_ROUNDS = 3, 200
-JOIN_SECONDS = 120.0
-"""Until the other is there: its pod may have to be started."""
+from .collectives import JOIN_SECONDS, Group, Report, reports
+from .devices import are_judged, error_of, processes, summary, wrong_exchanges
+from .findings import Finding, Pair, Settings, Test, failed, passed, unknown
 
 
 def exchange(settings: Settings) -> Iterator[Finding]:
     """Join, measure, compare, leave."""
     pair = settings.pair
     if pair is None:
-        yield unknown("all-reduce", "needs two nodes: unbroken check NODE NODE --kind Instance...")
+        yield unknown(SUM, "needs two nodes: unbroken check NODE NODE --kind Instance...")
         return
-    try:
-        import torch.distributed as dist
-    except (ImportError, OSError) as error:
-        yield unknown("all-reduce", f"torch cannot be imported: {error}")
+    here = processes(settings)
+    if isinstance(here, str):
+        yield unknown(SUM, here)
         return
+    peer = pair.peer or pair.host
     try:
-        backend = _join(pair)
-    except (RuntimeError, OSError, ValueError) as error:
-        yield failed("all-reduce", f"no connection to {pair.peer or pair.host}: {_line(error)}")
+        found = _together(pair, here, settings)
+    except OSError as error:
+        yield failed(SUM, f"no connection to {peer}: {error}")
         return
-    try:
-        yield from _measure(pair, settings, backend)
-    except RuntimeError as error:
-        yield failed("all-reduce", f"the connection broke: {_line(error)}")
-    finally:
-        dist.destroy_process_group()
+    yield from _judge(found, peer, settings)
 
 
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _join(pair: Pair) -> str:
-    """Make the group of two; the name of its backend."""
-    import torch
-    import torch.distributed
-
-    dist: Any = torch.distributed
-    timeout = timedelta(seconds=JOIN_SECONDS)
+def _together(pair: Pair, here: tuple[int, bool], settings: Settings) -> list[Report]:
+    ranks, is_cuda = here
+    group = Group(pair.host, pair.port, ranks, is_cuda, settings.seconds, settings.plants)
     if pair.rank == 0:
         # At this address only: pods of a local cluster share all others.
-        listener = socket.create_server((pair.host, pair.port))
-        store = dist.TCPStore(
-            pair.host,
-            pair.port,
-            2,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-    else:
-        _reach(pair)
-        store = dist.TCPStore(
-            pair.host, pair.port, 2, is_master=False, timeout=timeout, wait_for_workers=False
-        )
-    # Both must have GPUs for NCCL: they tell each other.
-    store.set(f"gpus/{pair.rank}", str(torch.cuda.device_count()))
-    counts = [int(store.get(f"gpus/{rank}")) for rank in range(2)]
-    backend = "nccl" if min(counts) > 0 else "gloo"
-    dist.init_process_group(backend, store=store, rank=pair.rank, world_size=2, timeout=timeout)
-    return backend
+        with socket.create_server((pair.host, pair.port)) as listener:
+            return reports(group.of(0, 2, listener.fileno()))
+    _reach(pair)
+    return reports(group.of(1, 2))
 
 
 def _reach(pair: Pair) -> None:
@@ -97,65 +65,44 @@ def _reach(pair: Pair) -> None:
             threading.Event().wait(0.2)
 
 
-def _measure(pair: Pair, settings: Settings, backend: str) -> Iterator[Finding]:
-    import torch
-    import torch.distributed as dist
-
-    place = "cuda:0" if backend == "nccl" else "cpu"
-    small = torch.ones(SMALL_BYTES // 4, device=place)
-    latency = _usual(lambda: _reduce(small, place), SMALL_ROUNDS)
-    large = torch.empty(BYTES // 4, device=place)
-    wanted = torch.arange(BYTES // 4, device=place).remainder(1024).float()
-    wrong = 0
-
-    def once() -> float:
-        nonlocal wrong
-        large.copy_(wanted).mul_(pair.rank + 1)
-        if settings.plants.number("wrong-sum") == pair.rank:
-            large[7] += 1
-        brake = settings.plants.number("slow-link")
-        began = monotonic()
-        dist.all_reduce(large)
-        if brake is not None:
-            threading.Event().wait(max(0.0, BYTES / 1e6 / brake - (monotonic() - began)))
-        if place != "cpu":
-            torch.cuda.synchronize()
-        taken = monotonic() - began
-        wrong = max(wrong, int((large != wanted * 3).sum()))
-        return taken
-
-    # Both must stop after the same round: rank 0 counts how many there is time for.
-    once()
-    rounds = torch.tensor([max(ROUNDS_LEAST, int(settings.seconds / max(once(), 1e-4)))])
-    rounds = rounds.to(place)
-    dist.broadcast(rounds, 0)
-    taken = _usual(once, int(rounds))
+def _judge(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[Finding]:
+    first = found[0]
+    broken, is_known = error_of(found)
+    if broken:
+        what = "the connection broke" if first.is_joined else f"no connection to {peer}"
+        yield (failed if is_known else unknown)(SUM, f"{what}: {broken}")
+        return
+    wrong = max(one.wrong for one in found)
     if wrong:
-        text = f"{wrong} numbers of a sum with {pair.peer or pair.host} are wrong"
-        yield failed("all-reduce", text)
+        yield failed(SUM, f"{wrong} numbers of a sum with {peer} are wrong")
     else:
-        yield Finding("all-reduce", Outcome.PASS, f"{backend}, every sum right")
-    # Of two ranks an all-reduce moves as many bytes each way as there are (nccl-tests, busbw).
-    speed = round(BYTES / taken / 1e9, 4)
-    yield Finding("all-reduce-bandwidth", Outcome.PASS, backend, speed, None, "GB/s")
-    yield Finding("all-reduce-latency", Outcome.PASS, backend, round(latency * 1e6, 1), None, "us")
+        yield passed(SUM, f"{summary(first)}, every sum right")
+    speed = round(min(one.bandwidth for one in found), 4)
+    yield passed(BANDWIDTH, summary(first), speed, "GB/s")
+    latency = max(one.latency for one in found)
+    yield passed(LATENCY, first.backend, round(latency * 1e6, 1), "us")
+    yield from _lanes(found, peer, settings)
 
 
-def _reduce(tensor: Any, place: str) -> float:
-    import torch
-    import torch.distributed as dist
+def _lanes(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[Finding]:
+    """The link of each device to the same device of the other machine."""
+    text = wrong_exchanges(found, f" of {peer}")
+    if text:
+        yield failed(DEVICE_LINKS, text)
+        return
+    speeds = {one.device: one.speed for each in found for one in each.exchanges}
+    if not speeds:
+        return
+    slowest = min(speeds, key=speeds.__getitem__)
+    slow = slow_lanes(speeds) if are_judged(found[0], settings) else []
+    if slow:
+        text = "; ".join(slow_text(one, peer) for one in slow)
+        measured, expected = round(slow[0].measured, 4), slow[0].expected
+        yield Finding(DEVICE_LINKS, Outcome.FAIL, text, measured, expected, "GB/s")
+    else:
+        yield passed(
+            DEVICE_LINKS, f"the slowest is device {slowest}", round(speeds[slowest], 4), "GB/s"
+        )
 
-    began = monotonic()
-    dist.all_reduce(tensor)
-    if place != "cpu":
-        torch.cuda.synchronize()
-    return monotonic() - began
 
-
-def _usual(once: Callable[[], float], rounds: int) -> float:
-    """The median of the faster half: what the link can do, whoever else is busy for a moment."""
-    taken = sorted(once() for _ in range(rounds))
-    return taken[len(taken) // 4]
-
-
-TESTS = (Test("all-reduce", exchange, JOIN_SECONDS + 120.0),)
+TESTS = (Test(SUM, exchange, JOIN_SECONDS + 120.0),)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from lightkube.resources.core_v1 import Node, Pod
 
+from unbroken.core.nodes.checks.inside import speeds_inside
 from unbroken.core.nodes.checks.limits import Fleet, speeds_shown
 from unbroken.core.nodes.checks.plan_steps import Step, next_steps, steps_done, total_steps
 from unbroken.core.nodes.checks.verdict import Conclusion, compact, conclude, faults_of
@@ -23,7 +24,7 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
-from unbroken.spec.keys import LINK_BANDWIDTH
+from unbroken.spec.keys import DEVICE_BANDWIDTH, LINK_BANDWIDTH
 from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
@@ -325,23 +326,27 @@ class Checker:
     # --- nodes
 
     def _fleet(self, spec: NodeCheckSpec) -> Fleet:
-        if CheckKind.CONNECTIVITY not in spec.kinds:
+        if not {CheckKind.STRESS, CheckKind.CONNECTIVITY} & set(spec.kinds):
             return Fleet()
-        return fleet_of(list(self._nodes.items()), spec.nodes, self._options.link_bandwidth)
+        options = self._options
+        told = (options.link_bandwidth, options.node_bandwidth)
+        return fleet_of(list(self._nodes.items()), spec.nodes, *told)
 
     def _known(self, names: Iterable[str]) -> list[Node]:
         return [node for name in names if (node := self._nodes.get(name)) is not None]
 
     async def _remember(self, run: Run, conclusion: Conclusion) -> None:
-        """Write the measured speed of their links on nodes that passed: later checks compare with
-        it."""
-        speeds = speeds_shown(run.results, run.fleet)
+        """Write the measured speeds on nodes that passed: later checks compare with them."""
+        speeds = {
+            LINK_BANDWIDTH: speeds_shown(run.results, run.fleet),
+            DEVICE_BANDWIDTH: speeds_inside(run.results),
+        }
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
-            text = better(node, speeds.get(name))
-            if text is not None and conclusion.verdicts[name] is CheckPhase.PASSED:
-                patch = {"metadata": {"annotations": {LINK_BANDWIDTH: text}}}
-                await self._requests.patch_node(node, patch)
+            texts = {key: better(node, key, of.get(name)) for key, of in speeds.items()}
+            new = {key: text for key, text in texts.items() if text is not None}
+            if new and conclusion.verdicts[name] is CheckPhase.PASSED:
+                await self._requests.patch_node(node, {"metadata": {"annotations": new}})
 
     async def _release(self, check: str, standing: Mapping[str, CheckPhase]) -> None:
         for node in list(self._nodes.items()):

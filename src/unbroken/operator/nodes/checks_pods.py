@@ -17,19 +17,21 @@ from unbroken.core.nodes.checks.plan_steps import Step
 from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
 from unbroken.spec.keys import CHECK_LABEL, CHECK_PLANT, CHECK_SECONDS, CHECK_STEP
 from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
+from unbroken.spec.nodes.instance_types import EFA, GPU
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.read import read_record
 
 Object = dict[str, Any]
 
 NAMESPACE = "unbroken-checks"
-GPUS = "nvidia.com/gpu"
 MEMORY_SHARE = 0.5
 """Share of the free memory that is tested."""
 PORT = 29531
 LOCAL_RUNTIME = "unbroken://"
 """Runtime of the nodes of a local cluster, which run this host's programs."""
 MESSAGE_MAX = 600
+RANKS_MAX = 64
+"""Processes of one node in tests of links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,11 @@ class CheckerOptions:
     region: str = ""
     """Region for the log."""
     link_bandwidth: Mapping[str, float] = field(default_factory=dict)
-    """GB/s that a link must reach by instance type; for other types the limit is learned."""
+    """GB/s that two nodes must reach by instance type; for other types the limit is learned."""
+    node_bandwidth: Mapping[str, float] = field(default_factory=dict)
+    """GB/s that the devices of one node must reach by instance type."""
+    ranks: int = 2
+    """Processes of a node in tests of links, if it has no GPUs."""
 
 
 def pod_name(check: str, uid: str, step: Step, rank: int) -> str:
@@ -105,12 +111,12 @@ def build_pod(
         container["command"] += ["--rank", str(rank), "--meet", meet, "--peer", peer]
     if annotations.get(CHECK_PLANT):
         container["env"].append({"name": "UNBROKEN_CHECK_PLANT", "value": annotations[CHECK_PLANT]})
-    gpus = _gpus(node)
-    if gpus and not _is_forced(check):
-        container["resources"] = {"limits": {GPUS: gpus}}
-    elif gpus:
-        # The GPUs of jobs beside it too: the runtime shows them without a request.
-        container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
+    _request_devices(container, node, is_forced=_is_forced(check))
+    volumes: Object = {}
+    if not is_local(node):
+        # NCCL's processes talk through it; the default is 64 MiB.
+        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+        volumes = {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -140,8 +146,18 @@ def build_pod(
             "terminationGracePeriodSeconds": 5,
             "automountServiceAccountToken": False,
             "containers": [container],
+            **volumes,
         },
     }
+
+
+def _request_devices(container: Object, node: Node, *, is_forced: bool) -> None:
+    devices = _devices(node)
+    if devices and not is_forced:
+        container["resources"] = {"limits": devices}
+    elif devices.get(GPU):
+        # The GPUs of jobs beside it too: the runtime shows them without a request.
+        container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 
 def _arguments(
@@ -159,13 +175,22 @@ def _arguments(
         # They share the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]
-    gpus = _gpus(node)
+    gpus = gpus_of(node)
+    # Nodes of a local cluster may have GPUs that exist only as a number.
+    count = int(gpus) if gpus.isdecimal() else 0
+    arguments += ["--ranks", str(min(max(count, options.ranks), RANKS_MAX))]
     return [*arguments, "--gpus", gpus] if gpus else arguments
 
 
-def _gpus(node: Node) -> str:
-    result = ((node.status and node.status.allocatable) or {}).get(GPUS, "0")
-    return "" if result == "0" else result
+def gpus_of(node: Node) -> str:
+    """Return the number of GPUs that pods can have on a node; empty: none."""
+    return _devices(node).get(GPU, "")
+
+
+def _devices(node: Node) -> dict[str, str]:
+    """Return the GPUs and network devices that pods can have on a node."""
+    there = (node.status and node.status.allocatable) or {}
+    return {name: there[name] for name in (GPU, EFA) if there.get(name, "0") != "0"}
 
 
 def _is_forced(check: Mapping[str, Any]) -> bool:
@@ -193,7 +218,7 @@ def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
 def _takes_gpus(pod: Pod) -> bool:
     containers = (pod.spec and pod.spec.containers) or ()
     return any(
-        GPUS in ((container.resources and container.resources.limits) or {})
+        GPU in ((container.resources and container.resources.limits) or {})
         for container in containers
     )
 

@@ -39,6 +39,9 @@ class InstanceType:
     """Interfaces of the Elastic Fabric Adapter."""
     neuron: Count = 0
     """Trainium or Inferentia devices."""
+    all_reduce: float = 0.0
+    """Published GB/s of bus bandwidth that an all-reduce over all GPUs of two must reach; 0: none
+    is published."""
 
     @property
     def memory(self) -> str:

@@ -20,6 +20,12 @@ RUN = "run"
 """Name of the result that says why tests could not be run or completed."""
 SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
 """Names of the results of a pair."""
+DEVICE_LINKS = "device-links"
+"""Name of the result about single devices, of a pair and of one node."""
+DEVICE_SUM, DEVICE_BANDWIDTH = "device-all-reduce", "device-bandwidth"
+"""Names of the results of all devices of one node."""
+NCCL = "nccl"
+"""First word of the message about a measurement with GPUs."""
 SLOW_SHARE = 0.5
 """Share of the usual bandwidth of the pairs below which a link is bad.
 
@@ -50,8 +56,14 @@ class Fleet:
     """The instance type of each node."""
     configured: Mapping[str, float] = field(default_factory=dict)
     """GB/s that links of an instance type must reach, as a person has configured."""
+    published: Mapping[str, float] = field(default_factory=dict)
+    """GB/s that are published for an instance type, with all of its GPUs."""
     learned: Mapping[str, float] = field(default_factory=dict)
     """Limits that were learned from earlier checks (`learn`)."""
+    inside: Mapping[str, float] = field(default_factory=dict)
+    """GB/s that all devices of a node must reach, as a person has configured."""
+    inside_learned: Mapping[str, float] = field(default_factory=dict)
+    """The same, learned from earlier checks."""
 
 
 def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -78,6 +90,10 @@ class Measured:
     """GB/s, the lower one of the two measurements."""
     latency: float | None = None
     """Microseconds, the higher one of the two measurements."""
+    slow: str = ""
+    """The device whose link is slow beside the others or wrong, in words; empty: none is."""
+    is_nccl: bool = False
+    """True if it was measured with GPUs."""
 
 
 def measured_pairs(results: Iterable[CheckResult]) -> dict[NodePair, Measured]:
@@ -99,17 +115,16 @@ def _measured(said: Sequence[CheckResult]) -> Measured:
         return Measured()
     if Outcome.FAIL in sums:
         return Measured(is_right=False)
-    speeds = [
-        check_result.measured
-        for check_result in said
-        if check_result.test == BANDWIDTH and check_result.measured is not None
-    ]
-    delays = [
-        check_result.measured
-        for check_result in said
-        if check_result.test == LATENCY and check_result.measured is not None
-    ]
-    return Measured(True, min(speeds, default=None), max(delays, default=None))
+    speeds = [one for one in said if one.test == BANDWIDTH and one.measured is not None]
+    delays = [one.measured for one in said if one.test == LATENCY and one.measured is not None]
+    slow = [one.message for one in said if one.test == DEVICE_LINKS and one.outcome is Outcome.FAIL]
+    return Measured(
+        True,
+        min((one.measured for one in speeds if one.measured is not None), default=None),
+        max(delays, default=None),
+        "; ".join(dict.fromkeys(slow)),
+        is_nccl=bool(speeds) and all(one.message.startswith(NCCL) for one in speeds),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +162,13 @@ def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
         kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
         for kind in {*usual, *fleet.learned}
     }
-    return LinkLimits(fleet.types, {**learned, **fleet.configured}, _usual_latency(pairs))
+    # Published limits are of GPUs: a type that was tested without them is not held to them.
+    other = {
+        kind for kind, seen in by_type.items() if not all(one.is_nccl for one in seen.values())
+    }
+    published = {kind: least for kind, least in fleet.published.items() if kind not in other}
+    bandwidth = {**learned, **published, **fleet.configured}
+    return LinkLimits(fleet.types, bandwidth, _usual_latency(pairs))
 
 
 def _alike(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> dict[NodePair, Measured]:
@@ -201,7 +222,7 @@ def link_of(node: str, other: str, seen: Measured, limits: LinkLimits) -> Link:
     """Return the state of the link for one of the two nodes."""
     if seen.is_right is None:
         return Link.UNKNOWN
-    if not seen.is_right or limits.is_late(seen):
+    if not seen.is_right or seen.slow or limits.is_late(seen):
         return Link.BAD
     least = limits.of_pair(node, other)
     if limits.of(node) is None or least is None or (seen.bandwidth or 0.0) >= least:

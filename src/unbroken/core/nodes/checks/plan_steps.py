@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 
+from .inside import compare_devices
 from .limits import RUN, Fleet, limits_of, links, measured_pairs
 from .plan import next_pairs
 
@@ -46,6 +47,8 @@ def next_steps(
     )
     if wanted or is_open or busy or CheckKind.CONNECTIVITY not in spec.kinds:
         return wanted
+    compared = compare_devices(results, fleet)
+    bad |= {result.node for result in compared if result.outcome is Outcome.FAIL}
     return _pairs(spec, results, bad, fleet)
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
+from .inside import compare_devices
 from .limits import (
     BANDWIDTH,
+    DEVICE_BANDWIDTH,
     RUN,
     SUM,
     Fleet,
@@ -80,6 +82,8 @@ def compare_pairs(
 def _trouble(node: str, other: str, seen: Measured, limits: LinkLimits) -> str:
     if not seen.is_right:
         return f"with {other}: no connection, or sums that are wrong"
+    if seen.slow:
+        return f"with {other}: {seen.slow}"
     if limits.is_late(seen):
         return f"with {other}: {seen.latency} us, expected at most {limits.latency}"
     return f"with {other}: {seen.bandwidth} GB/s, expected {limits.of_pair(node, other)}"
@@ -132,7 +136,12 @@ class Conclusion:
 
 def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
     """Return the conclusion from all results. Call it once, when the last test has ended."""
-    compared = [*results, *compare_pairs(spec.nodes, results, fleet), *compare_training(results)]
+    compared = [
+        *results,
+        *compare_devices(results, fleet),
+        *compare_pairs(spec.nodes, results, fleet),
+        *compare_training(results),
+    ]
     if CheckKind.CONNECTIVITY in spec.kinds and not any(result.peer for result in results):
         compared += [_alone(node) for node in spec.nodes]
     final = tuple(_own(check_result) for check_result in compared)
@@ -194,7 +203,8 @@ def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
     kept: list[CheckResult] = []
     seen: set[tuple[str, CheckKind]] = set()
     for result in results:
-        is_dull = result.kind in (CheckKind.BASIC, CheckKind.STRESS) and result.test != RUN
+        is_dull = result.kind in (CheckKind.BASIC, CheckKind.STRESS)
+        is_dull = is_dull and result.test not in (RUN, DEVICE_BANDWIDTH)
         if is_dull and result.outcome is not Outcome.FAIL and (result.node, result.kind) in seen:
             continue
         seen.add((result.node, result.kind))

@@ -1,0 +1,81 @@
+"""All devices of a machine are tested together: processes with gloo where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_calls import CHECKS, call, failures
+
+pytestmark = pytest.mark.slow
+torch = pytest.importorskip("torch")
+
+INSIDE = ("InstanceStress", "--only", "device-all-reduce")
+
+
+def without_gpus() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+
+
+def test_all_devices_sum_and_each_meets_each_other(tmp_path: Path) -> None:
+    without_gpus()
+    results = call(tmp_path, *INSIDE, "--ranks", "3")
+    assert failures(results) == {}
+    by_test = {one["test"]: one for one in results}
+    assert set(by_test) == {"device-all-reduce", "device-bandwidth", "device-links"}
+    assert by_test["device-all-reduce"]["message"] == ("gloo, 3 processes, 16 MiB, every sum right")
+    assert by_test["device-bandwidth"]["measured"] > 0
+    assert by_test["device-links"]["message"].startswith("the slowest of 3 links is that of")
+
+
+def test_the_slow_device_is_named(tmp_path: Path) -> None:
+    without_gpus()
+    wrong = failures(call(tmp_path, *INSIDE, "--ranks", "4", plant="slow-device:2"))
+    assert set(wrong) == {"device-links"}
+    found = wrong["device-links"]
+    assert found["message"].startswith("device 2 is slow with every other device: ")
+    assert found["measured"] < found["expected"]
+
+
+def test_a_wrong_sum_over_the_devices_is_a_fault(tmp_path: Path) -> None:
+    wrong = failures(call(tmp_path, *INSIDE, plant="wrong-sum:1"))
+    assert set(wrong) == {"device-all-reduce"}
+    assert "1 numbers of a sum over all devices are wrong" in wrong["device-all-reduce"]["message"]
+
+
+def pair(tmp_path: Path, ranks: tuple[int, int], plant: str = "") -> list[list[dict[str, Any]]]:
+    """The results of two machines that meet; the fault is planted on the second."""
+    arguments = ["InstanceConnectivity", "--meet", "127.91.7.4:29531", "--json"]
+    first = [*CHECKS, *arguments, "--seconds", "0.2", "--rank", "0", "--peer", "b"]
+    first += ["--ranks", str(ranks[0])]
+    with subprocess.Popen(first, stdout=subprocess.PIPE, text=True) as process:
+        more = ("--rank", "1", "--peer", "a", "--ranks", str(ranks[1]))
+        other = call(tmp_path, *arguments[:3], *more, plant=plant)
+        said = process.communicate(timeout=60)[0].splitlines()
+    return [[json.loads(line) for line in said], other]
+
+
+def test_two_machines_sum_with_all_devices_whatever_their_numbers(tmp_path: Path) -> None:
+    without_gpus()
+    for results in pair(tmp_path, (2, 3)):
+        assert failures(results) == {}
+        by_test = {one["test"]: one for one in results}
+        assert by_test["all-reduce"]["message"] == "gloo, 5 processes, 16 MiB, every sum right"
+        assert by_test["all-reduce-bandwidth"]["measured"] > 0
+        assert by_test["device-links"]["message"].startswith("the slowest is device ")
+
+
+def test_the_device_with_the_slow_link_is_named_by_its_node(tmp_path: Path) -> None:
+    without_gpus()
+    first, second = pair(tmp_path, (3, 3), "slow-device:1")
+    assert failures(first) == {}
+    wrong = failures(second)
+    assert set(wrong) == {"device-links"}
+    assert wrong["device-links"]["message"].startswith(
+        "the link between device 1 and that of a is slow: "
+    )
+    assert wrong["device-links"]["peer"] == "a"
