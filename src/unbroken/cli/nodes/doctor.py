@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +20,18 @@ from unbroken.spec.nodes.check import CheckKind, Outcome
 from .results import amount_text
 
 DEEP_SECONDS, SHORT_SECONDS = 30.0, 2.0
-STYLES = {Outcome.PASS.value: "green", Outcome.FAIL.value: "red", Outcome.UNKNOWN.value: "dim"}
-WORDS = {Outcome.PASS.value: "ok", Outcome.FAIL.value: "FAULT", Outcome.UNKNOWN.value: "unknown"}
+STYLES = {
+    Outcome.PASS.value: "green",
+    Outcome.FAIL.value: "red",
+    Outcome.UNKNOWN.value: "dim",
+    Outcome.SKIPPED.value: "dim",
+}
+WORDS = {
+    Outcome.PASS.value: "ok",
+    Outcome.FAIL.value: "FAULT",
+    Outcome.UNKNOWN.value: "unknown",
+    Outcome.SKIPPED.value: "skipped",
+}
 
 
 def command(
@@ -46,6 +57,7 @@ def command(
     """Test this machine before a job: print its faults and what to do about them.
 
     Exit status 1: a fault was found. A test that cannot run here is `unknown`, which is no fault.
+    One whose hardware this machine does not have is `skipped`.
 
     Example: `unbroken doctor --deep`
     """
@@ -102,8 +114,10 @@ def _print_result(result: dict[str, Any], on: Paper) -> None:
 
 
 def _print_summary(results: Sequence[dict[str, Any]], faults: Sequence[dict[str, Any]]) -> None:
-    open_ = sum(result["outcome"] == Outcome.UNKNOWN.value for result in results)
-    text = f"{len(results) - open_ - len(faults)} tests passed, {open_} could not run"
+    count = Counter(result["outcome"] for result in results)
+    text = f"{count[Outcome.PASS.value]} tests passed, {count[Outcome.UNKNOWN.value]} could not run"
+    if count[Outcome.SKIPPED.value]:
+        text += f", {count[Outcome.SKIPPED.value]} were skipped: no such hardware"
     if not faults:
         note(f"no fault found: {text}")
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 TITLES = ("NODE", "TEST", "OUTCOME", "MEASURED", "EXPECTED", "MESSAGE")
-ORDER = {"fail": 0, "unknown": 1, "pass": 2}
+ORDER = {"fail": 0, "unknown": 1, "pass": 2, "skipped": 3}
 
 
 def amount_text(result: Mapping[str, Any]) -> str:
@@ -25,7 +25,9 @@ def _number(value: float | None, unit: str) -> str:
 
 def result_rows(results: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
     """A row for each result, sorted by node, faults first."""
-    listed = sorted(results, key=lambda item: (item["node"], ORDER.get(item["outcome"], 3)))
+    listed = sorted(
+        results, key=lambda item: (item["node"], ORDER.get(item["outcome"], len(ORDER)))
+    )
     return [_row(item) for item in listed]
 
 

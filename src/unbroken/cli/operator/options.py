@@ -116,6 +116,13 @@ class CheckFlags:
         "reach in a deep check. Repeatable.",
         show_default="learned from other nodes of the type, if they have GPUs",
     )
+    check_dcgm_level: int = option(
+        "--check-dcgm-level",
+        default=4,
+        min=1,
+        max=4,
+        help="Level of NVIDIA's `dcgmi diag` in a deep check; 4 takes up to two hours.",
+    )
     check_ranks: int = option(
         "--check-ranks",
         default=2,
@@ -130,6 +137,7 @@ class CheckFlags:
 
         return CheckerOptions(
             self.check_image,
+            dcgm_level=self.check_dcgm_level,
             log_directory=self.check_logs,
             link_bandwidth=_limits("--check-link", self.check_link),
             node_bandwidth=_limits("--check-node-link", self.check_node_link),

@@ -163,8 +163,7 @@ def gpus(settings: Settings) -> Iterator[Finding]:
     """The GPUs that the driver shows, against those that should be there."""
     result = gpu_count.nvml_count()
     if isinstance(result, str):
-        expected = f"; {settings.gpus} should be there" if settings.gpus else ""
-        yield unknown("gpus", result + expected)
+        yield gpu_count.without_gpus("gpus", result, settings)
         return
     if settings.gpus is None:
         yield passed("gpus", "how many should be there is not known", result, "GPUs")

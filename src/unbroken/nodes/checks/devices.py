@@ -10,7 +10,7 @@ from unbroken.core.nodes.checks.limits import DEVICE_BANDWIDTH, DEVICE_LINKS, DE
 from unbroken.spec.nodes.check import Outcome
 
 from .collectives import BYTES, JOIN_SECONDS, Group, Report, count_gpus, reports
-from .findings import Finding, Settings, Test, failed, passed, unknown
+from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
 from .gpu import is_hardware
 from .gpu_count import nvml_count
 
@@ -38,7 +38,7 @@ def sum_inside(settings: Settings) -> Iterator[Finding]:
         return
     count, is_cuda = here
     if count < 2:
-        yield unknown(DEVICE_SUM, "needs two devices: this machine has one")
+        yield skipped(DEVICE_SUM, "needs two devices: this machine has one")
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()

@@ -18,7 +18,7 @@ from unbroken.errors import UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.spec.nodes.check import CheckKind, CheckResult
 
-from . import basic, cores, dcgm, devices, disk, gpu, memory, pairs, training
+from . import basic, cores, dcgm, devices, disk, efa, gpu, memory, nvlink, pairs, training
 from .findings import Finding, Settings, Test, unknown
 from .plants import VARIABLE
 
@@ -34,8 +34,9 @@ TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
         *disk.TESTS,
         *gpu.TESTS,
         *devices.TESTS,
+        *nvlink.TESTS,
         *dcgm.TESTS,
-        Test("efa-loopback", lambda settings: iter([unknown("efa-loopback", NO_EFA)])),
+        *efa.TESTS,
     ),
     CheckKind.CONNECTIVITY: pairs.TESTS,
     CheckKind.TRAINING: training.TESTS,
@@ -43,7 +44,6 @@ TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
 """Tests of each kind, in order."""
 FINDING_BYTES_MAX = 16 << 20
 """Bytes of one finding as JSON."""
-NO_EFA = "not measured: the pair test goes over EFA where NCCL uses it"
 
 
 def run_tests(

@@ -80,6 +80,11 @@ def unknown(test: str, message: str) -> Finding:
     return Finding(test, Outcome.UNKNOWN, message)
 
 
+def skipped(test: str, message: str) -> Finding:
+    """There is no such hardware here."""
+    return Finding(test, Outcome.SKIPPED, message)
+
+
 def against(test: str, measured: float, least: float, unit: str, message: str) -> Finding:
     """A measurement that must reach a limit; `message` is what to do where it does not."""
     is_good = measured >= least

@@ -16,7 +16,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
 from .findings import Finding, Settings, Test, failed, passed, unknown
-from .gpu_count import nvml_count
+from .gpu_count import nvml_count, without_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def products(settings: Settings) -> Iterator[Finding]:
     """Each GPU multiplies in several types until the time is over."""
     result = devices(settings)
     if isinstance(result, str):
-        yield unknown("gpu-product", result)
+        yield without_gpus("gpu-product", result, settings)
         return
     speeds = {}
     for device in result:
@@ -163,7 +163,7 @@ def copies(settings: Settings) -> Iterator[Finding]:
     result = devices(settings)
     if isinstance(result, str) or not all(device.is_real for device in result):
         why = result if isinstance(result, str) else "a played GPU has no memory of its own"
-        yield unknown("gpu-memory", why)
+        yield without_gpus("gpu-memory", why, settings)
         return
     speeds = {}
     for device in result:

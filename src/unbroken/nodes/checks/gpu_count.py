@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
+from .findings import Finding, Settings, skipped, unknown
+
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER_NOT_LOADED = 9
 """nvml.h, NVML_ERROR_DRIVER_NOT_LOADED."""
+
+NO_DRIVER = "no NVIDIA driver is installed here"
 
 
 def nvml_count() -> int | str:
@@ -14,7 +18,7 @@ def nvml_count() -> int | str:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:
-        return "no NVIDIA driver is installed here"
+        return NO_DRIVER
     code = library.nvmlInit_v2()
     if code == DRIVER_NOT_LOADED:
         return "the NVIDIA driver is not loaded"
@@ -26,3 +30,10 @@ def nvml_count() -> int | str:
         return f"NVML does not say: error {code}" if code else count.value
     finally:
         library.nvmlShutdown()
+
+
+def without_gpus(test: str, why: str, settings: Settings) -> Finding:
+    """The result of a test of GPUs where `nvml_count` gave no number."""
+    if settings.gpus:
+        return unknown(test, f"{why}; {settings.gpus} should be there")
+    return (skipped if why == NO_DRIVER else unknown)(test, why)

@@ -26,7 +26,7 @@ def line(result: CheckResult, now: float, region: str, instance_type: str) -> st
     if is_error(result):
         return _error(result, now, region, instance_type)
     amount = "" if result.measured is None else f" {result.measured:g} {result.unit}".rstrip()
-    word = "success" if result.outcome is Outcome.PASS else "skipped"
+    word = "success" if result.outcome is Outcome.PASS else result.outcome.value
     text = f": {result.message}" if result.message else ""
     return f"{rfc3339(now)}\tinfo\t{result.test} {word}{amount}{text}"
 

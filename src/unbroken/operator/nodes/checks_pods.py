@@ -252,8 +252,13 @@ def read_results(log: str, node: str) -> list[CheckResult]:
         report = Report()
         record: CheckResult = read_record(CheckResult, content, "result", report)
         if not report.problems:
-            check_results.append(replace(record, node=node, message=record.message[:MESSAGE_MAX]))
+            check_results.append(replace(record, node=node, message=_line(record.message)))
     return check_results
+
+
+def _line(text: str) -> str:
+    """Return the text of a tool as one line that can be shown and logged."""
+    return "".join(one if one.isprintable() else "?" for one in text[:MESSAGE_MAX])
 
 
 def unmade(node: str, kind: CheckKind, why: str, peer: str = "") -> CheckResult:

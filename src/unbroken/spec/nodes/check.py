@@ -44,7 +44,9 @@ class Outcome(Enum):
     PASS = "pass"
     FAIL = "fail"
     UNKNOWN = "unknown"
-    """The tool or the part is missing: no fault."""
+    """The test could not be run or completed: no fault."""
+    SKIPPED = "skipped"
+    """The node has no such hardware."""
 
 
 @dataclass(frozen=True, slots=True)
