@@ -257,3 +257,61 @@ def test_the_log_has_the_documented_forms(tmp_path: Path) -> None:
         "ERROR:the test was killed by signal 11"
     )
     assert (tmp_path / "DeepHealthCheckResults" / "c").read_text().splitlines() == [second, third]
+
+
+@pytest.mark.parametrize(
+    ("test", "message", "detail"),
+    [
+        ("connectivity", "with n2: 30 GB/s, expected 80", "with n2: 30 GB/s, expected 80"),
+        ("device-bandwidth-compared", "Bandwidth has less than threshold", None),
+    ],
+)
+def test_a_bandwidth_below_its_threshold_is_logged_in_the_documented_words(
+    test: str, message: str, detail: str | None
+) -> None:
+    fault = CheckResult(
+        "n1", CheckKind.CONNECTIVITY, test, Outcome.FAIL, 0.0, message, 30.0, 80.0, "GB/s"
+    )
+    entry = json.loads(check_log.line(fault, 0.0, "us-west-2", "p4d.24xlarge"))
+    assert entry["msg"] == (
+        "Encountered FaultyInstance. Replace the Instance. Region: us-west-2, "
+        "InstanceType: p4d.24xlarge. ERROR:Bandwidth has less than threshold: "
+        "Expected minimum threshold :80,NCCL Test output Bw: 30"
+    )
+    assert entry.get("detail") == detail
+    broken = CheckResult(
+        "n1", CheckKind.CONNECTIVITY, test, Outcome.FAIL, 0.0, "wrong sums", 90.0, 80.0, "GB/s"
+    )
+    assert "less than threshold" not in check_log.line(broken, 0.0, "", "")
+
+
+def test_good_devices_are_logged_in_the_documented_words() -> None:
+    figures = "MaxBw: 58.590000, AvgBw: 32.420000, MaxTypicalLat: 30.870000"
+    device = CheckResult(
+        "n1", CheckKind.STRESS, "efa-loopback-rdmap0s29", Outcome.PASS, 1.0, figures
+    )
+    assert check_log.line(device, 0.0, "", "") == (
+        "1970-01-01T00:00:00Z\tinfo\tEFA Loopback check passed for device: rdmap0s29 . "
+        f"Output summary is {figures}"
+    )
+    gpus = CheckResult("n1", CheckKind.BASIC, "gpus", Outcome.PASS, 1.0, "", 8.0, 8.0, "GPUs")
+    assert check_log.line(gpus, 0.0, "", "").endswith("\tinfo\tGpuPci Count check success")
+    none = CheckResult("n1", CheckKind.STRESS, "nvlink", Outcome.SKIPPED, 1.0, "no driver")
+    assert check_log.line(none, 0.0, "", "").endswith("\tinfo\tnvlink skipped: no driver")
+
+
+def test_errors_of_a_clusters_nodes_go_to_its_log_group(tmp_path: Path) -> None:
+    one = CheckResult("n1", CheckKind.STRESS, "disk-write", Outcome.FAIL, 1.0)
+    other = CheckResult("n2", CheckKind.STRESS, "disk-write", Outcome.FAIL, 1.0)
+    group = check_log.log_group("Train", "a1b2c3d4e5f6")
+    check_log.write(tmp_path, "c", [(one, "first"), (other, "second")], {"n1": group})
+    results = tmp_path / "aws/sagemaker/Clusters/Train/a1b2c3d4e5f6/DeepHealthCheckResults/c"
+    assert results.read_text() == "first\n"
+    assert (tmp_path / "DeepHealthCheckResults/c").read_text() == "second\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster_id"), [("", "a1"), ("t", ""), ("..", "a1"), ("t", "a/b")]
+)
+def test_a_name_that_leads_elsewhere_has_no_log_group(name: str, cluster_id: str) -> None:
+    assert check_log.log_group(name, cluster_id) == ""

@@ -162,8 +162,9 @@ def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
                 "image": "checks:1",
                 "linkBandwidth": {"ml.p5.48xlarge": 30},
                 "nodeBandwidth": {"ml.p5.48xlarge": 200},
+                "logsClaim": "check-logs",
             },
-            "operator": {"extraArgs": ["--check-logs=/tmp/checks"]},
+            "operator": {"extraArgs": ["--repair-dry-run"]},
         },
         EVERYTHING,
     ],
@@ -176,6 +177,18 @@ def test_programs_know_the_arguments_that_they_are_given(values: Object) -> None
         command = typer.main.get_command(app).get_command(context, words[0])  # type: ignore[attr-defined]
         assert command is not None
         command.make_context(words[0], words[1:])
+
+
+def test_the_log_of_checks_goes_to_the_claim_that_is_named() -> None:
+    found = render({"checks": {"logsClaim": "check-logs"}})
+    pod = pod_of(one_of(found, "Deployment", "unbroken-operator"))
+    [container] = pod["containers"]
+    [folder] = [one for one in container["args"] if one.startswith("--check-logs=")]
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "check-logs"]
+    assert folder == f"--check-logs={mount['mountPath']}"
+    [volume] = [one for one in pod["volumes"] if one["name"] == "check-logs"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "check-logs"}
+    assert "check-logs" not in str(render({}))
 
 
 def test_a_kubelet_asks_the_operator_where_it_answers() -> None:

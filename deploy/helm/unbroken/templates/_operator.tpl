@@ -22,6 +22,9 @@
 {{- with .Values.checks.image }}
 - --check-image={{ . }}
 {{- end }}
+{{- if .Values.checks.logsClaim }}
+- --check-logs=/var/log/unbroken-checks
+{{- end }}
 {{- range $type, $speed := .Values.checks.linkBandwidth }}
 - --check-link={{ $type }}={{ $speed }}
 {{- end }}

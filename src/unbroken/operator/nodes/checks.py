@@ -22,9 +22,9 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
-from unbroken.operator.kinds import NodeCheckObject
+from unbroken.operator.kinds import ClusterObject, NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
-from unbroken.spec.keys import DEVICE_BANDWIDTH, LINK_BANDWIDTH
+from unbroken.spec.keys import CLUSTER_NAME, DEVICE_BANDWIDTH, LINK_BANDWIDTH
 from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
@@ -33,7 +33,7 @@ from unbroken.spec.nodes.check import (
     NodeCheckSpec,
     NodeCheckStatus,
 )
-from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK
 
 from . import checks_log as check_log
 from . import checks_nodes as holds
@@ -100,6 +100,7 @@ class Checker:
         self._options = options
         self._checks = informers.of(NodeCheckObject)
         self._nodes = informers.of(Node)
+        self._clusters = informers.of(ClusterObject)
         self._queue = WorkQueue("node-checks", self._reconcile, workers=WORKERS)
 
     async def run(self) -> None:
@@ -385,9 +386,19 @@ class Checker:
             for result in results
         ]
         try:
-            check_log.write(directory, run.name, lines)
+            check_log.write(directory, run.name, lines, self._log_groups(run))
         except OSError as error:
             log.warning("log of a check not written", check=run.name, file=directory, error=error)
+
+    def _log_groups(self, run: Run) -> dict[str, str]:
+        """Return the log group of each node's cluster."""
+        groups = {}
+        for node in self._known(run.spec.nodes):
+            name = ((node.metadata and node.metadata.labels) or {}).get(CLUSTER_NAME, "")
+            cluster = self._clusters.get(name.lower()) if name else None
+            cluster_id = "" if cluster is None else CLUSTER.spec_of(cluster)[0].cluster_id
+            groups[key_of(node).name] = check_log.log_group(name, cluster_id)
+        return groups
 
 
 def _refusal(status: NodeCheckStatus, text: str) -> NodeCheckStatus:
