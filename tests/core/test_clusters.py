@@ -191,7 +191,7 @@ def test_each_place_gets_a_machine_with_the_labels_of_its_group() -> None:
         "Taints": [{"Key": "dedicated", "Value": "x", "Effect": "NoExecute"}],
     }
     scripts = {"SourceS3Uri": "s3://sagemaker-x/y", "OnCreate": "on_create.sh"}
-    more = {"KubernetesConfig": kubernetes, "LifeCycleConfig": scripts}
+    more = {"KubernetesConfig": kubernetes, "LifeCycleConfig": scripts, "ThreadsPerCore": 1}
     bench = Bench(spec(groups={"head": 1, "workers": (2, more)}))
     made = bench.step()
     machines = [effect for effect in made.effects if isinstance(effect, CreateMachine)]
@@ -206,6 +206,7 @@ def test_each_place_gets_a_machine_with_the_labels_of_its_group() -> None:
     assert worker.labels["node.kubernetes.io/instance-type"] == "ml.p5.48xlarge"
     assert [(t.key, t.value, t.effect) for t in worker.taints] == [("dedicated", "x", "NoExecute")]
     assert worker.life_cycle.on_create == "on_create.sh"
+    assert [one.spec.threads_per_core for one in machines] == [0, 1, 1]
     assert all(len(one.name) == len("hyperpod-i-") + 17 for one in machines)
     assert made.phase is ClusterPhase.CREATING
 

@@ -42,6 +42,26 @@ def test_a_machines_own_type_counts_before_everything() -> None:
     assert node.labels[TYPE] == "ml.trn1.32xlarge"
 
 
+@pytest.mark.parametrize(
+    ("kind", "threads", "cpus"),
+    [
+        ("ml.p5.48xlarge", 0, "192"),
+        ("ml.p5.48xlarge", 2, "192"),
+        ("ml.p5.48xlarge", 1, "96"),
+        ("ml.g6e.xlarge", 1, "2"),
+        # Their cores have one thread anyway.
+        ("ml.c6g.medium", 1, "1"),
+        ("ml.c8a.16xlarge", 1, "64"),
+        ("ml.p6e-gb200.36xlarge", 1, "144"),
+    ],
+)
+def test_with_one_thread_per_core_it_offers_a_cpu_for_each_core(
+    kind: str, threads: int, cpus: str
+) -> None:
+    node = made(ClusterOptions(), MachineSpec(instance_type=kind, threads_per_core=threads))
+    assert node.cpu == cpus
+
+
 def test_the_clusters_type_fills_what_no_option_says() -> None:
     node = made(ClusterOptions(cpu="3", instance_type="ml.g5.12xlarge"))
     assert offered(node) == ("3", "196608Mi", 4, {"vpc.amazonaws.com/efa": "1"})

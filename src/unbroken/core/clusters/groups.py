@@ -115,6 +115,7 @@ def machine_spec(
         cluster=object_name,
         instance_group=group.name,
         instance_type=group.instance_type,
+        threads_per_core=int(request.get("ThreadsPerCore") or 0),
         logical_id=logical_id,
         labels=labels,
         taints=tuple(taints),

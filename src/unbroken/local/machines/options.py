@@ -10,7 +10,7 @@ from unbroken.local.node import NodeOptions
 from unbroken.local.state import ClusterOptions, Paths
 from unbroken.operator.instance_types import instance_types
 from unbroken.spec.keys import COMPUTE_TYPE, HEALTH, INSTANCE_GROUP
-from unbroken.spec.nodes.instance_types import instance_type, instance_type_labels
+from unbroken.spec.nodes.instance_types import cpus_of, instance_type, instance_type_labels
 from unbroken.spec.nodes.machine import MachineSpec
 from unbroken.spec.nodes.values import COMPUTE_TYPE_VALUE, Health
 from unbroken.spec.schema.write import write_record
@@ -40,7 +40,8 @@ def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOpti
         capacity = general
         if spec.instance_type:
             result = instance_type(instance_types(), spec.instance_type)
-            capacity = _Capacity(str(result.cpu), result.memory, result.gpus, result.resources)
+            cpus = cpus_of(spec.instance_type, result, spec.threads_per_core)
+            capacity = _Capacity(str(cpus), result.memory, result.gpus, result.resources)
         if kind := spec.instance_type or options.instance_type:
             labels |= instance_type_labels(kind)
         group = {INSTANCE_GROUP: spec.instance_group} if spec.instance_group else {}

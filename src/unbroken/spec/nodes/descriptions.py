@@ -31,6 +31,7 @@ NODE_DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "cluster": "Cluster that it belongs to.",
         "instance_group": "Group of the cluster.",
         "instance_type": "Such as ml.p5.48xlarge: gives its capacity.",
+        "threads_per_core": "1: its node offers one CPU for each core.",
         "logical_id": "Of its place in the group, kept when the machine is replaced.",
         "labels": "Labels of its node.",
         "taints": "Taints of its node from the start.",

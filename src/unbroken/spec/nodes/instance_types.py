@@ -6,6 +6,7 @@ The table is a file (`operator/data/instance_types.toml`); this reads its text.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from unbroken.spec.schema.read import read_record
 GPU, EFA, NEURON = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "aws.amazon.com/neuron"
 """Resources of pods, as the device plugins of NVIDIA and AWS name them."""
 SIMILAR_MAX = 3
+ONE_THREAD = re.compile(r"ml\.(?:[a-z]+\d+[a-z]*g[a-z]*|[a-z]+[78]a|p6e-gb\d+)\.")
+"""Types whose cores have one thread: Graviton, Grace, and AMD from the seventh generation on. All
+others have two (EC2 user guide, "CPU options for Amazon EC2 instance types")."""
 
 Count = Annotated[int, Limits(minimum=0)]
 
@@ -60,6 +64,11 @@ class InstanceType:
         """Return all resources of a node of the type, as Kubernetes quantities."""
         gpus = {GPU: str(self.gpus)} if self.gpus else {}
         return {"cpu": str(self.cpu), "memory": self.memory, **gpus, **self.resources}
+
+
+def cpus_of(name: str, kind: InstanceType, threads_per_core: int) -> int:
+    """Return the CPUs that a machine offers with so many threads for each core; 0: its default."""
+    return kind.cpu if threads_per_core != 1 or ONE_THREAD.match(name) else max(1, kind.cpu // 2)
 
 
 def read_instance_types(text: str) -> dict[str, InstanceType]:

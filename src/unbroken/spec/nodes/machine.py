@@ -63,6 +63,9 @@ class MachineSpec:
     instance_type: str = ""
     """Type such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was
     started."""
+    threads_per_core: Count = 0
+    """1: a node of a type with two threads for each core offers one CPU for each core. 0 or 2: all
+    virtual CPUs."""
     logical_id: str = ""
     """Logical id of the place in its group, kept when the machine is replaced."""
     labels: Mapping[str, str] = field(default_factory=dict)
