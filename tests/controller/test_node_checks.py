@@ -149,7 +149,7 @@ def test_a_pod_of_a_check_has_all_devices_of_its_node_and_room_for_nccl() -> Non
     assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
     assert pod["spec"]["volumes"] == [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     words = " ".join(container["command"])
-    assert words.endswith("--ranks 8 --gpus 8")
+    assert words.endswith("--ranks 8 --gpus 8 --efa 32")
 
 
 @pytest.mark.parametrize(("gpus", "told", "ranks"), [("0", 2, 2), ("0", 6, 6), ("4", 2, 4)])

@@ -34,10 +34,12 @@ def test_all_devices_sum_and_each_meets_each_other(tmp_path: Path) -> None:
 
 def test_the_slow_device_is_named(tmp_path: Path) -> None:
     without_gpus()
-    wrong = failures(call(tmp_path, *INSIDE, "--ranks", "4", plant="slow-device:2"))
-    assert set(wrong) == {"device-links"}
-    found = wrong["device-links"]
-    assert found["message"].startswith("device 2 is slow with every other device: ")
+    results = call(tmp_path, *INSIDE, "--ranks", "4", plant="slow-device:2")
+    assert set(failures(results)) == {"device-links"}
+    # On a busy processor others may be slow too.
+    text = "device 2 is slow with every other device: "
+    (found,) = (one for one in results if one["message"].startswith(text))
+    assert found["outcome"] == "fail"
     assert found["measured"] < found["expected"]
 
 
@@ -75,7 +77,5 @@ def test_the_device_with_the_slow_link_is_named_by_its_node(tmp_path: Path) -> N
     assert failures(first) == {}
     wrong = failures(second)
     assert set(wrong) == {"device-links"}
-    assert wrong["device-links"]["message"].startswith(
-        "the link between device 1 and that of a is slow: "
-    )
+    assert "the link between device 1 and that of a is slow: " in wrong["device-links"]["message"]
     assert wrong["device-links"]["peer"] == "a"

@@ -198,6 +198,9 @@ def test_hardware_that_is_not_there_is_skipped(tmp_path: Path) -> None:
     assert found["efa-loopback"]["message"] == "this machine has no EFA device"
     expected = call(tmp_path, "InstanceStress", "--only", "nvlink", "--gpus", "8")[0]
     assert expected["outcome"] == "unknown", "eight should be there"
+    expected = call(tmp_path, "InstanceStress", "--only", "efa-loopback", "--efa", "4")[0]
+    assert expected["message"] == "this machine has no EFA device; 4 should be there"
+    assert expected["outcome"] == "unknown"
 
 
 def test_efa_devices_are_those_of_its_driver(tmp_path: Path) -> None:

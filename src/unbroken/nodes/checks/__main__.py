@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="this test of the kinds; may be given several times",
     )
     parser.add_argument("--gpus", type=int, help="those that should be there")
+    parser.add_argument("--efa", type=int, help="EFA devices that should be there")
     parser.add_argument("--memory-share", type=float, default=0.5, help="of the free memory")
     parser.add_argument(
         "--ranks",
@@ -97,6 +98,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         seconds=given.seconds,
         directory=given.directory,
         gpus=given.gpus,
+        efa=given.efa,
         memory_share=given.memory_share,
         ranks=given.ranks,
         dcgm_level=given.dcgm_level,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,16 +22,22 @@ from unbroken.kube.clock import monotonic
 from .plants import Plants
 from .sides import at_each
 
+if TYPE_CHECKING:
+    import torch
+
 BYTES = {"nccl": 2**30, "gloo": 16 * 2**20}
 """Bytes of an all-reduce. HyperPod's NCCL test goes from 8 B to 2 GiB; its bandwidth no longer
 changes above 1 GiB."""
 EXCHANGE_BYTES = {"nccl": 64 * 2**20, "gloo": 4 * 2**20}
 SMALL_BYTES = 8
+PATTERN = 1024
+"""Numbers after which what is sent repeats itself."""
 ROUNDS_LEAST, SMALL_ROUNDS, EXCHANGES = 3, 200, 5
 JOIN_SECONDS = 120.0
 """Seconds to wait for the other processes: their pod may have to be started."""
-SLOWED = 10
-"""Factor by which the plant `slow-device` slows a device down."""
+SLOWED, SLOWED_SUM = 30, 3
+"""Factors by which the plant `slow-device` slows exchanges and sums down. Processes on a busy
+processor differ by a factor of three by themselves."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -231,9 +237,12 @@ def _measure(group: Group, ranks: _Ranks, report: Report) -> Report:
     small = torch.ones(SMALL_BYTES // 4, device=ranks.place)
     latency = _usual(lambda: _timed(ranks, lambda: dist.all_reduce(small)), SMALL_ROUNDS)
     once = _Sum(group, ranks)
-    # All must stop after the same round: rank 0 counts how many there is time for.
+    # All must stop after the same round: rank 0 counts how many there is time for, comparison
+    # included.
     once()
-    rounds = torch.tensor([max(ROUNDS_LEAST, int(group.seconds / max(once(), 1e-4)))])
+    began = monotonic()
+    once()
+    rounds = torch.tensor([max(ROUNDS_LEAST, int(group.seconds / (monotonic() - began)))])
     rounds = rounds.to(ranks.place)
     dist.broadcast(rounds, 0)
     taken = _usual(once, int(rounds))
@@ -257,7 +266,7 @@ class _Sum:
         self._ranks, self._plants = ranks, group.plants
         count = BYTES[ranks.backend] // 4
         self._sent = torch.empty(count, device=ranks.place)
-        self._wanted = torch.arange(count, device=ranks.place).remainder(1024).float()
+        self._wanted = _pattern(count, ranks)
         # Below 2**24 for up to 180 processes: every partial sum is exact.
         self._times = ranks.world * (ranks.world + 1) // 2
         self.wrong = 0
@@ -276,14 +285,21 @@ class _Sum:
         if brake is not None:
             most = bus_bandwidth(BYTES[ranks.backend], 1.0, ranks.world) * 1000 / brake
             taken += _wait(most - taken)
-        taken += _slowed(plants, ranks, taken)
+        taken += _slowed(plants, ranks, taken, SLOWED_SUM)
         self.wrong = max(self.wrong, int((self._sent != self._wanted * self._times).sum()))
         return taken
 
 
-def _slowed(plants: Plants, ranks: _Ranks, taken: float) -> float:
+def _pattern(count: int, ranks: _Ranks) -> torch.Tensor:
+    """Numbers to send; `count` is a multiple of PATTERN."""
+    import torch
+
+    return torch.arange(PATTERN, device=ranks.place).float().repeat(count // PATTERN)
+
+
+def _slowed(plants: Plants, ranks: _Ranks, taken: float, times: int) -> float:
     """The planted delay after something that took so many seconds."""
-    return _wait(taken * (SLOWED - 1)) if plants.number("slow-device") == ranks.local else 0.0
+    return _wait(taken * (times - 1)) if plants.number("slow-device") == ranks.local else 0.0
 
 
 def _wait(seconds: float) -> float:
@@ -298,7 +314,7 @@ def _exchanges(group: Group, ranks: _Ranks) -> list[Exchange]:
     import torch
 
     count = EXCHANGE_BYTES[ranks.backend] // 4
-    pattern = torch.arange(count, device=ranks.place).remainder(1024).float()
+    pattern = _pattern(count, ranks)
     found = []
     for links in _rounds(ranks):
         ranks.meet()
@@ -332,7 +348,7 @@ def _swap(group: Group, ranks: _Ranks, sent: Any, got: Any, other: int) -> float
             work.wait()
 
     taken = _timed(ranks, both)
-    return taken + _slowed(group.plants, ranks, taken)
+    return taken + _slowed(group.plants, ranks, taken, SLOWED)
 
 
 def _timed(ranks: _Ranks, work: Callable[[], object]) -> float:

@@ -131,9 +131,15 @@ def read_pingpong(text: str) -> Measured | None:
 def loopback(settings: Settings) -> Iterator[Finding]:
     """Measure each device, and compare them."""
     there = devices()
+    if not there and settings.efa:
+        yield unknown(TEST, f"this machine has no EFA device; {settings.efa} should be there")
+        return
     if not there:
         yield skipped(TEST, "this machine has no EFA device")
         return
+    if len(there) < (settings.efa or 0):
+        text = "the kernel shows too few EFA devices"
+        yield Finding("efa-devices", Outcome.FAIL, text, len(there), settings.efa, "devices")
     info, pingpong = tools.find("fi_info"), tools.find("fi_pingpong")
     if info is None or pingpong is None:
         yield unknown(

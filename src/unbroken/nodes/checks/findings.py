@@ -39,6 +39,8 @@ class Settings:
     """On the disk that is tested."""
     gpus: int | None = None
     """GPUs that should be there; None: not known."""
+    efa: int | None = None
+    """EFA devices that should be there; None: not known."""
     memory_share: float = 0.5
     """Share of the free memory to be tested."""
     ranks: int = RANKS_LEAST

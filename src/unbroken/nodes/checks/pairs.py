@@ -46,7 +46,8 @@ def _together(pair: Pair, here: tuple[int, bool], settings: Settings) -> list[Re
     group = Group(pair.host, pair.port, ranks, is_cuda, settings.seconds, settings.plants)
     if pair.rank == 0:
         # At this address only: pods of a local cluster share all others.
-        with socket.create_server((pair.host, pair.port)) as listener:
+        family = socket.AF_INET6 if ":" in pair.host else socket.AF_INET
+        with socket.create_server((pair.host, pair.port), family=family) as listener:
             return reports(group.of(0, 2, listener.fileno()))
     _reach(pair)
     return reports(group.of(1, 2))

@@ -20,7 +20,7 @@ KNOWN = {
     "slow-disk": "MB/s that the disk is slowed down to",
     "disk-flip": "BLOCK of the test file that is damaged on the disk",
     "slow-link": "MB/s that the link between two nodes is slowed down to",
-    "slow-device": "NUMBER of a device whose links are slowed down to a tenth",
+    "slow-device": "NUMBER of a device whose links are slowed down",
     "wrong-sum": "NUMBER of a device whose part of a sum is changed",
     "wrong-weights": "STEP of the training run at which one weight is changed",
     "hang": "TEST that never ends",

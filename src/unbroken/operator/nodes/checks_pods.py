@@ -175,11 +175,13 @@ def _arguments(
         # They share the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]
-    gpus = gpus_of(node)
+    counts = {name: int(n) for name, n in _devices(node).items() if n.isdecimal()}
     # Nodes of a local cluster may have GPUs that exist only as a number.
-    count = int(gpus) if gpus.isdecimal() else 0
-    arguments += ["--ranks", str(min(max(count, options.ranks), RANKS_MAX))]
-    return [*arguments, "--gpus", gpus] if gpus else arguments
+    ranks = min(max(counts.get(GPU, 0), options.ranks), RANKS_MAX)
+    arguments += ["--ranks", str(ranks)]
+    for flag, name in (("--gpus", GPU), ("--efa", EFA)):
+        arguments += [flag, str(counts[name])] if name in counts else []
+    return arguments
 
 
 def gpus_of(node: Node) -> str:
