@@ -127,7 +127,9 @@ async def test_a_sample_becomes_its_service_and_pods(place: Open, sample: str) -
 
 def _check_ray(head: Object, workers: list[Object], body: Object) -> None:
     """The containers keep what the sample says, and have KubeRay's variables and command."""
-    (container,) = head["spec"]["containers"]
+    container, *others = head["spec"]["containers"]
+    is_autoscaled = body["spec"].get("enableInTreeAutoscaling")
+    assert [one["name"] for one in others] == (["autoscaler"] if is_autoscaled else [])
     group = body["spec"]["headGroupSpec"]
     (given,) = group["template"]["spec"]["containers"]
     assert (container["image"], container["resources"]) == (given["image"], given["resources"])

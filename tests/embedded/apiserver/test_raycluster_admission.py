@@ -28,7 +28,12 @@ def sample(name: str = "sample") -> Object:
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [("sample", []), ("complete", []), ("autoscaler", ["spec.enableInTreeAutoscaling"])],
+    [
+        ("sample", []),
+        ("complete", []),
+        ("autoscaler", []),
+        ("embedded-gcs-ft", ["spec.gcsFaultToleranceOptions"]),
+    ],
 )
 def test_kuberays_samples_are_taken_and_what_is_not_offered_is_named(
     name: str, fields: list[str]

@@ -12,13 +12,13 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.log_monitoring import PATH, log_monitoring_of
 from unbroken.spec.problems import Problem, Verdict
 
+from .decisions.autoscaler import is_autoscaled, wrong_options
 from .decisions.pods import SUFFIX_LENGTH, service_name
 from .decisions.rayjob import read_map
 
 NOT_RUN: Final = ("rayservices.ray.io",)
 """Kinds that are stored, so that their definitions can be used, and that nothing runs."""
 NOT_OFFERED: Final = {
-    "enableInTreeAutoscaling": "groups keep the number of replicas that is written",
     "gcsFaultToleranceOptions": "a head that ends loses its state",
     "authOptions": "Ray asks for no token",
     "tlsOptions": "Ray uses no TLS",
@@ -102,6 +102,9 @@ def _too_long(name: str, suffix: str) -> Iterator[Problem]:
 
 def _problems(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     """List what KubeRay refuses with the event InvalidRayClusterSpec."""
+    if is_autoscaled(spec):
+        for field, why in wrong_options(spec):
+            yield Problem(f"{path}.autoscalerOptions.{field}", f"Invalid value: {why}")
     names = set()
     for place, group in _groups(path, spec):
         if not (group["template"].get("spec") or {}).get("containers"):

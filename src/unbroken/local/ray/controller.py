@@ -12,8 +12,10 @@ import socket
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from importlib import resources
-from urllib.parse import quote
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.generic_resource import GenericNamespacedResource as Cluster
 from lightkube.resources.core_v1 import Pod, Service
 
@@ -31,6 +33,7 @@ from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .controller_jobs import run_rayjobs
+from .decisions.autoscaler import Access, access_body, access_name, is_autoscaled
 from .decisions.raycluster import plan
 from .decisions.values import Create, DeletePod, Order, RecordClusterEvent
 from .views import cluster_picture
@@ -69,6 +72,9 @@ class RayClusters:
     def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
         self._client = client
         self._recorder = recorder
+        self._access = access_of(client.config)
+        self._given: set[str] = set()
+        """Uids of the RayClusters whose autoscalers got this access."""
         self._clusters = informers.of(job_class(RAY_CLUSTER))
         self._pods = informers.of(Pod)
         self._services = informers.of(Service)
@@ -100,13 +106,24 @@ class RayClusters:
         uid = cluster["metadata"]["uid"]
         pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
         services = [service for service in self._services.items() if is_owned(service, uid)]
+        seen = cluster_picture(cluster, pods, services)
         with closing(_free_ports()) as ports:
-            result = plan(cluster_picture(cluster, pods, services), wall(), ports)
+            result = plan(seen, wall(), ports)
+        if is_autoscaled(seen.spec) and uid not in self._given and not seen.is_leaving:
+            await self._give_access(key, uid)
+            self._given.add(uid)
         done = [await self._carry_out(cluster, order) for order in result.orders]
         if result.status is not None:
             body = {**cluster, "status": result.status}
             await self._client.raw("PUT", f"{_path(cluster)}/status", body=body)
         return None if all(done) else TAKEN_SECONDS
+
+    async def _give_access(self, key: Key, uid: str) -> None:
+        """Put the token of this cluster where the autoscaler of a head finds it."""
+        body = access_body(key.name, uid, self._access)
+        path = f"api/v1/namespaces/{quote(key.namespace)}/secrets"
+        if not await self._client.create_if_absent(path, body):
+            await self._client.merge_if_present(f"{path}/{quote(access_name(key.name))}", body)
 
     async def _carry_out(self, cluster: Cluster, order: Order) -> bool:
         """Carry out an order; return False if another object has the name."""
@@ -132,6 +149,21 @@ class RayClusters:
         type = "Warning" if what.is_warning else "Normal"
         self._recorder.record(reference_to(cluster), type, what.reason, what.message)
         log.info("event recorded", cluster=key_of(cluster), event=what.reason, message=what.message)
+
+
+def access_of(config: SingleConfig) -> Access:
+    """Return the access of pods to the server that a client's configuration names.
+
+    The programs of the local cluster have an address of their own, without TLS, which changes with
+    each start; pods get the address that users have, from the file beside theirs.
+    """
+    outer = config.fname and Path(config.fname).with_name("kubeconfig")
+    if outer and outer.exists():
+        found = KubeConfig.from_file(outer).get()
+        config = found if found is not None else config
+    server, token = urlsplit(config.cluster.server), (config.user and config.user.token) or ""
+    authority = config.cluster.certificate_auth_data or ""
+    return Access(server.hostname or "", str(server.port or 443), token, authority)
 
 
 def _path(cluster: Cluster) -> str:

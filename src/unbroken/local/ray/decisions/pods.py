@@ -21,6 +21,7 @@ from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 
+from .autoscaler import add_autoscaler, is_autoscaled
 from .values import HEAD, WORKER, ClusterPicture, Object
 
 HEAD_GROUP = "headgroup"
@@ -35,6 +36,7 @@ DEFAULT_PORTS = {
 }
 """Ports of the head's service where the Ray container names none."""
 POD_IP = "UNBROKEN_POD_IP"
+ADDRESS = {"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 HERE = f"$({POD_IP})"
 """The address of the pod, in commands and variables of its container."""
 AGENT_PORT = "dashboard-agent-listen-port"
@@ -117,13 +119,16 @@ def gcs_port(service: Mapping[str, Any]) -> int:
     return int(next(port["targetPort"] for port in ports if port["name"] in GCS_PORTS))
 
 
-def head_body(cluster: ClusterPicture, port: int, agent_port: int) -> Object:
-    """Return the pod of the head, whose GCS and dashboard agent listen at these ports."""
+def head_body(cluster: ClusterPicture, port: int, agent_port: int, metrics_port: int) -> Object:
+    """Return the pod of the head, whose GCS, dashboard agent and autoscaler listen at these
+    ports."""
     group = cluster.spec["headGroupSpec"]
     given = dict(group.get("rayStartParams") or {})
     host = given.pop("dashboard-host", "")
     fixed = {"head": "true", "port": str(port), AGENT_PORT: str(agent_port)}
     parameters = {"dashboard-host": HERE if host in ANY_ADDRESS else host, **given, **fixed}
+    if is_autoscaled(cluster.spec):
+        parameters["no-monitor"] = "true"
     body = _pod_body(cluster, group, HEAD_GROUP, 0, parameters)
     container = body["spec"]["containers"][0]
     for item in container.get("ports") or ():
@@ -133,6 +138,9 @@ def head_body(cluster: ClusterPicture, port: int, agent_port: int) -> Object:
     _add_variables(container, added)
     dashboard = int(given.get("dashboard-port", DASHBOARD_PORT))
     _probe(container, agent_port, (dashboard, "/api/gcs_healthz"))
+    if is_autoscaled(cluster.spec):
+        gcs = f"{HERE}:{port}"
+        add_autoscaler(body["spec"], cluster.spec, cluster.name, ADDRESS, gcs, metrics_port)
     return body
 
 
@@ -200,8 +208,7 @@ def _pod_body(
     }
     _add_variables(container, own)
     # First, so that the other variables can refer to it.
-    address = {"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    container["env"] = [address, *container["env"]]
+    container["env"] = [ADDRESS, *container["env"]]
     metadata = _metadata(cluster, pod_name(cluster, name, slot), labels, annotations)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 

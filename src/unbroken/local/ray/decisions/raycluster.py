@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from .autoscaler import is_autoscaled
 from .pods import HEAD_GROUP, gcs_port, head_body, pod_name, service_body, service_name, worker_body
 from .status import expected_workers, status_of
 from .values import ClusterPicture, Create, DeletePod, Order, Plan, RayPod, RecordClusterEvent
@@ -53,7 +54,8 @@ def _head(seen: ClusterPicture, port: int, ports: Iterator[int]) -> list[Order]:
     if head is None:
         place = f"{seen.namespace}/{pod_name(seen, HEAD_GROUP, 0)}"
         tell = RecordClusterEvent("CreatedHeadPod", f"Created head Pod {place}")
-        return [Create("pods", head_body(seen, port, next(ports)), tell, "FailedToCreateHeadPod")]
+        body = head_body(seen, port, next(ports), next(ports))
+        return [Create("pods", body, tell, "FailedToCreateHeadPod")]
     if _is_over(head) and not head.is_leaving:
         return [_delete(head, RecordClusterEvent("DeletedHeadPod", _end(seen, head, "head Pod")))]
     return []
@@ -79,11 +81,14 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int
     marked = set((group.get("scaleStrategy") or {}).get("workersToDelete") or ())
     kept = [pod for pod in pods if pod.name not in marked or pod.is_leaving]
     wanted = expected_workers(group)
-    slots = {pod_name(seen, name, slot): slot for slot in range(wanted + len(pods))}
+    # The autoscaler lets a name stay marked after its pod is gone.
+    count = wanted + len(pods) + len(marked)
+    slots = {pod_name(seen, name, slot): slot for slot in range(count)}
     # The last slots go first.
     kept.sort(key=lambda pod: slots.get(pod.name, len(slots)))
     gone = [pod for pod in pods if pod not in kept]
-    gone += [pod for pod in kept[wanted:] if not pod.is_leaving]
+    if not is_autoscaled(seen.spec):
+        gone += [pod for pod in kept[wanted:] if not pod.is_leaving]
     orders: list[Order] = [
         _delete(
             pod, RecordClusterEvent("DeletedWorkerPod", f"Deleted Pod {seen.namespace}/{pod.name}")
@@ -91,7 +96,7 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int
         for pod in gone
     ]
     if head is not None and head.is_ready and not head.is_leaving:
-        taken = {pod.name for pod in pods}
+        taken = marked | {pod.name for pod in pods}
         free = [(pod, slot) for pod, slot in slots.items() if pod not in taken]
         for (pod, slot), port in zip(free[: max(wanted - len(kept), 0)], ports, strict=False):
             tell = RecordClusterEvent(
