@@ -255,10 +255,10 @@ def _notes(documents: Sequence[Mapping[str, Any]], found: Sequence[Row], earlier
     known = "\n".join(lines)
     more = [f"- `{name}`: not run: {why}." for name, why in skipped.items()]
     lines += [line for line in more if line not in known]
-    bound = max(one["bound_seconds"] for one in documents)
-    lines.append(
-        f"- A job that makes no step for {bound:g} s is given up. `plain`: workers without"
+    bounds = " or ".join(
+        f"{bound:g}" for bound in sorted({one["bound_seconds"] for one in documents})
     )
+    lines.append(f"- A job that makes no step for {bounds} s is given up. `plain`: workers without")
     lines[-1] += " torch that speak over sockets and wait as gloo does; `torch`: DDP on gloo."
     return "\n".join([*lines, ""])
 
