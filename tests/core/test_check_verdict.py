@@ -16,7 +16,7 @@ from unbroken.core.nodes.checks.verdict import conclude as conclude_with
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 BASIC, STRESS, PAIRS, TRAINING = CheckKind
-PASS, FAIL, UNKNOWN = Outcome
+PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 
 
 def result(node: str, test: str, outcome: Outcome, kind: CheckKind = BASIC) -> CheckResult:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from unbroken.errors import SpecError
+from unbroken.errors import SpecError, WorldError
 
 from .options import ListOutput
 from .show import note, print_json, print_table, print_yaml
@@ -19,6 +19,8 @@ PAUSE_SECONDS = 1.0
 """Shortest time between two looks of `--watch`: each look reads the whole list again."""
 OTHER_SECONDS = 5.0
 """Seconds between two looks at kinds that are not followed: a cluster may not know them."""
+AGAIN_SECONDS = 2.0
+"""Seconds until lists are read again after the server did not answer."""
 VOLATILE = frozenset({"AGE", "GOODPUT", "LOST MOST TO", "SCORE"})
 """Columns that change as time passes.  They alone do not print a row again."""
 
@@ -76,13 +78,20 @@ async def watch_list(
     kinds(watch)
     async with watch:
         while True:
-            listings = await read()
-            shown += [Shown() for _ in listings[len(shown) :]]
-            for index, (one, listing) in enumerate(zip(shown, listings, strict=True)):
-                if listing.rows or one.has_printed or index == 0:
-                    one.print(listing)
+            wait = seconds
+            try:
+                listings = await read()
+            except WorldError:
+                if not shown:
+                    raise
+                wait = AGAIN_SECONDS
+            else:
+                shown += [Shown() for _ in listings[len(shown) :]]
+                for index, (one, listing) in enumerate(zip(shown, listings, strict=True)):
+                    if listing.rows or one.has_printed or index == 0:
+                        one.print(listing)
             await pause(PAUSE_SECONDS)
-            await watch.change(seconds)
+            await watch.change(wait)
 
 
 class Shown:

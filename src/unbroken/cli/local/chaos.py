@@ -164,7 +164,9 @@ def kill_node(
 ) -> None:
     """Switch off the node of a rank: its processes are killed and its heartbeats stop.
 
-    Examples: `unbroken chaos kill-node train --rank 3`, `unbroken chaos kill-node --node node-1`
+    Example: `unbroken chaos kill-node train --rank 3`
+
+    Example: `unbroken chaos kill-node --node node-1`
     """
     if bool(job) == bool(node):
         raise SpecError("give a JOB (with --rank) or --node NODE: one of them names the node")
