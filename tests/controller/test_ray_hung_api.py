@@ -46,7 +46,7 @@ class Head(Dashboard):
     def __init__(self) -> None:
         super().__init__()
         self.logs: dict[str, str] = {}
-        """What each job has written."""
+        """Output of each job."""
         self.done: list[str] = []
         """Jobs that were stopped or submitted, in their order."""
 

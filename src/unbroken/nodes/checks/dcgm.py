@@ -14,7 +14,7 @@ import msgspec
 
 from . import tools
 from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
-from .gpu_count import nvml_count, without_gpus
+from .gpu_count import gpu_program
 
 LIMITS = {1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 """Seconds; level 4 takes 45 to 90 minutes on HyperPod."""
@@ -26,13 +26,9 @@ TESTS_MAX, NAME_MAX = 200, 60
 
 def diagnose(settings: Settings) -> Iterator[Finding]:
     """Run the diagnosis and tell each of its tests."""
-    count = nvml_count()
-    if isinstance(count, str):
-        yield without_gpus("dcgm", count, settings)
-        return
-    program = tools.find("dcgmi")
-    if program is None:
-        yield unknown("dcgm", "dcgmi is not installed here")
+    program = gpu_program("dcgm", "dcgmi", settings)
+    if isinstance(program, Finding):
+        yield program
         return
     level = settings.dcgm_level
     done = tools.run([program, "diag", "-r", str(level), "-j"], LIMITS.get(level, LIMITS[4]))

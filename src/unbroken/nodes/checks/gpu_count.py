@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+from . import tools
 from .findings import Finding, Settings, skipped, unknown
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -37,3 +38,11 @@ def without_gpus(test: str, why: str, settings: Settings) -> Finding:
     if settings.gpus:
         return unknown(test, f"{why}; {settings.gpus} should be there")
     return (skipped if why == NO_DRIVER else unknown)(test, why)
+
+
+def gpu_program(test: str, program: str, settings: Settings) -> str | Finding:
+    """The path of a program that a test of GPUs needs, or the result of the test without it."""
+    count = nvml_count()
+    if isinstance(count, str):
+        return without_gpus(test, count, settings)
+    return tools.find(program) or unknown(test, f"{program} is not installed here")

@@ -15,7 +15,7 @@ from unbroken.spec.nodes.check import Outcome
 
 from . import tools
 from .findings import Finding, Settings, Test, passed, skipped, unknown
-from .gpu_count import nvml_count, without_gpus
+from .gpu_count import gpu_program
 
 SECONDS = 60.0
 GPUS_MAX, LINKS_MAX = 64, 64
@@ -63,13 +63,9 @@ def read_links(text: str) -> list[Links]:
 
 def links(settings: Settings) -> Iterator[Finding]:
     """Ask the driver, and compare GPUs of one model."""
-    count = nvml_count()
-    if isinstance(count, str):
-        yield without_gpus("nvlink", count, settings)
-        return
-    program = tools.find("nvidia-smi")
-    if program is None:
-        yield unknown("nvlink", "nvidia-smi is not installed here")
+    program = gpu_program("nvlink", "nvidia-smi", settings)
+    if isinstance(program, Finding):
+        yield program
         return
     done = tools.run([program, "nvlink", "-s"], SECONDS)
     gpus = read_links(done.text.decode(errors="replace"))
