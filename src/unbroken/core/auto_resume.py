@@ -1,8 +1,8 @@
 """Restarts a job whose node or pod is lost: when, how often, and which pods are deleted.  Pure.
 
-It deletes pods and nothing else: the program that runs the job (Kubeflow's operator, or that of
-the local cluster) makes them anew, so that both can work side by side.  Where that program counts
-deleted pods as failures, the job is suspended instead, and runs again once none of its pods is left
+It deletes pods and nothing else.  The program that runs the job (Kubeflow's operator, or that of
+the local cluster) makes them anew, so both can work side by side.  If that program counts deleted
+pods as failures, the job is suspended instead, and runs again once none of its pods is left
 (`Picture.by_suspension`).
 
 - Before it deletes a pod, it writes the uids of all pods of the job and the raised count into the

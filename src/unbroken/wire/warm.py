@@ -16,14 +16,17 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 | agent to parked | run | `environment`, `directory`, `kind`, `arguments`, `numbers` | one each |
 | parked to agent | cold | `reason` | |
 
-`import` comes first, with `more` where another follows, and later with what else is to be imported;
-`is_given` by the job admits any module.
-It is answered with `ready`: how many modules, those left out with why; or with `unsafe`.  `park`
-is answered with `parked` when the worker is a child of the agent and leads its session, or with
-`unsafe`; `check` with `fresh`, or with `stale` and a file that is not as it was when it was
-imported.  After `run` a parked worker closes its pair; where it
-cannot be what a cold start would be, it says `cold` before that, and a new interpreter takes its
-place with the same pid.
+`import` comes first, with `more` if another one follows, and later with what else is to be
+imported.  `is_given` means that the job named the modules; then any module is admitted.
+
+- `import` is answered with `ready` (how many modules, and which were left out, with why) or with
+  `unsafe`.
+- `park` is answered with `parked` when the worker is a child of the agent and leads its session, or
+  with `unsafe`.
+- `check` is answered with `fresh`, or with `stale` and a file that has changed since its import.
+
+After `run` a parked worker closes its pair.  If it cannot be what a cold start would be, it says
+`cold` before that, and a new interpreter takes its place with the same pid.
 
 End of file on a pair ends who waits on it.
 """

@@ -3,11 +3,11 @@
 The machine asks for looks at its own deadlines (`Sample`), learns how long each rank is usually
 silent in each phase, and raises and clears alarms in its views.  It stops nothing.
 
-- Never an alarm by silence before enough was seen, nor in the start-up, in the first steps, or in
-  the first visit of a phase.
-- Silence is judged when /proc was read, and only then: `Sampled` ends each look that asks for it.
-- Whoever calls later than the deadline has stood still, perhaps with the whole machine: that time
-  counts for no rank.
+- There is no alarm by silence before enough was seen.  Nor is there one in the start-up, in the
+  first steps, or in the first visit of a phase.
+- Silence is judged only when /proc was read: `Sampled` ends each look that asks for it.
+- A caller that comes later than the deadline has stood still, perhaps with the whole machine.  That
+  time counts for no rank.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class JobLog:
         self._taken = 0
         """Characters of the log that were read."""
         self.broken = ""
-        """How the job breaks a rule; empty: it breaks none."""
+        """The rule that the job breaks, in words; empty if it breaks none."""
         self.task: asyncio.Task[None] | None = None
         self._is_left = False
 

@@ -66,18 +66,18 @@ class RankLost(BaseException):
 def restartable(function: Callable[P, R]) -> Callable[P, R]:
     """Call the function again, with the same arguments, when another rank has failed.
 
-    The process, what it has imported, its CUDA context and its data stay; the agent replaces only
-    what failed.  Call it once, at the top level, in the main thread:
+    The process stays, with what it has imported, its CUDA context and its data.  The agent replaces
+    only what failed.  Call it once, at the top level, in the main thread:
 
         @worker.restartable
         def train(dataset):
             dist.init_process_group("gloo")
             ...
 
-    *In* the function: `init_process_group`, and whatever holds a process group or state of training
-    (DDP and FSDP models, device meshes, optimizers); begin from a checkpoint or snapshot, and ask
-    `worker.context()`, not a variable read before.  *Outside* may be data, tokenizers, compiled
-    code, loaders; no reference to a group or to what holds one.
+    *In* the function: call `init_process_group`, and make whatever holds a process group or state
+    of training (DDP and FSDP models, device meshes, optimizers).  Begin from a checkpoint or
+    snapshot.  Ask `worker.context()`, not a variable read before.  *Outside* may be data,
+    tokenizers, compiled code and loaders, but no reference to a group or to what holds one.
 
     At a fault the connections to the store are shut down and `RankLost` is raised in the main
     thread.  `finally` blocks run, and should take far less than a second: a worker that has not

@@ -63,7 +63,7 @@ class Fleet:
     inside: Mapping[str, float] = field(default_factory=dict)
     """GB/s that all devices of a node must reach, as a person has configured."""
     inside_learned: Mapping[str, float] = field(default_factory=dict)
-    """The same, learned from earlier checks."""
+    """GB/s that all devices of a node must reach, as earlier checks have shown."""
 
 
 def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:
