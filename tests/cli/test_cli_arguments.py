@@ -42,6 +42,8 @@ def here(tmp_path: Path) -> Cli:
     (tmp_path / "two.yaml").write_text(TWO)
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "control.yaml").write_text("a: \x01")
+    (tmp_path / "ray.yaml").write_text("kind: RayJob")
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     (tmp_path / "list.yaml").write_text("- 1")
     return found
 
@@ -57,12 +59,14 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--nnodes", "1:4", "train.py"], "--nnodes"),
         (["run", "--nproc-per-node", "some", "train.py"], "spec.nprocPerNode"),
         (["run", "--shutdown-signal", "SIGHUP", "train.py"], "shutdown-signal"),
-        (["run", "nosuch.yaml"], "cannot read nosuch.yaml"),
+        (["run", "nosuch.yaml"], "cannot read nosuch.yaml: No such file or directory\n"),
+        (["run", "latin.yaml"], "cannot read latin.yaml: byte 3 is not UTF-8"),
         (["chaos", "kill-node"], "give a JOB (with --rank) or --node NODE"),
         (["chaos", "kill-node", "train", "--node", "n"], "give a JOB (with --rank) or --node NODE"),
         (["run", "broken.yaml"], "broken.yaml is not YAML: line 1, column 5: while parsing a flow"),
         (["run", "control.yaml"], "control.yaml is not YAML: character U+0001 at position 4: "),
         (["run", "list.yaml"], "every document must be an object with a kind"),
+        (["run", "ray.yaml"], "holds no HyperPodPyTorchJob, but RayJob; create it with: kubectl"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
         (["run", "--nnodes", "2", "job.json"], "which must contain sizes and arguments"),
         (["run", "--nnodes", "2", "job.json"], "write it to spec.replicaSpecs[].replicas"),

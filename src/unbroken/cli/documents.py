@@ -11,6 +11,16 @@ from unbroken.errors import SpecError
 STDIN = "-"
 
 
+def read_text(path: str) -> str:
+    """Read a file of a user; `-` is standard input. Raises SpecError with the file's name."""
+    try:
+        return sys.stdin.read() if path == STDIN else Path(path).expanduser().read_text()
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"cannot read {path}: byte {error.start} is not UTF-8") from error
+
+
 def read_documents(path: str) -> list[Any]:
     """Read all documents of a file except empty ones; `-` is standard input.
 
@@ -18,11 +28,9 @@ def read_documents(path: str) -> list[Any]:
     """
     import yaml  # slow to load
 
+    text = read_text(path)
     try:
-        text = sys.stdin.read() if path == STDIN else Path(path).read_text()
         return [item for item in yaml.safe_load_all(text) if item is not None]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from error
     except RecursionError as error:
         raise SpecError(f"{path} is nested too deep: simplify it") from error
     except yaml.MarkedYAMLError as error:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from unbroken.cli.app import App, option
+from unbroken.cli.documents import read_text
 from unbroken.cli.listing import Listing, show_list
 from unbroken.cli.options import Context, ListForm, ListOutput, LocalDirectory
 from unbroken.cli.show import note, print_json, print_table, print_yaml
@@ -181,10 +181,7 @@ def read_request(name: str) -> Object:
     """Read a request from a file; the name may begin with `file://`, as for the aws CLI."""
     path = name.removeprefix("file://")
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text()
-        result = msgspec.json.decode(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from error
+        result = msgspec.json.decode(read_text(path))
     except msgspec.DecodeError as error:
         raise SpecError(f"{path} is not JSON: {error}") from error
     if not isinstance(result, dict):

@@ -49,6 +49,11 @@ def read(path: str) -> Manifest:
         if not isinstance(item, dict) or not isinstance(item.get("kind"), str):
             raise SpecError(f"{path}: every document must be an object with a kind")
     jobs = [item for item in documents if item["kind"] in (KIND, OTHER_KIND)]
+    if documents and not jobs:
+        kinds = ", ".join(sorted({item["kind"] for item in documents}))
+        raise SpecError(
+            f"{path} holds no {KIND}, but {kinds}; create it with: kubectl apply -f {path}"
+        )
     if len(jobs) != 1:
         raise SpecError(f"{path} holds {len(jobs)} objects of kind {KIND}; it must hold one")
     job = normalized(jobs[0])
