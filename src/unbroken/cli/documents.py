@@ -35,6 +35,7 @@ def read_documents(path: str) -> list[Any]:
         raise SpecError(f"{path} is nested too deep: simplify it") from error
     except yaml.MarkedYAMLError as error:
         mark, what = error.problem_mark, ": ".join(filter(None, (error.context, error.problem)))
+        what = what.replace("'<stream end>'", "the end of the file")
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise SpecError(f"{path} is not YAML: {where}{what}") from error
     except yaml.reader.ReaderError as error:
