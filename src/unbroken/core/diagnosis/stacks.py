@@ -1,8 +1,15 @@
 """Find the ranks to blame for a job that stands still, by what its ranks are doing.
 
-The order of what counts, from the surest: a process that is stopped or has ended; one that is
-stuck in the kernel; who is behind by the sequence of collectives; who is elsewhere while others
-wait in a collective; who has made fewer steps; the smallest group that differs; else nobody.
+What counts, the surest first:
+
+1. a process that is stopped or has ended,
+2. a process that is stuck in the kernel,
+3. ranks that are behind by the sequence of collectives,
+4. ranks that are elsewhere while others wait in a collective,
+5. ranks that have made fewer steps,
+6. the smallest group that differs from the others.
+
+If none of it applies, nobody is blamed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Usual silence of a rank, learned from the gaps between its signs of life.
 
 An unseen kind of pause (the first evaluation, a stall of storage) cannot be told from a hang by
-time alone.  So what is allowed is never tighter than a multiple of the longest gap seen, however
-rare it was; few gaps make the multiple larger; a short history raises the floors; and a silence
-that was taken for a hang and was none is remembered with a margin.
+time alone.  So the allowed silence is never shorter than a multiple of the longest gap seen,
+however rare that gap was.  Few gaps make the multiple larger, and a short history raises the least
+allowed silence.  A silence that was taken for a hang and was none is remembered with a margin.
 """
 
 from __future__ import annotations
