@@ -64,7 +64,7 @@ def here(tmp_path: Path) -> Cli:
         (["chaos", "kill-node"], "give a JOB (with --rank) or --node NODE"),
         (["chaos", "kill-node", "train", "--node", "n"], "give a JOB (with --rank) or --node NODE"),
         (["run", "broken.yaml"], "broken.yaml is not YAML: line 1, column 5: while parsing a flow"),
-        (["run", "broken.yaml"], "but got the end of the file"),
+        (["run", "broken.yaml"], "but found the end of the file"),
         (["run", "control.yaml"], "control.yaml is not YAML: character U+0001 at position 4: "),
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "ray.yaml"], "holds no HyperPodPyTorchJob, but RayJob; create it with: kubectl"),
