@@ -132,7 +132,7 @@ class RayPicture(Picture):
     """Uids of the heads that are ready."""
     answer: Answer | None = None
     hung: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong, for each job (by id) that breaks its log rules now."""
+    """The problem of each job (by id) that breaks its log rules now."""
 
     @property
     def is_beginning_again(self) -> bool:
