@@ -60,6 +60,7 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--nproc-per-node", "some", "train.py"], "spec.nprocPerNode"),
         (["run", "--shutdown-signal", "SIGHUP", "train.py"], "shutdown-signal"),
         (["run", "nosuch.yaml"], "cannot read nosuch.yaml: No such file or directory\n"),
+        (["run", "~nobody-here.yaml"], "cannot read ~nobody-here.yaml: No such file or directory"),
         (["run", "latin.yaml"], "cannot read latin.yaml: byte 3 is not UTF-8"),
         (["chaos", "kill-node"], "give a JOB (with --rank) or --node NODE"),
         (["chaos", "kill-node", "train", "--node", "n"], "give a JOB (with --rank) or --node NODE"),

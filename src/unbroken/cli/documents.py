@@ -14,7 +14,7 @@ STDIN = "-"
 def read_text(path: str) -> str:
     """Read a file of a user; `-` is standard input. Raises SpecError with the file's name."""
     try:
-        return sys.stdin.read() if path == STDIN else Path(path).expanduser().read_text()
+        return sys.stdin.read() if path == STDIN else Path(path).read_text()
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def delete(
 
 def read_request(name: str) -> Object:
     """Read a request from a file; the name may begin with `file://`, as for the aws CLI."""
-    path = name.removeprefix("file://")
+    path = os.path.expanduser(name.removeprefix("file://"))
     try:
         result = msgspec.json.decode(read_text(path))
     except msgspec.DecodeError as error:

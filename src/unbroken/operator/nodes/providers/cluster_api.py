@@ -4,8 +4,8 @@ A MachineHealthCheck takes any Machine with the annotation `cluster.x-k8s.io/rem
 unhealthy, whatever else it looks at.  It then remediates the Machine as it is configured: by a
 reboot if there is an external remediation that does so (such as Metal3's), else by replacement
 (MachineHealthCheck of v1beta2, `spec.checks`).  Without a MachineHealthCheck that covers the
-Machine the annotation has no effect, and the rung ends at its time limit.  Only Machines in
-this very cluster are found: the provider is for clusters that manage themselves.
+Machine the annotation has no effect, and the rung ends at its time limit.  Only Machines in this
+very cluster are found: the provider is for clusters that manage themselves.
 """
 
 from __future__ import annotations
