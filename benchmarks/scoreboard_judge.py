@@ -78,6 +78,8 @@ class Judge:
         """Time, rank, step."""
         self.ends: dict[int, float] = {}
         self.injected_at: float | None = None
+        self.load_average: float | None = None
+        """Of the machine over the minute before the fault."""
         self._stop_at: float | None = None
         self._not_run = ""
         self._stack = ExitStack()
@@ -168,6 +170,7 @@ class Judge:
             fault=plan.fault,
             seed=plan.seed,
             mode=plan.mode,
+            load_average=self.load_average,
             launcher=launcher,
             program=program,
             rank=plan.rank,
@@ -224,7 +227,7 @@ class Judge:
             case "end":
                 self.ends[rank] = event["state"]
             case "fault":
-                self.injected_at = at
+                self._injected(at)
             case "port":
                 self._take_port(*event["place"])
             case "held":
@@ -261,7 +264,10 @@ class Judge:
                 self._stack.callback(continue_process, newest.parent)
             else:
                 signal.pidfd_send_signal(newest.pidfd, signal.SIGSTOP)
-            self.injected_at = time.time()
+            self._injected(time.time())
+
+    def _injected(self, at: float) -> None:
+        self.injected_at, self.load_average = at, os.getloadavg()[0]
 
     def _take_port(self, host: str, port: int) -> None:
         try:

@@ -59,6 +59,8 @@ class Outcome:
     mode: str = "told"
     load: int = 0
     """Busy processes beside the trials."""
+    load_average: float | None = None
+    """Of the machine, over the minute before the fault; None: it was not noted."""
 
     def to_json(self) -> dict[str, Any]:
         """For a file of figures."""
