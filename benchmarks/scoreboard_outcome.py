@@ -20,6 +20,9 @@ ORDER = (
     "dlrover-run",
 )
 """Of the launchers in tables."""
+QUIET, BUSY = "quiet", "busy"
+BUSY_LOAD = 6.0
+"""Load average of a busy machine: three times the cores of the machine that these trials run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Outcome:
     load_average: float | None = None
     """Of the machine, over the minute before the fault; None: it was not noted."""
 
+    @property
+    def machine(self) -> str:
+        """QUIET or BUSY, by what the machine did when the fault fell."""
+        if self.load_average is None:
+            return BUSY if self.load else QUIET
+        return BUSY if self.load_average >= BUSY_LOAD else QUIET
+
     def to_json(self) -> dict[str, Any]:
         """For a file of figures."""
         return asdict(self)
@@ -74,7 +84,7 @@ class Row:
     fault: str
     launcher: str
     program: str
-    load: int
+    machine: str
     trials: int
     survived: int
     detected: int
@@ -112,7 +122,7 @@ def row(outcomes: Sequence[Outcome]) -> Row:
         fault=some.fault,
         launcher=some.launcher,
         program=some.program,
-        load=some.load,
+        machine=some.machine,
         trials=len(ran),
         survived=sum(one.survived for one in ran),
         detected=len(detected),
@@ -145,28 +155,33 @@ def is_right(one: Outcome) -> bool:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One for each fault, launcher, program and load, in the order of tables."""
-    grouped: dict[tuple[str, str, str, int], list[Outcome]] = {}
+    """One for each fault, launcher, program and machine, in the order of tables."""
+    grouped: dict[tuple[str, str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
         is_long = outcome.fault == PAUSED and outcome.seed >= LONG_SEED
         one = replace(outcome, fault=PAUSED_LONG) if is_long else outcome
-        grouped.setdefault((one.fault, one.launcher, one.program, one.load), []).append(one)
+        grouped.setdefault((one.fault, one.launcher, one.program, one.machine), []).append(one)
     order = [fault.name for fault in FAULTS]
     return sorted(
         (row(group) for group in grouped.values()),
-        key=lambda one: (order.index(one.fault), one.program, one.load, ORDER.index(one.launcher)),
+        key=lambda one: (order.index(one.fault), one.program, *_place(one.machine, one.launcher)),
     )
 
 
-def totals(found: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
-    """Each launcher, program and load over all faults that can be blamed on somebody."""
-    made: dict[tuple[str, str, int], Row] = {}
-    keys = {(one.launcher, one.program, one.load) for one in found}
-    for key in sorted(keys, key=lambda key: (key[1], key[2], ORDER.index(key[0]))):
+def _place(machine: str, launcher: str) -> tuple[bool, int]:
+    """Where the row of a launcher stands: first those of a quiet machine."""
+    return machine == BUSY, ORDER.index(launcher)
+
+
+def totals(found: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
+    """Each launcher, program and machine over all faults that can be blamed on somebody."""
+    made: dict[tuple[str, str, str], Row] = {}
+    keys = {(one.launcher, one.program, one.machine) for one in found}
+    for key in sorted(keys, key=lambda key: (key[1], *_place(key[2], key[0]))):
         mine = [
             one
             for one in found
-            if (one.launcher, one.program, one.load) == key and one.fault not in WELL
+            if (one.launcher, one.program, one.machine) == key and one.fault not in WELL
         ]
         if not mine:
             continue
@@ -174,7 +189,7 @@ def totals(found: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
             fault="all",
             launcher=key[0],
             program=key[1],
-            load=key[2],
+            machine=key[2],
             trials=sum(one.trials for one in mine),
             survived=sum(one.survived for one in mine),
             detected=sum(one.detected for one in mine),

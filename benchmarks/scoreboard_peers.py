@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scoreboard_outcome import BUSY, QUIET
 from scoreboard_trials import BY_NAME, WELL
 
 _SECTION = re.compile(r"^## .*?(?:\(`(?P<fault>[\w-]+)`\))?$")
@@ -18,7 +19,8 @@ HEADINGS = {f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}": name for name
 """The fault of each of them."""
 SUMMARY = "## All faults together"
 """Heading of the summaries, which end before the healthy runs."""
-_LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (?!\d+ \|)")
+_LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (\d+) \|")
+"""What older pages have instead of the machine: busy processes beside the trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Peers:
     """Tables of all faults and hangs, for a page on which no hang was run again."""
 
     def left(self, fault: str, mine: Sequence[str]) -> list[str]:
-        """Rows of a fault that `mine` do not replace: of another launcher, program or load."""
+        """Rows of a fault that `mine` do not replace: of another launcher, program or machine."""
         known = {_key(row) for row in mine}
         return [row for row in self.rows.get(fault, ()) if _key(row) not in known]
 
@@ -55,7 +57,7 @@ def peers(page: str) -> Peers:
             fault = found["fault"] or ""
             fault = HEADINGS.get(line, fault)
         elif line.startswith("| ") and fault and line.split()[1] not in HEADS:
-            rows.setdefault(fault, []).append(_with_load(line))
+            rows.setdefault(fault, []).append(_with_machine(line))
         elif line.startswith("- `"):
             notes.append(line)
     _, heading, after = page.partition(SUMMARY)
@@ -67,6 +69,6 @@ def _key(row: str) -> tuple[str, ...]:
     return tuple(row.split(" | ")[:3])
 
 
-def _with_load(line: str) -> str:
-    """The row with the column of the load, which older pages do not have."""
-    return _LOAD.sub(r"\1 0 | ", line)
+def _with_machine(line: str) -> str:
+    """The row with the machine that an older page means by its number of busy processes."""
+    return _LOAD.sub(lambda found: f"{found[1]} {BUSY if int(found[2]) else QUIET} |", line)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from scoreboard_outcome import Outcome, Row, rows, totals
+from scoreboard_outcome import BUSY, BUSY_LOAD, QUIET, Outcome, Row, rows, totals
 from scoreboard_peers import HEADINGS, NO_PEERS, Peers
 from scoreboard_trials import (
     BY_NAME,
@@ -78,10 +79,10 @@ def cells(row: Row) -> list[str]:
 
 def table(found: Sequence[Row]) -> str:
     """For a terminal."""
-    names = f"{'fault':13}{'launcher':22}{'program':8}{'load':5}"
+    names = f"{'fault':13}{'launcher':22}{'program':8}{'machine':8}"
     lines = [names + "".join(f"{c:>14}" for c in CELLS)]
     for row in found:
-        head = f"{row.fault:13}{row.launcher:22}{row.program:8}{row.load:<5}"
+        head = f"{row.fault:13}{row.launcher:22}{row.program:8}{row.machine:8}"
         if not row.trials:
             lines.append(f"{head}not run: {'; '.join(row.not_run)}")
         elif row.fault in WELL:
@@ -89,9 +90,9 @@ def table(found: Sequence[Row]) -> str:
             lines.append(f"{head}{fine:>14}  touched {share(row.touched, row.trials)}")
         else:
             lines.append(head + "".join(f"{cell:>14}" for cell in cells(row)))
-    for (launcher, program, load), row in totals(found).items():
+    for (launcher, program, machine), row in totals(found).items():
         lines.append(
-            f"{'all':13}{launcher:22}{program:8}{load:<5}"
+            f"{'all':13}{launcher:22}{program:8}{machine:8}"
             f"survived {share(row.survived, row.trials)}, found "
             f"{share(row.detected, row.trials)}, blame: precision {percent(row.precision)},"
             f" recall {percent(row.recall)}"
@@ -108,13 +109,14 @@ def markdown(
     documents: Sequence[Mapping[str, Any]], earlier: Peers = NO_PEERS, note: str = ""
 ) -> str:
     """The page; rows that were not run again come from an earlier one."""
-    found = rows(read_outcomes(documents))
+    outcomes = read_outcomes(documents)
+    found = rows(outcomes)
     before = ["", "Rows of faults and launchers that were not run again are from:", ""]
     parts = [_commands(documents), *(before if earlier.commands else []), *earlier.commands]
     commands = "\n".join(parts)
     head = HEAD.format(commands=commands) + (f"\n{fill(note, 100)}\n" if note else "")
     has_hangs = any(BY_NAME[row.fault].is_hang for row in found)
-    parts = [head, _summary(found), _modes(found)]
+    parts = [head, _summary(found), _modes(found, outcomes)]
     if earlier.summaries and not has_hangs:
         parts[1:] = [earlier.summaries]
     parts += [_healthy(name, found, earlier) for name in WELL]
@@ -148,11 +150,11 @@ def _commands(documents: Sequence[Mapping[str, Any]]) -> str:
 def _summary(found: Sequence[Row]) -> str:
     lines = ["## All faults together", ""]
     names = ("survived", "found", "precision", "recall", "false alarms")
-    lines += _heading("launcher", "program", "load", *names)
-    for (launcher, program, load), row in totals(found).items():
+    lines += _heading("launcher", "program", "machine", *names)
+    for (launcher, program, machine), row in totals(found).items():
         some = [share(row.survived, row.trials), share(row.detected, row.trials)]
         some += [percent(row.precision), percent(row.recall), share(row.touched, row.trials)]
-        lines.append(_line(launcher, program, str(load), *some))
+        lines.append(_line(launcher, program, machine, *some))
     text = "Precision: of the ranks that were blamed, so many rightly. Recall: of all trials. False"
     text += (
         "\nalarms: something was said or done before the fault. Each launcher over the faults that"
@@ -166,33 +168,45 @@ MODES = {"unbroken": "told", "unbroken-output": "output", "unbroken-silence": "s
 """What the script of each launcher shows."""
 
 
-def _modes(found: Sequence[Row]) -> str:
+def _modes(found: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     """Each hang in a line: a column for what the script shows, on a quiet and on a busy machine."""
     mine = {
-        (row.fault, row.launcher, row.load): row
+        (row.fault, row.launcher, row.machine): row
         for row in found
         if row.program == "plain" and row.launcher in MODES and BY_NAME[row.fault].is_hang
     }
-    columns = sorted({(load, launcher) for _, launcher, load in mine}, key=_column)
+    columns = sorted({(machine, launcher) for _, launcher, machine in mine}, key=_column)
     if len(columns) < 2:
         return ""
     lines = ["## Hangs by what the script shows: found, named right, after (median)", ""]
-    heads = [f"{MODES[launcher]}, load {load}" for load, launcher in columns]
+    heads = [f"{MODES[launcher]}, {machine}" for machine, launcher in columns]
     lines += _heading("hang", *heads)
     for fault in FAULTS:
         if any(name == fault.name for name, _, _ in mine):
-            cells_ = [_short(mine.get((fault.name, who, load))) for load, who in columns]
+            cells_ = [_short(mine.get((fault.name, who, machine))) for machine, who in columns]
             lines.append(_line(f"`{fault.name}`", *cells_))
-    return "\n".join([*lines, "", MODES_TEXT, ""])
+    return "\n".join([*lines, "", MODES_TEXT, _loads(outcomes), ""])
 
 
 MODES_TEXT = """told: the script calls `unbroken.worker.progress` each step; output: it only prints,
-a line a second on each rank; silence: neither. Load: so many busy processes beside the trials;
-the trials themselves ran several at once, as the commands say."""
+a line a second on each rank; silence: neither."""
 
 
-def _column(column: tuple[int, str]) -> tuple[int, int]:
-    return column[0], [*MODES].index(column[1])
+def _loads(outcomes: Sequence[Outcome]) -> str:
+    """What the machine did beside the trial, in words."""
+    lines = []
+    for machine, words in ((QUIET, "below"), (BUSY, "at least")):
+        loads = [one.load_average for one in outcomes if one.machine == machine]
+        known = sorted(load for load in loads if load is not None)
+        text = f"{machine}: a load average of {words} {BUSY_LOAD:g} in the minute before the fault"
+        if known:
+            text += f" (median {statistics.median(known):.1f}, at most {known[-1]:.1f})"
+        lines.append(f"- {text}")
+    return "\n".join(["", *lines])
+
+
+def _column(column: tuple[str, str]) -> tuple[bool, int]:
+    return column[0] == BUSY, [*MODES].index(column[1])
 
 
 def _short(row: Row | None) -> str:
@@ -207,10 +221,10 @@ def _healthy(name: str, found: Sequence[Row], earlier: Peers) -> str:
     if not mine and not earlier.rows.get(name):
         return ""
     lines = [next(heading for heading, fault in HEADINGS.items() if fault == name), ""]
-    lines += _heading("launcher", "program", "load", "came to its end", "false alarms")
+    lines += _heading("launcher", "program", "machine", "came to its end", "false alarms")
     for row in mine:
         fine, touched = share(row.survived, row.trials), share(row.touched, row.trials)
-        lines.append(_line(row.launcher, row.program, str(row.load), fine, touched))
+        lines.append(_line(row.launcher, row.program, row.machine, fine, touched))
     others = earlier.left(name, lines)
     text = [TEXTS[name], ""] if name in TEXTS else []
     return "\n".join([*lines, *others, "", *text])
@@ -233,14 +247,14 @@ def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:
     if not mine and not earlier.rows.get(name):
         return ""
     lines = [f"## {BY_NAME[name].what[0].upper()}{BY_NAME[name].what[1:]} (`{name}`)", ""]
-    lines += _heading("launcher", "program", "load", *CELLS)
+    lines += _heading("launcher", "program", "machine", *CELLS)
     for row in mine:
         if row.trials:
-            lines.append(_line(row.launcher, row.program, str(row.load), *cells(row)))
+            lines.append(_line(row.launcher, row.program, row.machine, *cells(row)))
         else:
             why = f"not run: {'; '.join(row.not_run)}"
             empty = [""] * (len(CELLS) - 1)
-            lines.append(_line(row.launcher, row.program, str(row.load), why, *empty))
+            lines.append(_line(row.launcher, row.program, row.machine, why, *empty))
     others = earlier.left(name, lines)
     return "\n".join([*lines, *others, ""])
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 from scoreboard_logs import Word, first_since, words
-from scoreboard_outcome import Outcome, row, rows, totals
+from scoreboard_outcome import QUIET, Outcome, row, rows, totals
 from scoreboard_peers import peers
 from scoreboard_tables import markdown, table
 from scoreboard_trials import (
@@ -161,7 +161,7 @@ def test_a_healthy_run_is_touched_by_a_word_or_a_restart() -> None:
 
 def test_totals_leave_the_healthy_runs_out() -> None:
     healthy = Outcome(HEALTHY, 0, "unbroken", "plain", -1, 0, True, "right")
-    whole = totals(rows([RIGHT, WRONG, LOST, healthy]))["unbroken", "plain", 0]
+    whole = totals(rows([RIGHT, WRONG, LOST, healthy]))["unbroken", "plain", QUIET]
     assert (whole.trials, whole.correct, whole.blamed) == (3, 1, 2)
 
 
@@ -170,8 +170,11 @@ def test_table_and_page_tell_figures_and_what_was_not_run() -> None:
     outcomes = [RIGHT, WRONG, LOST, peer]
     assert "2/3" in table(rows(outcomes))
     page = markdown([document(outcomes)])
-    assert "| unbroken | plain | 0 | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |" in page
-    assert "| torchrun | plain | 0 | not run: torch is not installed |" in page
+    assert (
+        "| unbroken | plain | quiet | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |"
+        in page
+    )
+    assert "| torchrun | plain | quiet | not run: torch is not installed |" in page
     assert "`dlrover-run`: not run: not installed." in page
     assert "benchmarks/scoreboard.py --seeds 3" in page
 
@@ -225,17 +228,17 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
 
 ## Nothing is wrong: evaluations, slow checkpoints, uneven steps
 
-| launcher | program | came to its end | false alarms |
-|---|---|---|---|
-| unbroken | plain | 20/20 | 0/20 |
-| torchrun | plain | 1/1 | 0/1 |
+| launcher | program | load | came to its end | false alarms |
+|---|---|---|---|---|
+| unbroken | plain | 0 | 20/20 | 0/20 |
+| torchrun | plain | 0 | 1/1 | 0/1 |
 
 ## SIGSTOP of one rank (`stop`)
 
-| launcher | program | survived | found |
-|---|---|---|---|
-| unbroken | plain | 20/20 | 20/20 |
-| ft_launcher | plain | 2/2 | 2/2 |
+| launcher | program | load | survived | found |
+|---|---|---|---|---|
+| unbroken | plain | 0 | 20/20 | 20/20 |
+| ft_launcher | plain | 8 | 2/2 | 2/2 |
 
 ## How each was set
 
@@ -246,25 +249,25 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     found = peers(earlier)
     assert found.rows == {
         "healthy": [
-            "| unbroken | plain | 0 | 20/20 | 0/20 |",
-            "| torchrun | plain | 0 | 1/1 | 0/1 |",
+            "| unbroken | plain | quiet | 20/20 | 0/20 |",
+            "| torchrun | plain | quiet | 1/1 | 0/1 |",
         ],
         "stop": [
-            "| unbroken | plain | 0 | 20/20 | 20/20 |",
-            "| ft_launcher | plain | 0 | 2/2 | 2/2 |",
+            "| unbroken | plain | quiet | 20/20 | 20/20 |",
+            "| ft_launcher | plain | busy | 2/2 | 2/2 |",
         ],
     }
     assert found.notes == ["- `unbroken`: defaults.", "- `ft_launcher`: heartbeats."]
     assert len(found.commands) == 2
     page = markdown([document([RIGHT])], found)
-    assert "| ft_launcher | plain | 0 | 2/2 | 2/2 |" in page
-    assert "| unbroken | plain | 0 | 20/20 | 0/20 |" in page
-    assert "| unbroken | plain | 0 | 20/20 | 20/20 |" not in page, "it was run again"
+    assert "| ft_launcher | plain | busy | 2/2 | 2/2 |" in page
+    assert "| unbroken | plain | quiet | 20/20 | 0/20 |" in page
+    assert "| unbroken | plain | quiet | 20/20 | 20/20 |" not in page, "it was run again"
 
 
-def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_load() -> None:
+def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_machine() -> None:
     told = replace(RIGHT, fault="gil")
-    printed = replace(told, launcher="unbroken-output", mode="output", load=8, blamed=1)
+    printed = replace(told, launcher="unbroken-output", mode="output", load_average=8.0, blamed=1)
     page = markdown([document([told, printed])])
-    assert "| hang | told, load 0 | output, load 8 |" in page
+    assert "| hang | told, quiet | output, busy |" in page
     assert "| `gil` | 1/1, 1/1, 1.50 s | 1/1, 0/1, 1.50 s |" in page
