@@ -3,6 +3,10 @@
 python -m unbroken.sim --seed 17 --trace
 python -m unbroken.sim --seeds 5000
 python -m unbroken.sim --seeds 5000 --fresh $(git rev-parse HEAD)
+python -m unbroken.sim --seeds 5000 --digest
+
+Two commits that print the same digest have done exactly the same in all these worlds: every event,
+every order and every text.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ FRESH_FIRST, FRESH_RANGES = WAITING_SEEDS, 1_000_000
 anywhere."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C has ended."""
-Result = tuple[int, Counter[str], list[tuple[int, str]]]
-"""Worlds, their probes and their failures."""
+Result = tuple[int, Counter[str], list[tuple[int, str]], int]
+"""Worlds, their probes, their failures, and the sum of the digests of their traces."""
+DIGEST_BITS = 256
 
 
 @dataclass(slots=True)
@@ -43,6 +48,8 @@ class Found:
     seeds: int = 0
     probes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
+    digest: int = 0
+    """Sum of the digests of the traces: the order of the worlds does not matter."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first of them")
     fresh = f"run {FRESH_SEEDS} more worlds, whose seeds are drawn from this commit's hash"
     parser.add_argument("--fresh", metavar="COMMIT", help=fresh)
+    digest = "print a digest of all that happens in the worlds, to compare two commits"
+    parser.add_argument("--digest", action="store_true", help=digest)
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(arguments)
     if options.seed is not None:
@@ -64,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranges.append(seeds)
         _print(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
         _print(f"    python -m unbroken.sim --first {seeds[0]} --seeds {len(seeds)}")
-    return _many(ranges, options.processes)
+    return _many(ranges, options.processes, run_and_digest if options.digest else run_chunk)
 
 
 def fresh_seeds(commit: str) -> range:
@@ -75,18 +84,33 @@ def fresh_seeds(commit: str) -> range:
 
 
 def run_chunk(seeds: Sequence[int]) -> Result:
-    """Probes and failures of these worlds."""
+    """Run these worlds."""
+    return _run_all(seeds, is_digested=False)
+
+
+def run_and_digest(seeds: Sequence[int]) -> Result:
+    """Run these worlds and digest their traces."""
+    return _run_all(seeds, is_digested=True)
+
+
+def _run_all(seeds: Sequence[int], *, is_digested: bool) -> Result:
     probes: Counter[str] = Counter()
-    failures = []
+    failures, total = [], 0
     for seed in seeds:
+        digest = hashlib.sha256(str(seed).encode())
         try:
-            world = run(seed)
+            world = run(seed, tell=_digester(digest) if is_digested else None)
         except Exception:  # noqa: BLE001  (any failure of a world is its result)
             failures.append((seed, traceback.format_exc(limit=-4)))
         else:
             probes.update(world.schedule.probes.keys())
             probes["events"] += world.schedule.events
-    return len(seeds), probes, failures
+        total += int(digest.hexdigest(), 16)
+    return len(seeds), probes, failures, total % 2**DIGEST_BITS
+
+
+def _digester(digest: hashlib._Hash) -> Callable[[str], None]:
+    return lambda line: digest.update(f"{line}\n".encode())
 
 
 def _print(text: str) -> None:
@@ -103,15 +127,18 @@ def _run_seed(seed: int, tell: Callable[[str], None] | None) -> int:
     return 0
 
 
-def _many(ranges: Iterable[range], processes: int) -> int:
+def _many(
+    ranges: Iterable[range], processes: int, run_some: Callable[[Sequence[int]], Result]
+) -> int:
     chunks = [seeds[i : i + CHUNK] for seeds in ranges for i in range(0, len(seeds), CHUNK)]
     progress = Progress(sum(map(len, chunks)), sys.stderr, time.perf_counter)
     result, is_whole = Found(), True
     try:
-        for seeds, probes, failures in _results(chunks, processes):
+        for seeds, probes, failures, digest in _results(chunks, processes, run_some):
             result.seeds += seeds
             result.probes.update(probes)
             result.failures += failures
+            result.digest = (result.digest + digest) % 2**DIGEST_BITS
             for seed, _ in failures:
                 # A long run may be looked into before it ends.
                 progress.write_line(f"seed {seed} failed")
@@ -120,6 +147,8 @@ def _many(ranges: Iterable[range], processes: int) -> int:
         is_whole = False
     progress.close()
     missing = _tell(result, progress.seconds, is_whole=is_whole)
+    if run_some is run_and_digest and is_whole:
+        _print(f"digest {result.digest:064x}")
     if not is_whole:
         return INTERRUPTED
     return 1 if result.failures or missing else 0
@@ -144,14 +173,16 @@ def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:
     return missing
 
 
-def _results(chunks: Sequence[range], processes: int) -> Iterator[Result]:
+def _results(
+    chunks: Sequence[range], processes: int, run_some: Callable[[Sequence[int]], Result]
+) -> Iterator[Result]:
     if processes == 1:
-        yield from map(run_chunk, chunks)
+        yield from map(run_some, chunks)
         return
     # Ctrl-C reaches every process of the terminal; the first one ends the others.
     context, ignore = multiprocessing.get_context("fork"), (signal.SIGINT, signal.SIG_IGN)
     with context.Pool(processes, signal.signal, ignore) as pool:
-        yield from pool.imap_unordered(run_chunk, chunks)
+        yield from pool.imap_unordered(run_some, chunks)
 
 
 if __name__ == "__main__":

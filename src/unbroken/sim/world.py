@@ -573,9 +573,11 @@ class World:
         require(not pods, "pods outlive their job", *pods)
 
 
-def run(seed: int, parts: Parts = Parts()) -> World:
-    """Run the world of a seed to its end; raises `Violation` with the way to repeat it."""
-    world = World(seed, parts)
+def run(seed: int, parts: Parts = Parts(), tell: Callable[[str], None] | None = None) -> World:
+    """Run the world of a seed to its end; raises `Violation` with the way to repeat it.
+
+    `tell` gets a line for each event and order."""
+    world = World(seed, parts, tell=tell)
     try:
         world.run()
     except AssertionError as error:

@@ -233,7 +233,8 @@ class CreatePod:
     name: PodName
     replica_spec: str
     index: int
-    avoid: frozenset[NodeName] = frozenset()
+    avoid: tuple[NodeName, ...] = ()
+    """In order of name."""
 
 
 @dataclass(frozen=True, slots=True)

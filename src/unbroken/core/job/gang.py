@@ -83,7 +83,7 @@ class Gang:
         self.unclear: dict[PodUid, float] = {}
         """Pods that may hold workers up to the fence: since when they are asked, oldest first."""
         self.ready: set[PodUid] = set()
-        self.awaited: set[PodUid] = set()
+        self.awaited: dict[PodUid, None] = {}
         self.completed: set[PodUid] = set()
         self.ranks: dict[PodUid, int] = {}
         """Node ranks in the attempt that runs, or ran last."""
@@ -148,6 +148,7 @@ class Gang:
         self.completed = set(completed)
         for uid in list(self.awaited):
             self._observe_start(self._roster.members[uid])
+        self.last_started = None  # Who was the last of these is not known.
         return self._start(now) if self.awaited else []
 
     def observe(self, member: Member, now: float) -> list[JobEffect]:
@@ -186,7 +187,7 @@ class Gang:
         self.ready.discard(uid)
         if uid not in self._roster.members:
             self.unclear.pop(uid, None)
-            self.awaited.discard(uid)
+            self.awaited.pop(uid, None)
 
     def is_ready(self, member: Member) -> bool:
         """True if the pod can start the next attempt."""
@@ -233,7 +234,7 @@ class Gang:
     def _enter_start(self, order: StartOrder, ranks: Mapping[PodUid, int]) -> None:
         self.stage, self.order, self.ranks = GangStage.STARTING, order, dict(ranks)
         self.fence = order.attempt - 1
-        self.awaited, self.last_started = set(ranks), None
+        self.awaited, self.last_started = dict.fromkeys(ranks), None
         self.completed.clear()
 
     def _observe_start(self, member: Member) -> None:
@@ -245,7 +246,7 @@ class Gang:
                 self.completed.add(uid)
             is_begun = report.state in (AgentState.RUNNING, AgentState.COMPLETED)
             if is_begun and uid in self.awaited:
-                self.awaited.discard(uid)
+                del self.awaited[uid]
                 self.last_started = uid
         if self.stage is GangStage.STARTING and not self.awaited:
             self.stage, self._resend_at = GangStage.RUNNING, None

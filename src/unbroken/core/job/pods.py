@@ -174,7 +174,8 @@ class PodPlan:
                 self._kept_off.pop(name, None)
                 self._kept_off[name] = (now, avoid)
         orders = (self.slots[name] for name in chosen)
-        return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
+        nodes = tuple(sorted(avoid))
+        return [CreatePod(slot.name, slot.replica_spec, slot.index, nodes) for slot in orders]
 
     def condemn(self, member: Member, reason: str, now: float) -> list[JobEffect]:
         """Condemn the pod: it is deleted until it is gone."""

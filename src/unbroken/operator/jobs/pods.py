@@ -157,8 +157,8 @@ def build_pod(
     _open_port(pod)
     if job.annotations.get(keys.AGENT) == AgentSource.INJECTED.value:
         inject(pod, agent)
-    _avoid(pod, order.avoid.difference(unusable))
-    _shun(pod, order.avoid.intersection(unusable))
+    _avoid(pod, set(order.avoid) - set(unusable))
+    _shun(pod, set(order.avoid) & set(unusable))
     if job.annotations.get(keys.PACKING) != Switch.OFF.value:
         pack(pod, job.name, topology_keys)
     metadata: Object = {

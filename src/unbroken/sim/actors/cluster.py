@@ -152,7 +152,7 @@ class Cluster:
             return "AlreadyExists"
         self.pods_made += 1
         uid = PodUid(f"uid-{self.pods_made}")
-        self.avoided[uid] = order.avoid
+        self.avoided[uid] = frozenset(order.avoid)
         self.pods.put(
             order.name,
             PodView(order.name, uid, order.replica_spec, order.index, PodPhase.PENDING),

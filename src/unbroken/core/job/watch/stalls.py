@@ -143,7 +143,7 @@ class Stalls:
         self.place_slowness((), UNPLACED, float("inf"))
         attempt, fault = state.broken
         if attempt == self._attempt and fault not in UNCHARGED:
-            for detector in list(self._episodes):
+            for detector in [one for one in Detector if one in self._episodes]:
                 self._close(detector, is_right=True)
         self._forget()
 
