@@ -131,7 +131,7 @@ class Adoption:
         """The agent has answered, or cannot any more."""
         self._unheard.discard(uid)
 
-    def go_on(self, now: float) -> bool:
+    def advance(self, now: float) -> bool:
         """Adopt once every agent has answered, or the time for answers is over. Return True if the
         job was adopted now."""
         if self._is_overtaken():

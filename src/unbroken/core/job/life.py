@@ -113,7 +113,7 @@ class Life:
         state.ranks.reset(state.shape)
         state.plan.reshape(state.shape)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Continue with what the job has been waiting for, if it is possible now."""
         state = self._state
         if self._gather_at is not None and now >= self._gather_at:

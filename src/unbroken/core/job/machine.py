@@ -138,24 +138,24 @@ class Job:
         self._recovery.decide(now)
         if self._is_awake():
             self._end_leases(now)
-            if self._adoption.go_on(now):
+            if self._adoption.advance(now):
                 self._receipts.adopt(now)
             self._follow_request(now)
             self._recovery.fault(self._stalls.faults(now), now)
             self._recovery.fault(self._stragglers.advance(now), now)
-            self._examination.go_on(now)
-            self._unstarted.go_on(now)
+            self._examination.advance(now)
+            self._unstarted.advance(now)
             self._pass_time(now)
             if self._too_large and state.phase in _LIVE:
                 verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
                 self._life.end(verdict, now)
-            self._moves.go_on(now)
-            self._life.go_on(now)
-            self._receipts.go_on(now)
-            state.commands += self._spares.go_on(now)
+            self._moves.advance(now)
+            self._life.advance(now)
+            self._receipts.advance(now)
+            state.commands += self._spares.advance(now)
             self._stalls.close()
             self._resume_if_clean(now)
-            self._waits.go_on(now)
+            self._waits.advance(now)
         self.check()
         return state.flush()
 

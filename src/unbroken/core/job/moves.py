@@ -69,7 +69,7 @@ class Moves:
         """Return when to look again; None: no rank has to leave."""
         return self._look_at if self._is_quiet() else None
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Prepare and make the moves that notices ask for."""
         noticed = self._state.roster.noticed
         for name in self._seen.keys() - noticed.keys():

@@ -43,7 +43,7 @@ class Spares:
         if after.imports is not None and old != (after.state, after.imports) and self._at is None:
             self._at = now + GATHER_SECONDS
 
-    def go_on(self, now: float) -> list[JobEffect]:
+    def advance(self, now: float) -> list[JobEffect]:
         """Send the orders that are due, and repeat them until a report shows them."""
         if self._at is None or now < self._at or not self._is_quiet():
             return []

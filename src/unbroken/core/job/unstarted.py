@@ -83,7 +83,7 @@ class Unstarted:
         else:
             self._recovery.open(found, now)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Report the waits, and replace the pods whose workers took too long."""
         members, was_preparing = self._state.roster.members, self._is_preparing
         self._is_preparing = self._state.phase is Phase.PREPARING

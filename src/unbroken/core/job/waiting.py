@@ -78,7 +78,7 @@ class Waits:
         self._up.pop(view.uid, None)
         self.state.trouble.pop(view.name, None)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Write the reason of the wait into the condition."""
         state = self.state
         if state.phase is Phase.TRAINING:

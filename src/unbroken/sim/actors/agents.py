@@ -507,7 +507,7 @@ class Agent:
         later = self._worker(command, ProgramStage.TRAIN, local_rank, worker.pid)
         later.is_member = True
         self.workers[local_rank] = later
-        self._world.training.go_on(worker, later)
+        self._world.training.restart_in_place(worker, later)
         self._schedule.probes["goes_on"] += 1
         # If the process wrote long ago, this is its first sign of life.
         self._world.training.wrote(later)

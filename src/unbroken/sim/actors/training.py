@@ -232,8 +232,8 @@ class Training:
         worker.is_at_barrier = True
         self._break(self.place(worker))
 
-    def go_on(self, worker: Worker, later: Worker) -> None:
-        """The process leaves the barrier, for a later attempt."""
+    def restart_in_place(self, worker: Worker, later: Worker) -> None:
+        """Let the process leave the barrier, as a worker of a later attempt."""
         worker.exit = WENT_ON
         del self.live[worker.pid]
         self.start(later)

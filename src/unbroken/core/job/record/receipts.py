@@ -207,7 +207,7 @@ class Receipts:
     def deadline(self) -> float | None:
         return self._due
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Write what is due to the incident; once the attempt is over, all that it has reported is
         due."""
         is_over = self._state.phase is not Phase.TRAINING

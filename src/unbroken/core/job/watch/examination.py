@@ -141,7 +141,7 @@ class Examination:
         """The look that is being made."""
         return self._case.question if self._case is not None else None
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Begin a look where there is a reason; end one that is complete, or overdue."""
         if not self._is_running():
             self._forget()

@@ -96,7 +96,7 @@ class RepairCourse:
             return True
         return self._desk.is_automatic(node) and is_still_needed(node, repair, self._settings)
 
-    def go_on(self, name: str, repair: RepairRecord, now: float) -> None:
+    def advance(self, name: str, repair: RepairRecord, now: float) -> None:
         """Advance the node's repair by one stage."""
         match repair.state:
             case RepairState.DRAINING:

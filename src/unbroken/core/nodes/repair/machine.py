@@ -156,7 +156,7 @@ class Repairer:
         elif self._settings.is_dry_run and repair.state in ACTIVE:
             self._desk.set_message(name, "dry run: what was begun is left as it is")
         else:
-            self._course.go_on(name, repair, now)
+            self._course.advance(name, repair, now)
 
     # Facts seen of a node.
 
