@@ -152,7 +152,7 @@ class Agents:
         """Its agent is this process now, and says so."""
         (pod,) = [one for one, had in self.ranks.items() if had == rank]
         report = AgentReport(agent, AgentState.READY, newest_attempt=0, nproc=1, copies=copies)
-        self.roster.members[pod].take(report)
+        self.roster.members[pod].accept(report)
 
     def start(self, buddies: Buddies) -> dict[int, Copies]:
         """What each rank's agent is told."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from core.drive_job import Script
 from core.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
-from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS, is_hang
+from unbroken.core.job.recovery.reading import is_hang
+from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS
 from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector

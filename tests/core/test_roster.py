@@ -16,18 +16,18 @@ def test_a_late_report_does_not_bring_back_workers_that_have_ended_at_the_barrie
     pod = member()
     early = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1, kept=(0,))
     late = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1)
-    assert pod.take(early)
-    assert pod.take(late)
-    assert not pod.take(early)
+    assert pod.accept(early)
+    assert pod.accept(late)
+    assert not pod.accept(early)
 
 
 def test_a_late_report_does_not_take_back_the_port_that_is_offered() -> None:
     pod = member()
     early = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1)
     late = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1, offered_port=2000)
-    assert pod.take(early)
-    assert pod.take(late)
-    assert not pod.take(early)
+    assert pod.accept(early)
+    assert pod.accept(late)
+    assert not pod.accept(early)
     assert pod.report == late
     withdrawn = AgentReport("a", AgentState.READY, newest_attempt=1, nproc=1)
-    assert pod.take(withdrawn)
+    assert pod.accept(withdrawn)

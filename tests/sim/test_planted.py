@@ -22,7 +22,7 @@ from unbroken.core.job.events import DeletePod, FenceNode, JobEffect, PodUid, Wr
 from unbroken.core.job.leases import Leases
 from unbroken.core.job.machine import Job
 from unbroken.core.job.record import receipts, samples
-from unbroken.core.job.recovery import budgets, incidents, ladder, recovery
+from unbroken.core.job.recovery import budgets, decision, incidents, ladder, reading, recovery
 from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, looks, questions, stalls, standing
@@ -30,6 +30,7 @@ from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
 from unbroken.sim.scenario import LEASE_FAULT_SEEDS, WAITING_SEEDS
 from unbroken.sim.world import run
+from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 from unbroken.wire.lease import PeerAnswer
 
@@ -94,12 +95,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a stale report is believed")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def take(self: Member, report: AgentReport) -> bool:
+    def accept(self: Member, report: AgentReport) -> bool:
         self.report, self.lost_why = report, ""
         self._learn(report)
         return True
 
-    patch.setattr(Member, "take", take)
+    patch.setattr(Member, "accept", accept)
 
 
 @planted("a replacement gets another rank than the one that is free")
@@ -230,12 +231,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("no progress resets the budget", seed=695)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "made", lambda *_: "")
+    patch.setattr(decision, "made", lambda *_: "")
 
 
 @planted("every attempt counts as progress", seed=401)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "made", lambda *_: "some")
+    patch.setattr(decision, "made", lambda *_: "some")
 
 
 @planted("what is unwritten is forgotten")
@@ -330,12 +331,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a new agent process in a pod is not noticed", seed=168)
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = Job._signs
+    real = reading._while_training
 
-    def signs(self: Job, member: Member, report: AgentReport, is_same: bool, now: float) -> Any:
-        return real(self, member, report, True, now)
+    def signs(state: JobState, received: reading.Received) -> list[Signal]:
+        return real(state, replace(received, is_same_agent=True))
 
-    patch.setattr(Job, "_signs", signs)
+    patch.setattr(reading, "_while_training", signs)
 
 
 @planted("a pod that is being deleted counts as gone")
@@ -494,14 +495,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("receipts that come one after another replace each other")
 def _(patch: pytest.MonkeyPatch) -> None:
-    real = receipts.Receipts.take
+    real = receipts.Receipts.note_steps
 
-    def take(self: receipts.Receipts, uid: PodUid, report: AgentReport, now: float) -> None:
+    def note_steps(self: receipts.Receipts, uid: PodUid, report: AgentReport, now: float) -> None:
         if report.receipts:
             self._reported.clear()
         real(self, uid, report, now)
 
-    patch.setattr(receipts.Receipts, "take", take)
+    patch.setattr(receipts.Receipts, "note_steps", note_steps)
 
 
 @planted("samples of steps between two reports count as skipped")

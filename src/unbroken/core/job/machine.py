@@ -13,9 +13,9 @@ from itertools import takewhile
 
 from unbroken.core.job.record.conditions import ENDS
 from unbroken.core.job.record.receipts import Receipts
-from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
+from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
-from unbroken.core.job.watch.examination import Examination, is_hang
+from unbroken.core.job.watch.examination import Examination
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
 from unbroken.core.job.watch.stragglers import Stragglers
@@ -23,7 +23,7 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
-from unbroken.wire.agent import IN_PROCESS_RESTART, LEASE_OVER, AgentReport, AgentState, FaultKind
+from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
 from .adoption import Adoption
 from .deadlines import earliest
@@ -53,8 +53,9 @@ from .kueue import Gate, Hold, moved
 from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
 from .moves import Moves
-from .recovery import signals
-from .roster import Member, is_stock, of_ranks
+from .recovery import reading, signals
+from .recovery.reading import Received
+from .roster import of_ranks
 from .spares import Spares
 from .state import JobState
 from .transitions import Phase
@@ -64,15 +65,11 @@ from .waiting import Waits
 AGENT_BACK_SECONDS = 20.0
 """Seconds that an agent may be away, with pod and node healthy, before its pod is replaced."""
 
-RESTARTED = "the agent was restarted in its pod"
-LEASE_RAN_OUT = "the lease on its workers ran out: it heard neither the operator nor all peers"
-RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
-"""A stock in-process agent looks the same after both (its INIT is a new one)."""
-
 AGENTS_TOO_LARGE = "AgentReportsTooLarge"
 """Reason of a job that failed because its agents' reports need too much memory."""
 
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
+_WELL = (AgentState.RUNNING, AgentState.COMPLETED)
 
 
 class Job:
@@ -352,9 +349,9 @@ class Job:
         before, was_ordered = member.report, member.ordered is not None
         was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
         state.has_changed |= was_away or (before is not report and before != report)
-        if not member.take(report):
+        if not member.accept(report):
             return
-        self._spares.take(before, report, was_away, now)
+        self._spares.note_imports(before, report, was_away, now)
         state.lost.pop(uid, None)
         for attempt in (report.newest_attempt, report.attempt):
             if attempt is not None and attempt > state.newest_seen:
@@ -371,79 +368,35 @@ class Job:
         state.has_changed |= unclear != len(state.gang.unclear)
         self._unstarted.heard(member, now)
         is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
-        self._watched(member, report, now)
-        if state.gang.is_training(uid):
-            self._judge_report(member, report, is_same or not was_ordered, now)
-        elif state.gang.stage is GangStage.HALTED:
-            self._judge_halted(member, report, is_same or not was_ordered, now)
-        self._examination.suspect(self._hangs.signs(member, report, now), now)
+        of, is_same = member.attempt_of(report), is_same or not was_ordered
+        received = Received(member, report, of, is_same, now)
+        self._note_progress(received)
+        self._take_signs(received)
 
-    def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Take the report of an agent whose workers should run."""
-        found = self._signs(member, report, is_same, now)
-        if is_hang(report) and all(one.fault == FaultKind.LOG_RULE.value for one in found):
-            self._examination.suspect(found, now)
-        else:
-            self._recovery.fault(found, now)
-        if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
-            self._life.progressed(report, now)
-
-    def _watched(self, member: Member, report: AgentReport, now: float) -> None:
+    def _note_progress(self, received: Received) -> None:
         """Note what the ranks of the running attempt report about themselves."""
-        state, uid = self.state, member.uid
-        is_part = state.gang.stage is not GangStage.HALTED and uid in state.gang.ranks
-        if is_part and member.attempt_of(report) == state.attempt:
-            state.watched[uid] = report.watch or state.watched.get(uid, ())
-            self._stalls.take(uid, report, now)
-            self._receipts.take(uid, report, now)
-            self._examination.take(member, report, now)
+        state, member, report = self.state, received.member, received.report
+        is_part = state.gang.stage is not GangStage.HALTED and member.uid in state.gang.ranks
+        if is_part and received.attempt == state.attempt:
+            state.watched[member.uid] = report.watch or state.watched.get(member.uid, ())
+            self._stalls.note_ranks(member.uid, report, received.at)
+            self._receipts.note_steps(member.uid, report, received.at)
+            self._examination.note_peers(member, report, received.at)
 
-    def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Take an agent's report while the next attempt is prepared."""
-        if member.broke_early:
+    def _take_signs(self, received: Received) -> None:
+        """Join the signs of a fault in a report to an incident, or look at what they suspect."""
+        state, member, report, now = self.state, received.member, received.report, received.at
+        is_early = state.gang.stage is GangStage.HALTED and member.broke_early
+        if is_early:
             self._unstarted.broke(member, report, now)
-        elif self.state.incidents.open is not None:
-            self._join(member, report, is_same, now)
-
-    def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
-        """Add the faults of a report to the open incident."""
-        if is_same:
-            found = self._recovery.parts(member, report, now)
-        else:
-            found = self._recovery.signs(member, signals.AGENT_LOST, RESTARTED, now)
-        self._recovery.fault(found, now)
-
-    def _signs(
-        self, member: Member, report: AgentReport, is_same: bool, now: float
-    ) -> list[Signal]:
-        """Return the signs of a fault in the report of a pod whose workers should run."""
-        state, attempt = self.state, self.state.attempt
-        of, newest = member.attempt_of(report), report.newest_attempt
-        fault, text = "", ""
-        if not is_same:
-            is_kept = report.restart_mode == IN_PROCESS_RESTART
-            fault, text = signals.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
-        elif max(of or 0, newest or 0) > attempt:
-            fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
-        elif report.state is AgentState.FAULTED:
-            return signals.of_workers(member, report, now) if of == attempt else []
-        elif report.state is AgentState.SHUTDOWN:
-            fault, text = signals.AGENT_LOST, "the agent was shut down"
-        elif report.state in (AgentState.READY, AgentState.STOPPING):
-            is_over = is_stock(report) and member.uid not in state.gang.awaited
-            if is_over or (newest is not None and newest >= attempt):
-                fault, text = signals.STOPPED, "the workers were stopped by somebody else"
-                if report.reason == LEASE_OVER:
-                    fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
-        elif of == attempt and not self._follows(report):
-            fault, text = OPERATOR_RESTARTED, "the agent follows another operator's start"
-        return [signals.of_pod(fault, text, member, now)] if fault else []
-
-    def _follows(self, report: AgentReport) -> bool:
-        order = self.state.gang.order
-        if order is None or report.master_addr is None:
-            return True
-        return (report.master_addr, report.master_port) == (order.master_addr, order.master_port)
+        found = [] if is_early else reading.in_report(state, received)
+        is_rule = all(one.fault == FaultKind.LOG_RULE.value for one in found)
+        is_suspicion = state.gang.is_training(member.uid) and is_rule and reading.is_hang(report)
+        self._recovery.fault([] if is_suspicion else found, now)
+        if state.gang.is_training(member.uid) and report.state in _WELL:
+            self._life.progressed(report, now)
+        suspected = self._hangs.signs(member, report, now)
+        self._examination.suspect([*found, *suspected] if is_suspicion else suspected, now)
 
     def _agent_lost(self, uid: PodUid, why: str, now: float) -> None:
         state = self.state
@@ -460,7 +413,8 @@ class Job:
             self._recovery.lose_all([member], signals.NODE_LOST, why, now)
         else:
             why = member.lost_why
-            self._recovery.fault(self._recovery.signs(member, signals.AGENT_LOST, why, now), now)
+            found = reading.in_loss(state, member, signals.AGENT_LOST, why, now)
+            self._recovery.fault(found, now)
 
     def _pod_seen(self, view: PodView, now: float) -> None:
         state = self.state
@@ -486,7 +440,7 @@ class Job:
         found = []
         if member is not None:
             text = "the pod is gone"
-            found = self._recovery.signs(member, signals.POD_DELETED, text, now)
+            found = reading.in_loss(state, member, signals.POD_DELETED, text, now)
             self._recovery.escalate(member)
         state.roster.remove_pod(uid)
         self._adoption.answered(uid)

@@ -159,7 +159,7 @@ class Member:
         start."""
         return report.attempt if report.attempt is not None else self.ordered
 
-    def take(self, report: AgentReport) -> bool:
+    def accept(self, report: AgentReport) -> bool:
         """Keep the report if it is newer, together with what it proves; return True if it was."""
         old = self.report
         if report.agent_id in self.past_agents:

@@ -35,7 +35,7 @@ class Spares:
         """Return when time alone will change something here."""
         return self._at if self._is_quiet() else None
 
-    def take(
+    def note_imports(
         self, before: AgentReport | None, after: AgentReport, was_away: bool, now: float
     ) -> None:
         """Note that an agent has reported."""

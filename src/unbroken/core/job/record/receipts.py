@@ -172,9 +172,9 @@ class Receipts:
         for uid in state.gang.ranks if state.phase is Phase.TRAINING else ():
             report = state.roster.members[uid].report
             if report is not None:
-                self.take(uid, report, now)
+                self.note_steps(uid, report, now)
 
-    def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
+    def note_steps(self, uid: PodUid, report: AgentReport, now: float) -> None:
         """Take the report of an agent of the running attempt."""
         order = self._state.gang.order
         if order is None:

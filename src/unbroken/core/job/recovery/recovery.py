@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypedDict
 
 from unbroken.core.job.events import NodeName, PodName, PodPhase, PodUid
@@ -12,20 +11,18 @@ from unbroken.core.job.life import JobEnd, Life
 from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
-from unbroken.core.job.watch.progress import Before, before, made
+from unbroken.core.job.watch.progress import before
 from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Signal, StackGroup
-from unbroken.spec.job.types import FaultyPods, RestartStatus, SameError
+from unbroken.spec.job.types import FaultyPods, SameError
 from unbroken.spec.keys import ConditionType
-from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultKind
+from unbroken.wire.agent import PROCESS_RESTART
 
-from . import budgets, ladder, repeats, signals
-from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED, UNCHARGED, culprit
-from .repeats import RepeatedError
+from . import ladder, reading, repeats, signals
+from .decision import decide, find_repeat
+from .incidents import culprit
 
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
-PEER_LOST = FaultKind.PEER_LOST.value
-_OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 CRASHES = 3
 """Container ends before its agent was heard after which a pod is replaced, at the cost of a
 restart.
@@ -108,30 +105,6 @@ class Recovery:
         self._write_culprit(now)
         return True
 
-    def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
-        """Return the signs that an agent reports about the broken attempt while it is being
-        stopped."""
-        incident = self._state.incidents.open
-        if incident is None or member.attempt_of(report) != incident.attempt:
-            return []
-        if incident.culprit.fault == PLANNED_MOVE:
-            return []  # Workers that are stopped one after another report each other as missing.
-        is_missing = incident.culprit.fault == PEER_LOST
-        found = signals.of_leavers(member, report, now) if is_missing else []
-        if report.faults or report.state is AgentState.FAULTED:
-            found += signals.of_workers(member, report, now)
-        return found
-
-    def _leavers(self, found: Sequence[Signal], attempt: int, now: float) -> list[Signal]:
-        """Return signs of ranks that ended well, if a peer reports a missing rank."""
-        if all(signal.fault != PEER_LOST for signal in found):
-            return []
-        left: list[Signal] = []
-        for member in self._state.roster.members.values():
-            if member.report is not None and member.attempt_of(member.report) == attempt:
-                left += signals.of_leavers(member, member.report, now)
-        return left
-
     def open(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
         """Open an incident for the running or starting attempt, and stop that attempt."""
         state = self._state
@@ -139,73 +112,60 @@ class Recovery:
         self._replaced.clear()
         broken = state.attempt
         suspected, known = self.interrupted(found, now)
-        found = [*found, *suspected, *self._leavers(found, broken, now)]
-        state.broken = (broken, culprit(found).fault)
+        found = [*found, *suspected]
+        found += reading.in_early_ends(state, found, now)
+        first = culprit(found)
+        state.broken = (broken, first.fault)
         was = before(state.watched, now)
-        charged = self._weigh(self._charge(found, was, now), found, was["step"], now)
-        condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
-        lost = dict.fromkeys(m.view.name for m in condemned)
-        lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
+        decision = decide(state, found, was, now)
+        charge = decision.charge
+        if decision.suspect:
+            self._leave(NodeName(decision.suspect), decision.suspicion, now)
         is_planned = all(signal.fault == PLANNED_MOVE for signal in found)
-        remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
         if is_planned:
-            remedy, reason = Remedy.POD, f"planned move; {charged.reason}"
+            remedy, reason = Remedy.POD, f"planned move; {charge.reason}"
+        else:
+            remedy, reason = ladder.choose(charge.remedy, charge.reason, self._lost_pods(found))
         state.incidents.begin(broken, found, remedy, reason, now)
         state.incidents.change(**was, **(details or known))
         state.watched.clear()
         state.retire_incidents()
         rung = ladder.rung_of(remedy)
-        if rung.starts_again:
-            state.attempt += 1
+        self._stop(rung, now, is_graceful=is_planned)
+        state.set_budget(charge.status, _faulty(remedy, first, found))
+        self._life.mark_preparing(now)
+        self._write_culprit(now)
+        if rung.replaces is ladder.Pods.ALL:
+            self._replace_all(now)
+        word = signals.NODE_FAULT if first.fault in signals.NODE_LOSSES else "Faulted"
+        text = f"attempt {broken}: {signals.describe(first)}; {remedy.value}: {reason}"
+        state.record_event(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
+
+    def _stop(self, rung: ladder.Rung, now: float, *, is_graceful: bool) -> None:
+        """Stop the attempt; the next one gets its number, if there will be one."""
+        state, broken = self._state, self._state.attempt
+        state.attempt += rung.starts_again
         is_halted = state.phase is Phase.PREPARING
         # Workers that had to end before this fault still have to end.
         is_hard = is_halted and state.gang.mode == PROCESS_RESTART
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.enter(Phase.PREPARING)
-        through = state.attempt - 1 if rung.starts_again else broken
-        state.commands += state.gang.halt(through, now, mode=mode, is_graceful=is_planned)
-        faulty = _faulty(remedy, culprit(found), found)
-        state.set_budget(charged.status, faulty)
-        self._life.mark_preparing(now)
-        self._write_culprit(now)
-        if rung.replaces is ladder.Pods.ALL:
-            self._replace_all(now)
-        signal = culprit(found)
-        word = signals.NODE_FAULT if signal.fault in _OF_NODES else "Faulted"
-        text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
-        state.record_event(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
+        state.commands += state.gang.halt(broken, now, mode=mode, is_graceful=is_graceful)
 
-    def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
-        """Return the sign of a fault that the loss of a pod or of its agent is; empty: it is
-        none."""
+    def _lost_pods(self, found: Sequence[Signal]) -> list[PodName]:
+        """Return the pods of the attempt that the fault has cost."""
         state = self._state
-        was_training = state.gang.stage is GangStage.HALTED and (
-            member.uid in state.gang.ranks or self._is_missed(member, fault)
-        )
-        # The operator's own deletions are no signs. The loss of a node is a sign even for a pod
-        # that is condemned.
-        is_news = not member.condemned or fault in _OF_NODES
-        is_part = was_training and state.incidents.open is not None and is_news
-        if is_part or state.gang.is_training(member.uid):
-            return [signals.of_pod(fault, text, member, now)]
-        return []
-
-    def _is_missed(self, member: Member, fault: str) -> bool:
-        """True if the loss of this node explains why a new operator did not find every rank.
-
-        The earlier operator may have died with the node, and nobody can report which ranks trained
-        there.
-        """
-        incident = self._state.incidents.open
-        is_adopted = incident is not None and incident.culprit.fault == OPERATOR_RESTARTED
-        return is_adopted and fault in _OF_NODES and member.report is None
+        condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
+        lost = dict.fromkeys(m.view.name for m in condemned)
+        lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
+        return list(lost)
 
     def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """Release a pod; its loss is the sign of a fault if its workers should run."""
         state, uid = self._state, member.uid
-        found = self.signs(member, fault, text, now)
+        found = reading.in_loss(state, member, fault, text, now)
         if member.condemned:
-            return found if fault in _OF_NODES else []
+            return found if fault in signals.NODE_LOSSES else []
         state.objects += state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
@@ -305,60 +265,6 @@ class Recovery:
         roster = self._state.roster
         return member.is_fenced or (is_silent and roster.is_cut_off(member))
 
-    def _charge(self, found: Sequence[Signal], was: Before, now: float) -> budgets.Charge:
-        state = self._state
-        assert state.spec is not None
-        limits = budgets.limits(state.spec.run_policy)
-        budget = state.status.restart_status or RestartStatus()
-        progress = self._progress(found, was, now)
-        if all(signal.fault in UNCHARGED for signal in found):
-            is_asked = any(signal.fault == RESTART_REQUESTED for signal in found)
-            left = budgets.waive(limits, budget, progress, is_asked=is_asked)
-            return budgets.Charge(left, Remedy.PROCESS, "not charged to the budget")
-        start = now if state.status.start_time is None else state.status.start_time
-        charged = state.attempt - state.incidents.uncharged
-        return budgets.charge(limits, budget, charged, now - start, progress)
-
-    def _progress(self, found: Sequence[Signal], was: Before, now: float) -> str:
-        """Return a description of the broken attempt's progress; empty: none.
-
-        Steps from before a requested restart do not count: the script may be a different one.
-        """
-        state, earlier = self._state, self._state.closed_incidents()
-        asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
-        running = (c for c in state.status.conditions if c.type == ConditionType.RUNNING.value)
-        since = next((c.last_transition_time for c in running if c.status == "True"), now)
-        # A hang shows no sign of life, and is no progress however long it takes.
-        ran = (was["progress_before"] or now) - since
-        return made(was["step"], found, earlier[asked[-1] + 1 if asked else 0 :], ran)
-
-    def _repeat(
-        self, found: Sequence[Signal], step: int | None, now: float
-    ) -> RepeatedError | None:
-        """Return the repetition of the error in this life of the job; None: it has not come
-        before."""
-        state = self._state
-        plan = state.plan
-        unusable = {*state.roster.unusable_nodes(), *plan.avoid, *plan.given_up}
-        usable = state.roster.nodes.keys() - unusable
-        return repeats.find_repeat(found, step, state.closed_incidents(), now, usable)
-
-    def _weigh(
-        self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float
-    ) -> budgets.Charge:
-        """Return the charge, adjusted for an error that has come before: fail the job, or leave a
-        suspected node."""
-        state = self._state
-        repeat = self._repeat(found, step, now)
-        if repeat is None or charged.remedy is Remedy.FAIL:
-            return charged
-        if repeat.is_users and state.options.same_error is SameError.STOP:
-            budget = state.status.restart_status or RestartStatus()
-            return budgets.Charge(budget, Remedy.FAIL, repeat.text)
-        if repeat.suspect and charged.remedy is Remedy.PROCESS:
-            self._leave(NodeName(repeat.suspect), repeat.text, now)
-        return replace(charged, reason=f"{repeat.text}; {charged.reason}")
-
     def _leave(self, node: NodeName, why: str, now: float) -> None:
         """Release the job's pods on a suspected node."""
         state = self._state
@@ -377,7 +283,7 @@ class Recovery:
         assert incident is not None
         if incident.remedy is Remedy.FAIL or state.options.same_error is not SameError.STOP:
             return
-        repeat = self._repeat(incident.signals, incident.step, now)
+        repeat = find_repeat(state, incident.signals, incident.step, now)
         if repeat is not None and repeat.is_users:
             state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
             # The pods of a job that ends are left to its clean-up policy.

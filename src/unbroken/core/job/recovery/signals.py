@@ -30,7 +30,9 @@ STOPPED = "StoppedByOthers"
 """The workers of an agent were stopped by a program other than the operator."""
 NOT_READY = "WorkersNotReady"
 """The workers of an agent did not come to their barrier in time, before they had a rank."""
-POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED, NOT_READY)
+NODE_LOSSES = (NODE_LOST, NODE_FAULT)
+"""Signs that the pod's node is lost, or must be left."""
+POD_LOSSES = (*NODE_LOSSES, POD_FAILED, POD_DELETED, NOT_READY)
 """Signs that the pod itself is lost."""
 WORKER_CRASH = "WorkerCrash"
 """HyperPod's agent reported a failed worker without another reason."""

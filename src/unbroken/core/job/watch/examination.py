@@ -24,7 +24,7 @@ from unbroken.core.watchdog.late import START_SECONDS
 from unbroken.core.watchdog.parts import STARTUP
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import PLANNED_MOVE, Signal
-from unbroken.wire.agent import AgentReport, FaultKind
+from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import (
     Alarm,
     Bound,
@@ -66,7 +66,6 @@ UNREACHED_SECONDS = 5.0
 by then connections have failed for about ten seconds, longer than the lease of a node that is cut
 off from everybody."""
 DISMISSED = "StallDismissed"
-HANG_REASONS = ("LogHang_", "LogSlow_")
 _STOPPED = ("T", "t", "")
 _STUCK = ("D", "")
 
@@ -132,7 +131,7 @@ class Examination:
         known = {(one.pod, one.rank, one.text) for one in case.rules}
         case.rules += [one for one in found if (one.pod, one.rank, one.text) not in known]
 
-    def take(self, member: Member, report: AgentReport, now: float) -> None:
+    def note_peers(self, member: Member, report: AgentReport, now: float) -> None:
         """Take what an agent of the attempt that runs says of its way to another one."""
         self._unreached.take(member, report, now)
 
@@ -471,14 +470,6 @@ class Examination:
         self._still, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
         self._looks.clear()
         self._cleared.clear()
-
-
-def is_hang(report: AgentReport) -> bool:
-    """True if all that an agent complains of are log rules that hang or are slow."""
-    return bool(report.faults) and all(
-        fault.kind is FaultKind.LOG_RULE and fault.message.startswith(HANG_REASONS)
-        for fault in report.faults
-    )
 
 
 def _is_still_too_long(watch: RankWatch | None, now: float) -> bool:

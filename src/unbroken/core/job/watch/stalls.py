@@ -91,7 +91,7 @@ class Stalls:
         self.late: dict[RankPlace, RankWatch] = {}
         """Ranks that show nothing for longer than they usually do: worth a look."""
 
-    def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
+    def note_ranks(self, uid: PodUid, report: AgentReport, now: float) -> None:
         """An agent of the attempt that runs says how its ranks are."""
         self._begin(now)
         # What has come to its end is no longer silent, whatever was said of it last.
@@ -203,7 +203,7 @@ class Stalls:
             report = member.report if member else None
             if member and report and member.attempt_of(report) == order.attempt:
                 self._state.watched[uid] = report.watch
-                self.take(uid, report, now)
+                self.note_ranks(uid, report, now)
 
     def _count(
         self, uid: PodUid, before: tuple[RankWatch, ...], after: tuple[RankWatch, ...], now: float
