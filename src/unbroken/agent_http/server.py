@@ -316,7 +316,7 @@ class AgentServer:
         return web.json_response({"status": "ok"})
 
     async def _lease(self, request: web.Request) -> web.Response:
-        """Tell another agent of the attempt how long ago all agents certainly ran it."""
+        """Answer another agent of the attempt: how long ago all agents certainly ran it."""
         try:
             question = read(PeerQuestion, load(await request.read()), "question")
         except PeerError as error:

@@ -39,7 +39,7 @@ IN_PROCESS = f"{OWN_PREFIX}in-process"
 """`on`: workers that leave a restartable function keep their process through a restart. `off`:
 every restart makes new processes."""
 LEASE_SECONDS = f"{OWN_PREFIX}lease-seconds"
-"""Seconds that workers run while they hear neither the operator nor all peers: 4 to 3600."""
+"""Seconds that workers run while neither the operator nor all peers answer: 4 to 3600."""
 LOG_RULE_RANKS = f"{OWN_PREFIX}log-rule-ranks"
 """Ranks that must match each log rule: `RULE=RANKS; RULE=RANKS`, with `*` for all other rules.
 RANKS is `some` (any rank, the default), `node`, `every` or a list such as `0,8,16`."""
@@ -204,16 +204,16 @@ RESUME_COUNT, RESUME_FAULT, RESUME_TIME, RESUME_PODS, RESUME_NODES, RESUME_EXHAU
     for name in ("count", "fault", "time", "pods", "nodes", "exhausted")
 )
 """Annotations by the operator's auto-resume. They are the number of restarts, cause and time of the
-latest, the uids of the pods that it removes, the unhealthy nodes, and the cause that found no retry
-left."""
+latest restart, and the uids of the pods that it removes. They are also the unhealthy nodes, and the
+cause that found no retry left."""
 RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
 """Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
 RESUME_LOSSES = f"{OWN_PREFIX}auto-resume-losses"
 """Annotation by auto-resume, in JSON: the latest 10 losses with culprit, cause, remedy and the
 times (seconds since the epoch) of the first sign, the decision and the running job."""
 RESUME_RAY = f"{OWN_PREFIX}auto-resume-ray"
-"""Annotation by the operator's auto-resume on a RayJob or a RayCluster, in JSON: the head of the
-attempt that runs, whether it is lost, and the jobs that ran on it."""
+"""Annotation by the operator's auto-resume on a RayJob or a RayCluster, in JSON. It has the head of
+the attempt that runs, whether it is lost, and the jobs that ran on it."""
 
 # --- Kueue
 
@@ -235,7 +235,7 @@ WORKLOAD_SHAPE = f"{OWN_PREFIX}shape"
 # --- Kubernetes' own
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-"""Taint of a node that is proven to run nothing; whoever fences nodes writes it."""
+"""Taint of a node that is proven to run nothing; the program that fences nodes writes it."""
 NOT_READY = "node.kubernetes.io/not-ready"
 UNREACHABLE = "node.kubernetes.io/unreachable"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"

@@ -1,4 +1,4 @@
-"""Tell the agent how training goes: for training scripts, and needed by none.
+"""Report progress of training to the agent: optional for training scripts.
 
     from unbroken import worker
 

@@ -25,7 +25,7 @@ from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
 __all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
 
 FDS_MAX = 64
-"""Descriptors beside one frame at most; the kernel takes 253."""
+"""Most descriptors with one frame; the kernel takes 253."""
 ANSWER_SECONDS = 10.0
 Heard = Callable[[Mapping[str, Any]], None]
 P = ParamSpec("P")
@@ -108,7 +108,7 @@ class Channel:
         fds: Sequence[int] = (),
         seconds: float = ANSWER_SECONDS,
     ) -> tuple[Mapping[str, Any], list[int]]:
-        """Send a request; return the answer and the descriptors beside it, which are the caller's.
+        """Send a request; return the answer and its descriptors, which are the caller's.
 
         Raises WorldError if the agent is gone, or does not answer.
         """

@@ -1,10 +1,10 @@
 """Values as bytes and back: a tagged encoding of a closed set of types.
 
 Reading never imports a module, looks up a name, or calls anything but the constructors in the
-tables below, whoever wrote the bytes. The encoding holds None, bool, int, float, complex, str,
-bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, the containers of `collections`,
-dates and times, torch's Size, device and dtype, and numpy's dtypes and scalars. Tensors and arrays
-stay outside: the caller gives each a number. A `Form` adds one class.
+tables below, even if the bytes are untrusted. The encoding holds None, bool, int, float, complex,
+str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, and the containers of
+`collections`. It also holds dates and times, torch's Size, device and dtype, and numpy's dtypes and
+scalars. Tensors and arrays stay outside: the caller gives each a number. A `Form` adds one class.
 
 A container that occurs twice in a value occurs twice, as one object, in the value that is read
 back.

@@ -49,7 +49,7 @@ def command(
     ] = False,
     kind: Kinds = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Do not wait for running jobs: test beside them.")
+        bool, typer.Option("--force", help="Test while jobs run there; do not wait for them.")
     ] = False,
     seconds: Annotated[
         float | None,

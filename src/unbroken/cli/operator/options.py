@@ -50,7 +50,7 @@ class ClusterApiFlags:
     )
 
     def options(self, provider: NodeProvider | None) -> ClusterApiOptions | None:
-        """The options of the cluster API beside a node provider; None if it is not served."""
+        """Return the options of the cluster API for a node provider; None if it is not served."""
         from unbroken.cluster_api.driver import ClusterApiOptions
 
         tls = tls_files(self.cluster_api_tls_cert, self.cluster_api_tls_key)

@@ -1,7 +1,7 @@
 """Become a worker: `python -u boot.py run KIND ARGS...`, or be the template of workers.
 
 The worker's interpreter runs this file by path and need not have unbroken installed. The same holds
-for the files beside it that it loads. They use the standard library only, and leave nothing in
+for the files next to it that it loads. They use the standard library only, and leave nothing in
 `sys.path` or `sys.modules`. wire/warm.py has the messages, docs/design/fast-recovery.md the
 reasons.
 

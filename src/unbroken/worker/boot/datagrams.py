@@ -1,4 +1,4 @@
-"""Datagrams of JSON, with descriptors beside them, over one end of a pair of sockets."""
+"""Datagrams of JSON, with descriptors, over one end of a pair of sockets."""
 
 import _socket
 import json

@@ -183,7 +183,7 @@ class _Template:
         self._agent.send({"type": "fresh"} if file is None else {"type": "stale", "file": file})
 
     def _hidden(self) -> str | None:
-        """Return a module beside the program that appeared after another of its name was
+        """Return a module in the program's folder that appeared after another of its name was
         imported."""
         builtin = sys.builtin_module_names
         names = [module for module in sys.modules if "." not in module and module not in builtin]

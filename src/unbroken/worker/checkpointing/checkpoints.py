@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written beside training, verified, complete or not there at all.
+"""Checkpoints on disk: written while training continues, verified, complete or absent.
 
     saved = worker.checkpoints("/data/checkpoints")
     found = saved.restore(model=model, optimizer=optimizer)
@@ -8,9 +8,9 @@
             saved.save(step, model=model, optimizer=optimizer, rng=True)
     saved.wait()
 
-Every rank makes every call, at the same steps.  A save copies the state and returns; a thread
-writes.  The rank that is last to have its part on disk and read back completes the checkpoint, so
-that no rank waits for another and a lost rank leaves no thread waiting.
+Every rank makes every call, at the same steps. A save copies the state and returns; a thread
+writes. The rank that is last to have its part on disk and read back completes the checkpoint. So no
+rank waits for another, and a lost rank leaves no thread waiting.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def let_go() -> None:
 
 
 def are_gone() -> bool:
-    """Tell whether all groups that were released have ended; wait up to `RELEASE_SECONDS` each."""
+    """Return whether all groups that were released have ended; wait up to `RELEASE_SECONDS`
+    each."""
     for thread in _releasing:
         thread.join(RELEASE_SECONDS)
     return not any(thread.is_alive() for thread in _releasing)
@@ -109,7 +110,7 @@ def _release(held: list[Any]) -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Tell whether an error may be that of a rank whose peer has died."""
+    """Return whether an error may be that of a rank whose peer has died."""
     if not isinstance(error, RuntimeError):
         return False
     c10d = sys.modules.get(C10D)

@@ -1,8 +1,8 @@
 """Every change that `restartable` makes to its process, in one table.
 
-All are made when a restartable function is entered, and undone when it has returned or raised.
-None is made if `UNBROKEN_IN_PROCESS` is `off` or the version of torch was never tried: then a fault
-gives the worker a new process.  docs/guide/restartable.md has the same table for users.
+All are made when a restartable function is entered, and undone when it has returned or raised. None
+is made if `UNBROKEN_IN_PROCESS` is `off` or the version of torch was never tried. A fault then
+gives the worker a new process. docs/guide/restartable.md has the same table for users.
 """
 
 from __future__ import annotations

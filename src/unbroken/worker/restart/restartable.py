@@ -80,10 +80,10 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     tokenizers, compiled code and loaders, but no reference to a group or to what holds one.
 
     At a fault the connections to the store are shut down and `RankLost` is raised in the main
-    thread.  `finally` blocks run, and should take far less than a second: a worker that has not
-    left after 5 s is replaced, as is one in a long call of native code.  An exception of the
-    function itself is raised as usual, and makes this the rank that failed; if it may be that of a
-    lost peer, it waits up to 5 s for the agent's order first.
+    thread. `finally` blocks run, and should take far less than a second. A worker that has not left
+    after 5 s is replaced, also if it is in a long call of native code. An exception of the function
+    itself is raised as usual, and makes this the rank that failed. If a lost peer may have caused
+    it, the worker first waits up to 5 s for the agent's order.
 
     `patches.PATCHES` lists what is changed in the process meanwhile.  Without an agent of unbroken,
     with `UNBROKEN_IN_PROCESS=off` and with an untried torch the function is called once.
@@ -278,7 +278,7 @@ class _Run:
             signal.pthread_kill(self.thread, number)
 
     def is_user_leaving(self) -> bool:
-        """Tell whether `RankLost` is passing through the function."""
+        """Return whether `RankLost` is passing through the function."""
         return self._is_inside and self._raised_at is not None
 
     def leave(self, frame: FrameType | None) -> None:
@@ -393,7 +393,7 @@ def _signalled(number: int, frame: FrameType | None) -> None:
 
 
 def _waits_for_rank() -> bool:
-    """Tell whether this worker gets its rank at the barrier (`--inprocess-restart`)."""
+    """Return whether this worker gets its rank at the barrier (`--inprocess-restart`)."""
     return int(os.environ.get("RANK") or 0) < 0
 
 

@@ -5,8 +5,8 @@ keeps the others from ending step n + 1. They leave in the same way after they h
 wait for this rank in step n + 1. So the newest snapshot of every rank is that of step n, whenever
 the order reaches each of them.
 
-A rank that waits in step n + 1 cannot be told from one that works on step n. It is made to leave
-once the longest of its recent steps could have been made twice.
+A rank that waits in step n + 1 cannot be distinguished from a rank that works on step n. It is made
+to leave once the longest of its recent steps could have been made twice.
 """
 
 from __future__ import annotations

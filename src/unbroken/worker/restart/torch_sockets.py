@@ -93,11 +93,11 @@ class TorchSockets:
             self._sizes.remove(size)
 
     def is_store_being_made(self) -> bool:
-        """Tell whether a server starts or a client connects."""
+        """Return whether a server starts or a client connects."""
         return not all(store.is_made for store in self._stores)
 
     def is_serving(self) -> bool:
-        """Tell whether a store's server listens in this process."""
+        """Return whether a store's server listens in this process."""
         servers = [store for store in self._stores if not store.hosts]
         result = _inodes() if servers else {}
         return any(
@@ -134,9 +134,9 @@ class TorchSockets:
     def _answer(self, listeners: dict[int, int], size: int) -> None:
         """Connect as each rank that gloo may wait for.
 
-        Gloo waits until the group's timeout, in no socket, for two kinds of ranks: those that died
-        before they connected, and those whose connection was shut down before they sent their
-        number (gloo/transport/tcp/listener.cc). Our own connection ends at once, and so does the
+        Gloo waits until the group's timeout, in no socket, for two kinds of ranks
+        (gloo/transport/tcp/listener.cc). They died before they connected, or their connection was
+        shut down before they sent their number. Our own connection ends at once, and so does the
         wait.
         """
         for inode, fd in listeners.items():

@@ -4,8 +4,8 @@ Model, optimizer and all objects with DTensors are one state, taken from old ran
 scheduler, a loader, `extra`) are each rank's own. If all ranks had the same value, all get it.
 Otherwise each rank gets the value of its number, and a rank with a new number gets nothing.
 
-Refused with a reason: tensors that no mesh divides and that differ between ranks, meshes of some of
-the ranks only, and another kind of division than that of the live model.
+These are refused with a reason: tensors that no mesh divides and that differ between ranks, and
+meshes of some of the ranks only. So is another kind of division than that of the live model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A training state as bytes: tensors flat, and their containers as typed values.
 
 `typed_values` lists the types that a structure may have; tensors and numpy arrays of numbers may be
-anywhere in it. Reading a structure runs no code, whoever wrote the memory. `save` refuses a value
-that cannot be kept and names its place. Loading uses the parts' own `load_state_dict`; only bare
-tensors and `extra` are written in place.
+anywhere in it. Reading a structure runs no code, even if another program wrote the memory. `save`
+refuses a value that cannot be kept and names its place. Loading uses the parts' own
+`load_state_dict`; only bare tensors and `extra` are written in place.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .signals import AGENT_LOST, POD_DELETED
 RESTART_REQUESTED = "RestartRequested"
 """A person asked for the restart, for example with `unbroken restart`."""
 OPERATOR_RESTARTED = "OperatorRestarted"
-"""An operator that took over could not tell what runs, and started a new attempt."""
+"""An operator that took over could not determine what runs, and started a new attempt."""
 UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED, PLANNED_MOVE)
 """Causes without a culprit: the restart costs no budget."""
 _TERMINATED = (128 + 15, -15)
