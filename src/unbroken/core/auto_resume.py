@@ -1,8 +1,8 @@
 """Restarts a job whose node or pod is lost: when, how often, and which pods are deleted.  Pure.
 
-It deletes pods and nothing else.  The program that runs the job (Kubeflow's operator, or that of
-the local cluster) makes them anew, so both can work side by side.  If that program counts deleted
-pods as failures, the job is suspended instead, and runs again once none of its pods is left
+It deletes pods and nothing else. The program that runs the job (Kubeflow's operator, or that of the
+local cluster) replaces them, so both can work side by side. If that program counts deleted pods as
+failures, the job is suspended instead, and runs again once none of its pods is left
 (`Picture.by_suspension`).
 
 - Before it deletes a pod, it writes the uids of all pods of the job and the raised count into the
@@ -11,8 +11,8 @@ pods as failures, the job is suspended instead, and runs again once none of its 
 - Signs from the same pods are consequences of the fault that was decided on.  Signs from other pods
   wait `WINDOW_SECONDS` for more, so that the node is blamed and not the first of its pods.
 - A pod is deleted by force only if its node is fenced or gone: else it might still be training.
-- The write of a decision suspends the job, if it is to be suspended, and the one that ends its
-  suspension says so in the record: a new operator knows whose suspension it is.
+- The write of a decision suspends the job, if it is to be suspended. The write that ends its
+  suspension says so in the record, so a new operator knows whose suspension it is.
 
 Each step gets all that is known of the job (`Picture`); an old picture leads to the same orders.
 """
@@ -131,7 +131,8 @@ class Picture:
     is_over: bool = False
     """The job has ended, is suspended, or is being deleted."""
     by_suspension: bool = False
-    """A restart suspends the job and deletes none of its pods: whoever makes them does."""
+    """A restart suspends the job and deletes none of its pods: the controller that makes them
+    does."""
     is_suspended: bool = False
     is_leaving: bool = False
     """The job is being deleted."""
@@ -347,7 +348,7 @@ class Resumption(Generic[P, E]):
         ]
 
     def _loss(self, seen: P, signs: list[Sign], now: float, remedy: str) -> Loss:
-        """Return the loss that the signs tell of, without a restart."""
+        """Return the loss that the signs show, without a restart."""
         first = _first(signs)
         needed = sum(pod.phase != "Succeeded" for pod in seen.pods)
         since = now if self._since is None else self._since
@@ -458,7 +459,7 @@ class Resumption(Generic[P, E]):
         return effects + self._tell_of_stall(seen, left, now)
 
     def _tell_of_stall(self, seen: P, left: list[PodState], now: float) -> list[ResumeEffect | E]:
-        """Say once that pods of a suspended job are not deleted by whoever made them."""
+        """Say once that the controller of a suspended job does not delete its pods."""
         staying = sorted(pod.name for pod in left if pod.ends_by is None)
         if not staying or self._is_stall_told:
             return []

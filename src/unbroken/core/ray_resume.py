@@ -12,7 +12,7 @@ that ended, but leaves pods alone whose node is unhealthy or does not answer (ku
   RayJob gets the deployment status Retrying, from which KubeRay makes a new RayCluster and submits
   the same entrypoint to it.  (`suspend` of a RayJob would need `shutdownAfterJobFinishes`.)
 - RayCluster: the jobs that ran are submitted to the new head under ids that name the attempt.  Ray
-  takes an id once, so no job runs twice, whoever submits it.
+  takes an id once, so no job runs twice, even if two programs submit it.
 - Job that breaks its log rules (it hangs): a RayJob begins again as after the loss of its head.  A
   job of a RayCluster is stopped and submitted again to the same head; all pods stay.
 
@@ -124,7 +124,7 @@ class RayPicture(Picture):
     is_suspension_asked: bool = False
     """The RayCluster's `spec.suspend` is true."""
     is_cluster_suspended: bool = False
-    """Whoever runs the RayCluster says that it is suspended."""
+    """The controller of the RayCluster says that it is suspended."""
     state: RayState = RayState()
     heads: Mapping[str, Head] = field(default_factory=dict)
     """Heads among the pods, by uid."""
@@ -243,7 +243,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         return of_jobs or any(not sign.uid or sign.uid in seen.heads for sign in others)
 
     def _is_failure(self, seen: RayPicture, pod: PodState) -> bool:
-        """True for a head alone: whoever runs the RayCluster replaces a worker that failed."""
+        """True for a head alone: the controller of the RayCluster replaces a worker that failed."""
         return pod.uid in seen.heads and super()._is_failure(seen, pod)
 
     def _other_signs(self, seen: RayPicture, now: float) -> Iterable[Sign]:
@@ -275,7 +275,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
                 yield Sign("", cause, False, job=id)
 
     def _unstopped(self, seen: RayPicture, head: Head, now: float) -> Iterable[Sign]:
-        """List a head that does not end a job for a minute after it was told to."""
+        """List a head that does not end a job for a minute after the order."""
         alive = sorted(seen.answer.alive & set(seen.state.hung)) if seen.answer is not None else ()
         if not alive or seen.record.at is None:
             return
@@ -324,7 +324,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
     # --- after the loss of a head
 
     def _forget(self, seen: RayPicture) -> list[ResumeEffect | RayEffect]:
-        """Forget the jobs of a RayCluster that was suspended: whoever did it ended them."""
+        """Forget the jobs of a RayCluster that was suspended: the suspension ended them."""
         if not seen.is_suspension_asked or seen.is_rayjob or seen.state == RayState():
             return []
         return [WriteRayRecord(seen.record, RayState(), seen.version)]

@@ -38,7 +38,7 @@ _PORT = re.compile(r"port: (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """The end of a process, with what was found beside it."""
+    """The end of a process, with what else was found."""
 
     exit_code: int | None = None
     """Exit code; None: ended by `signal`, or nobody saw the end."""

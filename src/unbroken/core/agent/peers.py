@@ -1,9 +1,9 @@
-"""Mutual vouching of an attempt's agents while no operator is heard (`lease`).
+"""Mutual vouching of an attempt's agents while no operator answers (`lease`).
 
 The agents form a tree by their node ranks. Each agent asks its parent at short intervals, and
 reports how long ago all agents below it were running the attempt. The root knows this of all
-agents, and its answers go down the tree. A group that is cut off together does not hear the other
-agents, so none of it is vouched for.
+agents, and its answers go down the tree. A group that is cut off together receives nothing from the
+other agents, so none of it is vouched for.
 
 Ages are only ever too large. A parent counts from the answer that the child repeats to it, which
 the child had before it asked. A child counts from its own question.

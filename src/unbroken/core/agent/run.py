@@ -181,7 +181,7 @@ class Run:
 
 
 def refusal_of(command: StartCommand, run: Run | None, state: AgentState) -> str | None:
-    """Return why the start cannot be followed beside the present run.
+    """Return why the start cannot be followed during the present run.
 
     Empty: it is the present run. None: the present run does not matter.
     """

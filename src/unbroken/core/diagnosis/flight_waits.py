@@ -14,12 +14,12 @@ _PAIR = re.compile(r"^(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 
 @dataclass(slots=True)
 class ProcessGroup:
-    """A process group as all its members' dumps tell it."""
+    """A process group, from the dumps of all its members."""
 
     name: str
     description: str
     members: tuple[int, ...]
-    """Global ranks in order; those seen in it, where no dump tells them."""
+    """Global ranks in order; those seen in it, if no dump lists them."""
     calls: dict[int, GroupCalls] = field(default_factory=dict)
     """By rank, of those that have a dump."""
 

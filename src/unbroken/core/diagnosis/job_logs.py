@@ -35,7 +35,7 @@ _TABLE = re.compile(r"^\s{0,8}(time|host|rank|exitcode|traceback)\s{0,8}: (.{0,3
 
 @dataclass(frozen=True, slots=True)
 class LoggedError:
-    """An error of a rank as its log tells it."""
+    """An error of a rank, from its log."""
 
     rank: int
     time: str

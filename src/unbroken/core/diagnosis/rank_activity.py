@@ -62,7 +62,7 @@ class RankActivity:
     where: str = ""
     """Function of the user's."""
     via: str = ""
-    """The caller, where only that tells ranks apart."""
+    """The caller, if ranks differ only by it."""
     holds_gil: bool = False
     """A thread of the rank holds the GIL at every look."""
 
@@ -206,8 +206,8 @@ def awaits_peers(one: RankEvidence, what: RankActivity) -> bool:
 def branches(
     activities: Mapping[int, RankActivity], ranks: Mapping[int, RankEvidence]
 ) -> dict[int, RankActivity]:
-    """Tell ranks that do the same apart by the user's functions that have called it, where these
-    differ; of those that wait for peers also by the lines."""
+    """Distinguish ranks that do the same by the user's functions that have called it, if these
+    differ. Ranks that wait for peers are also distinguished by the lines."""
     own = {
         rank: tuple(
             frame if activities[rank].kind in WAITING else parts(frame)[0]
@@ -371,7 +371,7 @@ def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> RankActivity | N
 
 
 def _of_recorder(one: RankEvidence, found: RankActivity | None) -> RankActivity | None:
-    """By the flight recorder, where the stack does not tell the collective."""
+    """Return the activity by the flight recorder, if the stack does not show the collective."""
     begun = pending(one)
     if not begun or (found is None and _is_elsewhere(one)):
         return None

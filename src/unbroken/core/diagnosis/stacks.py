@@ -1,13 +1,13 @@
-"""Find the ranks to blame for a job that stands still, by what its ranks are doing.
+"""Find the ranks to blame for a job that hangs, by what its ranks are doing.
 
 What counts, the surest first:
 
-1. a process that is stopped or has ended,
-2. a process that is stuck in the kernel,
-3. ranks that are behind by the sequence of collectives,
-4. ranks that are elsewhere while others wait in a collective,
-5. ranks that have made fewer steps,
-6. the smallest group that differs from the others.
+1. A process that is stopped or has ended.
+2. A process that is stuck in the kernel.
+3. Ranks that are behind by the sequence of collectives.
+4. Ranks that are elsewhere while others wait in a collective.
+5. Ranks that have made fewer steps.
+6. The smallest group that differs from the others.
 
 If none of it applies, nobody is blamed.
 """
@@ -262,7 +262,7 @@ def _by_collective(scene: _Scene) -> _Verdict | None:
 
 
 def _is_named(what: RankActivity) -> bool:
-    """True if one can tell it from another collective."""
+    """True if it can be distinguished from other collectives."""
     return what.words not in (COLLECTIVE, GPU)
 
 

@@ -174,7 +174,7 @@ class AgentLost:
     pod: PodUid
     why: str
     silent_seconds: float = 0.0
-    """Seconds since the agent was last heard, by the time of this event."""
+    """Seconds from the agent's last message to this event."""
 
 
 @dataclass(frozen=True, slots=True)

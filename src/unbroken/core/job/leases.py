@@ -1,7 +1,7 @@
 """Expiry of worker leases: when the workers of a silent agent are known to have ended.
 
 The agent's half, and how a lease is renewed, are in `core.agent.lease`. This operator renews the
-lease of an agent that it hears. Earlier operators had lost their mandate before this one began.
+lease of an agent that reaches it. Earlier operators had lost their mandate before this one began.
 
 Peers renew a lease only all together. They stop once one peer is proven to run the attempt no
 longer, and they never renew in an attempt for which some peer has never vouched. So the workers
@@ -39,7 +39,7 @@ class Leases:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._last_report_at: dict[PodUid, float] = {}
-        """Time at which each agent that is lost now was last heard."""
+        """Time of the last message of each agent that is lost now."""
         self._began_at = 0.0
         """Time at which this operator took over the job; no other operator has renewed a lease
         since."""

@@ -149,7 +149,7 @@ class Life:
     def _stop_newest(self, now: float) -> None:
         """Stop attempts that this operator did not know when it began to end the job.
 
-        It had heard from no agent yet, or a start order of an earlier operator arrived late.
+        No agent had reported yet, or a start order of an earlier operator arrived late.
         """
         state = self._state
         assert self.verdict is not None

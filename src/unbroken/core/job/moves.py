@@ -1,7 +1,7 @@
 """Planned moves: a job leaves a node that has a notice before the node goes.
 
 A pod on another node is made first, and waits until it is as warm as the others. The ranks then
-change places in one restart, which is told as an incident of class PlannedMove and charges no
+change places in one restart, which is recorded as an incident of class PlannedMove and charges no
 budget. Without snapshots it waits for the next checkpoint. The old pods stay until the job trains
 again: their agents may have the newest snapshots.
 
@@ -129,7 +129,7 @@ class Moves:
         return last is not None and now >= last
 
     def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
-        """Want a pod for each rank that leaves, beside the spares where these are too few."""
+        """Want a pod for each rank that leaves, in addition to the spares if these are too few."""
         state, may_add = self._state, self._may_add()
         needed = Counter(one.member.view.replica_spec for one in leaving)
         for spec in state.shape:
@@ -195,7 +195,8 @@ class Moves:
         return newest > (self._checkpoint if self._checkpoint is not None else -1)
 
     def _newest_checkpoint(self) -> int | None:
-        """Return the step of the newest checkpoint that every rank with checkpoints has told."""
+        """Return the step of the newest checkpoint that every rank with checkpoints has
+        reported."""
         told = (rank.checkpoint_step for watch in self._state.watched.values() for rank in watch)
         return min((step for step in told if step is not None), default=None)
 

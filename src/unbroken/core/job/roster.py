@@ -1,7 +1,8 @@
 """The pods of a job, their agents and their nodes, as they are known.
 
-This module decides nothing. It drops stale input: a pod seen again after it was gone, a report from
-an agent process that another one has followed, and a report that a newer one has replaced.
+This module decides nothing. It drops stale input: a pod seen again after it was gone, and a report
+that a newer one has replaced. It also drops a report from an agent process that another one has
+followed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ CHANGE_SECONDS = 2.0
 """Seconds between changes of the text: a thousand pods that recover one by one must not cause a
 thousand writes."""
 AGENT_SECONDS = 15.0
-"""Seconds after which a running container whose agent was never heard is reported."""
+"""Seconds after which a running container whose agent never reported is shown."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Waits:
     _changed_at: float | None = None
     _due: float | None = None
     _up: dict[PodUid, float] = field(default_factory=dict)
-    """Time since when each pod runs whose agent was never heard."""
+    """Time since when each pod runs whose agent never reported."""
     _without_wait: tuple[Condition, ...] | None = None
     """Conditions that are known to mention no wait."""
 
@@ -49,7 +49,7 @@ class Waits:
         return earliest(self._due, None if first is None else first + AGENT_SECONDS)
 
     def see(self, view: PodView, now: float) -> None:
-        """Take the view of a pod whose agent was never heard."""
+        """Take the view of a pod whose agent never reported."""
         trouble = self.state.trouble
         if view.reason:
             self._up.pop(view.uid, None)
@@ -74,7 +74,7 @@ class Waits:
         self.note(Obstacle(name, REFUSED, printable(f"it cannot be created: {reason}")))
 
     def forget(self, view: PodView) -> None:
-        """Forget the pod: its agent was heard, or it is gone."""
+        """Forget the pod: its agent has reported, or it is gone."""
         self._up.pop(view.uid, None)
         self.state.trouble.pop(view.name, None)
 

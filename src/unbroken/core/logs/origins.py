@@ -1,8 +1,8 @@
 """The rank that wrote a recorded line, by the name of the file and by prefixes of tools.
 
-Prefixes of tools are removed, because the agent's rules see the line as the worker wrote it:
-`[default0]:` of torchrun, `[3]: ` of `unbroken logs`, the time of `kubectl logs --timestamps`, and
-`[pod/NAME/CONTAINER] ` of `--prefix`. `[rank3]:`, which torch itself writes, stays.
+Prefixes of tools are removed, because the agent's rules see the line as the worker wrote it. These
+are `[default0]:` of torchrun, `[3]: ` of `unbroken logs`, the time of `kubectl logs --timestamps`,
+and `[pod/NAME/CONTAINER] ` of `--prefix`. `[rank3]:`, which torch itself writes, stays.
 """
 
 from __future__ import annotations

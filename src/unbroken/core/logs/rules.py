@@ -4,10 +4,10 @@ One `LogRules` serves one node for one attempt. The fields mean what HyperPod's 
 its agent 1.1.3 define, with these differences:
 
 - Lines of every rank count, of stdout and stderr; `rule_config` decides which ranks *must* log.
-- Violations come at their deadline. A line that was written in time but read late still counts:
-  only a tick finds a hang, and a driver must pass on everything that can be read before it.
+- Violations come at their deadline. A line that was written in time but read late still counts.
+  Only a tick finds a hang, and a driver must pass on everything that can be read before the tick.
 - Values: see `values`.
-- When the rank that matched last ends well, the rule rests until another matches.
+- When the rank that matched last ends well, the rule pauses until another rank matches.
 
 A line's matches count before it stops rules. FAULTED stays for the attempt; HANGING and SLOW end
 with the next good line, and can come again.

@@ -6,7 +6,7 @@ to end on the same node again and again is not. A person's appeal keeps the evid
 older than it no longer count.
 
 Incidents are reported by programs of tenants, which control their exit codes and error texts. So an
-incident weighs little unless the kernel, NVML or a check found the node at fault on the same day, a
+incident weighs little unless the kernel, NVML or a check found the node at fault on the same day. A
 job counts once a day, and a namespace can never fill the limit.
 """
 

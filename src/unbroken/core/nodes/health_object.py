@@ -216,7 +216,8 @@ def fault_patch(
 
 
 def _advised(node: OwnNode) -> Iterable[Action]:
-    """Yield the actions that the labels already require, whoever set them."""
+    """Yield the actions that the labels already require, whether the daemon or a person set
+    them."""
     health = health_of(node.labels)
     if health == Health.PENDING_REPLACEMENT.value:
         yield Action.REPLACE

@@ -49,9 +49,11 @@ class Sampled:
     cpu_seconds: float
     """User and system time so far, of the worker and the processes below it."""
     io_bytes: int = 0
-    """Read and written so far, of the same; 0 where the kernel does not tell."""
+    """Bytes read and written so far, by the same processes; 0 if the kernel does not report
+    them."""
     waited_seconds: float = 0.0
-    """For a processor so far, of the main threads of the same; 0 where the kernel does not tell."""
+    """Seconds that their main threads have waited for a processor so far; 0 if the kernel does not
+    report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ WatchdogEvent = RankStarted | PageRead | Wrote | Sampled | Halted | Continued | 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Read page and output of these ranks now, and tell of each `PageRead`, and `Wrote` if there is
-    any; then /proc too, and tell `Sampled`, always last."""
+    """Read page and output of these ranks now. Report `PageRead` for each, and `Wrote` if there is
+    output. Then read /proc too, and report `Sampled`, always last."""
 
     ranks: tuple[int, ...]
     with_processes: bool = True

@@ -16,7 +16,7 @@ START_SECONDS = 600.0
 """Silence of a rank that still starts or learns, at most; one that works shows signs."""
 START_SPIN_SECONDS = 1800.0
 PHASE_SECONDS = 1800.0
-"""The same in a told phase that is new: the first checkpoint may take ten minutes and more."""
+"""The same in a reported phase that is new: the first checkpoint may take ten minutes and more."""
 STEPS_MIN, GAPS_MIN = 15, 3
 """Steps, and looks with steps in them, from which on the usual step is known."""
 STEP_SECONDS, STEP_FACTOR = 2.5, 2.5
@@ -30,7 +30,7 @@ LINES_MIN, LINES_SECONDS = 5, 25.0
 LINE_SECONDS, LINE_FACTOR = 10.0, 3.0
 LINE_ACT_SECONDS = 15.0
 SPIN_SECONDS = 60.0
-"""A rank that tells and prints nothing and spins so long is worth a look."""
+"""A rank that reports and prints nothing and spins so long is worth a look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Patience:
 
 
 def by_steps(rhythm: Rhythm, longest: float, steps: int, usual: float | None) -> Patience | None:
-    """For a rank that tells steps of `usual` seconds; None: too few so far."""
+    """Return the limits of a rank that reports steps of `usual` seconds; None: too few so far."""
     if steps < STEPS_MIN or rhythm.gaps < GAPS_MIN or usual is None:
         return None
     pause = PAUSE_FACTOR * longest * (1 + rhythm.mistakes / 2)

@@ -171,7 +171,8 @@ class Finiteness:
 
 
 def _first_bad(old: Page, new: Page, bad: int) -> int | None:
-    """The step of the first of so many bad calls, the newest, if each call told the next step."""
+    """Return the step of the first of the newest `bad` calls, if each call reported the next
+    step."""
     if new.step is None or old.step is None or new.step - old.step != new.calls - old.calls:
         return None
     return new.step - bad + 1

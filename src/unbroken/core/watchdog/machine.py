@@ -6,8 +6,8 @@ silent in each phase, and raises and clears alarms in its views.  It stops nothi
 - There is no alarm by silence before enough was seen.  Nor is there one in the start-up, in the
   first steps, or in the first visit of a phase.
 - Silence is judged only when /proc was read: `Sampled` ends each look that asks for it.
-- A caller that comes later than the deadline has stood still, perhaps with the whole machine.  That
-  time counts for no rank.
+- A caller that comes later than the deadline was paused, perhaps with the whole machine. That time
+  counts for no rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .rhythm import STEP_FLOOR_SECONDS
 from .taught import Taught
 
 STILL_SECONDS = 1.0
-"""A driver later than this stood still."""
+"""A driver later than this was paused."""
 TOGETHER_SECONDS = 0.1
 """Looks that are due so soon are made with the others."""
 

@@ -24,7 +24,7 @@ class PhaseRhythm:
 
 
 class Excuse:
-    """Time that is no part of a gap: the agent stood still, or the worker was stopped."""
+    """Time that is no part of a gap: the agent was paused, or the worker was stopped."""
 
     __slots__ = ("_seconds", "_until")
 

@@ -44,7 +44,7 @@ SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 END_FACTOR, END_SECONDS = 4.0, 300.0
 """Once a rank has ended, the others may be saving the last checkpoint."""
 SLOW_SECONDS = 60.0
-"""Without news of the phase that was slow, another that is not tells the end of it."""
+"""Without news of the slow phase for so long, another phase that is not slow ends the alarm."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 
 
@@ -79,8 +79,8 @@ class RankState:
         self._writes = 0
         """Looks with output."""
         self._sign_at = self._wrote_at = self._work_at = self._calm_at = now
-        """Last step or change of phase, output, work, and whatever is no spinning.  A time in which
-        the agent stood still is added to each of them."""
+        """Last step or change of phase, output, work, and activity that is no spinning. A time in
+        which the agent was paused is added to each of them."""
         self._has_written = self._has_worked = False
         self._step_excuse, self._output_excuse, self._save_excuse = Excuse(), Excuse(), Excuse()
         self._sample: tuple[float, Sampled] | None = None
@@ -358,7 +358,8 @@ class RankState:
             self._start_seconds.setdefault(source, now - self._began_at)
 
     def _is_rhythmic(self, verdict: SilenceVerdict | None) -> bool:
-        """True if it counts beside other ranks: one that has only a bound does in alarm."""
+        """True if it counts with other ranks; a rank that has only a bound counts while in
+        alarm."""
         is_silent = any(silence in self._alarms for silence in SILENCES)
         return verdict is not None and (is_silent or not verdict.is_early)
 
@@ -406,7 +407,7 @@ class RankState:
         return rhythm.allowed(LIMITS[source], self._floor_seconds)
 
     def _is_spinning(self) -> bool:
-        """Waits at full speed, or works: its processors tell nothing."""
+        """True if it waits at full speed, or works: its processors do not show which."""
         return self._sample is not None and self._sample[0] - self._calm_at >= PROCESS_SECONDS
 
     def _limits(self, verdict: SilenceVerdict) -> tuple[tuple[float, Detector, str], ...]:

@@ -1,9 +1,9 @@
 """Usual silence of a rank, learned from the gaps between its signs of life.
 
-An unseen kind of pause (the first evaluation, a stall of storage) cannot be told from a hang by
-time alone.  So the allowed silence is never shorter than a multiple of the longest gap seen,
-however rare that gap was.  Few gaps make the multiple larger, and a short history raises the least
-allowed silence.  A silence that was taken for a hang and was none is remembered with a margin.
+An unseen kind of pause (the first evaluation, a stall of storage) cannot be distinguished from a
+hang by time alone. So the allowed silence is never shorter than a multiple of the longest gap seen,
+however rare that gap was. Few gaps make the multiple larger, and a short history raises the least
+allowed silence. A silence that was taken for a hang and was none is remembered with a margin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CAUTION_SECONDS = 120.0
 MISTAKES_MAX = 6
 START_GAPS = 12
 REGULAR_FACTOR = 5.0
-"""Multiple of its longest gap for which a source that is no step must have been heard, to have a
+"""Multiple of its longest gap for which a source other than steps must have given signs, to have a
 rhythm."""
 
 
@@ -42,8 +42,9 @@ class SignSource(Enum):
 class SilenceLimits:
     """Limits for the silence of one source.
 
-    The rank is idle in it, or spins (about whole cores, steadily, nothing read or written), or
-    works at something; what looks like work needs a longer silence, a weak source a longer one."""
+    During it the rank is idle, or spins (about whole cores, steadily, nothing read or written), or
+    works at something. A rank that seems to work needs a longer silence, and so does a weak
+    source."""
 
     floor_seconds: float
     gaps: int

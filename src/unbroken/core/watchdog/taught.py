@@ -1,7 +1,7 @@
 """Knowledge of a rank from one attempt, for the next attempt of the same job.
 
 A hang soon after a restart, often the same one again, would not be found otherwise: every attempt
-would learn anew, and silence itself teaches nothing.
+would learn from the start, and silence itself teaches nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEVER = float("inf")
 START = Allowed(START_SECONDS, START_SPIN_SECONDS, _NEVER)
 """Silence of a rank of which nothing is known yet."""
 NEW_PHASE = Allowed(PHASE_SECONDS, PHASE_SECONDS, _NEVER)
-"""Silence in a phase that the script has told and that is new: it may be a long checkpoint."""
+"""Silence in a new phase that the script has reported: it may be a long checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

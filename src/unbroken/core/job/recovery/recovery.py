@@ -24,7 +24,7 @@ from .incidents import culprit
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
 CRASHES = 3
-"""Container ends before its agent was heard after which a pod is replaced, at the cost of a
+"""Ends of a container before its agent reports, after which the pod is replaced at the cost of a
 restart.
 
 Without this limit the kubelet would start the container for ever.

@@ -114,8 +114,9 @@ def as_reason(text: str) -> str:
 
 
 def reason_of(signal: Signal) -> str:
-    """Reason of the condition: the class of the fault; of a log rule the agent's reason, and of a
-    worker that was killed the signal's name, which says more in the one word of a column."""
+    """Return the reason of the condition: the class of the fault. For a log rule it is the agent's
+    reason. For a worker that was killed it is the signal's name, which says more in the one word of
+    a column."""
     if signal.fault == FaultKind.LOG_RULE.value:
         return as_reason(signal.text.partition(":")[0])
     number = (signal.exit_code or 0) - 128

@@ -1,9 +1,9 @@
 """Activity of ranks between two looks, by counters of the kernel that looks do not change.
 
-A look sees two moments.  An evaluation that waits for a GPU in each batch, or a script that asks
-every second whether a file has come, is in the same place in both.  A process that hangs is not
-given a processor by itself, but for threads of libraries that wake up now and then; one that loops
-for ever does not take memory.
+A look sees two moments. An evaluation that waits for a GPU in each batch is in the same place in
+both. So is a script that asks every second whether a file has come. A process that hangs gets no
+processor, except for threads of libraries that wake up now and then. A process that loops for ever
+does not take memory.
 """
 
 from __future__ import annotations

@@ -51,20 +51,20 @@ the same functions by chance."""
 SPIN_PAUSE_SECONDS = 10.0
 """Between these."""
 CONFIRM_SECONDS = 3.0
-"""For a look at ranks that the one before has shown to stand still."""
+"""Seconds for a look at ranks that the look before has shown not to move."""
 SECONDS_MAX = 16.0
 """For the agents of a busy machine, after looks that did not end in time."""
 LATE_PAUSE_SECONDS = 3.0
 """Between looks at ranks that are late, at least; they double while all is well."""
 STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 4.0, 5.0
-"""Before the next look at ranks that stand still, and that may only be slow: what they do meanwhile
-is told by counters."""
+"""Seconds before the next look at ranks that do not move, and at ranks that may only be slow.
+Counters show what they do meanwhile."""
 WORK_PAUSE_SECONDS = 60.0
-"""Between looks at most, where only looks can tell."""
+"""Most seconds between looks, if looks are the only sign."""
 UNREACHED_SECONDS = 5.0
-"""Ranks that all wait for each other are given this, where agents do not reach each other either:
-by then connections have failed for about ten seconds, longer than the lease of a node that is cut
-off from everybody."""
+"""Seconds for ranks that all wait for each other, if agents do not reach each other either. By then
+connections have failed for about ten seconds, longer than the lease of a node that is cut off from
+everybody."""
 DISMISSED = "StallDismissed"
 _STOPPED = ("T", "t", "")
 _STUCK = ("D", "")
@@ -346,8 +346,8 @@ class Examination:
     def _times(self, since: float) -> float:
         """Return the factor of time for a silence like those that restarts have not ended.
 
-        A pause of the script comes again after each restart.  Whoever was named for it may have
-        been at work, so that it must not be stopped as soon again."""
+        A pause of the script comes again after each restart. The rank that was named for it may
+        have been at work, so it must not be stopped as soon again."""
         state, count = self._state, 0
         step = before(state.watched, since)["step"]
         for one in reversed(state.closed_incidents()):
@@ -473,9 +473,9 @@ class Examination:
 
 
 def _is_still_too_long(watch: RankWatch | None, now: float) -> bool:
-    """True if a rank that stands still does so for too long by its own account.
+    """True if a rank that does not move has done so for too long by its own limits.
 
-    One that tells nothing has none.  In a start-up and in a new phase silence is usual: rank 0
+    A rank that reports nothing has none. In a start-up and in a new phase silence is usual: rank 0
     evaluates, saves or prepares data there while the others wait."""
     if watch is None or watch.late_since is not None:
         return True

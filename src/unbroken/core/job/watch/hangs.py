@@ -24,15 +24,15 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Tally:
-    """Nodes of the attempt by what they say of a rule."""
+    """Nodes of the attempt by the state of a rule on them."""
 
     silent: int = 0
-    """Never heard it."""
+    """Never had a match."""
     silent_past: int = 0
-    """Never heard it, and are past its start cut-off."""
+    """Never had a match, and are past its start cut-off."""
     hearing: int = 0
     lost: int = 0
-    """Heard it once, and no longer."""
+    """Had a match once, and no longer."""
 
     def add(self, view: RuleView, count: int) -> None:
         is_hanging = view.state is RuleState.HANGING
@@ -46,7 +46,8 @@ class Tally:
             self.hearing += count
 
     def hangs(self, nnodes: int) -> bool:
-        """Nodes that heard the rule must all have lost it, or none ever heard it in time."""
+        """True if matches have stopped on all nodes that had one, or if no node ever had one in
+        time."""
         if self.silent + self.silent_past + self.hearing + self.lost < nnodes or self.hearing:
             return False
         return bool(self.lost) or not self.silent
@@ -85,7 +86,7 @@ class Hangs:
         return [self._sign(key, now) for key in hanging]
 
     def _sign(self, key: Key, now: float) -> Signal:
-        """By the rank that was heard last, where any was."""
+        """Return the sign of the rank that matched last, if any did."""
         told = ((uid, dict(shared(views)).get(key)) for uid, views in self._views.items())
         said = {uid: view for uid, view in told if view is not None}
         uid = max(said, key=lambda uid: said[uid].last_match_at or 0.0)

@@ -1,8 +1,8 @@
 """Limits of a silence before looks end the attempt, by what the looks have shown.
 
 To stop a healthy job costs more than to find a hang late.  So only a rank that others wait for, and
-that is named in look after look, is stopped soon.  A job of which nobody is named is stopped soon
-only if no rank has done anything since the look before: an evaluation of all ranks works.
+that is named in several looks in a row, is stopped soon. A job without a named rank is stopped soon
+only if no rank has done anything since the look before. An evaluation of all ranks works.
 """
 
 from __future__ import annotations

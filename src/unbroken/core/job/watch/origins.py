@@ -14,7 +14,8 @@ from unbroken.wire.observation import Alarm, RankWatch
 RankPlace = tuple[PodUid, int]
 """A rank in its pod."""
 SAME_SECONDS = 1.0
-"""Alarms without a step are told apart no better: so far are two looks of an agent."""
+"""Alarms without a step cannot be ordered more exactly: this is the time between two looks of an
+agent."""
 SLOWER = 1.25
 """Than the others, by the step."""
 
@@ -34,7 +35,7 @@ class AlarmOrigin:
 def first_ranks(
     alarms: Mapping[RankPlace, Alarm], watch: Mapping[RankPlace, RankWatch]
 ) -> AlarmOrigin:
-    """The ranks on which it was first, by the step where all tell one."""
+    """Return the ranks on which it was first, by the step if all report one."""
     steps = {place: alarm.step for place, alarm in alarms.items() if alarm.step is not None}
     if len(steps) == len(alarms):
         low: float = min(steps.values())

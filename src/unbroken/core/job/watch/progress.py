@@ -47,8 +47,9 @@ def made(
 ) -> str:
     """Describe the progress of the attempt that broke; empty: it made none.
 
-    `step` is the newest that its ranks reported, `found` are the signs of its fault, `earlier` the
-    job's incidents before it in order of number, and `ran_seconds` how long all of it ran.
+    `step` is the newest that its ranks reported, and `found` are the signs of its fault. `earlier`
+    are the job's incidents before it in order of number, and `ran_seconds` is how long all of it
+    ran.
 
     A step is progress if it is newer than every step of earlier attempts.  For a script that
     reports no steps, the step of the snapshot or checkpoint that the attempt began with stands for
@@ -74,7 +75,7 @@ def _newest(steps: Iterable[int | None]) -> int | None:
 
 
 def first_step(watch: Iterable[RankWatch]) -> tuple[int, float | None] | None:
-    """The earliest step that is told, and when it was made; None: none is."""
+    """Return the earliest step that is reported, and when it was made; None: none is."""
     told = [
         (rank.step if rank.first_step is None else rank.first_step, rank.step_at)
         for rank in watch

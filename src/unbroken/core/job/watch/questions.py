@@ -10,7 +10,7 @@ from unbroken.core.job.state import JobState
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 
 GRACE_SECONDS = 0.5
-"""For the answers to come, beside the time that the agents have."""
+"""Seconds for the answers to arrive, in addition to the agents' time."""
 
 
 @dataclass(slots=True)

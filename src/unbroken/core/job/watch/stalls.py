@@ -31,8 +31,8 @@ EVENTS_MAX = 5
 SPIN_SECONDS = 30.0
 """A rank that computes in one place is given at least this, more than one that waits."""
 NOBODY_SECONDS = 60.0
-"""Ranks that all wait for each other are given at least this: links that flap come back within 30 s
-as a rule, and a rank that was late is on its way."""
+"""Least seconds for ranks that all wait for each other. Links that flap come back within 30 s as a
+rule, and a rank that was late is on its way."""
 PATIENCE_TIMES = 3.0
 """And both so many times what is usual, but no more than this unless that is usual."""
 PATIENCE_SECONDS_MAX = 600.0
@@ -192,7 +192,7 @@ class Stalls:
         )
 
     def _begin(self, now: float) -> None:
-        """Hear the agents anew when another attempt runs."""
+        """Collect the agents' reports again when another attempt runs."""
         order = self._state.gang.order
         if order is None or order.attempt == self._attempt:
             return
@@ -256,7 +256,7 @@ class Stalls:
             self._close(detector, is_right=False)
 
     def _compare(self, detector: Detector, now: float) -> None:
-        """Wait for the others, and no longer than until all are heard."""
+        """Wait for the others, at most until all have reported."""
         if detector not in self._episodes:
             self._episodes.add(detector)
             self._due[detector] = now + COMPARE_SECONDS

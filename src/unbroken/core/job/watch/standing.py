@@ -1,11 +1,10 @@
 """Ranks that do not move from look to look, while no rank makes a step: a certain hang.
 
-A single look cannot tell a pause from a hang.  Two can, where ranks wait in a collective for others
-that are elsewhere: if no rank has made a step, and those others are where they were, and have done
-nothing since (`activity`).
-How long they are given depends on what they wait for: slow storage and a slow peer look like a hang
-for a while.  If every rank waits in a collective and none moves, the job hangs as well: a message
-was lost, or different collectives were called.
+A single look cannot distinguish a pause from a hang. Two can, if ranks wait in a collective for
+others that are elsewhere. It is a hang if no rank has made a step, and those others are where they
+were, and have done nothing since (`activity`). How long they are given depends on what they wait
+for: slow storage and a slow peer look like a hang for a while. If every rank waits in a collective
+and none moves, the job hangs as well: a message was lost, or different collectives were called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The straggler of a job in which all ranks became slow together.
 
-Ranks that train in step have the same step time, whoever causes it.  But the rank that causes it
-does not wait for its peers, while they wait for it in each step.  So the stacks of all ranks are
+Ranks that train in step have the same step time, whichever rank causes it. But the rank that causes
+it does not wait for its peers, while they wait for it in each step. So the stacks of all ranks are
 sampled for a while, and the shares of samples in which they wait are compared.
 """
 
@@ -67,7 +67,8 @@ class Stragglers:
 
 
 def stragglers(ranks: Mapping[int, RankEvidence], world: int) -> tuple[int, ...]:
-    """The ranks that nearly never wait, while the others often do; none, if they cannot be told.
+    """Return the ranks that nearly never wait, while the others often do; none if they cannot be
+    determined.
 
     A rank of which nothing is known may be the one, so that all of `world` must be sampled."""
     if len(ranks) < world or any(one.samples < SAMPLES_MIN for one in ranks.values()):

@@ -1,5 +1,5 @@
-"""Pods of the attempt whose agents cannot connect to another pod's agent, while the operator hears
-both: the network between them is broken, or closed."""
+"""Pods of the attempt whose agents cannot connect to another pod's agent, while the operator
+reaches both: the network between them is broken, or closed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Unreached:
                 self._state.record_event(NOT_REACHABLE, self._text(member), is_warning=True)
 
     def worst(self) -> tuple[Member, str] | None:
-        """Return the pod that most pods do not reach, or that reaches none, and what is seen; of
-        two that only do not reach each other, the one with the higher rank."""
+        """Return the pod that most pods do not reach, or that reaches none, and what is seen. Of
+        two that only do not reach each other, it is the one with the higher rank."""
         members, counts = self._state.roster.members, Counter[PodUid]()
         for uid in self._since:
             parent = self._parent(uid)

@@ -46,7 +46,7 @@ def rounds_of_links(count: int) -> list[list[DevicePair]]:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A device, or the link between two devices, that is slow beside its equals."""
+    """A device, or the link between two devices, that is slower than its equals."""
 
     devices: tuple[int, ...]
     """One: the device; two: only the link between them."""
@@ -91,7 +91,7 @@ def _touches(pair: DevicePair, others: Collection[DevicePair]) -> bool:
 
 
 def slow_lanes(speeds: Mapping[int, float]) -> list[Slow]:
-    """Return the devices whose link to the same device of another node is slow beside the others,
+    """Return the devices whose link to the same device of another node is slower than the others,
     from the GB/s of each device."""
     if len(speeds) < LEAST:
         return []

@@ -91,7 +91,7 @@ class Measured:
     latency: float | None = None
     """Microseconds, the higher one of the two measurements."""
     slow: str = ""
-    """The device whose link is slow beside the others or wrong, in words; empty: none is."""
+    """The device whose link is slower than the others or wrong, in words; empty: none is."""
     is_nccl: bool = False
     """True if it was measured with GPUs."""
 

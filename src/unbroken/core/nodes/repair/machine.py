@@ -161,8 +161,8 @@ class Repairer:
     # Facts seen of a node.
 
     def _hold_against(self, node: RepairNode, now: float) -> None:
-        """Add faults and losses to the node's blame, whoever repairs it; those since an order are
-        caused by it."""
+        """Add faults and losses to the node's blame, also if a person repairs it. Those since an
+        order are caused by it."""
         record = self._facts.record(node.name)
         repair = record.repair
         until = math.inf
