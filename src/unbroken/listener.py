@@ -1,10 +1,10 @@
 """Listening sockets for HTTP, with or without TLS, and bounds on the connections of a server.
 
-aiohttp alone keeps a half-sent request for ever, so that a stranger can use up a program's file
-descriptors. Here a connection is a stranger's until one of its requests is admitted, which must
-happen within some seconds. When there are too many connections, the oldest stranger makes room for
-a new one, then the oldest connection that waits for its next request. A connection whose admitted
-request is being answered (a watch, a link, a transfer) is never closed for another.
+aiohttp alone keeps a half-sent request for ever, so that an untrusted client can use up a program's
+file descriptors. Here a connection is untrusted until one of its requests is admitted, which must
+happen within some seconds. When there are too many connections, the oldest untrusted one makes room
+for a new one, then the oldest that waits for its next request. A connection whose admitted request
+is being answered (a watch, a link, a transfer) is never closed for another.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Connections:
         self._options = {"access_log": None, **options}
         self._listening: list[socket.socket] = []
         self._strangers: dict[_Connection, asyncio.TimerHandle] = {}
-        """Connections of strangers, the oldest first, as in `_idle`."""
+        """Untrusted connections, the oldest first, as in `_idle`."""
         self._idle: dict[_Connection, None] = {}
         self._in_use: set[_Connection] = set()
 
@@ -170,8 +170,7 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a defect of this project. A stranger's bad bytes are none: they could fill the
-        log."""
+        """Log a defect of this project. Bad bytes of a client are none: they could fill the log."""
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
@@ -186,7 +185,7 @@ class _Connection(web.RequestHandler):
 
 
 def admitted(request: web.BaseRequest) -> None:
-    """Keep the connection of a request open until it is answered: no stranger sent it."""
+    """Keep the connection of a request open until it is answered: its client is trusted."""
     connection = request.protocol
     if isinstance(connection, _Connection) and connection.transport is not None:
         connection.connections.use(connection)

@@ -2,7 +2,7 @@
 
 `spec.job.launch` lists the commands that it takes over. The agent has a Python and packages of its
 own (`deploy/relocatable.py`). Workers run on the image's Python, which finds only the package
-`unbroken` beside its own packages.
+`unbroken` in addition to its own packages.
 """
 
 from __future__ import annotations

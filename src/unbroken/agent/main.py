@@ -2,9 +2,9 @@
 
 Exit codes:
 
-- 0: the operator, or a signal after its workers had succeeded, shut it down;
-- 128 + n: signal n ended it before that;
-- 137: the agent itself was killed;
+- 0: the operator, or a signal after its workers had succeeded, shut it down.
+- 128 + n: signal n ended it before that.
+- 137: the agent itself was killed.
 - 2: wrong usage.
 
 Slow imports wait until the options are valid.

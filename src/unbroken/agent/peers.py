@@ -1,4 +1,4 @@
-"""The agent's questions to its parent in the tree of an attempt, while no operator is heard.
+"""The agent's questions to its parent in the tree of an attempt, while no operator answers.
 
 From the start on it also checks whether the parent can be connected to at all.
 """
@@ -50,7 +50,7 @@ class PeerQuestions:
         self.unreached = ""
         """The parent's address, after two connections to it in a row have failed."""
         self._renewed_at = self._asked_at = -math.inf
-        """Times at which an operator, and a child, was last heard."""
+        """Times of the last message of an operator, and of a child."""
 
     def begin(self, command: StartCommand) -> None:
         """Begin with the attempt of a start, if its workers hold a lease."""
@@ -68,7 +68,7 @@ class PeerQuestions:
         self._tree, self._tasks, self.unreached = None, [], ""
 
     def renewed(self, now: float) -> None:
-        """Note that an operator was heard."""
+        """Note that an operator answered."""
         self._renewed_at = now
 
     def answer_child(self, question: PeerQuestion) -> PeerAnswer | None:

@@ -1,12 +1,12 @@
 """`torchrun --rdzv-backend=unbroken`: plain torchrun takes its ranks from the operator.
 
-Inside torchrun's process a thread serves the agent's API on AGENT_HOST:AGENT_PORT; a rendezvous
-waits for `/start`. torchrun keeps its workers, so this is as quick and as exact as its hooks are:
+Inside torchrun's process a thread serves the agent's API on AGENT_HOST:AGENT_PORT. A rendezvous
+waits for `/start`. torchrun keeps its workers, so this is only as quick and as exact as its hooks:
 
 - A stop makes torchrun restart its workers at its next look (`--monitor-interval`, 0.1 s): SIGTERM,
   then SIGKILL after torchrun's own time. A graceful stop is a stop.
-- A failed worker is reported at once, and restarted in its pod only while `--max-restarts` lasts;
-  without it, torchrun ends and its container starts again.
+- A failed worker is reported at once, and restarted in its pod only while `--max-restarts` lasts.
+  Without restarts left, torchrun ends and its container starts again.
 - After success torchrun waits until the job releases it.
 - Workers inherit JOB_RESTART_COUNT; TORCHELASTIC_RESTART_COUNT counts torchrun's own restarts.
 
@@ -207,8 +207,8 @@ class TorchWorkers:
     def next_start(self) -> StartCommand | str:
         """Wait for the next start, in torchrun's thread; nothing of the last attempt is alive.
 
-        At the first call there was no attempt, but a start may be waiting already: torchrun can
-        take longer to come here than the operator takes to find the agent ready.
+        At the first call there was no attempt, but a start may be waiting already. The operator may
+        find the agent ready before torchrun comes here.
         """
         if self._given is not None:
             self._call_in_loop(self._stopped)

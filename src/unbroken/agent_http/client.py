@@ -131,7 +131,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkResources:
-    """Resources that the links of one program share, and the handler of strangers."""
+    """Resources that the links of one program share, and the handler of agents without a proof."""
 
     session: aiohttp.ClientSession | None = None
     """None: each link opens a session of its own."""
@@ -217,7 +217,7 @@ class AgentLink:
             self._has_command.set()
 
     def silent_seconds(self) -> float:
-        """Return the seconds since the agent was last heard."""
+        """Return the seconds since the last message of the agent."""
         return self._now() - self._received_at
 
     def forget(self) -> None:

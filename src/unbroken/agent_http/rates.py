@@ -23,7 +23,7 @@ of agents.
 WAIT_SECONDS_MAX = 5.0
 """Seconds, at most, that an agent waits unread; its further debt is dropped."""
 HEAVY_BYTES = 16 * 1024
-"""Longest message, in bytes, that is read beside others.
+"""Longest message, in bytes, that is read at the same time as others.
 
 Longer messages of a job are read one at a time, and other jobs get their turn between, as one may
 take 50 ms.

@@ -1,7 +1,7 @@
 """HTTP client sessions that connect to the given address, and to no other.
 
 Every client of the project has its session from here, except for the Kubernetes API's
-(`kube/transport`), which keeps the same rules. A server may be a stranger's: it must not be able to
+(`kube/transport`), which keeps the same rules. A server may be untrusted: it must not be able to
 send this program anywhere else, nor fill its memory with few bytes.
 """
 

@@ -47,8 +47,8 @@ class JobKind:
     is_part: bool = False
     """A job of this kind that anything controls is resumed by its controller alone."""
     restarts_by_suspension: bool = False
-    """Auto-resume suspends the job until its pods are gone; it deletes no pods, because whoever
-    makes them counts a deleted pod as a failure."""
+    """Auto-resume suspends the job until its pods are gone; it deletes no pods, because their
+    controller counts a deleted pod as a failure."""
 
     @property
     def path(self) -> str:

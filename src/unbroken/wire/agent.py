@@ -224,7 +224,7 @@ class StartCommand:
     """Seconds without renewal of their lease after which the workers end (`core.agent.lease`); 0:
     they need none."""
     parent: str = ""
-    """`host:port` of the agent that vouches for the attempt while no operator is heard; empty: this
+    """`host:port` of the agent that vouches for the attempt while no operator answers; empty: this
     agent is the first, or there is no lease."""
 
 
@@ -232,7 +232,7 @@ class StartCommand:
 class StopCommand:
     """Stop all workers of `attempt` and of earlier ones, and be ready for the next.
 
-    `attempt` None (a stranger's plain `/stop`): whatever runs.
+    `attempt` None (a plain `/stop` of another client): everything that runs.
     """
 
     attempt: int | None = None

@@ -50,8 +50,9 @@ class EvidenceError(PeerError):
 def encode_report(report: AgentReport) -> str:
     """Return a frame of the link, which is also the body of `GET /v1/report`.
 
-    A report that is too long loses, in this order: its progress, the lines of all faults but the
-    first few, the lines that log rules matched, the lines of all faults, the metrics.
+    A report that is too long loses parts in this order: its progress, the lines of all faults but
+    the first few, the lines that log rules matched. Then it loses the lines of all faults, and the
+    metrics.
     """
     frame, longest = _report_frame(report), report_bytes_max(report.nproc)
     for shorter in _SHORTER:

@@ -39,7 +39,7 @@ SNAPSHOT_OPEN = "snapshot_open"
 Every answer about snapshots may have `error` instead.
 """
 SNAPSHOT_SLOT = "snapshot_slot"
-"""Ours: one descriptor beside it."""
+"""Ours: with one descriptor."""
 SNAPSHOT_SAVED = "snapshot_saved"
 """Ours: `name`, `rank`, `attempt`, `slot`, `step`; answered with `snapshot_kept`."""
 SNAPSHOT_USED = "snapshot_used"

@@ -1,4 +1,4 @@
-"""Questions and answers between agents of an attempt while no operator is heard
+"""Questions and answers between agents of an attempt while no operator answers
 (`core.agent.peers`)."""
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class RankEvidence:
     waiting: int = 0
     """Samples in which the main thread waited for its peers."""
     activity_before: Activity | None = None
-    """As the look began; None: the kernel does not tell it."""
+    """Activity when the look began; None: the kernel does not report it."""
     activity_after: Activity | None = None
     """Once the look no longer interrupted the process; None: not measured."""
 

@@ -7,9 +7,9 @@
 | 4096 | body: tensors, each at a multiple of 64, then the structure that holds them |
 | 4096 + capacity | table: CRC-32 of each 16 MiB of the body |
 
-A writer zeroes both headers before it touches the body, so that a torn body has none.  A header is
-valid by its own checksum.  With the first alone the body is whole by the order of writing (the
-kernel keeps what a killed process wrote); with the second what changed later is found as well.
+A writer zeroes both headers before it touches the body, so that a torn body has none. A header is
+valid by its own checksum. If only the first header is valid, the body is whole by the order of
+writing: the kernel keeps what a killed process wrote. The second header shows later changes, too.
 
 CRC-32 is zlib's: 5.5 GB/s on a core, against 3.6 of Adler-32 and 0.8 of BLAKE2b (Python 3.11,
 256 MiB), and it misses no burst of up to 32 bits.

@@ -1,7 +1,7 @@
 """Messages of the agent to a template process and to the workers parked by it.
 
-Each message is one datagram of a SOCK_SEQPACKET pair: a JSON object with a `type`, and descriptors
-beside it.  docs/design/fast-recovery.md says how they are used.
+Each message is one datagram of a SOCK_SEQPACKET pair: a JSON object with a `type`, and descriptors.
+docs/design/fast-recovery.md says how they are used.
 
 | way | type | keys | descriptors |
 |---|---|---|---|
@@ -19,8 +19,8 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 `import` comes first, with `more` if another one follows, and later with what else is to be
 imported.  `is_given` means that the job named the modules; then any module is admitted.
 
-- `import` is answered with `ready` (how many modules, and which were left out, with why) or with
-  `unsafe`.
+- `import` is answered with `ready` or `unsafe`. `ready` says how many modules were imported, and
+  which were left out, with why.
 - `park` is answered with `parked` when the worker is a child of the agent and leads its session, or
   with `unsafe`.
 - `check` is answered with `fresh`, or with `stale` and a file that has changed since its import.

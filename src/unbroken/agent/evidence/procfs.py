@@ -22,7 +22,7 @@ class Stat:
     cpu_seconds: float
     program: int = 0
     """Address of the stack, by chance another one for each program that is started; a fork that
-    starts no program keeps it.  0: the kernel does not tell it."""
+    starts no program keeps it. 0: the kernel does not report it."""
     faults: int = 0
     """Page faults, minor and major."""
     children_seconds: float = 0.0
@@ -66,8 +66,8 @@ def waited_seconds(pid: int) -> float:
 
 
 def main_thread(pid: int) -> tuple[float, int] | None:
-    """Processor seconds of its main thread, and how often that was given a processor; None: not
-    told.  `/proc/PID/stat` has hundredths of a second only, and those of all threads."""
+    """Processor seconds of its main thread, and how often it was given a processor; None: not
+    known. `/proc/PID/stat` has hundredths of a second only, and those of all threads."""
     fields = _read(f"/proc/{pid}/schedstat").split()
     # Kernels without CONFIG_SCHED_INFO write zeros.
     if len(fields) < 3 or fields[2] == "0":

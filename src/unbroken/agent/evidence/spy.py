@@ -55,7 +55,7 @@ class Stacks:
 
 
 def program() -> str:
-    """Return the path of py-spy: beside the interpreter, where pip puts it, or in the path. Raises
+    """Return the path of py-spy: next to the interpreter, where pip puts it, or in the path. Raises
     WorldError."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     result = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -4,10 +4,10 @@ Annotation `unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RUL
 others.
 
 - `some`, the default of this operator: the job as a whole must log. A match of any rank of any node
-  feeds the rule, and it hangs only when no node has a match any more. So a loss that rank 0 alone
-  logs, or the last rank alone as in Megatron, is no hang of the silent nodes.
+  feeds the rule, and it hangs only when no node has a match any more. So if rank 0 alone logs the
+  loss, or the last rank alone as in Megatron, the silent nodes do not hang.
 - `node`, the meaning of the HyperPod agent, which reads local rank 0 of each node: some rank of
-  each node must log. It applies if no word is given, that is under another operator.
+  each node must log. It applies if no word is given, that is, under another operator.
 - `every`: each rank must log.
 - `0,8,16`: each of these ranks must log; lines of other ranks do not count.
 

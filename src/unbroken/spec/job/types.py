@@ -200,8 +200,8 @@ class JobOptions:
     fence_by: FenceBy = FenceBy.LEASE
     """Proof that the workers of an unreachable node have ended."""
     lease_seconds: float = LEASE_SECONDS
-    """With `fence_by` LEASE: seconds that workers run while neither the operator nor all peers are
-    heard."""
+    """With `fence_by` LEASE: seconds that workers run while neither the operator nor all peers
+    answer."""
     agent: AgentSource = AgentSource.IMAGE
 
 

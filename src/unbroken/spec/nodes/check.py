@@ -77,7 +77,7 @@ class NodeCheckSpec:
     reason: str = ""
     """Author and reason of the check, in words."""
     is_forced: bool = False
-    """Test nodes beside the pods that train there; otherwise wait for a busy node."""
+    """Test nodes while pods train there; otherwise wait for a busy node."""
     timeout_seconds: Annotated[int, Limits(minimum=1)] = 7200
 
 

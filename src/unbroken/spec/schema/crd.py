@@ -167,8 +167,8 @@ RULES: Mapping[tuple[type, str], Mapping[str, str]] = {
 """Rules in CEL and their messages, by record and field; no field: the record.  Each is one that
 `parse_job` has, too (tests/spec/test_spec_cel.py).
 
-None is about a job's name, which CEL sees from the root of the object alone: such a rule holds for
-every write (tried on 1.36.4), so that a job stored before the rule could not lose a finalizer.
+None is about a job's name, which CEL sees from the root of the object alone. Such a rule holds for
+every write (tried on 1.36.4), so a job stored before the rule could not lose a finalizer.
 """
 
 
