@@ -31,7 +31,8 @@ log = Log(__name__)
 
 CLOSING_SECONDS = 2.0
 LIMITS = Limits(256, BODY_SECONDS + 5.0)
-"""Each connection may hold a body of 1 MiB; a client whose body comes too slowly is told so."""
+"""Each connection may hold a body of 1 MiB; a client whose body comes too slowly gets an error that
+says so."""
 IDLE_SECONDS = 10.0
 """Until a connection without a whole request head is closed; boto3 opens another one."""
 LINGERING_SECONDS = 1.0
@@ -181,7 +182,7 @@ def _times(files: Tls) -> tuple[int, ...]:
 
 
 def _http_log() -> logging.Logger:
-    """The log of the HTTP server, without a traceback for each stranger who speaks no HTTP."""
+    """The log of the HTTP server, without a traceback for each client that speaks no HTTP."""
     logger = logging.getLogger(f"{__name__}.http")
     if not logger.filters:
         logger.addFilter(_is_ours)

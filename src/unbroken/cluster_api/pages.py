@@ -1,7 +1,7 @@
 """Lists in order and in pages.  Pure.
 
-A NextToken says after which item the next page begins, and of which list it is: what was added or
-deleted meanwhile makes no item appear twice or be left out.
+A NextToken says after which item the next page begins, and of which list it is. So no item appears
+twice or is left out when others are added or deleted meanwhile.
 """
 
 from __future__ import annotations

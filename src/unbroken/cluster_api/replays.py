@@ -3,14 +3,15 @@
 Signature Version 4 alone takes a captured request again for as long as its time is recent.  Here:
 
 - Calls that only read (Describe..., List...) are answered again.  boto3 signs two equal calls
-  within a second with one signature, so they cannot be told from a replay.  They change nothing.
-- A call that changes something is carried out once per signature.  A repeat is refused with the
-  error that AWS has for a call that comes while an equal one is under way: ResourceInUse for
-  CreateCluster, ConflictException for others.  boto3 and the aws CLI do not retry these errors.
+  within a second with one signature, so they look like a replay. They change nothing.
+- A call that changes something is carried out once per signature. A repeat is refused with AWS's
+  error for a call that comes while an equal one is in progress. That is ResourceInUse for
+  CreateCluster, ConflictException for others. boto3 and the aws CLI do not retry these errors.
 - A client that makes an equal call within the same second signs it alike.  For `RETRY_SECONDS` such
-  a repeat gets ThrottlingException: boto3 and the aws CLI try again by themselves, and sign anew.
+  a repeat gets ThrottlingException: boto3 and the aws CLI retry by themselves, with a new
+  signature.
 - A call that was refused or failed has changed nothing, and clients repeat it.  Its signature is
-  good again for `RETRY_SECONDS`: a client's clock gives a later retry another signature.
+  valid again for `RETRY_SECONDS`. A later retry has another signature by the client's clock.
 - A signature older than this server is refused for calls that change something: an earlier server
   of this address may have carried it out.
 - Memory is bounded for each key.  While it is full, calls of that key that change something are

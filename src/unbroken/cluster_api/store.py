@@ -1,7 +1,7 @@
 """Cluster objects and what belongs to them, read from and written to the Kubernetes API.
 
-Every request reads anew, so that a client finds what it has just written; changes are made to the
-version that was read, and made again where somebody was faster.
+Every request reads the objects again, so that a client finds what it has just written. Changes are
+made to the version that was read, and made again if another writer was faster.
 """
 
 from __future__ import annotations

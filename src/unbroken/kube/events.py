@@ -123,7 +123,7 @@ class Correlator:
 
 
 class EventRecorder:
-    """Sends events in the background; `run` it beside the code that records.
+    """Sends events in the background; `run` it together with the code that records.
 
     `component` and `host` name the reporter ("kubelet", "node-1").
     """

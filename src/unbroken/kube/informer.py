@@ -1,7 +1,7 @@
 """A copy of one kind's objects, kept current by list and watch.
 
-`Informer.run` never ends by itself: it lists, watches from the list's version, resumes after a
-break from the last version it saw, and lists again when the server has forgotten that version.
+`Informer.run` never ends by itself. It lists, and watches from the list's version. After a break it
+resumes from the last version it saw, and lists again when the server has forgotten that version.
 """
 
 from __future__ import annotations

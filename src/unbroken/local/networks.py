@@ -74,8 +74,8 @@ def _is_stopped(holder: str) -> bool:
 def _folder() -> Path:
     """The folder of this user's claims.
 
-    It does not depend on the shell: two shells with other variables would give one block twice.
-    Hence the home folder of the user's entry, and XDG_RUNTIME_DIR only where there is none.
+    It does not depend on the shell: two shells with other variables would give one block twice. So
+    it is in the home folder of the user's entry, and in XDG_RUNTIME_DIR only if there is none.
     """
     if CLAIMS is not None:
         return CLAIMS / "networks"

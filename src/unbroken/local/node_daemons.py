@@ -1,4 +1,4 @@
-"""The daemon beside each node of the local cluster.
+"""The daemon of each node of the local cluster.
 
 Its node has no kernel and no GPUs of its own, so files in the node's directory simulate them:
 `kernel.log`, `libnvidia-ml.so.1`, and the file system below `host`. Faults of the host machine are

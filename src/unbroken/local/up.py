@@ -175,7 +175,7 @@ def _programs(
     informers: Informers,
     metrics: OperatorMetrics,
 ) -> Iterator[Coroutine[None, None, None]]:
-    """Yield the programs beside the API server and the nodes."""
+    """Yield the programs other than the API server and the nodes."""
     controllers = ControllerOptions(
         volume_directory=paths.directory / "volumes", node_grace_seconds=options.for_nodes()[1]
     )

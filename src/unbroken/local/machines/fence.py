@@ -1,7 +1,7 @@
-"""Tells that nothing of a node runs, by the taint that is known for it, and removes its pods.
+"""Sets the known taint that says that nothing of a node runs, and removes its pods.
 
-The taint is `node.kubernetes.io/out-of-service`, as whoever repairs the nodes of a real cluster
-gives it; the pods of such a node are removed, as Kubernetes' own collector does.
+The taint is `node.kubernetes.io/out-of-service`, as the repairer of a real cluster's nodes sets it.
+The pods of such a node are removed, as Kubernetes' own collector does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fence:
         self._pods = pods
 
     async def prove(self, node: Node) -> None:
-        """Go on with the fence of a node of which nothing runs; asked again when pods have gone.
+        """Continue the fence of a node of which nothing runs; asked again when pods have gone.
 
         With the last pod goes what asked for the fence, unless the node has no power anyway.
         """

@@ -1,4 +1,4 @@
-"""The processes of one machine: its node, its lifecycle scripts, and the programs beside the node.
+"""The processes of one machine: its node, its lifecycle scripts, and other programs.
 
 The pool orders it to switch on, to cut and to reset; a callback reports its progress. Cancelling it
 leaves pods and scripts running, for the next pool to find.
@@ -39,8 +39,8 @@ SETTLED_SECONDS = 60.0
 """Seconds of running that count as a successful start."""
 
 Companion = Callable[[KubeClient, NodeOptions], Awaitable[None]]
-"""A program that runs beside a node while it is on.  It ends only with the node's power; one that
-ends or fails earlier is started again."""
+"""A program that runs with a node while it is on. It ends only with the node's power; a program
+that ends or fails earlier is started again."""
 
 
 @dataclass(frozen=True, slots=True)

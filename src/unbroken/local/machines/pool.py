@@ -3,7 +3,7 @@
 It is level-triggered. After any change of a machine, its Node, its pods or its processes, the
 machine is examined as a whole, and `local/machines/decisions/machine` decides the next step. The
 pool's lasting state is in the Machine's status (its addresses, the completed reboots) or on disk
-beside its pods.
+next to its pods.
 """
 
 from __future__ import annotations

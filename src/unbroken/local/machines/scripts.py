@@ -1,4 +1,4 @@
-"""Lifecycle scripts of machines, run on this host beside their nodes.
+"""Lifecycle scripts of machines, run on this host together with their nodes.
 
 Each attempt has a supervisor of its own, as a container has. It continues when the pool is killed,
 the next pool finds it again, and nothing that it started outlives it. Files on disk:
@@ -275,7 +275,7 @@ def _read_record(directory: Path) -> ScriptRecord:
 
 
 def _file_name(text: str) -> str:
-    """A name as that of one file, whoever chose it."""
+    """Return a name as that of one file, also if a user chose it."""
     return quote(text, safe="").replace("..", "%2E%2E")
 
 

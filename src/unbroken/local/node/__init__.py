@@ -1,12 +1,15 @@
 """Runs pods as process groups; speaks only the Kubernetes API.
 
 A container is a process tree with a supervisor of its own (`supervisor`), forked from a launcher
-(`launcher`), so that it outlives the node's process and its end is never lost.  What a pod does is
+(`launcher`). So it outlives the node's process, and its end is never lost. What a pod does is
 decided by a pure machine (`lifecycle`) and carried out by its worker (`pod_worker`).
 
-Not here: images (a container needs a command, which runs from the host's files), a network of the
-pod's own (it has an address in 127.0.0.0/8, to which its programs must bind themselves, as
-status.podIP tells them), seccomp and other confinement: a pod may do what its user may do.
+These are missing:
+
+- Images: a container needs a command, which runs from the host's files.
+- A network of the pod's own: it has an address in 127.0.0.0/8 (status.podIP), to which its programs
+  must bind themselves.
+- Seccomp and other confinement: a pod may do what its user may do.
 
 The names below are loaded when they are asked for: the launcher of containers imports this package
 too, and must stay small.

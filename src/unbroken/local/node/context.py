@@ -75,7 +75,7 @@ def with_image(
 
 
 def with_own_commands(path: str) -> str:
-    """A PATH, whoever set it, with our own commands last."""
+    """Return a PATH with our own commands last."""
     places = path.split(os.pathsep)
     own = (str(Path(sys.executable).parent), str(STAND_INS))
     return os.pathsep.join([*places, *(place for place in own if place not in places)])

@@ -1,5 +1,4 @@
-"""One node beside others in one event loop: registers, sends heartbeats, takes pods, gives them
-back.
+"""One of several nodes in one event loop: registers, sends heartbeats, takes pods, gives them back.
 
 This module, with those that act for it, is the only one of the package that distinguishes the API
 server's time from its own. Everything with a rule in it is pure and elsewhere.
@@ -376,7 +375,7 @@ class Node:
 
 
 class _NodeWatch:
-    """Tells when somebody has taken the node for dead, or removed it."""
+    """Notices when the node was declared dead, or removed."""
 
     def __init__(self, client: KubeClient, name: str) -> None:
         self._needs_word = asyncio.Event()

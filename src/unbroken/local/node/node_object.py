@@ -175,7 +175,7 @@ def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
 def admission(
     pod: Object, others: Iterable[Object], allocatable: Mapping[str, str]
 ) -> Rejected | None:
-    """Why the pod does not fit beside the others that run here; None when it does."""
+    """Return why the pod does not fit with the others that run here; None when it does."""
     pods = list(others)
     if len(pods) >= int(allocatable.get("pods", PODS_MAX)):
         return _rejected("pods", Decimal(1), Decimal(len(pods)), allocatable)

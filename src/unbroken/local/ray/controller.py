@@ -155,7 +155,7 @@ def access_of(config: SingleConfig) -> Access:
     """Return the access of pods to the server that a client's configuration names.
 
     The programs of the local cluster have an address of their own, without TLS, which changes with
-    each start; pods get the address that users have, from the file beside theirs.
+    each start. Pods get the address that users have, from the file next to it.
     """
     outer = config.fname and Path(config.fname).with_name("kubeconfig")
     if outer and outer.exists():

@@ -1,6 +1,6 @@
 """The scheduler as a program: it follows the cluster, decides, binds, and reports why it cannot.
 
-Decisions are made one after the other on the picture in memory; writes are made beside them. A pod
+Decisions are made one after the other on the picture in memory; writes run concurrently. A pod
 counts on its node as soon as the decision is made.
 """
 

@@ -249,7 +249,7 @@ def _gvk(kind: Kind, version: Version, name: str = "") -> Object:
 
 
 def _schema_v3(raw: Any) -> Object:
-    """A schema as v3 spells it: a reference stands alone, what is said beside it around it."""
+    """Return a schema in the form of v3: a reference is alone, and other fields are around it."""
     spelled = SPELLINGS.get(raw.get("format", "")) if "type" not in raw else None
     if spelled and "$ref" not in raw:
         beside = {k: v for k, v in raw.items() if k != "x-kubernetes-int-or-string" and v}

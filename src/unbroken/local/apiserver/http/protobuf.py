@@ -1,9 +1,9 @@
 """Request bodies in Kubernetes' protobuf form, decoded into what the same object is as JSON.
 
 kubectl's typed clients (create, auth) send no other form since v1.32; they take JSON as answer.
-Field numbers come from data/protobuf.json.gz, made by tools/kubernetes_protobuf.py.  Kubernetes
-writes every field that is no pointer, be it empty; such a zero is left out where Go's JSON leaves
-it out, so that what is stored is what a client that speaks JSON would have sent.
+Field numbers come from data/protobuf.json.gz, made by tools/kubernetes_protobuf.py. Kubernetes
+writes every field that is no pointer, even if it is empty. Such a zero is left out where Go's JSON
+leaves it out. So what is stored is what a client that speaks JSON would have sent.
 CustomResourceDefinitions are absent: clients send them as JSON.
 """
 

@@ -1,7 +1,7 @@
 """Get, list and watch: bytes out of the store, in the form that the client asked for.
 
-Nothing is decoded unless a selector, a table or a conversion needs it: objects go out as they were
-stored, so that a list of thousands is a join and a watch event a copy.
+Nothing is decoded unless a selector, a table or a conversion needs it. Objects are sent as they
+were stored, so a list of thousands is a join and a watch event is a copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reviews: questions about the caller that are answered and not stored.
 
-Whoever holds the server's token may do everything; RBAC objects are stored for the clients that
-manage them and restrict nobody.  The answers say so.
+A client with the server's token may do everything; RBAC objects are stored for the clients that
+manage them and restrict nobody. The answers say so.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def summary(pod: Object) -> Summary:
 
 
 def _sidecars(spec: Object) -> set[str]:
-    """Init containers that keep running beside the others."""
+    """Return the init containers that keep running with the others."""
     containers = spec.get("initContainers") or []
     return {c.get("name", "") for c in containers if c.get("restartPolicy") == "Always"}
 

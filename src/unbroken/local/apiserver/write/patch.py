@@ -1,8 +1,8 @@
 """JSON patch (RFC 6902) and JSON merge patch (RFC 7396), with the errors of Kubernetes.
 
 A patch is applied to a copy; the result shares no part with the input. It departs from RFC 6902
-where the real server does: `test` for null passes when the key is missing, `add` without a value
-adds null, and negative list indexes count from the end (json-patch v4). Strategic merge patches are
+where the real server does (json-patch v4). `test` for null passes when the key is missing, `add`
+without a value adds null, and negative list indexes count from the end. Strategic merge patches are
 in `strategic`.
 """
 
@@ -90,8 +90,9 @@ def _merge(target: Any, patch: Any, depth: int) -> Any:
 def json_patch(target: Object, operations: object) -> Object:
     """Apply the operations in order to a copy of `target`; all of them or none.
 
-    Raises ApiError 400 for anything but a list of objects, 413 for too many operations, and 422 for
-    one that cannot be applied (a missing path, a failed test, an unknown operation).
+    Raises ApiError 400 for anything but a list of objects, and 413 for too many operations. Raises
+    422 for an operation that cannot be applied: a missing path, a failed test, an unknown
+    operation.
     """
     if not isinstance(operations, list):
         raise bad_request(f"a JSON patch must be an array, not {_json_type(operations)}")

@@ -95,7 +95,7 @@ class Order(Enum):
     CUT = "cut"
     """Kill whatever runs of it, and count the cut."""
     FENCE = "fence"
-    """Tell by the taint that nothing runs, and remove its pods."""
+    """Set the taint that says that nothing runs, and remove its pods."""
     UNFENCE = "unfence"
     """Take the taint away."""
     RESET = "reset"
@@ -118,7 +118,7 @@ Effect = Order | WriteMachineStatus
 def boot_id(host_boot: str, uid: str, boots: int, cuts: int) -> str:
     """The boot ID of a machine's present life, in the form of a UUID.
 
-    The same as long as the machine runs, whoever looks; another after each reboot, loss of power,
+    It stays the same as long as the machine runs. It is another after each reboot, loss of power,
     or restart of the host.
     """
     text = f"{host_boot} {uid} {boots} {cuts}"

@@ -41,7 +41,7 @@ class Role(Enum):
 
     INIT = "init"
     SIDECAR = "sidecar"
-    """An init container that is restarted always and runs beside the others."""
+    """An init container that is always restarted and runs with the others."""
     MAIN = "main"
 
 
@@ -286,7 +286,7 @@ class Container:
         return self.role is Role.SIDECAR or self.restart_policy != "Never"
 
     def answer_hook(self, event: HookAnswered, now: float) -> list[Effect]:
-        """Go on after a hook."""
+        """Continue after a hook."""
         if self.stage is not Stage.RUNNING or event.attempt != self.attempt:
             return []
         effects: list[Effect] = []

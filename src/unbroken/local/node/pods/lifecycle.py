@@ -2,10 +2,10 @@
 
     step(event, now) -> effects          deadline() -> when to send the next Tick
 
-The order of things is kubelet's (v1.33, kuberuntime_manager.go computePodActions): volumes, init
-containers one by one, sidecars among them that stay, then all others; restarts with back-off;
-on the pod's end or deletion everything stops within the grace period, sidecars last.
-Status objects are built from this state in `status`.
+The order is kubelet's (v1.33, kuberuntime_manager.go computePodActions): volumes, init containers
+one by one, sidecars among them that stay, then all others. Restarts have a back-off. At the pod's
+end or deletion everything stops within the grace period, sidecars last. Status objects are built
+from this state in `status`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Container logs in the format of container runtimes, written and read.
 
-One entry a line, `2026-01-02T03:04:05.000000006Z stdout F text`; `P` marks a piece whose line goes
-on in the next entry (CRI log format, kubernetes/design-proposals kubelet-cri-logging).
+One entry a line, `2026-01-02T03:04:05.000000006Z stdout F text`; `P` marks a piece whose line
+continues in the next entry (CRI log format, kubernetes/design-proposals kubelet-cri-logging).
 
 Standard library only: the writing half runs in the launcher.
 """

@@ -1,7 +1,7 @@
 """A command inside a container over a WebSocket (Kubernetes remotecommand v4 and v5).
 
-Every message starts with its channel: 0 stdin, 1 stdout, 2 stderr, 3 error (a Status at the end),
-4 resize; v5 adds 255, which closes the channel named by its next byte (apimachinery v1.33,
+Every message starts with its channel: 0 stdin, 1 stdout, 2 stderr, 3 error (a Status at the end), 4
+resize. Version v5 adds 255, which closes the channel named by its next byte (apimachinery v1.33,
 remotecommand/constants.go).
 """
 

@@ -150,7 +150,7 @@ def _open_supervisor(pid: int, ticks: int) -> int | None:
 
 
 def marked(container_id: str) -> list[int]:
-    """Processes that carry the mark of a container, whoever their parents are."""
+    """Return the processes that carry the mark of a container, whatever their parents are."""
     mark = f"{MARKER}={container_id}".encode()
     result = []
     for name in os.listdir("/proc"):

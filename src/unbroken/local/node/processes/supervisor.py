@@ -1,9 +1,9 @@
 """One container's life, in a process of its own that outlives the runner.
 
-The supervisor starts the program, turns its output into a log, and when the program ends kills
-whatever it left behind, writes how it ended, and ends too.  Whoever watches it (by pidfd) knows
-then that nothing of the container lives.  It is the subreaper of the container, so a process that
-daemonises stays its descendant.  Signals are its only orders: SIGTERM is passed to the program,
+The supervisor starts the program and turns its output into a log. When the program ends, it kills
+everything that the program left behind, writes how it ended, and ends too. A watcher of its pidfd
+knows then that nothing of the container lives. It is the subreaper of the container, so a process
+that daemonises stays its descendant. Signals are its only orders: SIGTERM is passed to the program,
 SIGUSR1 kills everything.
 
 Standard library only: it is forked from the launcher, which loads nothing else.

@@ -2,10 +2,10 @@
 of `common/pod.go`).  Pure.
 
 It reads the RayCluster and its pods from the API server, and patches `replicas` and
-`scaleStrategy.workersToDelete` of worker groups.  These things differ.  It gets the address of the
-GCS, whose port is not 6379, and a free port for its metrics.  The local cluster has one token and
-no service accounts, so a Secret with this token is mounted where Ray looks for that of an account,
-and names the address of the API server.
+`scaleStrategy.workersToDelete` of worker groups. These things differ. It gets the address of the
+GCS, whose port is not 6379, and a free port for its metrics. The local cluster has one token and no
+service accounts. So a Secret with this token is mounted where Ray looks for that of an account. It
+also names the address of the API server.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def start_command(given: Mapping[str, str], resources: Mapping[str, Any]) -> str
 
 
 def _amounts(limits: Mapping[str, Any], requests: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The resources that `ray start` is told of."""
+    """Yield the resources that are passed to `ray start`."""
     cpu, memory = limits.get("cpu") or requests.get("cpu"), limits.get("memory")
     if cpu:
         yield "num-cpus", str(_whole(cpu))

@@ -1,8 +1,8 @@
 """Runs a RayCluster: which pods should exist, as KubeRay 1.7 does it (`reconcilePods`).  Pure.
 
-Everything is worked out anew from what exists; nothing is remembered.  Two things differ.  Workers
-are made when the head is ready, and made anew when the head is another one: their only way to the
-head is its address.
+Everything is derived from what exists; nothing is remembered. Two things differ. Workers are made
+when the head is ready, and replaced when the head is another one: their only way to the head is its
+address.
 """
 
 from __future__ import annotations

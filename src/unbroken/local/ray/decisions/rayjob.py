@@ -1,7 +1,7 @@
 """Runs a RayJob on a RayCluster of its own: cluster, submission and states, as KubeRay 1.7 has them
 (`rayjob_controller.go`).  Pure.
 
-The job is submitted through the API of the head's dashboard, whatever `submissionMode` says: the
+The job is submitted through the API of the head's dashboard, whatever `submissionMode` says. The
 submitter of KubeRay's other modes is a `batch/v1` Job, which the local cluster does not run.
 """
 
@@ -129,7 +129,7 @@ def _begun(seen: JobPicture, now: float) -> Object:
 
 
 def _without_cluster(seen: JobPicture, now: float) -> JobPlan:
-    """Delete the cluster; go on when it is gone."""
+    """Delete the cluster; continue when it is gone."""
     if seen.cluster is not None:
         return _delete(seen)
     if seen.deployment == "Suspending":

@@ -72,19 +72,19 @@ class RecordClusterEvent:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a pod or service, then tell."""
+    """Create a pod or service, then record the event."""
 
     collection: str
     """`pods` or `services`."""
     body: Mapping[str, Any]
     then: RecordClusterEvent
     failure: str
-    """Reason of the event that tells of a refusal."""
+    """Reason of the event for a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete the pod of this uid, then tell."""
+    """Delete the pod of this uid, then record the event."""
 
     name: str
     uid: str
