@@ -21,8 +21,8 @@ from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Health
 
 SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
-"""Buckets in seconds: from a process node that is back in seconds, over a replacement of typically
-20 to 30 minutes, to a deep check of two hours (reference, section 1.5 and 2.2)."""
+"""Buckets in seconds. A process node is back in seconds, a replacement typically takes 20 to 30
+minutes, and a deep check two hours (reference, section 1.5 and 2.2)."""
 DOCUMENTED = {
     Health.SCHEDULABLE: "hyperpod_node_health_status_schedulable",
     Health.UNSCHEDULABLE: "hyperpod_node_health_status_unschedulable",

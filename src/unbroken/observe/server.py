@@ -51,7 +51,7 @@ async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> 
 
 @web.middleware
 async def _close_after(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after its answer: every client is a stranger here."""
+    """Close the connection after its answer: every client is untrusted here."""
     response = await handler(request)
     response.force_close()
     return response

@@ -6,8 +6,8 @@ it may have been replaced before it does anything else. When the mandate has run
 not ended. It waits, and resumes if the lease turns out to be still its own.
 
 A process that waits for the lease counts only time in which the API server answered. After an
-outage the holder therefore has a whole term to renew. So a leader beside a server of its own
-machine continues during an outage: no other process can reach that server either.
+outage the holder therefore has a whole term to renew. So a leader on the server's own machine
+continues during an outage: no other process can reach that server either.
 """
 
 from __future__ import annotations

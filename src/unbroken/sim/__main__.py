@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m unbroken.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="run one world")
-    parser.add_argument("--trace", action="store_true", help="tell all that happens in it")
+    parser.add_argument("--trace", action="store_true", help="print everything that happens in it")
     parser.add_argument("--seeds", type=int, default=5000, help="run so many worlds")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of them")
     fresh = f"run {FRESH_SEEDS} more worlds, whose seeds are drawn from this commit's hash"

@@ -152,14 +152,14 @@ def early_exit(world: World) -> None:
 
 
 def hang(world: World) -> None:
-    """A worker stands still, until the watchdogs of its peers end them."""
+    """A worker hangs, until the watchdogs of its peers end them."""
     worker = any_worker(world)
     if worker is not None and world.training.hang(worker):
         _worker_note(world, "hang", worker, is_anyones=True)
 
 
 def stall(world: World) -> None:
-    """A worker stands still without a word, and its peers wait for it."""
+    """A worker hangs silently, and its peers wait for it."""
     worker = _trainer(world)
     if worker is not None:
         _stand_still(world, "stall", worker)
@@ -209,7 +209,7 @@ def false_silence(world: World) -> None:
 
 
 def lone_silence(world: World) -> None:
-    """One rank shows nothing for a while, beside others that do."""
+    """One rank shows nothing for a while, among others that do."""
     worker = _trainer(world)
     if worker is not None and worker.world_size > 1:
         place = world.training.place(worker)

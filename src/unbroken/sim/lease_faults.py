@@ -1,5 +1,5 @@
-"""Faults of worlds whose workers hold leases: ways cut in one direction, islands, machines that
-stand still, and schedules that aim at the end of a lease."""
+"""Faults of worlds whose workers hold leases: ways cut in one direction, islands, paused machines,
+and schedules that aim at the end of a lease."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def island(world: World) -> None:
 
 
 def node_pause(world: World) -> None:
-    """A machine stands still, with agents, keepers and workers, and wakes."""
+    """A machine is paused, with agents, keepers and workers, and resumes."""
     node = any_node(world)
     if node is not None:
         _pause(world, node, world.schedule.between(SILENCE_SECONDS, 60.0))
@@ -107,8 +107,8 @@ def _pause(world: World, node: Node, seconds: float) -> None:
 
 
 def wake(world: World, node: Node) -> None:
-    """Let a machine that stands still run on.  A clock that counts the pause shows at once that
-    leases have run out; with one that does not, workers may live on for one lease."""
+    """Let a paused machine resume. A clock that counts the pause shows at once that leases have run
+    out; with one that does not, workers may live on for one lease."""
     if node.paused_at is None:
         return
     shape, schedule = world.scenario, world.schedule

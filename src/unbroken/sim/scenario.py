@@ -58,7 +58,7 @@ FAULTS = {
 
 
 STALLS = {"stall": 3, "stop": 3, "false_silence": 3, "lone_silence": 1}
-"""Workers that stand still, or seem to, with weights."""
+"""Workers that hang, or seem to, with weights."""
 BESIDE = (
     "worker_crash",
     "operator_crash",
@@ -152,7 +152,7 @@ class Scenario:
     lease_seconds: float = 0.0
     """Lease of the workers in seconds; 0: they hold none."""
     drift: float = 0.0
-    """By how much the clocks of agents may run fast or slow, beside the operator's."""
+    """Most by which the clocks of agents may run fast or slow, relative to the operator's."""
     has_lease_faults: bool = False
     """Its seed is of those with `LEASE_FAULTS`."""
     counts_pauses: bool = True

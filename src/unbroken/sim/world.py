@@ -163,7 +163,7 @@ class World:
     def _is_vouched_for(self, agent: Agent) -> bool:
         """Return whether all ranks of the agent's attempt run it, and reach each other.
 
-        A suspended job uses the numbers of its attempts again: the address tells them apart.
+        A suspended job uses the numbers of its attempts again: the address distinguishes them.
         """
         told = agent.told
         if told is None or not agent.local.node.is_up:
@@ -389,8 +389,8 @@ class World:
         """Return whether an operator saw enough of a fault before it passed.
 
         If operators crashed, an unreachable agent may be back before a new operator misses it. The
-        new operator waits for agents that it has not heard, and then continues with the state it
-        finds.
+        new operator waits for agents that have not reported to it, and then continues with the
+        state it finds.
         """
         ready, now = self.operator.ready_at, self.schedule.now
         until = min(until, EPOCH + self.scenario.heal_after)

@@ -362,6 +362,7 @@ def _timed(ranks: _Ranks, work: Callable[[], object]) -> float:
 
 
 def _usual(once: Callable[[], float], rounds: int) -> float:
-    """The median of the faster half: what the links can do, whoever else is busy for a moment."""
+    """Return the median of the faster half: what the links can do, even if others are busy for a
+    moment."""
     taken = sorted(once() for _ in range(rounds))
     return taken[len(taken) // 4]

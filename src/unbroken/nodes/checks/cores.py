@@ -1,8 +1,8 @@
 """Every processor computes what is known to the last bit; one that computes otherwise is named.
 
-The answers are constants of this file, so that one core alone can be judged.  Integers, hashes and
-compression have one answer by nature; floating point has one as long as only operations are used
-that IEEE 754 rounds exactly (+ - * / and the square root), one at a time, as Python makes them.
+The answers are constants of this file, so that one core alone can be judged. Integers, hashes and
+compression have one answer by nature. Floating point has one as long as only operations are used
+that IEEE 754 rounds exactly (+ - * / and the square root), one at a time, as Python does.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TESTS_MAX, NAME_MAX = 200, 60
 
 
 def diagnose(settings: Settings) -> Iterator[Finding]:
-    """Run the diagnosis and tell each of its tests."""
+    """Run the diagnosis and yield a finding for each of its tests."""
     program = gpu_program("dcgm", "dcgmi", settings)
     if isinstance(program, Finding):
         yield program

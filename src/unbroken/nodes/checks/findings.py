@@ -48,7 +48,7 @@ class Settings:
     dcgm_level: int = 2
     """Level of NVIDIA's `dcgmi diag`: 1 to 4."""
     doubt_seconds: float = 8.0
-    """A disk that seems slow has so much longer to show that it is not: of 28 short runs beside six
+    """Extra seconds for a disk that seems slow to show that it is not. Of 28 short runs with six
     programs that wrote to the same disk, one saw 22 MB/s."""
     pair: Pair | None = None
     plants: Plants = field(default_factory=Plants)

@@ -1,8 +1,8 @@
 """GPUs: products whose every bit is known, and how fast memory and matrix units are.
 
-The matrices hold -1, 0 and 1, put together of equal tiles, a power of two of them: the product is
-exact in every type and in whatever order it is summed, so that it is compared bit for bit with one
-tile that the processor computed in integers.
+The matrices hold -1, 0 and 1, and consist of equal tiles, a power of two of them. So the product is
+exact in every type and in every order of summing. It is compared bit for bit with one tile that the
+processor computed in integers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory: patterns that are written, read again and compared, and how fast it can be copied.
 
-Each process takes a region of its own and writes all of it before it reads any, so that what is
-read comes from the memory and not from the caches.
+Each process takes a region of its own and writes all of it before it reads any. So reads come from
+the memory and not from the caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Work at several places of one machine at once: a process for each, which tells what it found."""
+"""Work at several places of one machine at once: a process for each, which reports what it
+found."""
 
 from __future__ import annotations
 

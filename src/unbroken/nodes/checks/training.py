@@ -1,7 +1,7 @@
 """A small training run that is the same to the last bit on every machine that is well.
 
-On the processor: one thread, seeded, deterministic algorithms.  The same run is made twice; a
-machine that disagrees with itself is at fault.  What it got is told in a form that
+On the processor: one thread, seeded, deterministic algorithms. The same run is made twice; a
+machine that disagrees with itself is at fault. The result is reported in a form that
 `unbroken.core.nodes.checks.verdict` compares over nodes with the same torch and the same
 instructions.
 """

@@ -66,8 +66,8 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def _of_containers(pod: Pod, status: PodStatus) -> Iterator[Trouble]:
-    """Return the trouble of containers. Those before the agent's must end well; those beside it do
-    not matter."""
+    """Return the trouble of containers. Those before the agent's must end well; those that run with
+    it do not matter."""
     spec = pod.spec
     stays = {
         container.name

@@ -135,7 +135,7 @@ def build_pod(
     `secret`: the name of the Secret with the job's key; None for a job without one.
     `topology_keys`: the topology labels that nodes have; the job is packed by them. `agent`: for
     jobs that request an injected agent; None: they are refused. If there is no other node, the pod
-    may go to an `unusable` one of the nodes to be avoided: by the time that the scheduler allows
+    may go to an `unusable` one of the nodes to be avoided. By the time that the scheduler allows
     it, the node has recovered.
     """
     replica = next(one for one in spec.replica_specs if one.name == order.replica_spec)

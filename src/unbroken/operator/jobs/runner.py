@@ -1,7 +1,7 @@
 """Driver of one job's machine: feeds it with events and carries out its orders.
 
-Orders to agents are sent at once. Requests to the API server are made beside that, each order once
-at a time: the machine repeats it while it matters.
+Orders to agents are sent at once. Requests to the API server run concurrently, each order once at a
+time: the machine repeats it while it matters.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ class JobRunner:
                     log.info("prove fence", job=self.title, node=node, pod=pod)
 
     def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
-        """Carry out an order beside the others, unless the same is under way."""
+        """Carry out an order concurrently with others, unless the same is in progress."""
         if key in self._under_way:
             work.close()
             return False

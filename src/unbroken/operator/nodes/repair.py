@@ -2,7 +2,7 @@
 orders.
 
 Effects of one node are carried out in order, each until it has succeeded: the record is written
-before its order is sent. Providers are called beside that, as they may take minutes.
+before its order is sent. Providers are called concurrently, because they may take minutes.
 """
 
 from __future__ import annotations

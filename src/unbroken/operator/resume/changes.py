@@ -35,7 +35,7 @@ class JobChanges(ABC):
         """Have the job of this key looked at."""
 
     def stop(self) -> None:
-        """Forget all pods and ignore the shared informers, which go on calling."""
+        """Forget all pods and ignore the shared informers, which continue to call."""
         self._is_stopped = True
         self._pods.clear()
 

@@ -1,8 +1,8 @@
 """Resumes jobs that ask for it by annotation, wherever the API knows their kind.
 
-`core.auto_resume` decides; this module watches the API and carries out the orders.  It works beside
-the operator of the kind, which makes the pods: it deletes pods, or suspends the job, and writes its
-own annotations, nothing else.  The kind may be installed, or removed, while it runs.
+`core.auto_resume` decides; this module watches the API and carries out the orders. It works
+together with the operator of the kind, which makes the pods: it deletes pods, or suspends the job,
+and writes its own annotations, nothing else. The kind may be installed, or removed, while it runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resumes RayJobs and RayClusters that ask for it by annotation, beside KubeRay's operator.
+"""Resumes RayJobs and RayClusters that ask for it by annotation, together with KubeRay's operator.
 
 `core.ray_resume` decides; this module watches the API, asks dashboards and carries out the orders.
 It deletes pods, writes annotations of its own, and restarts a RayJob by its spec and status; it

@@ -1,6 +1,6 @@
 """Asks the dashboards of Ray clusters which jobs run, stops jobs and submits jobs to them.
 
-A dashboard is a program of a user: its answers are bounded, and one that is slow delays no other
+A dashboard is a program of a user, so its answers are bounded. A slow dashboard delays no other
 user's resumption, because `RayDashboards` asks in a queue of its own.
 """
 
@@ -37,7 +37,7 @@ may be unknown."""
 SILENCE_SECONDS = 15.0
 """Seconds until a dashboard that did not answer is asked again."""
 SUBMITTED_SECONDS = 0.5
-"""Seconds until a dashboard is asked again that was given jobs, or told to stop one."""
+"""Seconds until a dashboard is asked again that was given jobs, or ordered to stop one."""
 WORKERS = 32
 JOBS_MAX = 20
 """Running jobs of a RayCluster that are kept."""

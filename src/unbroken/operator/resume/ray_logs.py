@@ -1,13 +1,13 @@
 """Reads the logs of Ray's jobs by their log rules, through the dashboards of their heads.
 
-A dashboard sends all that a job has written, and then what it writes, about every 2 s.  It and the
-patterns are a user's: messages and lines are bounded, and the log of a job gets at most a tenth of
-this process's time, so a log is read late rather than others not at all.
+A dashboard sends all that a job has written, and then what it writes, about every 2 s. It and the
+patterns are a user's, so messages and lines are bounded. The log of a job gets at most a tenth of
+this process's time: it is read late rather than others not at all.
 
 - A rule counts as broken only while nothing more can be read: the log is judged as a whole.  A new
   operator reads it from its start, and so knows first matches and rules that stopped.
 - Time in which a log cannot be read does not count: a silent dashboard says nothing of a job.
-- A process that stood still reads what came meanwhile before it acts on a deadline.
+- A process that was paused reads what came meanwhile before it acts on a deadline.
 """
 
 from __future__ import annotations

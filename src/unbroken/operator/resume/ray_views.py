@@ -39,7 +39,7 @@ ACTIVE = frozenset({"Initializing", "Running"})
 def owner_of(cluster: Object) -> str | None:
     """Return the name of the RayJob that a RayCluster belongs to; None: it stands alone.
 
-    Empty if the RayCluster belongs to something else, which looks after it.
+    Empty if the RayCluster belongs to another object, which manages it.
     """
     for owner in cluster["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
@@ -233,7 +233,7 @@ def request_text(request: Mapping[str, Any]) -> str:
 
 
 def with_attempt(runtime_env: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-    """Return a runtime environment whose variables tell the job that it is resumed."""
+    """Return a runtime environment whose variables show the job that it is resumed."""
     given = runtime_env.get("env_vars")
     variables = dict(given) if isinstance(given, Mapping) else {}
     return {

@@ -1,13 +1,13 @@
-"""The server that answers reviews: a process of its own beside the operator.
+"""The server that answers reviews, in a process apart from the operator.
 
     python -m unbroken.operator.webhook.server    # settings come as JSON lines on stdin
 
-A process, and not a thread: what a review costs (its memory, a long computation, descriptors of
-half-open connections) never holds the leader's loop or its interpreter lock up, and the kernel
-bounds it.  It ends when its stdin does, so it never outlives the operator.
+A process, and not a thread, so that a review never delays the leader's loop or its interpreter
+lock. The kernel bounds its memory, its computation and its descriptors of half-open connections. It
+ends when its stdin does, so it never outlives the operator.
 
-Who calls is known by the path, which holds a secret that only the API server is told, and, where
-the API server has one, by its client certificate.
+The caller is known by the path, which holds a secret that only the API server gets. If the API
+server has a client certificate, it is checked, too.
 """
 
 from __future__ import annotations

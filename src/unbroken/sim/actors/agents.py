@@ -39,7 +39,7 @@ ASK_SECONDS = 0.5
 KEEPER_SECONDS = 0.5
 """After the end of a lease: the agent's keeper ends what the agent has not killed."""
 AWAKE_SECONDS = 0.25
-"""Between two looks whether a machine that stands still is awake."""
+"""Seconds between two looks whether a paused machine is awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class AgentResources:
     make: Callable[[str], Machine]
     exited: Callable[[Local, bool], None]
     noted: Callable[[str, Local], None]
-    """Tells the checkers of a fault."""
+    """Reports a fault to the checkers."""
     ports: int = 20000
     agents: int = 0
     kill_seconds: float = 0.02
@@ -236,7 +236,7 @@ class Agent:
         return self.is_alive and self._machine.vouch(attempt)
 
     def _hold(self, until: float | None) -> None:
-        """Tell the keeper."""
+        """Report to the keeper."""
         is_new = self._expiry is None
         self._expiry = until
         if until is not None and is_new and not self._is_kept:
@@ -302,7 +302,7 @@ class Agent:
             link.up()
 
     def command(self, command: Command) -> None:
-        """From whoever is linked to it."""
+        """Take a command of an operator that is linked to it."""
         self.give(machine.Commanded(command))
 
     def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:

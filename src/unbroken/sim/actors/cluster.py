@@ -76,10 +76,10 @@ class Node:
     is_deaf: bool = False
     """It receives nothing from other nodes, which may receive its messages."""
     paused_at: float | None = None
-    """Since when it stands still as a whole, with all its processes; None: it runs."""
+    """Time since when it is paused as a whole, with all its processes; None: it runs."""
     excused_until: float = 0.0
-    """Until then its workers may live beside a later attempt: it stands still, or woke a moment
-    ago."""
+    """Time until which its workers may live at the same time as a later attempt: it is paused, or
+    woke a moment ago."""
     is_waking: bool = False
     down_at: float | None = None
     is_fence_asked: bool = False
@@ -198,7 +198,7 @@ class Cluster:
         self._miss(node)
 
     def pause(self, node: Node) -> None:
-        """It stands still."""
+        """Pause the node."""
         node.paused_at, node.excused_until = self._schedule.now, math.inf
         self._miss(node)
 

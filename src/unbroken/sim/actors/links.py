@@ -122,7 +122,7 @@ class Link:
         return is_through or (self.agent.quality.outlives_cuts and not is_new)
 
     def up(self) -> None:
-        """Tell the operator how the agent stands."""
+        """Report the agent's state to the operator."""
         if self._orders:
             return  # it is asked once the order has come
         self._answers += self.agent.quality.is_polled and self._comes_up()
@@ -136,7 +136,7 @@ class Link:
             self._trail_later()
 
     def beat(self, at: float) -> None:
-        """Tell the operator the time on the agent's clock, which it sends back."""
+        """Send the operator the time on the agent's clock, which it sends back."""
         self._send_up(self._arrived_beat, at)
 
     def _arrived_beat(self, at: float) -> None:
@@ -156,7 +156,7 @@ class Link:
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
 
     def down(self, command: Command) -> None:
-        """Tell the agent what should be."""
+        """Send the agent the wanted state."""
         if self._answers or self._orders:
             self._next = command
             return

@@ -344,7 +344,8 @@ class Operator:
             self._partly(pod, peer, self._control.way(pod))
 
     def _partly(self, pod: PodUid, peer: Peer, way: Way) -> None:
-        """Handle a link that passes one direction only; an agent that can be heard is not lost."""
+        """Handle a link that passes one direction only; an agent that reaches the operator is not
+        lost."""
         if peer.link is not None:
             peer.link.way = way
         if way is Way.UP:

@@ -1,10 +1,10 @@
 """Readings of all agents' watchdogs, and looks at a worker.
 
 The truth is simple here: a worker has stalled, was stopped, or the whole gathering is quiet for a
-while with one of its workers at work.  Half of those that work are in one place at each look, as
-one that waits for something and polls: only counters tell these from a stall.  Alarms come late, as
-the real watchdog's do.  Each rank tells how many samples it has had, and with each attempt its data
-is shifted against the steps.
+while with one of its workers at work. Half of those that work are in one place at each look, as a
+worker that waits for something and polls. Only counters distinguish these from a stall. Alarms come
+late, as the real watchdog's do. Each rank reports how many samples it has had, and with each
+attempt its data is shifted against the steps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Watches:
             self._schedule.after(seconds, self._sounds, place, quiet)
 
     def lone_silence(self, worker: Worker, seconds: float) -> None:
-        """One worker shows nothing for a while, beside others that do."""
+        """Let one worker show nothing for a while, among others that do."""
         self._raise(worker, Detector.SILENT, self._schedule.now)
         self._schedule.after(seconds, self._speak, worker)
 
@@ -141,7 +141,7 @@ class Watches:
             self._publish(worker)
 
     def _sounds(self, place: Gathering, quiet: int) -> None:
-        """Whoever was at work is done with it."""
+        """The worker that was at work is done with it."""
         if place.quiet != quiet or place.is_broken:
             return
         place.quiet, place.is_quiet = quiet + 1, False

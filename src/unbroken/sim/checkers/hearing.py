@@ -18,7 +18,7 @@ class ReceivedReports:
         self.newest = -1
         """The newest attempt that an agent has named to the present operator."""
         self._pods: set[PodUid] = set()
-        """Pods whose agents the present operator has heard."""
+        """Pods whose agents have reached the present operator."""
         self._since: float | None = None
         """Time at which the present operator knew all objects of the API."""
 

@@ -1,14 +1,14 @@
 """AWS: instances of EC2 Auto Scaling groups, and nodes of HyperPod clusters.
 
 A node of HyperPod is one with the label `cluster-name`; BatchRebootClusterNodes and
-BatchReplaceClusterNodes are asked for it.  Any other node is an instance of EC2, named by the
-Node's providerID: it is rebooted, or terminated in its Auto Scaling group without a change of the
-desired capacity, so that the group starts another one.
+BatchReplaceClusterNodes are asked for it. Any other node is an instance of EC2, named by the Node's
+providerID. It is rebooted, or terminated in its Auto Scaling group without a change of the desired
+capacity, so that the group starts another one.
 
-Before an order goes to AWS it is noted in an annotation of the NodeRecord, with the instance: a
-repairer that has taken over does not give it twice, and finds the instance when its Node is gone.
-A note of an order that AWS has refused is taken back.  An operator that dies between the note and
-the call has asked for nothing: a reboot ends at its time limit then.
+Before an order goes to AWS it is noted in an annotation of the NodeRecord, with the instance. So a
+repairer that has taken over does not give it twice, and finds the instance when its Node is gone. A
+note of an order that AWS has refused is taken back. An operator that dies between the note and the
+call has asked for nothing: a reboot ends at its time limit then.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Cluster API: a node is replaced by deletion of its Machine, rebooted by its remediation.
 
 A MachineHealthCheck takes any Machine with the annotation `cluster.x-k8s.io/remediate-machine` for
-unhealthy, whatever else it looks at.  It then remediates the Machine as it is configured: by a
-reboot if there is an external remediation that does so (such as Metal3's), else by replacement
-(MachineHealthCheck of v1beta2, `spec.checks`).  Without a MachineHealthCheck that covers the
-Machine the annotation has no effect, and the rung ends at its time limit.  Only Machines in this
-very cluster are found: the provider is for clusters that manage themselves.
+unhealthy, whatever else it looks at. It then remediates the Machine as it is configured
+(MachineHealthCheck of v1beta2, `spec.checks`): by a reboot if an external remediation does so (such
+as Metal3's), else by replacement. Without a MachineHealthCheck that covers the Machine the
+annotation has no effect, and the rung ends at its time limit. Only Machines in this very cluster
+are found: the provider is for clusters that manage themselves.
 """
 
 from __future__ import annotations

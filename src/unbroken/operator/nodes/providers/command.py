@@ -1,12 +1,11 @@
-"""A command of the user's: for any cloud, for a BMC, for whatever can be called.
+"""A command of the user's: for any cloud, for a BMC, for everything that can be called.
 
-It is started with NODE, ACTION (`reset-gpu`, `reboot`, `replace`), PROVIDER_ID (the Node's
-`spec.providerID`), BOOT_ID and ORDER_ID in its environment, and in its arguments where they say
-`{node}`, `{action}` and so on.  Its exit status is the answer: 0 done, 75 still at it (EX_TEMPFAIL
-of sysexits.h: it is called again), anything else: failed, for the reason on the last line of its
-standard error.  It may be called again with the same ORDER_ID, after a restart of the operator too,
-and must then not do it twice.  A last line `replacement=NAME` on standard output names the node
-that takes the place.
+Its environment has NODE, ACTION (`reset-gpu`, `reboot`, `replace`), PROVIDER_ID (the Node's
+`spec.providerID`), BOOT_ID and ORDER_ID. So have its arguments where they say `{node}`, `{action}`
+and so on. Its exit status is the answer. 0: done. 75: still at it (EX_TEMPFAIL of sysexits.h), so
+it is called again. Anything else: failed, for the reason on the last line of its standard error. It
+may be called again with the same ORDER_ID, after a restart of the operator too, and must then not
+do it twice. A last line `replacement=NAME` on standard output names the node that takes the place.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ async def _end_all(mark: str, output: set[asyncio.Task[Any]]) -> None:
 async def _is_late(process: asyncio.subprocess.Process, limit_seconds: float) -> bool:
     """True if the process itself has not ended in time.
 
-    Not by `process.wait`, which goes on until all who hold its output have closed it.
+    Not by `process.wait`, which continues until all processes that hold its output have closed it.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     try:

@@ -1,8 +1,9 @@
-"""Our own Machines: the local cluster's, and whoever else follows `Machine.unbroken.dev`.
+"""Our own Machines: the local cluster's, and those of other controllers of `Machine.unbroken.dev`.
 
 Reboots and resets are counts in the spec: an order raises one, once, and is done when the status
-has come up to it.  A replacement is made first, under a name that follows from the order, so that
-it is the same if it is made again; the old Machine's finalizer goes when nothing of it runs.
+has come up to it. A replacement is made first, under a name that follows from the order, so that it
+is the same if it is made again. The old Machine's finalizer is removed when nothing of the machine
+runs.
 """
 
 from __future__ import annotations
