@@ -44,7 +44,7 @@ SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 END_FACTOR, END_SECONDS = 4.0, 300.0
 """Once a rank has ended, the others may be saving the last checkpoint."""
 SLOW_SECONDS = 60.0
-"""Without news of the slow phase for so long, another phase that is not slow ends the alarm."""
+"""Without news of the slow phase for so long, a phase that is not slow ends the alarm."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 
 
@@ -358,8 +358,7 @@ class RankState:
             self._start_seconds.setdefault(source, now - self._began_at)
 
     def _is_rhythmic(self, verdict: SilenceVerdict | None) -> bool:
-        """True if it counts with other ranks; a rank that has only a bound counts while in
-        alarm."""
+        """True if it counts with other ranks; one that has only a bound counts while in alarm."""
         is_silent = any(silence in self._alarms for silence in SILENCES)
         return verdict is not None and (is_silent or not verdict.is_early)
 
