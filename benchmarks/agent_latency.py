@@ -1,4 +1,4 @@
-"""How heavy and how quick the agent is: start, memory, processor time, and its reactions.
+"""Start time, memory, processor time and reaction times of the agent.
 
 `python benchmarks/agent_latency.py [--json FILE]`; nothing else should run on the machine.
 """
@@ -30,9 +30,9 @@ REST_SECONDS = 20.0
 def agent(
     directory: Path, nproc: int, script: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
-    """An agent, its port, and the seconds from its exec until it listens.
+    """Start an agent; yield the agent, its port, and the seconds from its exec until it listens.
 
-    Its workers run the script; None: one that waits.
+    Its workers run the script. Without a script, each worker only waits.
     """
     if script is None:
         script = directory / "worker.py"
@@ -59,13 +59,13 @@ def agent(
 
 
 def family(pid: int) -> list[int]:
-    """The keeper and the agent below it."""
+    """Return the process ids of the keeper and of the agent below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *map(int, children)]
 
 
 def resident_mib(pid: int) -> float:
-    """Memory that is its own or its share (PSS), so that keeper and agent can be added up."""
+    """Proportional memory of a process (PSS), so that keeper and agent can be added up."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(text.partition("\nPss:")[2].split()[0]) / 1024
 
@@ -76,7 +76,7 @@ def rss_mib(pid: int) -> float:
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time so far."""
+    """User and system time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -107,7 +107,7 @@ class Operator:
 
 
 async def at_rest(port: int, pid: int, seconds: float) -> float:
-    """Share of one core, in per cent, with one operator linked."""
+    """Share of one core, in per cent, that the idle agent uses with one operator connected."""
     operator = Operator(port)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(operator.link.run())
@@ -121,7 +121,10 @@ async def at_rest(port: int, pid: int, seconds: float) -> float:
 
 
 async def reactions(port: int, cycles: int) -> dict[str, list[float]]:
-    """Milliseconds of: start to first output, kill to FAULTED heard, stop to READY heard."""
+    """Milliseconds from start to first output, from kill to FAULTED and from stop to READY.
+
+    FAULTED and READY count when the operator receives them.
+    """
     found: dict[str, list[float]] = {"start": [], "faulted": [], "ready": []}
     operator = Operator(port)
     async with asyncio.TaskGroup() as tasks:
@@ -145,7 +148,7 @@ async def reactions(port: int, cycles: int) -> dict[str, list[float]]:
 
 
 async def log_faults(port: int, cycles: int) -> dict[str, list[float]]:
-    """Milliseconds from a log rule's deadline, or its line, to FAULTED heard."""
+    """Milliseconds from a log rule's deadline, or its line, until FAULTED is received."""
     hang = {"name": "r", "logPattern": "up", "expectedRecurringFrequencyInSeconds": 0.5}
     line = {"name": "r", "logPattern": "up", "faultOnMatch": True}
     found: dict[str, list[float]] = {"log_hang": [], "log_line": []}
@@ -167,7 +170,7 @@ async def log_faults(port: int, cycles: int) -> dict[str, list[float]]:
 
 
 def measure(starts: int, cycles: int, rest: float) -> dict[str, float]:
-    """Every figure once."""
+    """Measure every figure once."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         seconds = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The API server of the local cluster beside a real kube-apiserver, measured in one run.
+"""The API server of the local cluster compared with a real kube-apiserver in one run.
 
     benchmarks/api.py [--quick] [--json FILE]
 

@@ -1,13 +1,13 @@
-"""How long one operator takes to stop and start a large job, and what that costs.
+"""Seconds that one operator needs to stop and start a large job, and the processor time it uses.
 
     python benchmarks/control_plane.py [--agents 100,1000,5000,12500] [--server embedded,real]
                                        [--jobs N] [--incidents N] [--steps] [--plain] [--json FILE]
 
-The operator is a process of its own, and so is the API server; agents live in two other ones, each
-at an address of its own, with frames and repetitions of real ones and no workers.  One of them
-reports that a worker has died; with several jobs, which share the agents, one of each job at once.
-Measured from there: until the last agent has its stop, and until the last has its start.  All of
-it shares the machine's cores, agents and API server too.
+The operator is a process of its own, and so is the API server.  Agents run in two other processes,
+each with its own address, with the frames and repetitions of real agents and without workers.  One
+of them reports that a worker has died.  Several jobs share the agents, and in each of them one
+agent reports a death at the same time.  Measured are the seconds from there until the last agent
+has its stop, and until the last one has its start.  All processes share the machine's cores.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from control_plane_world import (
 
 LOOK_SECONDS = 0.05
 REST_SECONDS = 2.0
-"""After an incident, until all that it has caused is written."""
+"""Seconds after an incident until all writes that it caused are done."""
 IDLE_SECONDS = 5.0
 START_SECONDS = 600.0
 INCIDENT_SECONDS = 120.0
 STEP = 7919
-"""A prime, so that other agents fail each time."""
+"""A prime number, so that different agents fail in each incident."""
 
 
 async def until(
     look: Callable[[], Any], seconds: float, fits: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Look until it fits; TimeoutError with the last look."""
+    """Repeat `look` until its result fits. TimeoutError has the last result."""
     deadline, found = time.monotonic() + seconds, {}
     while time.monotonic() < deadline:
         found = await look()
@@ -64,7 +64,7 @@ async def until(
 async def incident(
     number: int, count: int, jobs: int, running: Agents, one: Operator
 ) -> dict[str, float]:
-    """Let a worker of each job die; the figures of what followed."""
+    """Let a worker of each job die, and return the figures of the recovery."""
     before, cpu, agents_cpu = (
         await one.requests(),
         cpu_seconds(one.pid),
@@ -109,7 +109,7 @@ async def idle(one: Operator, running: Agents) -> tuple[float, float]:
 
 
 async def measure(kind: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One operator, one job of so many agents."""
+    """Measure one operator with one kind of API server and `count` agents."""
     with server(kind) as (kubeconfig, folder):
         client = client_of(kubeconfig)
         try:
@@ -165,7 +165,7 @@ async def _measured(
 
 
 def high(values: list[float]) -> float:
-    """The 99th percentile; of few values the largest."""
+    """The 99th percentile; with few values, the largest."""
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
 

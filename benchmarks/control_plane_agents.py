@@ -37,11 +37,11 @@ from unbroken.wire.proof import NONCE_HEADER, Seal, Unseal, greeting, nonce_of
 
 PORT = 18080
 FIRST_NET = int(os.environ.get("CONTROL_PLANE_NET", "224"))
-"""Of the loopback addresses of agents; those of local clusters lie below."""
+"""Second octet of the first loopback address of the agents; local clusters use lower ones."""
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, 1.3."""
+"""The GUID of the WebSocket handshake (RFC 6455, 1.3)."""
 RESTATED = 0.8
-"""As `agent_http.server`."""
+"""Seconds between repetitions of a report, as in `agent_http.server`."""
 HEARTBEAT = re.compile(rb"\?" + HEARTBEAT_KEY.encode() + rb"=([\d.]+) ")
 TICK_SECONDS = 0.02
 UP = (AgentState.RUNNING, AgentState.FAULTED, AgentState.STOPPING)
@@ -49,12 +49,12 @@ _SENTINEL = 7_000_000_000
 
 
 def address(index: int) -> str:
-    """Where the agent of this number listens."""
+    """Return the loopback address at which the agent of this number listens."""
     return f"127.{FIRST_NET + (index >> 16)}.{(index >> 8) & 255}.{index & 255}"
 
 
 class Command(msgspec.Struct):
-    """What of a command these agents need."""
+    """Fields of a command that these agents need."""
 
     type: str
     attempt: int | None = None
@@ -66,7 +66,7 @@ class Command(msgspec.Struct):
 
 @dataclass
 class Tally:
-    """What has come of one attempt."""
+    """Stops and starts of one attempt, and the time of the last of each."""
 
     stops: int = 0
     last_stop: float = 0.0
@@ -122,12 +122,12 @@ class Frames:
         return text
 
     def make(self, name: str, known: dict[str, Any]) -> bytes:
-        """What a frame of the link says."""
+        """Return the payload of a frame, filled with the values of one agent."""
         return (self._texts[name] % known).encode()
 
 
 def framed(code: int, payload: bytes) -> bytes:
-    """A whole frame of the link: text (1) or binary (2)."""
+    """Return a complete WebSocket frame with a text (1) or binary (2) payload."""
     size, head = len(payload), 0x80 | code
     if size < 126:
         return bytes((head, size)) + payload
@@ -138,7 +138,7 @@ def framed(code: int, payload: bytes) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class Agent:
-    """One agent: what it says now, and who is linked to it."""
+    """One agent: its present report, and the links to it."""
 
     home: Home
     known: dict[str, Any]
@@ -147,24 +147,24 @@ class Agent:
     sent_at: float = 0.0
     restate_seconds: float = RESTATED * HEARTBEAT_SECONDS
     key: bytes | None = None
-    """Of its job; None: it has none."""
+    """Key of its job. None if the job has no key."""
     uid: str = ""
     links: list[Link] = field(default_factory=list)
 
     def say(self, name: str) -> None:
-        """Report anew to all who are linked."""
+        """Change the agent's report, and send it on all links."""
         self.says = name
         self.frame = self.home.frames.make(name, self.known)
         self.restate()
 
     def restate(self) -> None:
-        """Report the same again."""
+        """Send the present report again."""
         self.sent_at = self.home.now
         for link in self.links:
             link.tell(self.frame)
 
     def command(self, payload: bytes) -> None:
-        """Follow a start or a stop, as `core.agent.machine` does where workers just obey."""
+        """Follow a start or a stop, as `core.agent.machine` does when workers just obey."""
         command = msgspec.json.decode(payload, type=Command)
         if command.type == "stop" and command.attempt is not None:
             self._stop(command.attempt)
@@ -201,7 +201,7 @@ class Agent:
 
 
 class Link(asyncio.Protocol):
-    """A WebSocket of whoever commands the agent: RFC 6455, with whole text frames alone."""
+    """A WebSocket connection from an operator (RFC 6455), limited to whole text frames."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -212,7 +212,7 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def tell(self, payload: bytes) -> None:
-        """Say something."""
+        """Send a payload, sealed if the link has a key."""
         if self._seal is None:
             self.transport.write(framed(1, payload))
         else:
@@ -296,7 +296,7 @@ class Home:
         self.has_steps = has_steps
         self.now = time.monotonic()
         self.later: list[tuple[Agent, str]] = []
-        """What changes at the next turn: workers that end, workers that begin."""
+        """Reports to send at the next turn: workers that end, workers that begin."""
         self.tallies: dict[int, Tally] = {}
         self.first = first
         self.agents = [self._agent(first + i) for i in range(count)]
@@ -310,12 +310,12 @@ class Home:
         return Agent(self, known)
 
     def note_stop(self, attempt: int) -> None:
-        """A running agent was told to stop."""
+        """Count a running agent that received a stop."""
         tally = self.tallies.setdefault(attempt, Tally())
         tally.stops, tally.last_stop = tally.stops + 1, time.monotonic()
 
     def note_start(self, attempt: int) -> None:
-        """An agent was told to start."""
+        """Count an agent that received a start."""
         tally = self.tallies.setdefault(attempt, Tally())
         tally.starts, tally.last_start = tally.starts + 1, time.monotonic()
 
@@ -327,7 +327,7 @@ class Home:
             await loop.create_server(lambda agent=agent: Link(agent), sock=listener)
 
     async def beat(self) -> None:
-        """Let workers end and begin, tell steps, and repeat what nobody was told for a while."""
+        """Let workers end and begin, report steps, and repeat reports after a silence."""
         while True:
             await asyncio.sleep(TICK_SECONDS if not self.later else 0)
             self.now = time.monotonic()
@@ -348,7 +348,7 @@ class Home:
                 agent.restate()
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do what the harness asks."""
+        """Answer an order of the harness."""
         if "fail" in order:
             agent = self.agents[order["fail"] - self.first]
             assert agent.says == "running", agent.says

@@ -1,8 +1,8 @@
-"""`unbroken operator` for `control_plane.py`: counts its requests, and is profiled if asked.
+"""`unbroken operator` for `control_plane.py`: it counts its requests, and can be profiled.
 
-Started by it with the operator's own arguments.  A SIGUSR1 writes the counts to the file in
-CONTROL_PLANE_COUNTS; with CONTROL_PLANE_PROFILE a SIGUSR2 starts the profiler, and a second one
-ends it and writes its figures there.
+`control_plane.py` starts it with the operator's own arguments. A SIGUSR1 writes the counts to the
+file in CONTROL_PLANE_COUNTS. With CONTROL_PLANE_PROFILE, a SIGUSR2 starts the profiler, and a
+second one ends it and writes its figures there.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _NAMES = re.compile(r"(?<=/pods/)[^/]+|(?<=/leases/)[^/]+|(?<=incidents/)[^/]+|(
 
 
 class CountingTransport(AiohttpTransport):
-    """Counts requests by verb and kind of object."""
+    """HTTP transport that counts requests by verb and kind of object."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Count, and send."""
+        """Count the request, and send it."""
         verb = "WATCH" if "watch=true" in str(request.url) else request.method
         COUNTS[f"{verb} {_NAMES.sub('*', request.url.path)}"] += 1
         return await super().handle_async_request(request)
 
 
 def write_counts(*_: Any) -> None:
-    """What has been asked so far, by verb and path."""
+    """Write the number of requests by verb and path."""
     target = Path(os.environ["CONTROL_PLANE_COUNTS"])
     part = target.with_suffix(".part")
     part.write_text(json.dumps(COUNTS))
@@ -44,14 +44,14 @@ def write_counts(*_: Any) -> None:
 
 
 class Profile:
-    """Runs between two signals."""
+    """Profiler that runs between two signals."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._running: cProfile.Profile | None = None
 
     def toggle(self, *_: Any) -> None:
-        """Begin, or end and write."""
+        """Start the profiler, or stop it and write its figures."""
         if self._running is None:
             self._running = cProfile.Profile()
             self._running.enable()

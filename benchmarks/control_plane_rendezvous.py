@@ -1,4 +1,4 @@
-"""How long torch's own rendezvous takes to bring N nodes together again, for `control_plane.py`.
+"""Seconds that torch's own rendezvous needs to bring N nodes together, for `control_plane.py`.
 
     python benchmarks/control_plane_rendezvous.py [--nodes 8,16,32,64,128] [--bound-seconds N]
 
@@ -29,7 +29,7 @@ RUN = "bench"
 
 
 def handler(port: int, nodes: int) -> DynamicRendezvousHandler:
-    """One node's, with a connection of its own to the store."""
+    """The rendezvous handler of one node, with its own connection to the store."""
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     backend = C10dRendezvousBackend(store, RUN)
     return DynamicRendezvousHandler.from_backend(
@@ -38,7 +38,7 @@ def handler(port: int, nodes: int) -> DynamicRendezvousHandler:
 
 
 def rounds(nodes: int, times: int, bound_seconds: float) -> list[float]:
-    """Seconds of each round that came to an end within the bound."""
+    """Seconds of each round that ended within the bound."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     handlers = [handler(server.port, nodes) for _ in range(nodes)]
     found: list[float] = []

@@ -1,4 +1,4 @@
-"""What `control_plane.py` runs its operator against: an API server, pods without nodes, agents."""
+"""Environment of the operator in `control_plane.py`: an API server, pods without nodes, agents."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 MASTER = bytes(range(MASTER_BYTES))
-"""The operator's key."""
+"""The operator's master key."""
 
 
 def manifest(job: int, agents: int, nproc: int, is_plain: bool) -> dict[str, Any]:
-    """A job of so many agents: it may restart as often as it is hurt; `is_plain`: without a key."""
+    """A job with `agents` agents and enough restarts for every fault; `is_plain`: without a key."""
     annotations = {AGENT_AUTH: "none"} if is_plain else {}
     port = {"name": "AGENT_PORT", "value": str(PORT)}
     container = {"name": "pytorch", "image": "none", "env": [port]}
@@ -61,7 +61,7 @@ def manifest(job: int, agents: int, nproc: int, is_plain: bool) -> dict[str, Any
 
 
 class Kubelet:
-    """Says of every new pod that it runs, at its agent's address; `size`: agents of a job."""
+    """Reports every new pod as running at its agent's address. `size`: agents of a job."""
 
     def __init__(self, client: KubeClient, size: int, running: Agents) -> None:
         self._client = client
@@ -75,7 +75,7 @@ class Kubelet:
             self._waiting.put_nowait(new)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the pods until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pods.run())
             for _ in range(PATCHES_MAX):
@@ -107,7 +107,7 @@ class Kubelet:
 
 
 class Agents:
-    """The processes that the agents live in."""
+    """The processes in which the agents run."""
 
     def __init__(self, processes: list[asyncio.subprocess.Process], share: int) -> None:
         self._processes = processes
@@ -123,7 +123,7 @@ class Agents:
         return answer
 
     async def move_in(self, index: int, pod: Pod) -> None:
-        """Tell the agent of its pod and, where that mounts one, of its job's key."""
+        """Send the agent the uid of its pod and, if the pod mounts one, its job's key."""
         assert pod.metadata is not None
         owner = (pod.metadata.ownerReferences or ())[0].uid
         key = "" if mounted_secret(pod) is None else job_key(MASTER, owner).hex()
@@ -131,12 +131,12 @@ class Agents:
         await self._ask(self._processes[index // self._share], order)
 
     async def fail(self, index: int) -> float:
-        """Let a worker of the agent die; when that was, on the monotonic clock."""
+        """Let a worker of the agent die; return the time on the monotonic clock."""
         found = await self._ask(self._processes[index // self._share], {"fail": index})
         return float(found["failed_at"])
 
     async def state(self) -> dict[str, Any]:
-        """What has reached all of them together."""
+        """Return the summed counts of links, running agents, stops and starts of all processes."""
         found = [await self._ask(process, {}) for process in self._processes]
         whole: dict[str, Any] = {
             key: sum(one[key] for one in found) for key in ("linked", "running")
@@ -153,13 +153,13 @@ class Agents:
         return whole
 
     def cpu_seconds(self) -> float:
-        """Of all of them, so far."""
+        """Processor time that all processes of agents have used."""
         return sum(cpu_seconds(process.pid) for process in self._processes)
 
 
 @asynccontextmanager
 async def agents(count: int, nproc: int, processes: int, has_steps: bool) -> AsyncIterator[Agents]:
-    """Agents that listen, and end with the block."""
+    """Start agents that listen, and end them with the block."""
     share = -(-count // processes)
     started: list[asyncio.subprocess.Process] = []
     try:
@@ -193,7 +193,7 @@ class Operator:
     counts: Path
 
     async def requests(self) -> dict[str, int]:
-        """What it has asked of the API server so far, by verb and path."""
+        """Return the requests that it has sent to the API server, by verb and path."""
         self.counts.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         await until_exists(self.counts)
@@ -201,11 +201,11 @@ class Operator:
         return found
 
     def profile(self) -> None:
-        """Begin to profile it, or end that."""
+        """Start the profiler, or stop it."""
         os.kill(self.pid, signal.SIGUSR2)
 
     def rss_mebibytes(self) -> tuple[float, float]:
-        """Now, and at most so far."""
+        """Resident memory now, and its maximum."""
         text = Path(f"/proc/{self.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines())
         now, most = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
@@ -216,7 +216,7 @@ class Operator:
 def operator(
     kubeconfig: Path, folder: Path, extra: list[str], profile: str | None = None
 ) -> Iterator[Operator]:
-    """An operator that ends with the block; what it logs is in `folder`."""
+    """Start an operator that ends with the block; its log is in `folder`."""
     counts, key = folder / "counts.json", folder / "operator.key"
     key.touch(0o600)
     key.write_text(MASTER.hex())
@@ -238,7 +238,7 @@ def operator(
 
 @contextmanager
 def server(kind: str) -> Iterator[tuple[Path, Path]]:
-    """An API server (`real` or `embedded`) in a folder of its own."""
+    """Start an API server (`real` or `embedded`) in its own folder."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="control-plane-")))
         place = folder / "plane"
@@ -249,7 +249,7 @@ def server(kind: str) -> Iterator[tuple[Path, Path]]:
 
 
 async def until_exists(file: Path) -> None:
-    """Return once somebody has made the file."""
+    """Wait until a file exists."""
     for _ in range(6000):
         if file.exists():  # noqa: ASYNC240
             return
@@ -258,11 +258,11 @@ async def until_exists(file: Path) -> None:
 
 
 def client_of(kubeconfig: Path) -> KubeClient:
-    """The harness's own."""
+    """A client of the API server for the harness itself."""
     return connect(kubeconfig, manager="control-plane-benchmark")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS

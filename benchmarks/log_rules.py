@@ -3,13 +3,15 @@
 
     benchmarks/log_rules.py [--quick] [--json FILE]
 
-Bytes go the agent's way: reads of 64 KiB, lines assembled, each matched against every rule.  The
-rules are those of the HyperPod documentation, repeated in other words up to the wanted number.
-Traffic: `quiet` has no match; `training` has one in ten lines, as a log at full verbosity; `every`
-is a match with a captured value in each line, which no job writes.  `re` is the same matching with
-Python's own engine, one pattern after the other, without lines, states or deadlines.
+Bytes are processed as in the agent: reads of 64 KiB, lines assembled, each matched against every
+rule.  The rules are those of the HyperPod documentation, repeated in other words up to the wanted
+number.  Traffic `quiet` has no match.  `training` has a match in one of ten lines, as a log at full
+verbosity.  `every` has a match with a captured value in each line, which no job writes.  `re` is
+the same matching with Python's own engine, one pattern at a time, without lines, states or
+deadlines.
 
-Seconds are of CPU, so that other work on the machine counts little; medians over rounds, in turns.
+Figures are CPU seconds, so that other work on the machine counts little.  They are medians over
+rounds, in turns.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def rules(count: int) -> tuple[CompiledRule, ...]:
 
 
 def traffic(name: str, count: int) -> bytes:
-    """Log text with a match in no, each tenth or every line."""
+    """Log text with a match in no, every tenth or every line."""
     every = {"quiet": count + 1, "training": 10, "every": 1}[name]
     lines = [
         (MATCH if i % every == every - 1 else QUIET).format(i=i, v=1 + i % 7 / 10)
@@ -76,7 +78,7 @@ def traffic(name: str, count: int) -> bytes:
 
 
 def judged(compiled: tuple[CompiledRule, ...], data: bytes) -> None:
-    """The agent's way."""
+    """Match lines as the agent does."""
     machine, assembler = LogRules(compiled, [0]), LineAssembler()
     machine.step(LogStarted(), 0.0)
     for start in range(0, len(data), READ_BYTES):
@@ -85,7 +87,7 @@ def judged(compiled: tuple[CompiledRule, ...], data: bytes) -> None:
 
 
 def one_by_one(compiled: tuple[CompiledRule, ...], data: bytes) -> None:
-    """Each pattern by itself on Python's `re`."""
+    """Match each pattern by itself with Python's `re`."""
     patterns = [re.compile(rule.pattern.source) for rule in compiled]
     for line in data.decode().splitlines():
         for pattern in patterns:
@@ -101,13 +103,16 @@ def seconds(work: Callable[..., None], *arguments: object) -> float:
 
 
 def resident_mib() -> float:
-    """Of this process."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def added_mib() -> float:
-    """Memory of 50 rules that have seen some of everything, in a process that has freed nothing."""
+    """Return the memory of 50 rules that have matched every kind of line.
+
+    The process frees nothing before.
+    """
     data = traffic("training", 500)
     before = resident_mib()
     machine, assembler = LogRules(rules(50), [0]), LineAssembler()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What ten log rules cost a training step.
+"""Cost of ten log rules for a training step.
 
     benchmarks/log_rules_step.py [--quick] [--json FILE]
 
 A real torch step on one core (the model of `train_step.py`, without peers) logs to a pipe, as a
-worker does; a process reads it as the agent does, with ten rules or with none.  Pairs in turns.
-`step` compares the median times of a step, which other work on the machine disturbs; `agent` is the
-CPU time that the rules add to the reader, as a share of the time of training, which it disturbs
-little.
+worker does.  A process reads it as the agent does, with ten rules or with none.  Pairs in turns.
+`step` compares the median times of a step, which other work on the machine disturbs.  `agent` is
+the CPU time that the rules add to the reader, as a share of the time of training.  Other work
+disturbs it little.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from unbroken.core.logs.rules import LogRules
 
 RULE_COUNT = 10
 RATES = (10, 1_000)
-"""Lines a second of a rank: a line a step, and a script at full verbosity."""
+"""Lines a second of a rank: a line for each step, and a script at full verbosity."""
 
 
 def read_as_agent(rule_count: int) -> None:
-    """Read standard input to its end; print the CPU seconds that it took."""
+    """Read standard input to its end; print the CPU seconds used."""
     machine = LogRules(rules(rule_count), [0]) if rule_count else None
     assembler = LineAssembler()
     if machine:
@@ -48,7 +48,7 @@ def read_as_agent(rule_count: int) -> None:
 
 
 def train(seconds: float, rate: float, log: BinaryIO) -> list[float]:
-    """Seconds of each step; a line in ten matches a rule."""
+    """Train for a time; return the seconds of each step. One line in ten matches a rule."""
     import torch
     from torch import nn
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What watching a rank, and looking at it, cost a training step.
+"""Cost of watching a rank, and of looking at it, for a training step.
 
     benchmarks/looks.py [--quick] [--json FILE]
 
@@ -7,10 +7,10 @@ A real agent runs one worker: a torch step on one core that calls `worker.progre
 without and with one look (twice the stack, once with native frames), and with one second of
 samples, are measured in turns.
 
-`watching` is the processor time that agent and keeper use for the rank where nobody looks, as a
-share of one core.  `look` and `samples` are the training time that is lost, and the processor time
-that is used beside the worker, for each of them.  A rank that shows nothing else is looked at each
-60 s at most (`WORK_PAUSE_SECONDS`): `look, share` is the lost time by that.
+`watching` is the processor time that agent and keeper use for the rank between looks, as a share
+of one core.  `look` and `samples` are, for each of them, the lost training time, and the processor
+time used in addition to the worker's.  A rank without any other sign of progress is looked at each
+60 s at most (`WORK_PAUSE_SECONDS`): `look, share` is the share of time that is lost then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def train(records: str) -> None:
-    """Make steps for ever; the end of each is appended to a file."""
+    """Make steps for ever; append the end of each to a file."""
     import torch
     from torch import nn
 
@@ -92,7 +92,7 @@ class Harness:
             await self._news.wait()
 
     def processor_seconds(self) -> float:
-        """Processor time of keeper and agent, and of what they have started and waited for."""
+        """Processor time of keeper and agent, and of children that they have waited for."""
         found = 0.0
         for pid in self._family:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -102,8 +102,10 @@ class Harness:
         return found
 
     async def window(self, seconds: float, samples_per_second: int = 0) -> tuple[float, float]:
-        """Seconds a step and processor seconds of one window; a question that takes `seconds` is
-        asked at its beginning, none if they are 0."""
+        """Return the seconds of a step and the processor seconds of one window.
+
+        A question that takes `seconds` is asked at its beginning; none if they are 0.
+        """
         used, began = self.processor_seconds(), time.monotonic()
         if seconds:
             self._asked += 1
@@ -116,7 +118,7 @@ class Harness:
 
 
 async def measure(directory: Path, rounds: int) -> dict[str, float]:
-    """All figures."""
+    """Measure all figures."""
     records = directory / "records"
     script = directory / "step.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n")

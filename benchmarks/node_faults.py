@@ -1,8 +1,8 @@
-"""Nodes that turn bad under a training job: what follows, and how long each stage takes.
+"""Faults of nodes under a training job: the reactions, and the duration of each stage.
 
 `unbroken up` with four nodes of processes; a real DDP job on gloo, a pod on two of them and a spare
-on the third.  Each fault befalls the node of a rank; expected is what `unbroken faults explain`
-says.  Times are seconds since the fault was planted.
+on the third. Each fault is injected into the node of a rank. The expected reaction is that of
+`unbroken faults explain`. Times are seconds since the injection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Faults of nodes under a running job: what is planted, and when what followed was seen.
+"""Faults of nodes under a running job: what is injected, and when each reaction is seen.
 
-A line of a node's kernel log is planted in the file that stands for it, a fault of a GPU through a
-library that stands for NVML (docs/guide/node-faults.md).  Of a fault that ends a program on real
-hardware (an illegal address, a contained memory error) the program is ended, too.
+A line of a node's kernel log is written to the file that stands for the log. A fault of a GPU comes
+from a library that stands for NVML (docs/guide/node-faults.md). If a fault ends a program on real
+hardware (an illegal address, a contained memory error), the program is killed too.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from nvml_library import build
 PCI = "0000:3b:00"
 BOUND_SECONDS = 180.0
 CALM_SECONDS = 6.0
-"""How long a job that is to be left alone is watched."""
+"""Seconds for which a job is watched that must not be touched."""
 UNTOUCHED, IN_PLACE, MOVED = "untouched", "in place", "moved"
 FOLLOWS = {Action.NONE: UNTOUCHED, Action.RESTART_JOB: IN_PLACE}
-"""What is to become of the job; at any other action it moves."""
+"""Expected outcome of the job by action. With any other action, the job moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One that is planted."""
+    """A fault to inject."""
 
     name: str
     line: str = ""
-    """Of the kernel's log; `{pid}` is that of the worker."""
+    """Line of the kernel's log; `{pid}` is that of the worker."""
     gpu: str = ""
-    """What the library says of the GPU."""
+    """State of the GPU that the library reports."""
     known_as: str = ""
-    """In the table of faults; empty: as the line says."""
+    """Name in the table of faults. Empty: the name that the line contains."""
     ends_program: bool = False
 
 
@@ -81,33 +81,33 @@ QUICK = ("xid79", "read-only", "xid31")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the table of faults says."""
+    """Expected name and action of a fault, from the table of faults."""
 
     name: str
     action: Action
 
     @property
     def job(self) -> str:
-        """What is to become of the job."""
+        """Expected outcome of the job."""
         return FOLLOWS.get(self.action, MOVED)
 
 
 @dataclass
 class Trial:
-    """A fault, and when what followed was seen, in seconds since it was planted."""
+    """A fault, and the seconds from its injection to each reaction."""
 
     fault: str
     action: str
     node: str
     job: str = ""
-    """What became of the job."""
+    """Outcome of the job."""
     marks: dict[str, float] = field(default_factory=dict)
     lost_steps: int | None = None
     why_wrong: str = ""
 
 
 def explained(fault: Fault) -> Expected:
-    """As `unbroken faults explain` says."""
+    """Return what `unbroken faults explain` says of a fault."""
     asked = fault.known_as or fault.line.format(pid=1)
     command = [*UP, "faults", "explain", asked, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -117,18 +117,18 @@ def explained(fault: Fault) -> Expected:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """What a node showed at a moment."""
+    """State of a node at one moment."""
 
     at: float
     name: str
     health: str
     conditions: str
-    """Those that are True."""
+    """Conditions that are True."""
     details: str
 
 
 class FaultyNodes(InProcessSnapshots):
-    """A job on a cluster whose nodes turn bad; one node more than its pods need."""
+    """A job on a cluster with faulty nodes; one node more than its pods need."""
 
     mode = "node faults"
 
@@ -139,7 +139,7 @@ class FaultyNodes(InProcessSnapshots):
         self.followed: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start the cluster and the job, and follow the nodes."""
+        """Start the cluster and the job, and watch the nodes."""
         super().start()
         parts = (
             "{.metadata.name}",
@@ -160,16 +160,16 @@ class FaultyNodes(InProcessSnapshots):
         self.watch.follow_lines(stream, self.directory / "nodes.txt")
 
     def line(self, line: str, at: float) -> None:
-        """A node has changed."""
+        """Record a change of a node."""
         self.seen.append(NodeSeen(at, *line.split("|", 3)))
 
     def stop(self) -> None:
-        """Take everything away."""
+        """Remove the job and the cluster."""
         end(self.followed)
         super().stop()
 
     def settle(self, fault: str) -> tuple[str, ...]:
-        """Wait until job, spare and nodes are as before any fault."""
+        """Wait until job, spare and nodes are as before the fault."""
         if not self.until(self.is_calm, BOUND_SECONDS):
             raise Unavailable(f"nodes or pods were not well within {BOUND_SECONDS:.0f} s")
         notes = super().settle(NODE)
@@ -178,13 +178,13 @@ class FaultyNodes(InProcessSnapshots):
         return notes
 
     def are_warm(self) -> bool:
-        """Whether the agent of each pod, the spare's among them, has told of parked workers."""
+        """Return whether the agent of each pod, spares included, has logged parked workers."""
         logs = self.cluster.glob("nodes/*/pods/*/containers/train/*/log")
         warm = {log.parts[-5] for log in logs if b" are parked" in log.read_bytes()}
         return {one["metadata"]["uid"] for one in self.listed("pods")} <= warm
 
     def is_calm(self) -> bool:
-        """All pods run, all nodes are there and take pods."""
+        """Return whether all pods run, and all nodes are there and take pods."""
         nodes = self.listed("nodes")
         healthy = [
             one
@@ -203,7 +203,7 @@ class FaultyNodes(InProcessSnapshots):
         return str(at["spec"]["nodeName"])
 
     def plant(self, fault: Fault, node: str, worker: Worker) -> float:
-        """Let the fault befall a node; when it did."""
+        """Inject the fault into a node; return the time."""
         folder = self.cluster / "nodes" / node
         if fault.gpu:
             if self.library is None:
@@ -220,12 +220,12 @@ class FaultyNodes(InProcessSnapshots):
         return at
 
     def told_at(self, node: str, since: float, holds: Callable[[NodeSeen], bool]) -> float | None:
-        """When the node first showed it."""
+        """Return when the node first had a state that fits; None if it never had."""
         found = (one.at for one in self.seen if one.name == node and one.at >= since and holds(one))
         return next(found, None)
 
     def repair_of(self, node: str, since: float) -> RepairRecord | None:
-        """The repair of the node that was made of a fault since then, once it has ended."""
+        """Return the finished repair of a fault of the node since a time."""
         for found in self.listed("noderecords.unbroken.dev"):
             if found["metadata"]["name"] == node:
                 history = NODE_RECORD.spec_of(found)[0].history
@@ -233,7 +233,7 @@ class FaultyNodes(InProcessSnapshots):
         return None
 
     def renew(self, node: str) -> None:
-        """Replace a node that has been repaired, so that no trial finds one with a history."""
+        """Replace a repaired node, so that each trial begins with a node without history."""
         words = ["nodes", "replace", node, "--yes", "--wait", "--dir", str(self.cluster)]
         done = subprocess.run([*UP, *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -245,7 +245,7 @@ def _escaped(key: str) -> str:
 
 
 def try_fault(job: FaultyNodes, fault: Fault, number: int) -> Trial:
-    """Plant one fault under the job and look on until all that has to follow has followed."""
+    """Inject one fault under the job, and watch until all expected reactions are seen."""
     job.settle(fault.name)
     if not run_on(job.watch, 0.0, BOUND_SECONDS):
         raise Unavailable("the job makes no steps")
@@ -276,7 +276,7 @@ def try_fault(job: FaultyNodes, fault: Fault, number: int) -> Trial:
 
 
 def _await_told(job: FaultyNodes, trial: Trial, expected: Expected, at: float) -> None:
-    """Wait until the node shows the fault: a condition, or an entry of its details."""
+    """Wait until the node shows the fault: a condition, or an entry in its details."""
 
     def shows(seen: NodeSeen) -> bool:
         if expected.job == MOVED:
@@ -320,7 +320,7 @@ def _look_at_job(job: FaultyNodes, trial: Trial, old: list[Worker], at: float) -
 
 
 def _follow_repair(job: FaultyNodes, trial: Trial, at: float) -> None:
-    """Until the node is back in service, or has another in its place."""
+    """Wait until the node is back in service, or another one has replaced it."""
     if not job.until(lambda: job.repair_of(trial.node, at) is not None, BOUND_SECONDS):
         trial.why_wrong += "; the node was not repaired"
         return
@@ -338,7 +338,7 @@ def _follow_repair(job: FaultyNodes, trial: Trial, at: float) -> None:
 
 
 def figures(trials: list[Trial]) -> dict[str, Any]:
-    """Of all trials of one fault."""
+    """Figures of all trials of one fault."""
     right = [one for one in trials if not one.why_wrong]
     marks: dict[str, list[float]] = {}
     for one in right:

@@ -1,4 +1,4 @@
-"""Nodes that are lost under a training job on a real Kubernetes, and how long it takes to go on.
+"""Losses of nodes under a training job on a real Kubernetes: seconds until training resumes.
 
 Three real nodes (kubelet, containerd, pods with addresses of their own), the chart with its default
 values, no provider of machines, and nobody who taints a node.  Two ranks train over gloo, on a node

@@ -1,4 +1,4 @@
-"""Losses of real nodes under a running job: what is done to a node, and what is seen to follow."""
+"""Losses of real nodes under a running job: how a node is lost, and when each reaction is seen."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from realnodes.releases import OPERATORS, Release
 from unbroken.spec.times import time_seconds
 
 BOUND_SECONDS = 120.0
-"""A job that makes no step within it has not recovered."""
+"""Seconds after which a job without a step counts as not recovered."""
 CALM_SECONDS = 20.0
-"""How long a job that need not stop is watched: more than two leases."""
+"""Seconds for which a job is watched that need not stop: more than two leases."""
 SETTLE_SECONDS = 180.0
 LOOK_SECONDS = 0.05
 RESTARTS_MAX = 1000
@@ -61,12 +61,12 @@ with (folder / own).open("w", buffering=1) as diary:
         time.sleep(0.05)
 dist.destroy_process_group()
 """
-"""Each rank writes the time of each step of all ranks, and each 10 ms that it is alive."""
+"""Training script: each rank writes the time of each common step, and each 10 ms that it lives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node of a job that is lost, and the operator that leads elsewhere."""
+    """A node of a job that is lost, and the operator that leads on another node."""
 
     release: Release
     job: Job
@@ -97,7 +97,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One way to lose a node.  `strike` does it, and takes it back when its block ends."""
+    """One way to lose a node. `strike` causes the loss, and undoes it when its block ends."""
 
     name: str
     strike: Callable[[Place], Iterator[None]]
@@ -163,18 +163,18 @@ QUICK = ("power-off", "cut-off", "paused")
 
 @dataclass
 class Trial:
-    """A loss, and seconds from it to what was seen."""
+    """A loss, and the seconds from it to each reaction."""
 
     loss: str
     has_spare: bool
     marks: dict[str, float] = field(default_factory=dict)
     overlap: float = 0.0
-    """For how long a worker of the old attempt has run beside one of the next, in seconds."""
+    """Seconds for which a worker of the old attempt has run at the same time as one of the next."""
     why_wrong: str = ""
 
 
 def beats(job: Job) -> dict[int, list[list[float]]]:
-    """By attempt, the times at which each of its workers said that it was alive."""
+    """Return the times at which each worker reported that it was alive, by attempt."""
     found: dict[int, list[list[float]]] = {}
     for path in (job.cluster.shared / job.name).glob("alive.*"):
         # A worker that is killed may leave half a line.
@@ -186,8 +186,10 @@ def beats(job: Job) -> dict[int, list[list[float]]]:
 
 
 def overlap(job: Job, least: int = 0) -> float:
-    """The longest time for which a worker has run beside one of a later attempt, in seconds; of
-    attempts from `least` on.  One that slept meanwhile counts from when it woke."""
+    """Return the longest time for which workers of two attempts ran at the same time, in seconds.
+
+    Attempts before `least` do not count. A worker that slept meanwhile counts from when it woke.
+    """
     found = {attempt: lives for attempt, lives in beats(job).items() if attempt >= least}
     longest = 0.0
     for attempt, lives in found.items():
@@ -208,7 +210,7 @@ def all_ranks(job: Job, after: int) -> dict[int, Life]:
 
 
 def wait(holds: Callable[[], object], seconds: float) -> bool:
-    """Whether something comes to hold in time."""
+    """Wait until `holds()`; return False if it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
@@ -218,7 +220,7 @@ def wait(holds: Callable[[], object], seconds: float) -> bool:
 
 
 class Unsettled(Exception):
-    """The cluster or the job is not as it is to be before a loss; the text says what."""
+    """The cluster or the job is not ready for a loss; the text says why."""
 
 
 def settle(release: Release, job: Job) -> Place:
@@ -250,7 +252,7 @@ def _are_ready(cluster: RealCluster) -> bool:
 
 
 def _are_up(job: Job) -> bool:
-    """Whether all pods run, and a spare has said that its workers are parked."""
+    """Return whether all pods run, and each spare has reported parked workers."""
     pods = job.pods()
     phases = [
         one["status"].get("phase") for one in pods if "deletionTimestamp" not in one["metadata"]
@@ -264,7 +266,7 @@ def _are_up(job: Job) -> bool:
 
 
 def try_loss(release: Release, job: Job, loss: Loss) -> Trial:
-    """Lose a node and look on until the job trains again without it."""
+    """Lose a node, and watch until the job trains again without it."""
     place, trial = settle(release, job), Trial(loss.name, job.spares > 0)
     old = job.newest()
     strike = contextmanager(loss.strike)
@@ -301,7 +303,7 @@ def _look_on(job: Job, trial: Trial, old: int) -> None:
 
 
 def _add_stages(job: Job, trial: Trial, struck_at: float) -> None:
-    """When the operator saw the fault, and when no worker of the old attempt was left."""
+    """Add when the operator detected the fault, and when no worker of the old attempt was left."""
     for one in job.cluster.get("incidents")["items"]:
         spec = one["spec"]
         times = {name: _seconds(spec.get(key)) for name, key in STAGES.items()}
@@ -318,7 +320,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def figures(trials: list[Trial]) -> dict[str, Any]:
-    """Of all trials of one loss, with or without a spare."""
+    """Figures of all trials of one loss, with or without a spare."""
     right = [one for one in trials if not one.why_wrong]
     names = dict.fromkeys(name for one in right for name in one.marks)
     marks = {name: [o.marks[name] for o in right if name in o.marks] for name in names}
@@ -349,5 +351,5 @@ def new_job(cluster: RealCluster, *, has_spare: bool, lease: dict[str, str]) -> 
 
 
 def load() -> str:
-    """The load of this machine, as the kernel says."""
+    """Return the load of this machine, as the kernel reports it."""
     return Path("/proc/loadavg").read_text().rsplit(" ", 2)[0]

@@ -1,4 +1,4 @@
-"""What the operator computes between an agent's frame and its own frames, while a job recovers.
+"""Milliseconds that the operator computes between an agent's frame and its own, in a recovery.
 
 `python benchmarks/operator_path.py [--agents 2,500] [--cycles N] [--json FILE]`: reports as their
 JSON frames go in, commands as theirs come out, through the job's machine and both codecs.  No
@@ -43,7 +43,7 @@ FAULT = WorkerFault(FaultKind.SIGNAL, 0, 0, 100, 5.0, signal=9, message="ended b
 
 
 def workers(rank: int, state: str) -> tuple[WorkerReport, ...]:
-    """Of one agent, all in one state."""
+    """Return the reports of one agent's workers, all in one state."""
     return tuple(
         WorkerReport(i, rank * NPROC + i, 1000 + rank * NPROC + i, state, 3.0, first_output_at=4.0)
         for i in range(NPROC)
@@ -51,7 +51,7 @@ def workers(rank: int, state: str) -> tuple[WorkerReport, ...]:
 
 
 class Cluster:
-    """A job's machine and its agents, as the frames between them."""
+    """A job's machine and its agents, connected by frames."""
 
     def __init__(self, agents: int) -> None:
         policy = RunPolicy(job_max_retry_count=1_000_000)
@@ -76,23 +76,23 @@ class Cluster:
         return self.job.step(event, self.now)
 
     def take(self, pod: int, frame: str) -> list[str]:
-        """One frame in, the frames that it makes the operator send."""
+        """Pass one frame to the operator; return the frames that it sends."""
         report = read_answer(frame.encode())
         assert isinstance(report, AgentReport)
         return self.hear(pod, report)
 
     def hear(self, pod: int, report: AgentReport) -> list[str]:
-        """The same with a report that the link has decoded before: a heartbeat."""
+        """Pass a report that the link has decoded before: a heartbeat. Return the frames sent."""
         effects = self._give(AgentReported(self.pods[pod], report))
         orders = [e for e in effects if isinstance(e, StartWorkers | StopWorkers)]
         return [encode_command(order.command) for order in orders]
 
     def frames(self, make: Callable[[int, AgentReport], AgentReport]) -> list[str]:
-        """A frame of every agent."""
+        """Return a frame of every agent."""
         return [encode_report(make(i, report)) for i, report in enumerate(self.ready)]
 
     def reports(self, state: AgentState) -> list[str]:
-        """Frames of agents that are all in `state` in the present attempt."""
+        """Return frames of agents that are all in `state` in the present attempt."""
         attempt = self.attempt
 
         def make(i: int, idle: AgentReport) -> AgentReport:
@@ -113,14 +113,14 @@ class Cluster:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Processor seconds of it."""
+    """Return the processor seconds of a call."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def first_start(cluster: Cluster) -> None:
-    """Bring the job to where all its agents run."""
+    """Start the job, until all its agents run."""
     sent = run_all(cluster, cluster.frames(lambda _, idle: idle))
     assert len(sent) == len(cluster.pods)
     run_all(cluster, cluster.reports(AgentState.RUNNING))
@@ -128,7 +128,7 @@ def first_start(cluster: Cluster) -> None:
 
 
 def run_all(cluster: Cluster, frames: Iterable[str]) -> list[str]:
-    """All frames in; what the last one made the operator send."""
+    """Pass all frames; return the frames that the operator sends after the last one."""
     last: list[str] = []
     for pod, frame in enumerate(frames):
         last = cluster.take(pod, frame)
@@ -136,7 +136,7 @@ def run_all(cluster: Cluster, frames: Iterable[str]) -> list[str]:
 
 
 def recover(cluster: Cluster) -> dict[str, float]:
-    """One recovery: a worker dies, all are stopped, all start again; milliseconds of each part."""
+    """Run one recovery: a worker dies, all stop, all start. Return milliseconds of each part."""
     count, found = len(cluster.pods), {}
     cluster.now += 100.0
     running = [decode_report(frame) for frame in cluster.reports(AgentState.RUNNING)]

@@ -39,16 +39,16 @@ NOTICES = {
     "kubectl-drain": ("kubectl", "drain", "{node}", "--timeout=180s"),
     "drain": ("unbroken", "nodes", "drain", "{node}"),
 }
-"""How each notice is given."""
+"""Command that gives each notice."""
 
 
 @dataclass
 class Trial:
-    """One notice, and what followed; seconds."""
+    """One notice, and its outcome; seconds."""
 
     notice: str
     until_stop: float | None = None
-    """From the notice to the last step on the old node: the new pod is made meanwhile."""
+    """From the notice to the last step on the old node. The new pod starts meanwhile."""
     pause: float | None = None
     until_left: float | None = None
     """From the notice until no pod of the job is on the node."""
@@ -57,13 +57,13 @@ class Trial:
 
 
 class Moved(InProcessSnapshots):
-    """The job, on a cluster of one node more than it has pods."""
+    """The job, on a cluster with one node more than it has pods."""
 
     mode = "planned moves"
 
     @property
     def nodes(self) -> int:
-        """A node is free."""
+        """Number of nodes: one is free."""
         return self.setting.agents + 1
 
     def node_of(self, worker: Worker) -> str:
@@ -74,7 +74,7 @@ class Moved(InProcessSnapshots):
         return str(found["spec"]["nodeName"])
 
     def give(self, notice: str, node: str) -> subprocess.Popen[bytes]:
-        """Give a notice; the command ends when it has nothing more to do."""
+        """Give a notice. The command ends when it has nothing more to do."""
         program, *words = (word.format(node=node) for word in NOTICES[notice])
         kubectl = self.kubectl_program()
         assert kubectl is not None
@@ -86,7 +86,7 @@ class Moved(InProcessSnapshots):
             )
 
     def take_back(self, node: str) -> None:
-        """Let the node be as before."""
+        """Take the notice back."""
         self.kubectl("annotate", "node", node, "unbroken.dev/drain-")
         self.kubectl("uncordon", node)
         found = json.loads(self.kubectl("get", "node", node, "-o", "json"))
@@ -95,7 +95,7 @@ class Moved(InProcessSnapshots):
                 self.kubectl("taint", "node", node, f"{taint['key']}-")
 
     def has_left(self, node: str) -> bool:
-        """Whether no pod of the job is on the node, and the others run."""
+        """Return whether no pod of the job is on the node, and all pods run."""
         pods = self.listed("pods")
         return len(pods) == self.setting.agents and all(
             one["spec"].get("nodeName", node) != node and one["status"].get("phase") == "Running"
@@ -104,7 +104,7 @@ class Moved(InProcessSnapshots):
 
 
 def started(base: Path) -> Moved:
-    """A cluster whose job makes steps."""
+    """Start a cluster with a job that makes steps."""
     Moved.prepare()
     job = Moved(base / "cluster", Setting(agents=2, ranks_per_agent=1, parameters=100_000))
     job.start_and_step()
@@ -140,13 +140,13 @@ def try_notice(job: Moved, notice: str, rank: int) -> Trial:
 
 
 def restart_count(job: Moved) -> int:
-    """Restarts of the job so far."""
+    """Return the number of restarts of the job."""
     (found,) = job.listed("hyperpodpytorchjobs.sagemaker.amazonaws.com")
     return int(found["status"].get("restartCount", 0))
 
 
 def told_wrong(job: Moved, before: int) -> str:
-    """What is not as a planned move; empty: nothing."""
+    """Return how the restart differs from a planned move; empty if it does not."""
     incidents = job.listed("incidents.unbroken.dev")
     newest = max(incidents, key=lambda one: one["spec"]["number"])["spec"]
     if newest["culprit"]["fault"] != "PlannedMove":
@@ -156,7 +156,7 @@ def told_wrong(job: Moved, before: int) -> str:
 
 
 def figures(trials: list[Trial]) -> dict[str, Any]:
-    """Of all trials of one notice."""
+    """Figures of all trials of one notice."""
     right = [one for one in trials if not one.why_wrong]
     pauses = [one.pause for one in right if one.pause is not None]
     return {
@@ -178,7 +178,7 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """Rows of Markdown."""
+    """Return the rows of a Markdown table."""
     heads = ("notice", "right", "steps lost, max", "until the stop", "pause", "max", "until left")
     rows = [heads, ("---",) * len(heads)]
     for cell in cells:
@@ -191,7 +191,7 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 
 def measure(notices: list[str], runs: int, base: Path) -> list[Trial]:
-    """Each notice so often, on one cluster; the first trial that goes wrong is the last."""
+    """Give each notice `runs` times on one cluster; stop after the first wrong trial."""
     trials: list[Trial] = []
     job = started(base)
     try:
@@ -210,7 +210,7 @@ def measure(notices: list[str], runs: int, base: Path) -> list[Trial]:
 
 
 def main() -> int:
-    """Measure, print the table; 1 where a move was not as it should be."""
+    """Measure and print the table; return 1 if a move went wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Losses under Ray Train on the local cluster, and how long training takes to report a step again.
+"""Losses under Ray Train on the local cluster: seconds until training reports a step again.
 
-A RayCluster of real Ray: a head and two workers, each on a node of its own, two nodes spare.  Two
+A RayCluster of real Ray: a head and two workers, each on its own node, and two spare nodes. Two
 ranks (ray_steps.py) make a step each 0.2 s, with a checkpoint each 10 steps in a shared folder.
-`auto-resume`: with the two annotations.  `ray-train-alone`: without, so that pods are made anew as
-KubeRay does, `FailureConfig(max_failures=-1)` starts workers again, and nobody else acts.
+`auto-resume`: with the two annotations. `ray-train-alone`: without them, so that KubeRay creates
+pods again, `FailureConfig(max_failures=-1)` starts workers again, and nothing else acts.
 
-Seconds are from the loss (before kubectl is started) to the first step of the next start.
-Needs kubectl, and an environment with Ray: `--ray-env` (as of `make ray-env`).
+Seconds are from the loss (before kubectl is started) to the first step of the next start. Needs
+kubectl, and an environment with Ray: `--ray-env` (as of `make ray-env`).
 """
 
 from __future__ import annotations

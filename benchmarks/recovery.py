@@ -1,4 +1,4 @@
-"""Recovery from killed workers, agents and nodes: unbroken's modes beside its peers.
+"""Recovery from killed workers, agents and nodes: unbroken's modes compared with its peers.
 
 Every mode has its own job of `train_step.py` on this machine.  One at a time is measured, the
 others make a step now and then; kills go round, one for each mode, in a new order each time.
@@ -42,7 +42,7 @@ LARGE_JOBS, LARGE_TURN = 1, 4
 
 
 def machine() -> str:
-    """Where it was measured."""
+    """Return cores, versions and load of this machine."""
     import torch
 
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -52,7 +52,7 @@ def machine() -> str:
 
 
 def table(cell: dict[str, Any]) -> str:
-    """Seconds by mode and stage; ratios to torchrun with a fresh store."""
+    """Return a table of seconds by mode and stage, with ratios to torchrun with a fresh store."""
     names = ("recovered", "p50", "p95", "mean", "max", "faster", "lost")
     head = f"{'mode':24}" + "".join(f"{name:>10}" for name in (*names, *STAGES))
     lines = [f"{cell['shape']}, {cell['parameters']:,} parameters, fault: {cell['fault']}", head]
@@ -78,7 +78,7 @@ def table(cell: dict[str, Any]) -> str:
 
 
 def figures(contestants: list[Contestant], setting: Setting, fault: str) -> dict[str, Any]:
-    """A cell of the JSON: all modes of one fault."""
+    """Return a cell of the JSON: all modes of one fault."""
     entries: list[dict[str, Any]] = []
     for one in contestants:
         for mode in (one.kind.mode, one.kind.mode + AGAIN):
@@ -98,7 +98,7 @@ def figures(contestants: list[Contestant], setting: Setting, fault: str) -> dict
 def measure(
     kinds: list[type[Launcher]], setting: Setting, faults: list[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """All modes with the same model on the same ranks; a cell for each fault."""
+    """Measure all modes with the same model on the same ranks; return a cell for each fault."""
     name = f"{setting.agents}x{setting.ranks_per_agent}-{setting.parameters}-{faults[0]}"
     contestants = [Contestant(kind, options.base / name, setting) for kind in kinds]
     for one in contestants:
@@ -123,20 +123,20 @@ def measure(
 
 
 def numbers(text: str) -> list[int]:
-    """Sizes such as 1M,100M."""
+    """Parse sizes such as 1M,100M."""
     units = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
     words = text.split(",")
     return [int(word.rstrip("kMG")) * units.get(word[-1], 1) for word in words]
 
 
 def shapes(text: str) -> list[tuple[int, int]]:
-    """Agents and ranks of each, such as 2x2,4x2."""
+    """Parse shapes such as 2x2,4x2: agents and ranks of each."""
     pairs = [word.partition("x") for word in text.split(",")]
     return [(int(agents), int(ranks)) for agents, _, ranks in pairs]
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     names = [kind.mode for kind in LAUNCHERS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -163,7 +163,7 @@ def parse() -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> list[tuple[Setting, list[str]]]:
-    """Jobs that are needed: those with a spare for the loss of a node, those without."""
+    """Return the jobs that are needed: with a spare for the loss of a node, and without."""
     groups = [
         (False, [fault for fault in options.faults if fault != NODE]),
         (True, [fault for fault in options.faults if fault == NODE]),
@@ -178,7 +178,7 @@ def settings(options: argparse.Namespace) -> list[tuple[Setting, list[str]]]:
 
 
 def main() -> None:
-    """Measure, print the tables."""
+    """Measure, and print the tables."""
     options = parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options.base = Path(tempfile.mkdtemp(prefix="unbroken-recovery-"))

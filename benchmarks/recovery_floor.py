@@ -1,7 +1,7 @@
-"""What recovery cannot be faster than: the benchmark's own script, when nobody fails.
+"""Lower bound of a recovery: the time of the benchmark's own script without any fault.
 
-Ranks that are there, with their imports done, make a new process group, model, optimizer and DDP
-and complete one step, again and again; `recovery.py` counts all of that, after a kill.
+Living ranks with their imports done repeat one round: a new process group, model, optimizer and
+DDP, and one complete step.  `recovery.py` counts all of that after a kill.
 
     .venv/bin/python benchmarks/recovery_floor.py --rounds 20
 """
@@ -25,11 +25,11 @@ from unbroken.agent.workers import facts
 
 PARTS = ("join", "build", "ddp", "first step", "second step")
 UNCOUNTED = 2
-"""Rounds in which everything is done for the first time."""
+"""Rounds that are not counted, since everything is done for the first time."""
 
 
 def once(parameters: int) -> list[float]:
-    """The moments at which each part ended; the first one is the beginning."""
+    """Run one round; return the times at which it began and each part ended."""
     at = [time.perf_counter()]
     distributed.init_process_group("gloo")
     at.append(time.perf_counter())
@@ -49,7 +49,7 @@ def once(parameters: int) -> list[float]:
 
 
 def run(rank: int, ports: list[int], parameters: int, meet: Any, results: Any) -> None:
-    """One rank."""
+    """Run one rank."""
     torch.set_num_threads(1)
     for port in ports:
         meet.wait()
@@ -58,7 +58,7 @@ def run(rank: int, ports: list[int], parameters: int, meet: Any, results: Any) -
 
 
 def main() -> None:
-    """Milliseconds of each part, of its slowest rank; and from the beginning to the first step."""
+    """Print milliseconds of each part of its slowest rank, and of the whole round."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--parameters", type=int, default=DEFAULTS["parameters"])

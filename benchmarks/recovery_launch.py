@@ -1,7 +1,7 @@
-"""What all launchers have in common, and torchrun and ft_launcher.
+"""Base class of all launchers, and torchrun and ft_launcher.
 
-How a job is started, what is killed for a fault, what an outside platform then does (a kubelet that
-starts the container again, somebody who puts a new node in the place of a spare that was used).
+It starts a job, kills a process for a fault, and then does what an outside platform would do. A
+kubelet starts the container again; somebody replaces a spare that was used by a new node.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ NVRX_NEEDS = (
 )
 UP = [sys.executable, "-m", "unbroken.cli.main"]
 WORKER, RANK_0, AGENT, NODE = FAULTS = ("worker", "rank0", "agent", "node")
-"""What is killed; a node has a spare that waits."""
+"""Kinds of fault by the thing that is killed. With `node`, a spare waits."""
 
 
 class Unavailable(Exception):
-    """This launcher cannot be had here; the text says why."""
+    """This launcher cannot run here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, on how many."""
+    """Size of the model, and of the job that trains it."""
 
     agents: int = 2
     ranks_per_agent: int = 2
@@ -53,16 +53,16 @@ class Setting:
 
     @property
     def ranks(self) -> int:
-        """All that train."""
+        """Number of ranks that train."""
         return self.agents * self.ranks_per_agent
 
     @property
     def is_large(self) -> bool:
-        """A step takes seconds on a small machine."""
+        """Return whether a step takes seconds on a small machine."""
         return self.parameters > 10_000_000
 
     def environment(self, directory: Path, **uses: object) -> dict[str, str]:
-        """What the script needs, for every launcher alike."""
+        """Return the environment of the training script, the same for every launcher."""
         wanted = {
             "parameters": self.parameters,
             "batch": 4 if self.is_large else 64,
@@ -79,17 +79,17 @@ class Setting:
 
 
 def free_port() -> int:
-    """A port that is free now, and that the kernel gives nobody by itself."""
+    """Return a port that is free now and outside the kernel's ephemeral range."""
     return facts.free_port((), random.Random())
 
 
 def parent(pid: int) -> int:
-    """The process that made it, or has adopted it."""
+    """Return the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def install(folder: Path, *steps: list[str]) -> None:
-    """Fill a folder once, by pip steps; Unavailable with pip's last line."""
+    """Fill a folder once by pip steps. Unavailable has pip's last line."""
     if (folder / "done").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -102,13 +102,13 @@ def install(folder: Path, *steps: list[str]) -> None:
 
 
 class Launcher:
-    """A job of one launcher.  `start` first, `stop` last, in any case."""
+    """A job of one launcher. Call `start` first and `stop` last, in any case."""
 
     mode: ClassVar[str]
     setting_words: ClassVar[str] = ""
-    """How it is configured, where that is not how it ships."""
+    """Settings that differ from the defaults of the launcher, for people."""
     kills_again: ClassVar[bool] = False
-    """A second kill follows at once on the recovery from the first, and is counted by itself."""
+    """A second kill follows at once on the recovery from the first, and counts by itself."""
 
     def __init__(self, directory: Path, setting: Setting) -> None:
         self.directory = directory
@@ -117,24 +117,25 @@ class Launcher:
 
     @classmethod
     def prepare(cls) -> None:
-        """Install what is missing; Unavailable where that cannot be done."""
+        """Install what is missing. Unavailable if that fails."""
         if importlib.util.find_spec("torch") is None:
             raise Unavailable("torch is not installed")
 
     @classmethod
     def refuses(cls, fault: str) -> str:
-        """Why it is not asked to recover from this fault; empty: it is."""
+        """Return why this fault is not tried with the launcher; empty if it is."""
         del fault
         return ""
 
     def start(self) -> None:
-        """Start the job, with the watch open."""
+        """Start the job. The watch is open."""
         raise NotImplementedError
 
     def start_and_step(self) -> None:
-        """Start the job and wait until every rank has made a step; Unavailable if none does.
+        """Start the job, and wait until every rank has made a step. Unavailable if none does.
 
-        What was started goes away again where it fails."""
+        If that fails, all processes are ended.
+        """
         try:
             self.start()
             steps = self.watch.wait(
@@ -149,7 +150,7 @@ class Launcher:
             raise
 
     def drop(self) -> None:
-        """Take the job away, with its workers and its watch."""
+        """End the job, with its workers and its watch."""
         try:
             self.stop()
         finally:
@@ -157,14 +158,14 @@ class Launcher:
             self.watch.close()
 
     def line(self, line: str, at: float) -> None:
-        """A line of a process that `start` follows."""
+        """Handle a line of output of a process that `start` follows."""
 
     def ended(self) -> str:
-        """Why the job can never go on; empty while it may."""
+        """Return why the job can never continue; empty while it may."""
         return ""
 
     def settle(self, fault: str) -> tuple[str, ...]:
-        """Wait for what a kill should meet; what is not there in time."""
+        """Wait for the state that a kill needs; return what is not ready in time."""
         del fault
         return ()
 
@@ -174,7 +175,7 @@ class Launcher:
         os.kill(victim.pid, signal.SIGKILL)
 
     def shares_fate(self, fault: str, victim: Worker) -> list[Worker]:
-        """Who is lost by the fault."""
+        """Return the workers that the fault kills."""
         newest = list(self.watch.newest.values())
         if fault in (WORKER, RANK_0):
             return [victim]
@@ -182,12 +183,12 @@ class Launcher:
         return [one for one in newest if parent(one.pid) == agent]
 
     def may_be_struck(self, fault: str, victim: Worker) -> bool:
-        """Whether the launcher is at all asked to survive the loss of this one."""
+        """Return whether the launcher claims to survive the loss of this worker."""
         del fault, victim
         return True
 
     def is_back(self, old: list[Worker], lost: list[Worker]) -> bool:
-        """Whether every rank has made a step of an attempt after that of the old ones."""
+        """Return whether every rank has made a step in an attempt after that of the old workers."""
         del lost
         newest = self.watch.newest.values()
         return len(newest) == self.setting.ranks and all(
@@ -195,28 +196,28 @@ class Launcher:
         )
 
     def stepped_at(self, old: list[Worker], lost: list[Worker]) -> float:
-        """When every rank had made a step again."""
+        """Return when every rank had made a step again."""
         del old, lost
         return max(one.first_step_at or 0.0 for one in self.watch.newest.values())
 
     def told(self, recovery: Recovery) -> Recovery:
-        """The recovery with what only the launcher tells of."""
+        """Add the times that only the launcher reports."""
         return recovery
 
     def is_spent(self) -> bool:
-        """Whether another fault would find it without what it needs."""
+        """Return whether the job lacks the resources to survive another fault."""
         return False
 
     def repair(self, fault: str) -> None:
-        """Put back what the platform would, once the job trains again."""
+        """Restore what the platform would restore, once the job trains again."""
 
     def stop(self) -> None:
-        """End what was started; the caller makes sure of the workers."""
+        """End the processes; the caller ends remaining workers."""
         raise NotImplementedError
 
 
 def end(processes: list[subprocess.Popen[bytes]], seconds: float = 5.0) -> None:
-    """SIGTERM, then SIGKILL to the session of who stays."""
+    """Send SIGTERM, then SIGKILL to the sessions of processes that stay."""
     for one in processes:
         one.terminate()
     until = time.monotonic() + seconds
@@ -230,7 +231,7 @@ def end(processes: list[subprocess.Popen[bytes]], seconds: float = 5.0) -> None:
 
 
 class Torchrun(Launcher):
-    """Torchrun agents on one machine; the base of what is started like it."""
+    """Torchrun agents on one machine; the base of launchers that start the same way."""
 
     mode: ClassVar[str] = "torchrun"
     module: ClassVar[str] = "torch.distributed.run"
@@ -245,7 +246,7 @@ class Torchrun(Launcher):
         self.endpoint = f"127.0.0.1:{free_port()}"
 
     def options(self) -> list[str]:
-        """Options beside those of every torchrun."""
+        """Options in addition to those of every torchrun."""
         return []
 
     def start(self) -> None:
@@ -255,8 +256,8 @@ class Torchrun(Launcher):
             self.start_agent()
 
     def start_agent(self) -> None:
-        """One more agent."""
-        # LOGLEVEL: the agents tell when the rendezvous is complete.
+        """Start one more agent."""
+        # LOGLEVEL: the agents log when the rendezvous is complete.
         env = {**os.environ, **self.setting.environment(self.directory), "LOGLEVEL": "INFO"}
         command = [
             sys.executable,
@@ -276,7 +277,7 @@ class Torchrun(Launcher):
         self.spawn(command, {**env, **self.extra})
 
     def spawn(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a process of the job, whose errors are followed."""
+        """Start a process of the job, and follow its standard error."""
         made = subprocess.Popen(
             command,
             env=env,
@@ -293,22 +294,22 @@ class Torchrun(Launcher):
         return made
 
     def line(self, line: str, at: float) -> None:
-        """Remember when an agent was ready."""
+        """Record when an agent was ready."""
         if self.ready_line in line:
             self.ready_at.append(at)
 
     def ended(self) -> str:
-        """Why the job can never go on; empty while it may."""
+        """Return why the job can never continue; empty while it may."""
         codes = [agent.poll() for agent in self.agents]
         ends = [f"agent {i} ended with {code}" for i, code in enumerate(codes) if code is not None]
         return ", ".join(ends)
 
     def may_be_struck(self, fault: str, victim: Worker) -> bool:
-        """Nobody survives the loss of the agent that hosts the rendezvous; the others are meant."""
+        """Return False for a loss of the rendezvous host: no launcher survives it."""
         return fault in (WORKER, RANK_0) or parent(victim.pid) != self.agents[0].pid
 
     def strike(self, fault: str, victim: Worker) -> None:
-        """As a container or a node ends: with all its processes.  The container begins anew."""
+        """Kill all processes of a container or node at once. A container then starts again."""
         if fault in (WORKER, RANK_0):
             os.kill(victim.pid, signal.SIGKILL)
             return
@@ -323,13 +324,13 @@ class Torchrun(Launcher):
             self.start_agent()
 
     def told(self, recovery: Recovery) -> Recovery:
-        """When all agents were ready."""
+        """Add when all agents were ready."""
         last = recovery.stepped_at or 0.0
         marks = [at for at in self.ready_at if recovery.killed_at < at < last]
         return replace(recovery, ready_at=max(marks, default=None))
 
     def repair(self, fault: str) -> None:
-        """Another node becomes the spare."""
+        """Start another node as the spare."""
         if fault == NODE:
             self.start_agent()
 
@@ -339,7 +340,7 @@ class Torchrun(Launcher):
 
 
 class TorchrunFreshStore(Torchrun):
-    """torchrun with the switch that gives every attempt a store of its own."""
+    """torchrun with the switch that gives every attempt its own store."""
 
     mode = "torchrun-fresh-store"
     setting_words = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -347,10 +348,10 @@ class TorchrunFreshStore(Torchrun):
 
 
 class FtLauncher(Torchrun):
-    """NVIDIA's launcher from a folder of its own, with the interpreter and torch of the others.
+    """NVIDIA's launcher from its own folder, with the interpreter and torch of the others.
 
-    Its wheel asks for glibc 2.39, for the sake of one module that measures GPU kernels; the
-    launcher is Python and runs on an older one, so that tag is accepted here.
+    Its wheel requires glibc 2.39, because of one module that measures GPU kernels. The launcher is
+    Python and runs with an older glibc, so that tag is accepted here.
     """
 
     mode = "ft_launcher"

@@ -1,7 +1,7 @@
-"""Libraries that restart within the process, or go on without who is lost: peers of our own.
+"""Peers of our own kind: libraries that restart within the process, or train on without lost ranks.
 
-Neither starts processes: the harness does what srun does for the one, and runs a torchrun for each
-replica group of the other, as its own example says.
+Neither library starts processes. For the first, the harness does what srun does. For the second, it
+runs a torchrun for each replica group, as the library's own example says.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class NvrxInProcess(FtLauncher):
 
     @classmethod
     def refuses(cls, fault: str) -> str:
-        """Rank 0 hosts the store of the wrapper, which ends with it; there are no agents."""
+        """Refuse the loss of rank 0, which hosts the wrapper's store, and of agents."""
         return {
             RANK_0: "rank 0 hosts the wrapper's store: its guide calls it critical",
             AGENT: "it has no agent",
         }.get(fault, "")
 
     def start(self) -> None:
-        """All ranks and the reserves, each by itself."""
+        """Start all ranks and the reserves, each by itself."""
         self.watch.open()
         world = self.setting.ranks + RESERVES
         ports = {
@@ -70,18 +70,18 @@ class NvrxInProcess(FtLauncher):
             self.spawn(command, {**env, "RANK": str(rank)})
 
     def ended(self) -> str:
-        """Whether there are too few to go on."""
+        """Return how many ranks are missing, if too few processes live to continue."""
         alive = sum(one.poll() is None for one in self.agents)
         missing = self.setting.ranks - alive
         return f"{missing} of {self.setting.ranks} ranks are missing" if missing > 0 else ""
 
     def may_be_struck(self, fault: str, victim: Worker) -> bool:
-        """Any rank but the one that hosts the store."""
+        """Return True for any rank but the one that hosts the store."""
         del fault
         return victim.pid != self.agents[0].pid
 
     def shares_fate(self, fault: str, victim: Worker) -> list[Worker]:
-        """A node is so many ranks beside each other."""
+        """Return the ranks of the node that is lost with the victim: any ranks may share a node."""
         count = self.setting.ranks_per_agent if fault == NODE else 1
         others = [
             one
@@ -91,21 +91,21 @@ class NvrxInProcess(FtLauncher):
         return [victim, *others[: count - 1]]
 
     def strike(self, fault: str, victim: Worker) -> None:
-        """Kill them; nobody starts another."""
+        """Kill the lost ranks; no process replaces them."""
         for one in self.shares_fate(fault, victim):
             os.kill(one.pid, signal.SIGKILL)
 
     def repair(self, fault: str) -> None:
-        """It takes in nobody: a job whose reserves are used up is replaced by the harness."""
+        """Do nothing: the wrapper admits no process. The harness replaces spent jobs."""
 
     def is_spent(self) -> bool:
-        """Whether the next fault would find too few reserves."""
+        """Return whether too few reserves are left for the next fault."""
         alive = sum(one.poll() is None for one in self.agents)
         needed = self.setting.ranks_per_agent if self.setting.has_spare else 1
         return alive - self.setting.ranks < needed
 
     def stop(self) -> None:
-        """Their monitors end with them."""
+        """End the ranks; their monitors end with them."""
         for one in self.agents:
             with suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
@@ -122,13 +122,13 @@ class TorchFt(Torchrun):
 
     @classmethod
     def prepare(cls) -> None:
-        """Fill the folder; torch is that of the others."""
+        """Fill the folder; torch is that of the other launchers."""
         super().prepare()
         # In this order: pip leaves a folder `bin` alone that is there.
         install(cls.folder, ["--no-deps", TORCHFT], TORCHFT_NEEDS.split())
 
     def start(self) -> None:
-        """The lighthouse, then all groups."""
+        """Start the lighthouse, then all groups."""
         self.watch.open()
         self.port = free_port()
         program = str(self.folder / "bin/torchft_lighthouse")
@@ -140,7 +140,7 @@ class TorchFt(Torchrun):
             self.start_group(group)
 
     def start_group(self, group: int) -> None:
-        """A replica group of one rank."""
+        """Start a replica group of one rank."""
         command = [
             sys.executable,
             "-m",
@@ -161,12 +161,12 @@ class TorchFt(Torchrun):
         self.groups[group] = self.spawn(command, env)
 
     def may_be_struck(self, fault: str, victim: Worker) -> bool:
-        """Any."""
+        """Return True: any rank may be lost."""
         del fault, victim
         return True
 
     def shares_fate(self, fault: str, victim: Worker) -> list[Worker]:
-        """A node is so many groups beside each other."""
+        """Return the workers of a node: as many neighbouring groups as it has ranks."""
         if fault != NODE:
             return [victim]
         size = self.setting.ranks_per_agent
@@ -174,7 +174,7 @@ class TorchFt(Torchrun):
         return [self.watch.newest[rank] for rank in range(first, first + size)]
 
     def strike(self, fault: str, victim: Worker) -> None:
-        """Groups that are lost are started anew at once, wherever."""
+        """Kill the lost groups, and start each again at once."""
         lost = self.shares_fate(fault, victim)
         for one in lost:
             if fault not in (WORKER, RANK_0):
@@ -189,7 +189,7 @@ class TorchFt(Torchrun):
                 self.start_group(one.rank)
 
     def is_back(self, old: list[Worker], lost: list[Worker]) -> bool:
-        """Who was lost has made a step, and the others one after it."""
+        """Return whether the lost ranks have made a step, and the others one after it."""
         del old
         now = self.watch.newest
         if not all(now[one.rank].steps and now[one.rank] is not one for one in lost):
@@ -199,12 +199,12 @@ class TorchFt(Torchrun):
         return len(together) == self.setting.ranks
 
     def whole_at(self, lost: list[Worker]) -> float:
-        """When all who were lost had made a step."""
+        """Return when all lost ranks had made a step."""
         now = self.watch.newest
         return max((now[one.rank].first_step_at or 0.0 for one in lost), default=0.0)
 
     def stepped_at(self, old: list[Worker], lost: list[Worker]) -> float:
-        """The first step of each with all the others."""
+        """Return when each rank had made its first step together with all others."""
         del old
         whole_at = self.whole_at(lost)
         return max(
@@ -212,7 +212,7 @@ class TorchFt(Torchrun):
         )
 
     def repair(self, fault: str) -> None:
-        """Nothing is left to do."""
+        """Do nothing: `strike` has started the groups again."""
 
 
 PEERS = (NvrxInProcess, TorchFt)

@@ -43,7 +43,7 @@ def rows(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def figure(row: Mapping[str, Any]) -> str:
-    """The text beside a bar: the median, and how many kills were recovered from if not all."""
+    """Return the text next to a bar: the median, and the share of recovered kills below 100%."""
     recovered, kills = row["recovered"], row["kills"]
     if row["p50_seconds"] is None:
         return f"{next(iter(row['not_recovered']))} (0 of {kills} kills recovered)"

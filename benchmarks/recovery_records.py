@@ -1,4 +1,4 @@
-"""Figures of a recovery, out of the times at which things were seen.  No clock, no process."""
+"""Figures of a recovery, computed from the times of its events, without a clock or a process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from unbroken.spec.job.incident import Incident
 
 OUTLIER = 3.0
-"""Times the median: a recovery that took longer is listed with its longest stage."""
+"""Multiple of the median: a recovery that took longer is listed with its longest stage."""
 STAGES = ("detect", "stop", "ready", "start", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One kill and what followed.  Times are seconds since the epoch, None: not seen."""
+    """One kill and its recovery. Times are seconds since the epoch; None: not seen."""
 
     mode: str
     rank: int
@@ -34,32 +34,32 @@ class Recovery:
     stepped_at: float | None = None
     """Every rank has completed a step again."""
     why_not: str = ""
-    """Why it never went on."""
+    """Reason why the job never continued."""
     fault: str = "worker"
     lost_steps: int | None = None
-    """Newest step that a rank told before the kill less the step before the first one after it."""
+    """Newest step reported before the kill, minus the step before the first one after it."""
     remedy: str = ""
-    """What the launcher says that it did; empty: it says nothing."""
+    """Remedy that the launcher reports; empty: it reports none."""
     notes: tuple[str, ...] = ()
-    """What was not as it should be before the kill."""
+    """Conditions before the kill that were not as expected."""
     details: Mapping[str, float] = field(default_factory=dict)
-    """Further lengths in seconds, only some launchers'."""
+    """Further durations in seconds, which only some launchers report."""
 
     @property
     def seconds(self) -> float | None:
-        """Kill to first completed step of the whole job."""
+        """Seconds from the kill to the first completed step of the whole job."""
         return None if self.stepped_at is None else self.stepped_at - self.killed_at
 
     @property
     def detect_to_ready(self) -> float | None:
-        """Length of the launcher's own work before it may start."""
+        """Seconds of the launcher's own work before it may start the next attempt."""
         if self.detected_at is None or self.ready_at is None:
             return None
         return self.ready_at - self.detected_at
 
 
 def stage_seconds(recovery: Recovery) -> dict[str, float]:
-    """Length of each stage, in order."""
+    """Return the duration of each stage, in order."""
     ends = (
         recovery.detected_at,
         recovery.stopped_at,
@@ -71,10 +71,10 @@ def stage_seconds(recovery: Recovery) -> dict[str, float]:
 
 
 def lengths(start: float, ends: Mapping[str, float | None]) -> dict[str, float]:
-    """Length of each part; one whose end was not seen is left out and counts to the next.
+    """Return the duration of each part. A part without an end counts to the next.
 
-    Parts may overlap (a worker may die before its launcher knows): each begins where the latest
-    end before it lies, so that they add up to the whole.
+    Parts may overlap: a worker may die before its launcher knows. Each part begins at the latest
+    end of the parts before it, so that all durations add up to the whole.
     """
     found: dict[str, float] = {}
     reached = start
@@ -86,7 +86,10 @@ def lengths(start: float, ends: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def with_incidents(recovery: Recovery, found: Sequence[Incident]) -> Recovery:
-    """The recovery with what our operator wrote of it; more than one incident: restarts in vain."""
+    """Return the recovery with the times of our operator's incidents.
+
+    More than one incident means that restarts were in vain.
+    """
     first, last = found[0], found[-1]
     told = {
         "reaped": recovery.detected_at,
@@ -122,7 +125,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(mode: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
-    """The mode's entry in the JSON: over the kills that it recovered from."""
+    """Return the mode's entry in the JSON: figures of the kills that it recovered from."""
     good = [one for one in recoveries if one.seconds is not None]
     spans = [one.detect_to_ready for one in good if one.detect_to_ready is not None]
     lost = [one.lost_steps for one in good if one.lost_steps is not None]
@@ -147,7 +150,7 @@ def summary(mode: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float | None]:
-    """How long they took; None of none."""
+    """Return percentiles, mean and maximum of durations; None for each if there are none."""
     if not seconds:
         return dict.fromkeys(("p50_seconds", "p95_seconds", "mean_seconds", "max_seconds"))
     return {
@@ -159,7 +162,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def outliers(good: Sequence[Recovery]) -> list[dict[str, object]]:
-    """Those that took far longer than the median, each with the stage that is to blame."""
+    """Return recoveries that took far longer than the median, each with its slowest stage."""
     taken = [one.seconds for one in good if one.seconds is not None]
     bound = OUTLIER * percentile(taken, 0.5)
     usual = medians([stage_seconds(one) for one in good])
@@ -172,7 +175,7 @@ def outliers(good: Sequence[Recovery]) -> list[dict[str, object]]:
 
 
 def trial(one: Recovery) -> dict[str, object]:
-    """A kill as the JSON has it."""
+    """Return the JSON of a kill."""
     return {
         "rank": one.rank,
         "killed_at": one.killed_at,
@@ -187,7 +190,7 @@ def trial(one: Recovery) -> dict[str, object]:
 
 
 def rate(entries: Sequence[dict[str, Any]], base: str) -> None:
-    """Give each entry the ratio of its median to that of the mode `base` of the same run."""
+    """Add to each entry the ratio of its median to that of the mode `base` of the same run."""
     medians_of = {entry["mode"]: entry["p50_seconds"] for entry in entries}
     against = medians_of.get(base)
     for entry in entries:
@@ -196,6 +199,6 @@ def rate(entries: Sequence[dict[str, Any]], base: str) -> None:
 
 
 def medians(lengths: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Median of each name over those that have it, in the order of first appearance."""
+    """Return the median of each name over the entries that have it, in order of appearance."""
     names = dict.fromkeys(name for one in lengths for name in one)
     return {name: statistics.median(one[name] for one in lengths if name in one) for name in names}

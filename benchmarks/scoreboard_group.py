@@ -1,8 +1,8 @@
-"""How the ranks of a trial add up numbers: over plain sockets, or with torch and gloo.
+"""Sums over the ranks of a trial: over plain sockets, or with torch and gloo.
 
-The plain one starts in a moment and behaves as gloo does: a rank waits in the kernel for the
-others, for ever or for the time of the group, a message of another collective is put aside, and
-who loses a peer fails with gloo's words.
+The plain group starts at once and behaves like gloo. A rank waits in the kernel for the others, for
+ever or for the time limit of the group. A message of another collective is put aside. A rank that
+loses a peer fails with gloo's words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ MESSAGE = struct.Struct("!Id")
 ALL_REDUCE, BARRIER, HELLO, WELCOME = 1, 2, 3, 4
 MEET_SECONDS, AGAIN_SECONDS = 90.0, 0.02
 WELCOME_SECONDS = 10.0
-"""Then the address was of a rank 0 that is gone, or of one that waits for others still."""
+"""Seconds to wait for rank 0's welcome.
+
+After that, the address belongs to a rank 0 that is gone, or to one that still waits for others.
+"""
 
 
 class Peer:
@@ -37,7 +40,7 @@ class Peer:
         self._aside: dict[int, list[float]] = {}
 
     def send(self, kind: int, value: float) -> None:
-        """RuntimeError: the peer has gone."""
+        """Send a message. RuntimeError: the peer has gone."""
         try:
             self.connection.sendall(MESSAGE.pack(kind, value))
         except ConnectionError:
@@ -69,7 +72,7 @@ class PlainGroup:
         self._peers: list[Peer] = []
 
     def meet(self, step: int) -> int:
-        """Wait for all ranks; the step of rank 0, from which all go on."""
+        """Wait for all ranks; return the step of rank 0, from which all ranks resume."""
         if self.rank == 0:
             self._gather(step)
             return step
@@ -98,7 +101,7 @@ class PlainGroup:
         return total
 
     def _gather(self, step: int) -> None:
-        """At the port that the launcher has given, unless its own store is there: then at any."""
+        """Listen at the launcher's port, or at any port if the launcher's own store is there."""
         has_own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         place = ("127.0.0.1", 0)
         if not has_own_store:
@@ -131,14 +134,14 @@ class PlainGroup:
 
 
 class TorchGroup:
-    """The same with torch.distributed on gloo, and a small DDP model that is trained beside it."""
+    """Sums with torch.distributed on gloo, and a small DDP model that is trained as well."""
 
     def __init__(self, directory: Path, seconds: float) -> None:
         del directory
         self._seconds = seconds
 
     def meet(self, step: int) -> int:
-        """Wait for all ranks; the step of rank 0, from which all go on."""
+        """Wait for all ranks; return the step of rank 0, from which all ranks resume."""
         from datetime import timedelta
 
         import torch
@@ -154,7 +157,7 @@ class TorchGroup:
         return int(agreed[0])
 
     def all_reduce(self, value: float) -> float:
-        """The sum over all ranks, after a step of the model."""
+        """Train the model for a step; return the sum over all ranks."""
         import torch
         from torch import distributed
 

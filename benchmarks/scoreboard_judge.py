@@ -1,8 +1,8 @@
-"""Looks at one trial from outside, the same way for every launcher, and says what came of it.
+"""Watches one trial from outside, in the same way for every launcher, and returns its outcome.
 
-Workers tell each start, step and end over a datagram socket, their deaths come through pidfds.
-The judge does the parts of a fault that no worker can do to itself: it stops a process, takes a
-port, fills a disk and makes room on it again, limits memory.
+Workers report each start, step and end over a datagram socket, and pidfds show their deaths. The
+judge does the parts of a fault that no worker can do to itself. It stops a process, takes a port,
+fills a disk and makes room on it again, or limits memory.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ LOOK_SECONDS = 0.25
 DISK_BYTES = 256 << 10
 CGROUPS = Path("/sys/fs/cgroup")
 interrupted = threading.Event()
-"""All trials end."""
+"""Set when all trials must end."""
 
 
 class NotRun(Exception):
-    """This trial cannot be had here; the text says why."""
+    """This trial is impossible here; the text says why."""
 
 
 class Job(Protocol):
-    """What the judge asks of a launcher."""
+    """Methods of a launcher's job that the judge calls."""
 
     def ended(self) -> str:
-        """Why the job can never go on; empty while it may."""
+        """Return why the job can never continue; empty while it may."""
 
     def words(self, ranks: dict[int, int]) -> list[Word]:
-        """What the launcher has said of faults; `ranks` is the rank of each process."""
+        """Return the launcher's messages about faults; `ranks` is the rank of each process."""
 
     def stop(self) -> None:
-        """Take the job away."""
+        """End the job."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Process:
 
 
 class Judge:
-    """One trial; use as a context manager."""
+    """One trial; used as a context manager."""
 
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
@@ -75,11 +75,11 @@ class Judge:
         self.name = f"unbroken-scoreboard-{uuid.uuid4().hex}"
         self.processes: dict[int, Process] = {}
         self.steps: list[tuple[float, int, int]] = []
-        """Time, rank, step."""
+        """Time, rank and step of each report."""
         self.ends: dict[int, float] = {}
         self.injected_at: float | None = None
         self.load_average: float | None = None
-        """Of the machine over the minute before the fault."""
+        """Load average of the machine over the minute before the fault."""
         self._stop_at: float | None = None
         self._not_run = ""
         self._stack = ExitStack()
@@ -100,7 +100,7 @@ class Judge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let nothing of the trial live."""
+        """End all processes of the trial."""
         for pid in self._left():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ class Judge:
         self._stack.close()
 
     def memory_groups(self, mebibytes: int) -> list[Path]:
-        """A memory group for each agent, where the fault is about memory.  NotRun."""
+        """Return a memory group for each agent, if the fault is about memory. NotRun."""
         if self.plan.fault not in ("oom", "loader-oom"):
             return []
         is_old = (CGROUPS / "memory").is_dir()
@@ -126,7 +126,7 @@ class Judge:
         return groups
 
     def until_step(self, job: Job) -> None:
-        """Until the job makes its first step, or has ended, or the time for it is over."""
+        """Wait until the job makes its first step, has ended, or has used up its time."""
         until = time.monotonic() + START_SECONDS
         while not (self.steps or self._not_run or job.ended() or interrupted.is_set()):
             if time.monotonic() > until:
@@ -134,7 +134,7 @@ class Judge:
             self._hear(LOOK_SECONDS)
 
     def look_on(self, job: Job, bound: float) -> str:
-        """Until the job has ended or stands still for too long: why it did not end well, or ''."""
+        """Watch until the job has ended or pauses too long. Return why it failed, or ''."""
         began = time.time()
         longest = TRIAL_SECONDS + (long_pause(self.plan)[1] if self.plan.fault == PAUSED else 0.0)
         while not (self._not_run or interrupted.is_set()):
@@ -153,7 +153,7 @@ class Judge:
         raise NotRun(self._not_run or "interrupted")
 
     def outcome(self, launcher: str, program: str, why: str, said: list[Word]) -> Outcome:
-        """What came of it."""
+        """Return the outcome of the trial."""
         plan = self.plan
         if self.injected_at is None and plan.rank >= 0:
             raise NotRun(why or "the fault did not fall")
@@ -196,7 +196,7 @@ class Judge:
         return {pid: process.rank for pid, process in self.processes.items()}
 
     def _stall(self, since: float) -> float:
-        """The longest time without a step of any rank, from the last step before the fault."""
+        """Return the longest time without a step, from the last step before the fault."""
         times = sorted(at for at, _, _ in self.steps)
         before = [at for at in times if at <= since]
         later = [*(before[-1:] or [since] * bool(since)), *(at for at in times if at > since)]
@@ -292,7 +292,7 @@ class Judge:
         self._stack.callback(mounted.close)
 
     def _left(self) -> list[int]:
-        """Processes of the trial that live."""
+        """Return the processes of the trial that live."""
         mark = f"SCOREBOARD_EVENTS={self.name}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -303,7 +303,7 @@ class Judge:
 
 
 def parent_of(pid: int) -> int:
-    """The parent process.  ProcessLookupError: the process has ended."""
+    """Return the parent process. ProcessLookupError: the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -318,7 +318,7 @@ def continue_process(pid: int) -> None:
 
 
 def remove_group(group: Path) -> None:
-    """Once nobody is in it; what was killed just now takes a moment."""
+    """Remove a group as soon as it is empty; killed processes take a moment to leave it."""
     for _ in range(50):
         try:
             group.rmdir()

@@ -1,4 +1,4 @@
-"""The launchers that are not ours: how a trial is started, read and taken away."""
+"""The launchers that are not ours: how a trial is started, read and ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESTARTS_MAX = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """What a launcher is given to run."""
+    """Plan, directory and other inputs of a trial for its launcher."""
 
     plan: Plan
     directory: Path
@@ -39,7 +39,7 @@ class Trial:
     memory_groups: list[Path]
 
     def environment(self, uses: tuple[str, ...], collective_seconds: float) -> dict[str, str]:
-        """What the script needs."""
+        """Return the environment that the training script needs."""
         return {
             "SCOREBOARD_DIR": str(self.directory),
             "SCOREBOARD_PLAN": self.plan.to_json(),
@@ -51,39 +51,40 @@ class Trial:
 
 
 class Launcher:
-    """Starts trials; one for all of them."""
+    """Starts trials; one object serves all trials."""
 
     name: ClassVar[str]
     settings: ClassVar[str]
-    """What was set beside its defaults, for people."""
+    """Settings that differ from the launcher's defaults, for people."""
     mode: ClassVar[str] = "told"
-    """Signs that the script gives: `told`, `output` or `silence`."""
+    """Signs of progress that the script gives: `told`, `output` or `silence`."""
     agent_mebibytes: ClassVar[int] = 300
-    """Memory of an agent and its two plain workers, and 200 more; in a trial of too little."""
+    """Memory of an agent and its two plain workers, plus 200, for a trial with too little memory.
+    """
 
     def prepare(self, base: Path) -> None:
-        """Before the first trial.  Unavailable where it cannot be had."""
+        """Prepare for the first trial. Unavailable if the launcher cannot run here."""
 
     def start(self, trial: Trial) -> Job:
         """Start a trial."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """After the last trial."""
+        """Clean up after the last trial."""
 
 
 @dataclass
 class Agents:
-    """The processes of a launcher on this machine, and what they write."""
+    """Processes of a launcher on this machine, and their output."""
 
     directory: Path
     stack: ExitStack = field(default_factory=ExitStack)
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """A master, which is no agent."""
+    """A master, which is not an agent."""
 
     def add(self, command: list[str], env: dict[str, str], group: Path | None = None) -> None:
-        """Start an agent; its output and errors in one log."""
+        """Start an agent with its output and errors in one log."""
         name = self.directory / f"agent-{len(self.agents)}.log"
         self.agents.append(self.spawn(command, env, name, group))
 
@@ -110,14 +111,14 @@ class Agents:
         )
 
     def ended(self) -> str:
-        """Why the job can never go on; empty while it may."""
+        """Return why the job can never continue; empty while it may."""
         codes = [agent.poll() for agent in self.agents]
         if None in codes:
             return ""
         return "all agents ended: " + ", ".join(map(str, codes))
 
     def words(self, ranks: dict[int, int]) -> list[Word]:
-        """What the agents have logged of failures."""
+        """Return the failures that the agents have logged."""
         year = time.localtime().tm_year
         found: list[Word] = []
         for log in sorted(self.directory.glob("agent-*.log")):
@@ -126,7 +127,7 @@ class Agents:
         return sorted(found, key=lambda word: word.at)
 
     def stop(self) -> None:
-        """End the agents; the judge makes sure of the workers."""
+        """End the agents; the judge ends remaining workers."""
         everybody = [*self.agents, *self.others]
         for process in everybody:
             process.terminate()
@@ -141,7 +142,7 @@ class Agents:
 
 
 class Torchrun(Launcher):
-    """torchrun as it ships."""
+    """torchrun with its defaults."""
 
     name = "torchrun"
     settings = "collective timeout 20 s (its default of 30 minutes finds nothing here)"
@@ -153,12 +154,12 @@ class Torchrun(Launcher):
     agent_mebibytes = 600
 
     def prepare(self, base: Path) -> None:
-        """Torch must be there."""
+        """Raise Unavailable if torch is missing."""
         if importlib.util.find_spec("torch") is None:
             raise Unavailable("torch is not installed")
 
     def start(self, trial: Trial) -> Agents:
-        """Two agents that meet at one of them."""
+        """Start two agents with the rendezvous at one of them."""
         job = Agents(trial.directory)
         endpoint = f"127.0.0.1:{free_port()}"
         env = {**trial.environment(self.uses, self.collective_seconds), **self.extra}
@@ -173,7 +174,7 @@ class Torchrun(Launcher):
 
 
 class TorchrunFreshStore(Torchrun):
-    """With a store of its own for each attempt."""
+    """torchrun with a new store for each attempt."""
 
     name = "torchrun-fresh-store"
     settings = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; {Torchrun.settings}"
@@ -181,7 +182,7 @@ class TorchrunFreshStore(Torchrun):
 
 
 class FtLauncher(Torchrun):
-    """NVIDIA's launcher, and its heartbeats in the script."""
+    """NVIDIA's launcher, with its heartbeats in the script."""
 
     name = "ft_launcher"
     settings = (
@@ -230,7 +231,7 @@ class Dlrover(Launcher):
         (self.folder / "done").touch()
 
     def start(self, trial: Trial) -> Agents:
-        """A master and two agents."""
+        """Start a master and two agents."""
         job = Agents(trial.directory)
         port = free_port()
         env = {**trial.environment((), 20.0), "PYTHONPATH": str(self.folder)}

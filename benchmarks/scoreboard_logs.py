@@ -1,4 +1,4 @@
-"""Reads out of the logs of launchers whom they blame, by the lines that they write of a failure.
+"""Reads from the logs of launchers which rank they blame for a failure.
 
 torchrun (torch/distributed/elastic/multiprocessing/api.py) and what is built on it:
     E1121 10:46:12.123456 99 torch/.../api.py:1010] failed (exitcode: -9) local_rank: 1 (pid: 42) of
@@ -26,21 +26,21 @@ TOGETHER_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a launcher has said of a fault."""
+    """A launcher's message about a fault."""
 
     at: float
     """Seconds since the epoch."""
     rank: int | None
-    """Blamed; None: nobody by name."""
+    """Rank that is blamed; None: no rank is named."""
     text: str
     acts: bool = True
-    """Something is done about it; False: it is only told."""
+    """True: the launcher acts on the fault. False: it only reports it."""
     ranks: tuple[int, ...] = ()
-    """Of the pod that is blamed, where no rank is."""
+    """Ranks of the pod that is blamed, if no rank is."""
 
 
 def stamp(line: str, year: int) -> float | None:
-    """The time that a line says of itself, in the machine's time zone; None: it says none."""
+    """Return the time at the beginning of a line, in the machine's time zone, or None."""
     if found := _GLOG.search(line):
         text = f"{year}-{found[1]}-{found[2]} {found[3]}"
         return datetime.strptime(text, "%Y-%m-%d %H:%M:%S.%f").timestamp()  # noqa: DTZ007  (local)
@@ -51,7 +51,7 @@ def stamp(line: str, year: int) -> float | None:
 
 
 def words(lines: Iterable[str], ranks: Mapping[int, int], year: int) -> list[Word]:
-    """What the log of an agent says, in its order; `ranks` is the rank of each process."""
+    """Return the failures in an agent's log, in its order; `ranks` is the rank of each process."""
     kept = list(lines)
     ends = [found for one in kept if (found := _FAILED.search(one))]
     by_local = {one["local"]: ranks.get(int(one["pid"])) for one in ends}
@@ -68,9 +68,9 @@ def words(lines: Iterable[str], ranks: Mapping[int, int], year: int) -> list[Wor
 
 
 def first_since(said: Sequence[Word], since: float) -> Word | None:
-    """The first that was said of a fault at that time: what is read first is believed.
+    """Return the first message about a fault since that time: the first one read is believed.
 
-    But where no heartbeat came of several ranks, in no order that means anything, nobody is named.
+    If several ranks miss heartbeats, their order means nothing, and no rank is named.
     """
     later = sorted((word for word in said if word.at >= since), key=lambda word: word.at)
     first = next(iter(later), None)

@@ -1,4 +1,4 @@
-"""What came of trials, and the figures that are made of it.  Pure."""
+"""Outcomes of trials, and figures computed from them, without input or output."""
 
 from __future__ import annotations
 
@@ -19,67 +19,68 @@ ORDER = (
     "ft_launcher",
     "dlrover-run",
 )
-"""Of the launchers in tables."""
+"""Order of the launchers in tables."""
 QUIET, BUSY = "quiet", "busy"
 BUSY_LOAD = 6.0
-"""Load average of a busy machine: three times the cores of the machine that these trials run on."""
+"""Load average of a busy machine: three times the cores of the machine of these trials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One fault of one launcher."""
+    """Outcome of one fault with one launcher."""
 
     fault: str
     seed: int
     launcher: str
     program: str
-    """plain or torch."""
+    """Program of the trial: plain or torch."""
     rank: int
-    """Who was broken; -1: nobody."""
+    """Rank that was broken; -1: none."""
     step: int
     survived: bool = False
     """All ranks came to the last step with the right result."""
     ending: str = ""
-    """right, wrong result, or why the job never came to its end."""
+    """Either "right", "wrong result", or the reason why the job never ended."""
     stall_seconds: float | None = None
     """Longest time without any step since the last one before the fault; None: it never ended."""
     detected_seconds: float | None = None
-    """From the fault to the launcher's first word of it, or to its first new process."""
+    """Seconds from the fault to the launcher's first message about it, or to its first new process.
+    """
     acted: bool = False
-    """Something was done about it; False with a detection: it was only told."""
+    """True: the launcher acted on the fault. False with a detection: it only reported it."""
     blamed: int | None = None
     blamed_pod: Sequence[int] = ()
-    """Ranks of the pod that was blamed, where no rank was."""
+    """Ranks of the pod that was blamed, if no rank was."""
     said: str = ""
     others: Sequence[str] = ()
     early: int = 0
-    """Words of faults before there was one."""
+    """Number of messages about faults before the fault."""
     restarts: int = 0
     lost_steps: int = 0
     """Steps that were made twice."""
     not_run: str = ""
-    """Why there is no result at all."""
+    """Reason why there is no result."""
     mode: str = "told"
     load: int = 0
-    """Busy processes beside the trials."""
+    """Number of busy processes that ran at the same time."""
     load_average: float | None = None
-    """Of the machine, over the minute before the fault; None: it was not noted."""
+    """Load average of the machine over the minute before the fault; None: it was not recorded."""
 
     @property
     def machine(self) -> str:
-        """QUIET or BUSY, by what the machine did when the fault fell."""
+        """QUIET or BUSY, by the load of the machine when the fault was injected."""
         if self.load_average is None:
             return BUSY if self.load else QUIET
         return BUSY if self.load_average >= BUSY_LOAD else QUIET
 
     def to_json(self) -> dict[str, Any]:
-        """For a file of figures."""
+        """Return the JSON for a file of figures."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All seeds of a fault for a launcher."""
+    """Figures of all seeds of a fault with a launcher."""
 
     fault: str
     launcher: str
@@ -90,10 +91,10 @@ class Row:
     detected: int
     acted: int
     blamed: int
-    """Somebody was named."""
+    """Number of trials in which a rank or pod was named."""
     correct: int
     touched: int
-    """Something was said or done where nothing was wrong: of a healthy run, or before the fault."""
+    """Trials with a false alarm: in a healthy run, or before the fault."""
     detect_p50: float | None = None
     detect_max: float | None = None
     stall_p50: float | None = None
@@ -102,17 +103,17 @@ class Row:
 
     @property
     def precision(self) -> float | None:
-        """Of the blame; None: nobody was blamed."""
+        """Share of correct blames among all blames; None: there were no blames."""
         return self.correct / self.blamed if self.blamed else None
 
     @property
     def recall(self) -> float | None:
-        """Of the blame; None: there was nothing to blame."""
+        """Share of trials with the correct blame; None: there were no trials."""
         return self.correct / self.trials if self.trials else None
 
 
 def row(outcomes: Sequence[Outcome]) -> Row:
-    """Figures of trials of one fault, launcher and program."""
+    """Return the figures of trials of one fault, launcher and program."""
     ran = [one for one in outcomes if not one.not_run]
     detected = [one.detected_seconds for one in ran if one.detected_seconds is not None]
     stalls = [one.stall_seconds for one in ran if one.stall_seconds is not None and one.survived]
@@ -139,13 +140,16 @@ def row(outcomes: Sequence[Outcome]) -> Row:
 
 
 def is_touched(one: Outcome) -> bool:
-    """Whether the launcher saw a fault where there was none."""
+    """Return whether the launcher saw a fault where there was none."""
     return one.early > 0 or (one.rank < 0 and bool(one.said or one.others or one.restarts))
 
 
 def is_right(one: Outcome) -> bool:
-    """Whether the one that was broken was named: its rank, or the pod if the pod was broken; of
-    what lies between ranks, nobody."""
+    """Return whether the launcher blamed the broken rank.
+
+    If the pod was broken, the pod is right too. If the fault lies between ranks, naming no rank is
+    right too.
+    """
     if one.rank < 0 or one.detected_seconds is None:
         return False
     if one.fault == "parent" and one.blamed is None:
@@ -155,7 +159,7 @@ def is_right(one: Outcome) -> bool:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One for each fault, launcher, program and machine, in the order of tables."""
+    """Return a row for each fault, launcher, program and machine, in the order of tables."""
     grouped: dict[tuple[str, str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
         is_long = outcome.fault == PAUSED and outcome.seed >= LONG_SEED
@@ -169,12 +173,12 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _place(machine: str, launcher: str) -> tuple[bool, int]:
-    """Where the row of a launcher stands: first those of a quiet machine."""
+    """Return the sort key of a launcher's row: rows of a quiet machine come first."""
     return machine == BUSY, ORDER.index(launcher)
 
 
 def totals(found: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
-    """Each launcher, program and machine over all faults that can be blamed on somebody."""
+    """Return the figures of each launcher, program and machine over all faults with a culprit."""
     made: dict[tuple[str, str, str], Row] = {}
     keys = {(one.launcher, one.program, one.machine) for one in found}
     for key in sorted(keys, key=lambda key: (key[1], *_place(key[2], key[0]))):

@@ -1,4 +1,4 @@
-"""Rows of an earlier page, so that what they tell need not be run again.  Pure."""
+"""Rows of an earlier page, so that trials in it need not run again. No input or output."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ HEADS = ("launcher", "hang")
 NOTHING = "## Nothing is wrong"
 """Beginning of the headings of healthy runs."""
 HEADINGS = {f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}": name for name in WELL}
-"""The fault of each of them."""
+"""Fault of each heading of a healthy run."""
 SUMMARY = "## All faults together"
 """Heading of the summaries, which end before the healthy runs."""
 _LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (\d+) \|")
-"""What older pages have instead of the machine: busy processes beside the trials."""
+"""Number of busy processes, which older pages have in place of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What an earlier page says."""
+    """Rows, notes and tables of an earlier page."""
 
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Lines of each fault's table, by the fault."""
+    """Lines of each fault's table, by fault."""
     notes: Sequence[str] = ()
-    """How each was set."""
+    """Settings of each launcher."""
     commands: Sequence[str] = ()
     summaries: str = ""
-    """Tables of all faults and hangs, for a page on which no hang was run again."""
+    """Tables of all faults and hangs, for a page for which no hang was run again."""
 
     def left(self, fault: str, mine: Sequence[str]) -> list[str]:
-        """Rows of a fault that `mine` do not replace: of another launcher, program or machine."""
+        """Return the rows of a fault whose launcher, program or machine is not in `mine`."""
         known = {_key(row) for row in mine}
         return [row for row in self.rows.get(fault, ()) if _key(row) not in known]
 
@@ -45,7 +45,7 @@ NO_PEERS = Peers()
 
 
 def peers(page: str) -> Peers:
-    """Read the page."""
+    """Parse the page."""
     rows: dict[str, list[str]] = {}
     notes: list[str] = []
     commands: list[str] = []
@@ -70,5 +70,5 @@ def _key(row: str) -> tuple[str, ...]:
 
 
 def _with_machine(line: str) -> str:
-    """The row with the machine that an older page means by its number of busy processes."""
+    """Return the row of an older page with QUIET or BUSY for its number of busy processes."""
     return _LOAD.sub(lambda found: f"{found[1]} {BUSY if int(found[2]) else QUIET} |", line)

@@ -1,4 +1,4 @@
-"""The scoreboard as text: a line while it goes, a table at the end, a page of the documentation."""
+"""The scoreboard as text: a line for each trial, a table at the end, a Markdown page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scoreboard_trials import (
 
 
 def line(one: Outcome) -> str:
-    """An outcome in a line."""
+    """Return an outcome as a line."""
     head = f"{one.launcher:21}{one.program:6}{one.fault:13}seed {one.seed:<3}rank {one.rank:<3}"
     if one.not_run:
         return f"{head}not run: {one.not_run}"
@@ -40,19 +40,19 @@ def line(one: Outcome) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Short."""
+    """Return seconds as short text."""
     if value is None:
         return "-"
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
 
 
 def share(part: int, whole: int) -> str:
-    """As a fraction."""
+    """Return a fraction as text."""
     return f"{part}/{whole}" if whole else "-"
 
 
 def percent(value: float | None) -> str:
-    """As a whole number."""
+    """Return a percentage as a whole number."""
     return "-" if value is None else f"{100 * value:.0f} %"
 
 
@@ -60,7 +60,7 @@ CELLS = ("survived", "found", "after", "at most", "blames right", "named", "stal
 
 
 def cells(row: Row) -> list[str]:
-    """The figures of a row, as CELLS names them."""
+    """Return the figures of a row, in the order of CELLS."""
     found = share(row.detected, row.trials)
     if row.detected and row.acted < row.detected:
         found += f" ({row.detected - row.acted} told)" if row.acted else " (told)"
@@ -78,7 +78,7 @@ def cells(row: Row) -> list[str]:
 
 
 def table(found: Sequence[Row]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     names = f"{'fault':13}{'launcher':22}{'program':8}{'machine':8}"
     lines = [names + "".join(f"{c:>14}" for c in CELLS)]
     for row in found:
@@ -101,14 +101,14 @@ def table(found: Sequence[Row]) -> str:
 
 
 def read_outcomes(documents: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """All trials of several files."""
+    """Return all trials of several files."""
     return [Outcome(**one) for document in documents for one in document["trials"]]
 
 
 def markdown(
     documents: Sequence[Mapping[str, Any]], earlier: Peers = NO_PEERS, note: str = ""
 ) -> str:
-    """The page; rows that were not run again come from an earlier one."""
+    """Return the page. Rows that were not run again come from an earlier page."""
     outcomes = read_outcomes(documents)
     found = rows(outcomes)
     before = ["", "Rows of faults and launchers that were not run again are from:", ""]
@@ -165,11 +165,14 @@ def _summary(found: Sequence[Row]) -> str:
 
 
 MODES = {"unbroken": "told", "unbroken-output": "output", "unbroken-silence": "silence"}
-"""What the script of each launcher shows."""
+"""Signs of progress that the script of each launcher gives."""
 
 
 def _modes(found: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
-    """Each hang in a line: a column for what the script shows, on a quiet and on a busy machine."""
+    """Return a row for each hang.
+
+    It has a column for each sign of progress, on a quiet and on a busy machine.
+    """
     mine = {
         (row.fault, row.launcher, row.machine): row
         for row in found
@@ -193,7 +196,7 @@ a line a second on each rank; silence: neither."""
 
 
 def _loads(outcomes: Sequence[Outcome]) -> str:
-    """What the machine did beside the trial, in words."""
+    """Return the load average of the machine during the trials, as list items."""
     lines = []
     for machine, words in ((QUIET, "below"), (BUSY, "at least")):
         loads = [one.load_average for one in outcomes if one.machine == machine]

@@ -1,7 +1,7 @@
-"""What every launcher of `scoreboard.py` runs: a job of four ranks that breaks as it was planned.
+"""Training script of every launcher in `scoreboard.py`: four ranks that break as planned.
 
-SCOREBOARD_DIR has the checkpoints, SCOREBOARD_PLAN is the fault, SCOREBOARD_EVENTS the socket of
-the judge, who is told each start, step and end.  SCOREBOARD_USE says what is used beside that:
+SCOREBOARD_DIR has the checkpoints, SCOREBOARD_PLAN is the fault. SCOREBOARD_EVENTS is the socket of
+the judge, which receives each start, step and end. SCOREBOARD_USE lists what the script uses:
 `torch` (else plain sockets), `progress` (unbroken.worker), `heartbeat` (nvidia-resiliency-ext).
 """
 
@@ -40,7 +40,7 @@ _judge = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def tell(what: str, **more: object) -> None:
-    """Tell the judge."""
+    """Send an event to the judge."""
     event = {"what": what, "rank": RANK, "pid": os.getpid(), "at": time.time(), **more}
     if what == "port":
         event["place"] = [os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])]
@@ -48,22 +48,22 @@ def tell(what: str, **more: object) -> None:
 
 
 class Silence:
-    """Tells the launcher nothing but what is printed."""
+    """Reports nothing to the launcher; the launcher only sees what the script prints."""
 
     def step(self, step: int, loss: float) -> None:
-        """A step was made."""
+        """Report a step."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """What begins now."""
+        """Report the phase that begins."""
         del name
         return nullcontext()
 
     def checkpoint(self, step: int) -> None:
-        """A checkpoint is complete."""
+        """Report a complete checkpoint."""
 
 
 class Progress(Silence):
-    """Tells unbroken's agent."""
+    """Reports to unbroken's agent."""
 
     def __init__(self) -> None:
         from unbroken import worker
@@ -82,7 +82,7 @@ class Progress(Silence):
 
 
 class Heartbeat(Silence):
-    """Tells ft_launcher's rank monitor."""
+    """Sends heartbeats to ft_launcher's rank monitor."""
 
     def __init__(self) -> None:
         from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
@@ -95,7 +95,7 @@ class Heartbeat(Silence):
 
 
 class Checkpoints:
-    """Each rank writes its part; a checkpoint is complete when all have."""
+    """Checkpoints of all ranks: each writes its part; a checkpoint is complete when all have."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -108,7 +108,7 @@ class Checkpoints:
         part.rename(folder / f"step-{step}")
 
     def newest(self) -> int:
-        """The newest step of which all ranks have written their part; 0: none."""
+        """Return the newest step of which all ranks have written their part; 0: none."""
         saved = [
             {int(path.name.removeprefix("step-")) for path in folder.glob("step-*")}
             for folder in (self._directory / str(rank) for rank in range(WORLD))
@@ -116,25 +116,25 @@ class Checkpoints:
         return max(set.intersection(*saved), default=0)
 
     def load(self, step: int) -> float:
-        """The part of this rank."""
+        """Return this rank's part."""
         return float((self._directory / str(RANK) / f"step-{step}").read_text()) if step else 0.0
 
 
 def telling(uses: list[str]) -> Silence:
-    """Whom the launcher hears."""
+    """Return the reporter for the launcher."""
     if "progress" in uses:
         return Progress()
     return Heartbeat() if "heartbeat" in uses else Silence()
 
 
 def say(plan: Plan, text: str) -> None:
-    """Print a line, unless the script is to print nothing."""
+    """Print a line, unless the plan asks for silence."""
     if plan.mode != "silence":
         print(text, flush=True)
 
 
 def rest(plan: Plan, step: int, launcher: Silence, group: PlainGroup | TorchGroup) -> None:
-    """Evaluate, or write a large checkpoint, where the plan has it."""
+    """Evaluate, or write a large checkpoint, as planned."""
     if plan.fault == PAUSED and step == plan.step:
         kind, seconds, is_told = long_pause(plan)
         with launcher.phase(kind.replace(" ", "-")) if is_told else nullcontext():

@@ -1,4 +1,4 @@
-"""The trials of the scoreboard: which faults there are, and what a seed makes of each.  Pure."""
+"""The trials of the scoreboard: all faults, and the plan that a seed makes of each. No I/O."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ STEP_SECONDS = 0.1
 CHECKPOINT_STEPS = 10
 LOG_STEPS = 10
 EVALUATION_STEPS, SLOW_CHECKPOINTS = 300, 0.03
-"""Of a healthy run; the share of checkpoints that are slow."""
+"""Steps between evaluations of a healthy run, and the share of checkpoints that are slow."""
 MODULUS = 1_000_003
 SOON, LEARNED = (60, 90), (750, 900)
-"""Steps between which a fault falls: six to nine seconds after the first one; or 75 to 90, where
-what is usual has to be learned before."""
+"""First and last step at which a fault is injected.
+
+SOON is six to nine seconds after the first step. LEARNED is 75 to 90 s after it, for faults that a
+detector finds only after it has learned normal values.
+"""
 KNOWN = {"told": (300, 400), "output": (450, 550), "silence": (750, 900)}
-"""The same for a hang, by what the script shows: 30 to 40 s of steps, 45 to 55 s of lines, or 75
-to 90 s of neither."""
+"""First and last step of a hang, by the signs of progress.
+
+This is 30 to 40 s of steps, 45 to 55 s of lines, or 75 to 90 s of neither.
+"""
 PAUSED_STEPS = (450, 550)
 JITTER_SECONDS = 0.15
 HEALTHY, PAUSED, PAUSED_LONG = "healthy", "paused", "paused-long"
 WELL = (HEALTHY, PAUSED, PAUSED_LONG)
 PAUSES = ("evaluation", "checkpoint", "compile", "data set")
 MORE_PAUSES, MORE_SEED = ("poll", "upload", "index", "program"), 2000
-"""Pauses of seeds from this one on: those of lower seeds stay what they were."""
+"""More kinds of pause, from this seed on, so that trials of lower seeds do not change."""
 LONG_SEED, LONG_SECONDS = 3000, (300.0, 620.0)
-"""Seeds of PAUSED from this one on are those of PAUSED_LONG: pauses of all kinds that are so
-long."""
+"""First seed of PAUSED_LONG, and the range of its pauses of all kinds.
+
+Seeds of PAUSED from this one on are those of PAUSED_LONG.
+"""
 PAUSE_SECONDS = (30.0, 150.0)
-"""Length of the one long pause of a healthy run."""
+"""Shortest and longest long pause of a healthy run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong once in a job."""
+    """A fault that happens once in a job."""
 
     name: str
     what: str
@@ -44,11 +51,11 @@ class Fault:
     steps_after: int = 60
     """Steps between the fault and the end of the job."""
     rank: int | None = None
-    """Where only this one can have it."""
+    """The only rank that can have the fault; None: any rank can."""
     is_hang: bool = False
-    """It is tried with steps told, with output only, and with neither."""
+    """True if the fault is tried in all three modes: steps reported, output only, neither."""
     is_shared: bool = False
-    """It lies between ranks: to name nobody is right, too."""
+    """True if the fault lies between ranks, so that naming no rank is right, too."""
 
 
 FAULTS = (
@@ -92,31 +99,31 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fault as it will fall; a function of its name and the seed alone."""
+    """A planned fault; a function of its name and the seed alone."""
 
     fault: str
     seed: int
     rank: int
-    """-1: nobody."""
+    """Rank that breaks; -1: none."""
     step: int
-    """Before it, or 0: at the meeting of the ranks."""
+    """Step before which the fault happens; 0: when the ranks meet."""
     jitter_seconds: float
     last_step: int
     mode: str = "told"
-    """Signs that the script gives: `told`, `output` or `silence`."""
+    """Signs of progress that the script gives: `told`, `output` or `silence`."""
 
     def to_json(self) -> str:
-        """For the environment of the workers."""
+        """Return the JSON for the environment of the workers."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The other way."""
+        """Parse the JSON of `to_json`."""
         return cls(**json.loads(text))
 
 
 def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
-    """What the seed makes of the fault."""
+    """Return the plan of a fault by its seed."""
     if fault.name == PAUSED_LONG:
         return plan(BY_NAME[PAUSED], seed + LONG_SEED, mode)
     rng = random.Random(f"{fault.name}:{seed}")
@@ -129,7 +136,7 @@ def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
 
 
 def long_pause(plan: Plan) -> tuple[str, float, bool]:
-    """The one long pause of a healthy run: its kind, its seconds, whether a phase is told."""
+    """Return kind and seconds of a healthy run's long pause, and whether it reports a phase."""
     rng = random.Random(f"long pause:{plan.seed}")
     kinds: tuple[str, ...] = PAUSES if plan.seed < MORE_SEED else MORE_PAUSES
     kinds = kinds if plan.seed < LONG_SEED else PAUSES + MORE_PAUSES
@@ -138,17 +145,17 @@ def long_pause(plan: Plan) -> tuple[str, float, bool]:
 
 
 def contribution(rank: int, step: int) -> int:
-    """What a rank adds to the sum of a step."""
+    """Return what a rank adds to the sum of a step."""
     return (step * 31 + rank * 17) % 101
 
 
 def advance(state: float, total: float) -> float:
-    """The model after a step; a NaN stays."""
+    """Return the model after a step; a NaN stays."""
     return (state * 31 + total) % MODULUS
 
 
 def right_result(last_step: int) -> float:
-    """The model after so many steps, none left out and none made twice."""
+    """Return the model after `last_step` steps, each made exactly once."""
     state = 0.0
     for step in range(1, last_step + 1):
         state = advance(state, sum(contribution(rank, step) for rank in range(WORLD)))
@@ -156,13 +163,13 @@ def right_result(last_step: int) -> float:
 
 
 def loss(plan: Plan, rank: int, step: int) -> float:
-    """Of a well rank: it falls, with noise that the seed gives."""
+    """Return the loss of a healthy rank: it falls, with noise from the seed."""
     noise = random.Random(f"{plan.seed}:{rank}:{step}").gauss(0, 0.05)
     return max(0.05, 3.0 / (1.0 + 0.02 * step) * (1.0 + noise))
 
 
 def step_seconds(plan: Plan, step: int) -> float:
-    """How long the work of a step takes; uneven in a healthy run, all but even in the others."""
+    """Return the duration of a step's work: uneven in a healthy run, almost even in others."""
     rng = random.Random(f"step:{plan.seed}:{step}")
     if plan.fault == HEALTHY:
         return min(2.0, STEP_SECONDS * rng.lognormvariate(0, 0.6))
@@ -170,7 +177,7 @@ def step_seconds(plan: Plan, step: int) -> float:
 
 
 def pause(plan: Plan, step: int) -> tuple[str, float] | None:
-    """What a healthy run does after the step instead of training: phase and seconds."""
+    """Return phase and seconds of a pause of a healthy run after the step; None: no pause."""
     if plan.fault != HEALTHY:
         return None
     rng = random.Random(f"pause:{plan.seed}:{step}")

@@ -1,4 +1,4 @@
-"""Our own side of the scoreboard: one local cluster with the real operator, a job each trial."""
+"""unbroken in the scoreboard: one local cluster with the real operator, a job for each trial."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ INCIDENTS = "/apis/unbroken.dev/v1/namespaces/default/incidents"
 CORE = "/api/v1/namespaces/default"
 SETTLE_SECONDS, LOOK_SECONDS = 15.0, 0.5
 TRIES = 5
-"""Attempts at a read: a server that stood still with its machine drops connections."""
+"""Attempts to read: a server that paused with its machine drops connections."""
 COLLECTIVE_SECONDS = 1800.0
 _RANK = re.compile(r"\brank (\d+)")
 _POD = re.compile(r"-(\d+)$")
 _REASONS = frozenset(BY_DETECTOR.values())
-"""Of the events of detectors that only warn."""
+"""Reasons of the events of detectors that only warn."""
 
 
 class Server:
@@ -80,14 +80,14 @@ class ClusterJob:
     _ending: str = ""
 
     def standing(self) -> tuple[str, str]:
-        """The newest condition that is true, and what it says."""
+        """Return the newest condition that is true, and its message."""
         job = self.server("GET", f"{JOBS}/{self.name}")
         listed = (job.get("status") or {}).get("conditions") or []
         true = [one for one in listed if one["status"] == "True"]
         return (true[-1]["type"], true[-1]["message"]) if true else ("", "")
 
     def ended(self) -> str:
-        """Why the job can never go on; empty while it may."""
+        """Return why the job can never continue; empty while it may."""
         if not self._ending and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             kind, message = self.standing()
@@ -95,13 +95,13 @@ class ClusterJob:
         return self._ending
 
     def settle(self) -> None:
-        """Wait until all that is known of the job's faults is written."""
+        """Wait until all records of the job's faults are written."""
         until = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < until and self.standing()[0] not in ("Completed", "Failed"):
             time.sleep(LOOK_SECONDS)
 
     def words(self, ranks: dict[int, int]) -> list[Word]:
-        """The incidents, and the warnings of detectors that do not act."""
+        """Return the incidents, and the warnings of detectors that do not act."""
         if not self._ending:
             self.settle()
         listed = self.server("GET", INCIDENTS)["items"]
@@ -132,7 +132,7 @@ class ClusterJob:
         return found
 
     def stop(self) -> None:
-        """Delete it and wait for its pods."""
+        """Delete the job, and wait until its pods are gone."""
         with suppress(urllib.error.HTTPError):
             self.server("DELETE", f"{JOBS}/{self.name}")
         until = time.monotonic() + SETTLE_SECONDS
@@ -142,7 +142,7 @@ class ClusterJob:
 
 
 class Unbroken(Launcher):
-    """As it ships, with a script that calls `unbroken.worker`."""
+    """unbroken with its defaults, and a script that calls `unbroken.worker`."""
 
     name = "unbroken"
     settings = "defaults; the script calls unbroken.worker"
@@ -152,7 +152,7 @@ class Unbroken(Launcher):
     _jobs: ClassVar[int] = 0
 
     def prepare(self, base: Path) -> None:
-        """Start the cluster, unless another of our launchers has."""
+        """Start the cluster, unless another launcher of unbroken has started it."""
         self._cluster = base / "cluster"
         if self._cluster not in self._shared:
             up = [*UP, "up", "--dir", str(self._cluster), "--nodes", str(NODES), "--detach"]
@@ -169,7 +169,7 @@ class Unbroken(Launcher):
         return ClusterJob(self._server, name)
 
     def manifest(self, name: str, trial: Trial) -> dict[str, Any]:
-        """The job; two pods on two nodes."""
+        """Return the job: two pods on two nodes."""
         command = f"exec hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE {SCRIPT}"
         env = trial.environment(self.uses, COLLECTIVE_SECONDS)
         if trial.memory_groups:
@@ -204,7 +204,7 @@ class Unbroken(Launcher):
         }
 
     def close(self) -> None:
-        """Take the cluster away, but for its log."""
+        """Remove the cluster, but keep its log."""
         if self._shared.pop(self._cluster, None) is None:
             return
         with suppress(FileNotFoundError):
@@ -214,7 +214,7 @@ class Unbroken(Launcher):
 
 
 class UnbrokenOutput(Unbroken):
-    """With a script that only prints."""
+    """unbroken with a script that only prints."""
 
     name = "unbroken-output"
     settings = "defaults; the script only prints a line each second"
@@ -223,7 +223,7 @@ class UnbrokenOutput(Unbroken):
 
 
 class UnbrokenSilence(Unbroken):
-    """With a script that tells and prints nothing."""
+    """unbroken with a script that neither reports nor prints."""
 
     name = "unbroken-silence"
     settings = "defaults; the script tells and prints nothing"
@@ -232,7 +232,7 @@ class UnbrokenSilence(Unbroken):
 
 
 class UnbrokenAct(Unbroken):
-    """With every detector in mode act."""
+    """unbroken with every detector in mode `act`."""
 
     name = "unbroken-act"
     settings = f"annotation {DETECTORS}: '*=act'; the script calls unbroken.worker"

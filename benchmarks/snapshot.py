@@ -1,9 +1,9 @@
-"""What a snapshot of 1 GB costs, beside copying, torch.save and DCP's asynchronous save.
+"""Cost of a snapshot of 1 GB, compared with copying, torch.save and DCP's asynchronous save.
 
 `python benchmarks/snapshot.py [--quick] [--rounds 5] [--json FILE]`; medians of seconds.  The agent
-is a thread of this process behind the real socket; `blocked` is how long a call holds up training,
-`done` how long until what it saves can be restored.  Steps without and with a save take turns, so
-that noise hits both alike.
+is a thread of this process behind the real socket.  `blocked` is the time for which a call holds up
+training, `done` the time until the saved state can be restored.  Steps without and with a save take
+turns, so that noise affects both alike.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ STEP_SECONDS, FIRST_STEP_SECONDS = 0.3, 2.0
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Of one call."""
+    """Return the duration of one call in seconds."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 def measure_snapshots(tensors: list[torch.Tensor], rounds: int) -> dict[str, list[float]]:
-    """Saving and restoring with an agent."""
+    """Measure saving and restoring with an agent."""
     found: dict[str, list[float]] = {"first save, blocked": [], "second save, blocked": []}
     saved, done = [], []
     memory = Snapshots()
@@ -78,7 +78,7 @@ def measure_snapshots(tensors: list[torch.Tensor], rounds: int) -> dict[str, lis
 
 
 def train(length: float) -> None:
-    """Compute for about so long; the work is the same each time."""
+    """Compute for about `length` seconds; the work is the same each time."""
     global _multiplications
     if not _multiplications:
         torch.mm(_matrix, _matrix)
@@ -89,21 +89,21 @@ def train(length: float) -> None:
 
 _matrix = torch.randn(512, 512)
 _multiplications = 0
-"""A second."""
+"""Multiplications a second of this machine."""
 
 
 class Tensors:
-    """As a model has them."""
+    """State of a model: tensors by name."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """By name."""
+        """Return the tensors by name."""
         return {str(number): one for number, one in enumerate(self._tensors)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """In place."""
+        """Copy tensors into these, in place."""
         for number, one in enumerate(self._tensors):
             one.copy_(state[str(number)])
 
@@ -111,7 +111,7 @@ class Tensors:
 def measure_checkpoints(
     tensors: list[torch.Tensor], rounds: int, folder: Path
 ) -> dict[str, list[float]]:
-    """`worker.checkpoints` on the same disk, every file read back."""
+    """Measure `worker.checkpoints` on the same disk, with every file read back."""
     model = Tensors(tensors)
     (folder / "ours").mkdir()
     saved = checkpoints(folder / "ours", keep=2)
@@ -135,7 +135,7 @@ def measure_checkpoints(
 
 
 def measure_files(tensors: list[torch.Tensor], rounds: int, folder: Path) -> dict[str, list[float]]:
-    """The same on disk, which is whatever the temporary folder is on."""
+    """Measure torch.save and DCP on the disk of the temporary folder."""
     dcp: Any = import_module("torch.distributed.checkpoint")
 
     state: dict[str, Any] = {str(number): one for number, one in enumerate(tensors)}
@@ -159,7 +159,7 @@ def measure_files(tensors: list[torch.Tensor], rounds: int, folder: Path) -> dic
 
 
 def measure(size: int, rounds: int) -> Iterator[dict[str, list[float]]]:
-    """Everything, by name, as it is known."""
+    """Measure everything; yield figures by name as soon as they are known."""
     count = size // TENSORS // 4
     tensors = [torch.randn(count) for _ in range(TENSORS)]
     other = [torch.empty_like(one) for one in tensors]
@@ -187,7 +187,7 @@ def measure(size: int, rounds: int) -> Iterator[dict[str, list[float]]]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 MB instead of 1 GB")
     parser.add_argument("--rounds", type=int, default=5)

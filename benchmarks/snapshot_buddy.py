@@ -1,7 +1,7 @@
-"""How long a snapshot takes to its buddy and back: real agents, over HTTP on this machine.
+"""Seconds that a snapshot takes to its buddy and back, with real agents over HTTP on this machine.
 
-One agent's worker saves, a second agent is its buddy, the first is killed, and a worker of a third
-restores from the buddy.
+One agent's worker saves, and a second agent is its buddy. The first agent is killed, and a worker
+of a third agent restores from the buddy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from running import Running, linked, program, running, start
 from unbroken.agent.replication.replication import VARIABLE
 
 UNBOUND = str(100_000_000_000)
-"""Bytes a second: what is measured is how fast it can be, not the bound."""
+"""Bytes a second: so high a bound that the measurement shows the greatest speed."""
 BOUND_SECONDS = 300.0
 STEP = 7
 WORKER = f"""
@@ -51,7 +51,7 @@ signal.pause()
 
 
 async def _told(agent: Running, attempt: int) -> dict[str, object]:
-    """What its worker has written; its log may come first."""
+    """Return the record that the agent's worker prints, once its log has it."""
     path = agent.attempt_file(attempt, 0, "stdout.log")
     await _until(lambda: path.read_text().endswith("\n"))
     found: dict[str, object] = json.loads(path.read_text().splitlines()[0])
@@ -98,7 +98,7 @@ async def _round(directory: Path, count: int, size: int) -> tuple[float, float]:
 
 
 def measure(count: int, size: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round."""
+    """Return the seconds of each round."""
     told: dict[str, list[float]] = {"save done to buddy has it": [], "restore from buddy": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:

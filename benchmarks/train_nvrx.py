@@ -1,9 +1,9 @@
 """`train_step.py` under the in-process wrapper of nvidia-resiliency-ext, with reserve ranks.
 
-The wrapper replaces no process: where a rank is lost, one of those that wait takes its place.  It
-aborts NCCL groups only: on gloo, a rank none of whose neighbours was lost stays in its collective
-until the hard timeout ends its process, by default after 90 s.  Both timeouts are lowered here.
-The store of the process groups is made once, as its guide advises.
+The wrapper replaces no process: a waiting reserve rank takes the place of a lost rank.  It aborts
+NCCL groups only.  On gloo, a rank without a lost neighbour stays in its collective until the hard
+timeout ends its process, by default after 90 s.  Both timeouts are lowered here.  The store of the
+process groups is made once, as the wrapper's guide advises.
 """
 
 from __future__ import annotations

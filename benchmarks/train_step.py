@@ -1,11 +1,11 @@
-"""What every launcher of `recovery.py` runs: a DDP model on gloo, a checkpoint every few steps.
+"""Training script of every launcher in `recovery.py`: DDP on gloo, a checkpoint every few steps.
 
 Each rank reports to the pipe `records` when its process, or its function, began and after every
-step.  While the harness keeps `gate` closed, a job makes a step only now and then: one launcher is
+step. While the harness keeps `gate` closed, a job makes a step only now and then. One launcher is
 measured, and the jobs of the others neither compete with it nor look hung.
 
 UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`, and
-what our own modes switch on: `tells` steps, `restartable`, `snapshots`.
+the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 WIDTH, BATCH = 128, 64
-"""Of `log_rules_step.py`."""
+"""Width of the model and samples of a batch in `log_rules_step.py`."""
 DIRECTORY = Path(os.environ.get("UNBROKEN_BENCH_DIR", "."))
 PULSE_SECONDS = 0.5
 DEFAULTS = {"parameters": 1_000_000, "batch": 64, "checkpoint_steps": 10, "idle_seconds": 5.0}
 
 
 class Reporter:
-    """Writes records of this process; a record is far below PIPE_BUF, so none are mixed up."""
+    """Writes records of this process. A record is far below PIPE_BUF, so records never mix."""
 
     def __init__(self, directory: Path, rank: int | None = None) -> None:
         self.pipe = os.open(directory / "records", os.O_WRONLY)
@@ -45,39 +45,41 @@ class Reporter:
         os.write(self.pipe, json.dumps({"event": event, **life, "at": at, **more}).encode() + b"\n")
 
     def begin(self) -> None:
-        """The process has come to its script, or its function is called again."""
+        """Report that the process has reached its script, or that its function is called again."""
         self.rank = int(os.environ["RANK"]) if self.given_rank is None else self.given_rank
         self.life += 1
         at = time.time() if self.life else BEGAN_AT
         self("began", at, process_at=process_started_at())
 
     def pace(self, idle_seconds: float) -> None:
-        """Go on at once where the gate is open, else after a while.  Python is run now and then:
-        there are watchdogs that ask it to."""
+        """Return at once if the gate is open, else after `idle_seconds`.
+
+        Python code runs now and then meanwhile, since some watchdogs require it.
+        """
         until = time.monotonic() + idle_seconds
         while (left := until - time.monotonic()) > 0:
             if select.select([self._gate], [], [], min(left, PULSE_SECONDS))[0]:
                 return
 
     def step(self, step: int) -> None:
-        """A step is complete."""
+        """Report a complete step."""
         self("step", time.time(), step=step, cpu_seconds=time.process_time())
 
 
 def process_started_at() -> float:
-    """When this process was made, by the kernel; to a hundredth of a second."""
+    """Return when the kernel made this process, to a hundredth of a second."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     boot_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return boot_at + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def settings() -> dict[str, Any]:
-    """What the harness asks for."""
+    """Return the settings of the harness."""
     return {**DEFAULTS, **json.loads(os.environ.get("UNBROKEN_BENCH", "{}"))}
 
 
 def build(parameters: int) -> nn.Module:
-    """Two layers with so many parameters together."""
+    """Return a model of two layers with `parameters` parameters in all."""
     from torch import nn
 
     width = max(1, round((parameters / 2) ** 0.5))
@@ -85,7 +87,7 @@ def build(parameters: int) -> nn.Module:
 
 
 def load(model: nn.Module) -> int:
-    """The last complete step of the checkpoint; 0 where there is none."""
+    """Load the checkpoint; return its step, or 0 if there is none."""
     import torch
 
     saved = DIRECTORY / "checkpoint.pt"
@@ -97,7 +99,7 @@ def load(model: nn.Module) -> int:
 
 
 def save(model: nn.Module, step: int) -> None:
-    """A checkpoint that becomes visible whole."""
+    """Write a checkpoint that becomes visible only when it is complete."""
     import torch
 
     part = DIRECTORY / "checkpoint.part"
@@ -106,7 +108,7 @@ def save(model: nn.Module, step: int) -> None:
 
 
 def learn(model: nn.Module, optimizer: Any, size: int) -> None:
-    """A step, by a batch of so many samples."""
+    """Make a step with a batch of `size` samples."""
     import torch
     from torch import nn
 
@@ -118,7 +120,7 @@ def learn(model: nn.Module, optimizer: Any, size: int) -> None:
 
 
 def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
-    """Train until killed; `store` is what a launcher's own way to a process group needs."""
+    """Train until killed; `store` is for launchers that provide their own process group store."""
     report.begin()
     import torch
     from torch import distributed

@@ -1,6 +1,7 @@
-"""`train_step.py` for torchft: each rank is a replica group of its own, as in its example of DDP.
+"""`train_step.py` for torchft: each rank is its own replica group, as in its example of DDP.
 
-The ranks that live go on without the lost one; who comes back gets the state from one of them.
+Ranks that survive continue without the lost one. A rank that returns gets the state from one of
+them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     benchmarks/watchdog.py [--quick] [--json FILE] [--only KIND] [--floor SECONDS]
 
 Four ranks in step share each hazard.  "Job" counts a silence when every rank that has learned a
-rhythm has one, which is when the operator begins its examination; the second opinion of the
-stacks, which dismisses more, is not part of this.  "Rank" counts every alarm of every rank.
-A false alarm does not end a trace: the watchdog learns from it and goes on.
+rhythm is silent: then the operator begins its examination.  The stacks, by which the operator
+dismisses further alarms, are not part of this.  "Rank" counts every alarm of every rank.
+A false alarm does not end a trace: the watchdog learns from it and continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MULTI = Doing(3.5)
 
 
 class Side:
-    """One rank of a trace: what it would show to whoever looks."""
+    """One rank of a trace, with the values that an agent would see."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -57,7 +57,7 @@ class Side:
         self._wrote_at = 0.0
 
     def show(self, what: str, at: float, loss: float) -> None:
-        """At the end of a piece."""
+        """Show a sign of progress at the end of a piece."""
         name, _, value = what.partition("=")
         if name == "lines" or (name == "line" and self.rank == 0):
             self.wrote.append(at)
@@ -81,7 +81,7 @@ class Side:
         page["bad_calls"] = _int(page["bad_calls"]) + (not math.isfinite(loss))
 
     def events(self, is_deep: bool) -> Iterator[PageRead | Wrote | Sampled]:
-        """For one look."""
+        """Return the events of one look."""
         yield PageRead(self.rank, Page(**self.page))  # type: ignore[arg-type]
         if self.wrote:
             times = [self._wrote_at or self.wrote[0], *self.wrote]
@@ -99,12 +99,12 @@ def _int(value: object) -> int:
 
 @dataclass(slots=True)
 class Found:
-    """Of one trace."""
+    """Alarms of one trace."""
 
     rank_alarms: Counter[str] = field(default_factory=Counter)
     job_alarms: Counter[str] = field(default_factory=Counter)
     first_at: dict[str, float] = field(default_factory=dict)
-    """By detector, of the job's alarms since the fault."""
+    """Time of the first job alarm since the fault, by detector."""
 
 
 class Replay:
@@ -123,7 +123,7 @@ class Replay:
             self.dog.step(RankStarted(rank), 0.0)
 
     def run(self, fault_at: float = math.inf) -> Found:
-        """To the end of the trace.  Alarms after the fault are none that are false."""
+        """Replay the trace to its end. Alarms after the fault are not false."""
         for piece in self._pieces:
             end = self._now + piece.seconds
             self._enter(piece)
@@ -184,14 +184,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     trace: Callable[..., Iterator[Piece]]
     fault: tuple[str, ...] = ()
-    """Detectors, any of which finds it; empty: nothing is wrong."""
+    """Detectors, any of which finds the fault; empty: no fault."""
     wait: Doing | None = None
-    """None: half of the runs as gloo, half as NCCL."""
+    """The way in which ranks wait; None: half of the runs as gloo, half as NCCL."""
     shows: tuple[str, ...] = ("step",)
     seconds: float = 2 * 3600.0
 
@@ -238,22 +238,22 @@ KINDS = (
 
 @dataclass(slots=True)
 class Row:
-    """What came of one kind."""
+    """Figures of one kind of trace."""
 
     kind: str
     runs: int
     hours: float
     false_job: dict[str, float]
-    """Per 1000 hours."""
+    """False alarms of the job in 1000 hours, by detector."""
     false_rank: dict[str, float]
     found: float | None = None
-    """Share of the runs with the fault."""
+    """Share of the runs in which the fault was found."""
     delay_p50: float | None = None
     delay_p95: float | None = None
 
 
 def world_of(kind: Kind, seed: int, seconds: float) -> World:
-    """Of one run."""
+    """Return the world of one run."""
     rng = Random(f"{kind.name} {seed}")
     wait = kind.wait or (IDLE, SPIN)[seed % 2]
     work = rng.choice((MULTI, SPIN)) if wait is IDLE else SPIN
@@ -262,7 +262,7 @@ def world_of(kind: Kind, seed: int, seconds: float) -> World:
 
 
 def play(kind: Kind, seed: int, seconds: float, floor: float) -> tuple[Found, float, float]:
-    """What was found, when the fault came (infinite: none did), and the hours without it."""
+    """Play a run. Return alarms, time of the fault (infinite: none), and hours before it."""
     world = world_of(kind, seed, seconds)
     fault_at = world.rng.uniform(150, 1800) if kind.fault else math.inf
     if kind.fault:
@@ -279,7 +279,7 @@ def play(kind: Kind, seed: int, seconds: float, floor: float) -> tuple[Found, fl
 
 
 def measure(kind: Kind, runs: int, seconds: float, floor: float) -> Row:
-    """All runs of one kind."""
+    """Play all runs of one kind."""
     job: Counter[str] = Counter()
     rank: Counter[str] = Counter()
     hours, delays, hits = 0.0, [], 0
@@ -305,7 +305,7 @@ def _rates(counts: Mapping[str, int], hours: float) -> dict[str, float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "| kind | runs | hours | false, job | false, rank | found | delay p50 | p95 |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """Generated traces of training for the watchdog: four ranks in step, their hazards and faults.
 
-A job is a row of pieces, in each of which every rank does something; a piece ends with what the
-ranks show: a step, output, a phase, a checkpoint.  All times and sizes come from the seed.
+A job is a series of pieces, in each of which every rank has an activity. At the end of a piece the
+ranks show a step, output, a phase or a checkpoint. All times and sizes come from the seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RANKS = 4
 
 
 class Doing(NamedTuple):
-    """Cores used, bytes a second, state of the process."""
+    """Activity of a process: cores used, bytes a second, state."""
 
     cores: float
     io: float = 0.0
@@ -24,9 +24,9 @@ class Doing(NamedTuple):
 
 
 IDLE = Doing(0.004, 0, "S")
-"""In a collective of gloo, in a lock."""
+"""Waiting in a collective of gloo, or for a lock."""
 SPIN = Doing(1.0)
-"""In a collective of NCCL."""
+"""Waiting in a collective of NCCL."""
 READS = Doing(0.3, 2e7)
 STUCK = Doing(0, 0, "D")
 STOPPED = Doing(0, 0, "T")
@@ -34,26 +34,26 @@ STOPPED = Doing(0, 0, "T")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What the ranks do for a while, and what they show at its end."""
+    """Activity of the ranks for some time, and the signs that they show at its end."""
 
     seconds: float
     doing: Doing
     shows: tuple[str, ...] = ()
-    """step, line (rank 0), lines (all), phase=NAME, save, exit."""
+    """Signs of progress: step, line (rank 0), lines (all), phase=NAME, save, exit."""
     alone: Mapping[int, Doing] = field(default_factory=dict)
-    """Of ranks that do something else."""
+    """Activity of the ranks that differ from the others."""
     loss: float = 2.0
     is_frozen: bool = False
-    """The whole machine, with the agent."""
+    """True if the whole machine is frozen, with the agent."""
 
 
 @dataclass(slots=True)
 class World:
-    """A job's nature: told steps or lines, what waiting looks like, how long a step takes."""
+    """Nature of a job: its signs of progress, how its ranks wait, and how long a step takes."""
 
     rng: Random
     seconds: float
-    """To simulate."""
+    """Seconds to simulate."""
     wait: Doing
     work: Doing
     step: float
@@ -62,12 +62,12 @@ class World:
     at: float = 0.0
 
     def of(self, piece: Piece) -> Piece:
-        """Takes its time."""
+        """Advance the time by a piece; return the piece."""
         self.at += piece.seconds
         return piece
 
     def starts(self) -> Iterator[Piece]:
-        """Imports, data, the first steps with their compilation."""
+        """Yield the start: imports, data, and first steps with their compilation."""
         rng = self.rng
         yield self.of(Piece(rng.uniform(3, 20), Doing(0.9, 5e6), ("lines",)))
         yield self.of(Piece(rng.uniform(1, 30), READS, ("lines",)))
@@ -75,14 +75,14 @@ class World:
             yield self.of(Piece(rng.uniform(1, longest), Doing(1.2, 3e5), self.shows))
 
     def steps(self, until: float, shows: tuple[str, ...] | None = None) -> Iterator[Piece]:
-        """Until then, or the end."""
+        """Yield steps until then, or until the end."""
         rng, seen = self.rng, self.shows if shows is None else shows
         while self.at < min(until, self.seconds):
             seconds = self.step * rng.lognormvariate(0, self.jitter)
             yield self.of(Piece(seconds, self.work, seen, loss=2 + rng.gauss(0, 0.1)))
 
     def every(self, low: float, high: float) -> float:
-        """When the next hazard comes."""
+        """Return a random time for the next hazard."""
         return self.at + self.rng.uniform(low, high)
 
 
@@ -90,12 +90,12 @@ Trace = Callable[[World], Iterator[Piece]]
 
 
 def steady(world: World) -> Iterator[Piece]:
-    """Nothing happens."""
+    """Yield even steps without any hazard."""
     yield from world.steps(math.inf)
 
 
 def sequence_lengths(world: World) -> Iterator[Piece]:
-    """Steps differ by half an order of magnitude, and long ones come together."""
+    """Yield steps that differ by half an order of magnitude; long ones come together."""
     world.jitter = 0.5
     usual = world.step
     while world.at < world.seconds:
@@ -104,7 +104,7 @@ def sequence_lengths(world: World) -> Iterator[Piece]:
 
 
 def evaluates(world: World, is_told: bool = False) -> Iterator[Piece]:
-    """Irregularly, each time as long as it happens to take; a third of them read nothing."""
+    """Yield steps with irregular evaluations of random length; a third of them read nothing."""
     rng = world.rng
     period, usual = rng.uniform(60, 900), rng.uniform(8, 120)
     reads = Doing(1.15, 2e5) if rng.random() < 0.67 else SPIN
@@ -119,12 +119,12 @@ def evaluates(world: World, is_told: bool = False) -> Iterator[Piece]:
 
 
 def tells_evaluation(world: World) -> Iterator[Piece]:
-    """The same, with the phase told."""
+    """Yield steps with evaluations that report their phase."""
     yield from evaluates(world, is_told=True)
 
 
 def saves(world: World, is_told: bool = False) -> Iterator[Piece]:
-    """Rank 0 writes for the others, now and then on a slow disk."""
+    """Yield steps with checkpoints: rank 0 writes for the others, sometimes to a slow disk."""
     rng = world.rng
     period, usual = rng.uniform(120, 900), rng.uniform(3, 30)
     while world.at < world.seconds:
@@ -139,12 +139,12 @@ def saves(world: World, is_told: bool = False) -> Iterator[Piece]:
 
 
 def tells_checkpoint(world: World) -> Iterator[Piece]:
-    """The same, with the phase told."""
+    """Yield steps with checkpoints that report their phase."""
     yield from saves(world, is_told=True)
 
 
 def recompiles(world: World) -> Iterator[Piece]:
-    """torch.compile, for minutes at odd moments, with children or without."""
+    """Yield steps with torch.compile for minutes at odd moments, with or without children."""
     rng = world.rng
     yield world.of(Piece(rng.uniform(60, 400), Doing(3.0, 1e6), world.shows))
     while world.at < world.seconds:
@@ -155,14 +155,14 @@ def recompiles(world: World) -> Iterator[Piece]:
 
 
 def link_flaps(world: World) -> Iterator[Piece]:
-    """All ranks wait for up to 30 s."""
+    """Yield steps with waits of all ranks for up to 30 s."""
     while world.at < world.seconds:
         yield from world.steps(world.every(600, 3000))
         yield world.of(Piece(world.rng.uniform(3, 30), world.wait))
 
 
 def data_stalls(world: World) -> Iterator[Piece]:
-    """One rank waits for its data: shared storage answers late."""
+    """Yield steps in which one rank waits for data: shared storage answers late."""
     rng = world.rng
     while world.at < world.seconds:
         yield from world.steps(world.every(300, 2000))
@@ -171,13 +171,13 @@ def data_stalls(world: World) -> Iterator[Piece]:
 
 
 def accumulates(world: World) -> Iterator[Piece]:
-    """Long steps."""
+    """Yield long steps."""
     world.step = world.rng.uniform(15, 60)
     yield from world.steps(math.inf)
 
 
 def logs_growing(world: World) -> Iterator[Piece]:
-    """One line in so many steps, which take ever longer; no step is told."""
+    """Yield steps with a line for every few of them; steps get longer, and none is reported."""
     every, usual = world.rng.choice((10, 20, 50)), world.step
     while world.at < world.seconds:
         world.step = usual * (1 + 2 * world.at / world.seconds)
@@ -186,7 +186,7 @@ def logs_growing(world: World) -> Iterator[Piece]:
 
 
 def bars(world: World) -> Iterator[Piece]:
-    """tqdm: ten writes a second by rank 0; between epochs a pause with evaluation."""
+    """Yield a progress bar (tqdm): ten writes a second by rank 0, and evaluation between epochs."""
     while world.at < world.seconds:
         world.step, world.jitter = 0.1, 0.1
         yield from world.steps(world.every(100, 600), ("line",))
@@ -194,7 +194,7 @@ def bars(world: World) -> Iterator[Piece]:
 
 
 def prints_epochs(world: World) -> Iterator[Piece]:
-    """Talks while it starts, then prints once an epoch; no step is told."""
+    """Yield output during the start, then a line for each epoch; no step is reported."""
     for _ in range(world.rng.randrange(5, 60)):
         yield world.of(Piece(world.rng.uniform(0.1, 5), Doing(0.9, 5e6), ("lines",)))
     epoch = world.rng.uniform(120, 1500)
@@ -204,12 +204,12 @@ def prints_epochs(world: World) -> Iterator[Piece]:
 
 
 def prints_nothing(world: World) -> Iterator[Piece]:
-    """Works."""
+    """Yield work without any sign of progress."""
     yield from world.steps(math.inf, ())
 
 
 def ends_slowly(world: World) -> Iterator[Piece]:
-    """A run of minutes, and minutes of saving at its end, in no phase."""
+    """Yield a run of minutes, and minutes of saving at its end, in no phase."""
     rng = world.rng
     yield from world.steps(world.every(200, 1500))
     seconds, doing = rng.uniform(30, 400), rng.choice((Doing(0.4, 2e8), Doing(0.9, 3e7)))
@@ -218,14 +218,14 @@ def ends_slowly(world: World) -> Iterator[Piece]:
 
 
 def machine_freezes(world: World) -> Iterator[Piece]:
-    """With its agent, for minutes."""
+    """Yield steps and freezes of the machine with its agent, for minutes."""
     while world.at < world.seconds:
         yield from world.steps(world.every(300, 2000))
         yield world.of(Piece(world.rng.uniform(5, 200), IDLE, is_frozen=True))
 
 
 def neighbours(world: World) -> Iterator[Piece]:
-    """Steps take up to three times as long, for up to 25 s."""
+    """Yield steps that take up to three times as long for up to 25 s."""
     usual = world.step
     while world.at < world.seconds:
         world.step = usual
@@ -237,7 +237,7 @@ def neighbours(world: World) -> Iterator[Piece]:
 def broken(
     fault: Callable[[World, int], Iterator[Piece]], before: Trace = steady
 ) -> Callable[[World, float], Iterator[Piece]]:
-    """`before` until the fault comes, at the time given, then `fault` with the culprit."""
+    """Return a trace: `before` until the given time of the fault, then `fault` with the culprit."""
 
     def trace(world: World, at: float) -> Iterator[Piece]:
         whole = world.seconds
@@ -250,7 +250,7 @@ def broken(
 
 
 def hang(culprit: Doing | None = None) -> Callable[[World, int], Iterator[Piece]]:
-    """All wait, the culprit in its own way, until the end."""
+    """Return a fault in which all ranks wait until the end, the culprit with its own activity."""
 
     def fault(world: World, rank: int) -> Iterator[Piece]:
         alone = {} if culprit is None else {rank: culprit}
@@ -260,13 +260,13 @@ def hang(culprit: Doing | None = None) -> Callable[[World, int], Iterator[Piece]
 
 
 def halved(world: World, _rank: int) -> Iterator[Piece]:
-    """Every step takes twice as long."""
+    """Yield steps that take twice as long."""
     world.step *= 2
     yield from world.steps(math.inf)
 
 
 def bad_loss(value: float) -> Callable[[World, int], Iterator[Piece]]:
-    """From one step to the next."""
+    """Return a fault in which the loss changes from one step to the next."""
 
     def fault(world: World, _rank: int) -> Iterator[Piece]:
         while world.at < world.seconds:
@@ -276,5 +276,5 @@ def bad_loss(value: float) -> Callable[[World, int], Iterator[Piece]]:
 
 
 def no_saves(world: World, _rank: int) -> Iterator[Piece]:
-    """Steps go on, checkpoints do not."""
+    """Yield steps without any more checkpoints."""
     yield from world.steps(math.inf)

@@ -1,4 +1,4 @@
-"""What `unbroken.worker` costs a training process: nanoseconds per call, and its import.
+"""Cost of `unbroken.worker` for a training process: nanoseconds of a call, and of its import.
 
 `python benchmarks/worker.py [--json FILE]`; medians, with the best and the worst of all rounds.
 """
@@ -27,11 +27,11 @@ import unbroken.worker
 print(time.perf_counter() - began)
 """
 AS_IN_TRAINING = "import dataclasses, logging, mmap, threading, typing, zlib"
-"""Of what a training process has loaded anyway."""
+"""Imports that a training process has made anyway."""
 
 
 def nanoseconds(call: Callable[[], None]) -> list[float]:
-    """Of one call, in each round."""
+    """Return the nanoseconds of one call, in each round."""
     call()
     seconds = timeit.repeat(call, number=CALLS, repeat=ROUNDS)
     return [one / CALLS * 1e9 for one in seconds]
@@ -59,13 +59,13 @@ def visit() -> None:
 
 
 def imports(before: str) -> list[float]:
-    """Milliseconds of the import in new processes."""
+    """Return the milliseconds of the import in new processes."""
     command = [sys.executable, "-c", IMPORT.format(before=before)]
     return [float(subprocess.check_output(command)) * 1e3 for _ in range(IMPORTS)]
 
 
 def measure() -> dict[str, list[float]]:
-    """Everything, by name."""
+    """Measure everything, by name."""
     os.environ.pop(VARIABLE, None)
     found = {"outside, 1 metric (ns)": nanoseconds(one_metric)}
     page = os.memfd_create("page")
@@ -81,7 +81,7 @@ def measure() -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

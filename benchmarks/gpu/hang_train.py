@@ -1,6 +1,7 @@
-"""What `hangs.py` runs: one collective that is completed, and one that never is.
+"""Training script of `hangs.py`: one collective completes, and the next one never does.
 
-With several ranks the last one does not enter the second; alone, its device is kept busy before it.
+With several ranks, the last rank does not enter the second collective. A single rank keeps its
+device busy before it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch
 from torch import distributed as dist
 
 BUSY_CYCLES = 1 << 42
-"""Of a GPU: more than half an hour."""
+"""Clock cycles that keep a GPU busy for more than half an hour."""
 
 
 def main() -> None:
-    """Until killed."""
+    """Run both collectives; the process hangs until it is killed."""
     device = torch.device("cpu")
     if os.environ["BENCH_DEVICE"] == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,6 +1,7 @@
-"""Whether the agent reads from torch's flight recorder which collective hangs.
+"""Check that the agent finds a hanging collective in torch's flight recorder.
 
-NCCL's alone can be asked from outside.  Elsewhere ranks hang as well, and their stacks are read.
+Only NCCL's recorder can be read from another process. With another backend ranks hang as well, and
+the agent reads their stacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ASKED_MAX = 3
 
 
 async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) -> Evidence | str:
-    """What the agent finds; or why it finds nothing."""
+    """Let ranks hang; return the evidence that the agent finds, or why it finds none."""
     environ = {
         "BENCH_DEVICE": machine.device, "BENCH_BACKEND": backend,
         PIPE_VARIABLE: f"{folder}/pipe_", **dict.fromkeys(FILE_VARIABLES, f"{folder}/trace_"),
@@ -57,7 +58,7 @@ async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) ->
 
 
 def measure(machine: Machine) -> Iterator[Outcome]:
-    """Hang, look, judge."""
+    """Let ranks hang on each backend, and check the agent's evidence."""
     has_nccl = bool(machine.gpus and machine.nccl)
     ranks = max(1, min(8, len(machine.gpus))) if has_nccl else 2
     backend = "nccl" if has_nccl else "gloo"

@@ -1,4 +1,4 @@
-"""What there is to measure on, and what comes of a measurement."""
+"""The machine that is measured, and the outcome of a measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANKS_MAX = 8
 
 @dataclass(frozen=True)
 class Machine:
-    """Its GPUs, and how ranks share them."""
+    """The GPUs of the machine, and how ranks share them."""
 
     device: str
     """`cuda` or `cpu`."""
@@ -43,17 +43,17 @@ class Machine:
 
     @property
     def ranks(self) -> int:
-        """One for each GPU; two at least, where one dies."""
+        """Number of ranks: one for each GPU, at least two where one dies."""
         return min(max(2, len(self.gpus)), RANKS_MAX)
 
     @property
     def backend(self) -> str:
-        """NCCL refuses two ranks on one GPU."""
+        """Backend of torch.distributed; NCCL refuses two ranks on one GPU."""
         return "nccl" if len(self.gpus) >= 2 and self.nccl else "gloo"
 
     @property
     def why_gloo(self) -> str:
-        """Empty with NCCL."""
+        """Reason for gloo; empty with NCCL."""
         if self.backend == "nccl":
             return ""
         return f"{len(self.gpus)} GPU: NCCL refuses 2 ranks on one" if self.gpus else "no GPU"
@@ -61,17 +61,17 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """Of one part."""
+    """Outcome of one part of the measurement."""
 
     name: str
     figures: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """What is wrong, with the machine or with us."""
+    """Errors that were found, in the machine or in unbroken."""
     skipped: str = ""
-    """Why it has not run."""
+    """Reason why the part did not run."""
 
     def row(self) -> str:
-        """For the table."""
+        """Return the outcome as a row of the table."""
         if self.skipped:
             return f"{self.name:24} not run: {self.skipped}"
         told = "  ".join(f"{name}={_text(value)}" for name, value in self.figures.items())
@@ -84,7 +84,10 @@ def _text(value: Any) -> str:
 
 
 def found(device: str) -> Machine:
-    """Asked in a process of its own: this one shall have no CUDA context."""
+    """Describe the machine's GPUs.
+
+    A process of its own asks CUDA, so that this process has no CUDA context.
+    """
     meminfo = dict(one.split(":", 1) for one in Path("/proc/meminfo").read_text().splitlines())
     host = int(meminfo["MemAvailable"].split()[0]) * 1024
     if device == "cpu":
@@ -102,7 +105,7 @@ def found(device: str) -> Machine:
 
 
 def write(folder: Path, machine: Machine, outcomes: Sequence[Outcome]) -> None:
-    """As JSON and as a table."""
+    """Write the outcomes as JSON and as a table."""
     folder.mkdir(parents=True, exist_ok=True)
     told = {"machine": asdict(machine), "parts": [asdict(one) for one in outcomes]}
     (folder / "gpu.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -110,7 +113,7 @@ def write(folder: Path, machine: Machine, outcomes: Sequence[Outcome]) -> None:
 
 
 def table(machine: Machine, outcomes: Sequence[Outcome]) -> str:
-    """For people."""
+    """Return the outcomes as a table for people."""
     where = f"{len(machine.gpus)} x {machine.gpus[0]}" if machine.gpus else "CPU"
     head = f"{where}, torch {machine.torch}, CUDA {machine.cuda or '-'}, NCCL {machine.nccl or '-'}"
     return "\n".join([head, f"{os.cpu_count()} cores", *(one.row() for one in outcomes)]) + "\n"

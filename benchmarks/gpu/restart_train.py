@@ -1,7 +1,7 @@
-"""What `restarts.py` runs: DDP on a device, a snapshot after each step, each step reported.
+"""Training script of `restarts.py`: DDP on a device, with a snapshot and a report after each step.
 
-BENCH_SOCKET is where it reports to, BENCH_DEVICE and BENCH_BACKEND what it runs on.  Data are a
-function of step and rank, so the weights after a step are the same however often it is repeated.
+It reports to the socket BENCH_SOCKET, and runs on BENCH_DEVICE with BENCH_BACKEND. Data are a
+function of step and rank, so the weights after a step do not depend on restarts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def report(what: str, **values: Any) -> None:
-    """Tell the benchmark."""
+    """Send a report to the benchmark."""
     where = worker.context()
     told = {"what": what, "rank": where.rank, "attempt": where.attempt, "pid": os.getpid()}
     line = json.dumps({**told, "at": time.monotonic(), **values})
@@ -35,7 +35,7 @@ def report(what: str, **values: Any) -> None:
 
 
 def device() -> torch.device:
-    """Of this rank."""
+    """Return the device of this rank."""
     if DEVICE == "cpu":
         return torch.device("cpu")
     number = worker.context().local_rank % torch.cuda.device_count()
@@ -44,11 +44,11 @@ def device() -> torch.device:
 
 
 held: dict[str, torch.Tensor] = {}
-"""On the device, from attempt to attempt, as long as the process."""
+"""Tensors on the device that live as long as the process, over all attempts."""
 
 
 def memory(where: torch.device) -> tuple[int, bool]:
-    """Its address there, and whether it is as it was made."""
+    """Return the address of the tensor on the device, and whether its values are unchanged."""
     made = torch.arange(HELD, device=where)
     kept = held.setdefault("tensor", made)
     return kept.data_ptr(), torch.equal(kept, torch.arange(HELD, device=where))
@@ -56,7 +56,7 @@ def memory(where: torch.device) -> tuple[int, bool]:
 
 @worker.restartable
 def train() -> None:
-    """One attempt."""
+    """Train one attempt."""
     where = device()
     address, is_intact = memory(where)
     dist.init_process_group(BACKEND)

@@ -1,8 +1,8 @@
-"""How long a job of one node stands still when a rank is killed.
+"""Seconds that a job of one node pauses when a rank is killed.
 
-A real agent runs the ranks; this program is its operator.  From the kill to the first step of all
-ranks, in three ways: survivors keep their process (`in-process`), all processes are new and begin
-with their imports done (`warm`), all are started as ever (`cold`).
+A real agent runs the ranks, and this program is its operator. It measures from the kill to the
+first step of all ranks, in three modes. Survivors keep their process (`in-process`), all processes
+are new and start with their imports done (`warm`), or all processes start from nothing (`cold`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ BOUND_SECONDS = 120.0
 
 
 class NotRecoveredError(Exception):
-    """The job did not go on; the text says what it waited for."""
+    """The job did not continue; the text says what it waited for."""
 
 
 @dataclass
 class Ranks:
-    """What the ranks have reported."""
+    """Reports of the ranks."""
 
     size: int
     reports: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, attempt: int, what: str) -> dict[int, list[dict[str, Any]]]:
-        """By rank."""
+        """Return the reports of one kind in an attempt, by rank."""
         kept: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(self.size)}
         for one in self.reports:
             if (one["attempt"], one["what"]) == (attempt, what):
@@ -55,13 +55,13 @@ class Ranks:
         return kept
 
     def have_made(self, attempt: int, steps: int) -> bool:
-        """Whether all ranks have made so many steps of an attempt."""
+        """Return whether all ranks have made `steps` steps of an attempt."""
         return all(len(made) >= steps for made in self.of(attempt, "step").values())
 
 
 @contextmanager
 def listening(ranks: Ranks, operator: Operator, path: Path) -> Iterator[None]:
-    """Take reports as they come."""
+    """Receive reports of ranks while the block runs."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ours:
         ours.bind(str(path))
@@ -81,7 +81,7 @@ def listening(ranks: Ranks, operator: Operator, path: Path) -> Iterator[None]:
 
 @dataclass
 class Trial:
-    """One mode: kills and what came of them."""
+    """One mode: kills and their outcomes."""
 
     mode: str
     machine: Machine
@@ -95,7 +95,7 @@ class Trial:
     problems: list[str] = field(default_factory=list)
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Wait; NotRecoveredError."""
+        """Wait until `holds()`. NotRecoveredError after the bound."""
         try:
             await asyncio.wait_for(self.operator.until(holds), BOUND_SECONDS)
         except TimeoutError:
@@ -105,12 +105,12 @@ class Trial:
             raise NotRecoveredError(f"{self.mode}: {what}; agent: {told}"[:500]) from None
 
     def has_faulted(self, attempt: int) -> bool:
-        """Whether an attempt is over."""
+        """Return whether the agent reports the attempt as faulted."""
         newest = self.operator.reports[-1]
         return newest.state is AgentState.FAULTED and newest.attempt == attempt
 
     async def state(self, state: AgentState, attempt: int) -> None:
-        """Wait for one of the agent."""
+        """Wait until the agent reports a state in an attempt."""
         await self.until(
             f"waited for {state.value} of attempt {attempt}",
             lambda: any(
@@ -120,7 +120,7 @@ class Trial:
         )
 
     async def parked(self, times: int) -> None:
-        """Until the next start can be warm."""
+        """Wait until the next start can be warm."""
         line = r"(?s)" + "are parked.*" * times
         seen = asyncio.to_thread(self.agent.stderr.wait_for, line)
         try:
@@ -129,7 +129,7 @@ class Trial:
             raise NotRecoveredError(f"{self.mode}: nobody was parked") from None
 
     async def kill(self, attempt: int) -> None:
-        """One rank of an attempt, and on to the next."""
+        """Kill one rank of an attempt, and start the next attempt."""
         await self.until(
             "waited for steps",
             lambda: self.ranks.have_made(attempt, STEPS_BETWEEN) or self.has_faulted(attempt),
@@ -157,7 +157,7 @@ class Trial:
         self.judge(attempt, killed_at, before, victim)
 
     def judge(self, attempt: int, killed_at: float, before: dict[int, int], victim: int) -> None:
-        """Take down what it cost, and whether all is as promised."""
+        """Record the duration of a restart, and check the promises of the mode."""
         first = {rank: made[0] for rank, made in self.ranks.of(attempt + 1, "step").items()}
         self.seconds.append(max(one["at"] for one in first.values()) - killed_at)
         earlier = [made[-1]["step"] for made in self.ranks.of(attempt, "step").values()]
@@ -181,7 +181,7 @@ class Trial:
             self.problems.append(f"attempt {attempt + 1}: rank {rank} lost its device memory")
 
     def outcome(self) -> Outcome:
-        """For the table."""
+        """Return the outcome for the table."""
         # A ring of more than two may add in another order in the next attempt.
         is_exact = self.machine.backend == "gloo" or self.ranks.size == 2
         by_step: dict[tuple[int, int], set[int]] = {}
@@ -208,7 +208,7 @@ class Trial:
 
 
 def at_share(ordered: list[float], share: float) -> float | None:
-    """The value at a share of the sorted ones; None: there are none."""
+    """Return the value at a share of the sorted values. None if there are none."""
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else None
 
 
@@ -239,7 +239,7 @@ async def _measured(mode: str, machine: Machine, kills: int, folder: Path) -> Ou
 
 
 def measure(machine: Machine, kills: int, modes: tuple[str, ...], out: Path) -> Iterator[Outcome]:
-    """Each mode; the logs of those that go wrong are left in `out`."""
+    """Measure each mode. The logs of a mode with errors are left in `out`."""
     for mode in modes:
         # A socket's path is short.
         with tempfile.TemporaryDirectory(prefix="bench") as folder:

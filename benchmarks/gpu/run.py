@@ -46,7 +46,7 @@ def names(known: tuple[str, ...]) -> object:
 
 
 def main() -> int:
-    """Measure, tell, judge."""
+    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

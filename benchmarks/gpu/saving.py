@@ -1,10 +1,9 @@
-"""What snapshots of a large state on a device cost, and whether they are right.
+"""Cost and correctness of snapshots of a large state on a device.
 
-The state is a rank's share of a model of 7B parameters: weights in bf16, Adam's two moments in
-fp32, as if 8 ranks shared it, or as much of that as fits.  Steps multiply matrices and then write
-every tensor, right after `save` has returned: a copy that is not ordered before them holds a
-mixture of steps, which is found when it is restored.  All values are small whole numbers, exact in
-every type.
+The state is a rank's share of a model of 7B parameters on 8 ranks, or as much of it as fits.
+Weights are in bf16, Adam's two moments in fp32.  Right after `save` has returned, a step multiplies
+matrices and then writes every tensor.  A copy that is not ordered before the step holds a mixture
+of steps, which the restore detects.  All values are small whole numbers, exact in every type.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from machine import Machine, Outcome
 
 PARAMETERS, RANKS = 7_000_000_000, 8
 BYTES_EACH = 2 + 4 + 4
-"""Of a parameter: bf16, and two moments in fp32."""
+"""Bytes of a parameter: bf16, and two moments in fp32."""
 TENSOR = 16 * 1024 * 1024
 CYCLE = 16
 SIDE = {"cuda": 8192, "cpu": 512}
 STEP_SECONDS = {"cuda": 0.3, "cpu": 0.03}
-"""Of a step without snapshots; about."""
+"""Seconds of a step without snapshots; approximate."""
 CPU_PARAMETERS = 2_000_000
 SLOTS = 2
 CHANGES = 3
@@ -40,7 +39,7 @@ SECONDS_MAX = 900
 
 
 def parameters(machine: Machine) -> int:
-    """As many as the share has, or there is room for."""
+    """Return the number of parameters: those of the share, or fewer if memory is short."""
     if machine.device == "cpu":
         return CPU_PARAMETERS
     host = (machine.host_free_bytes // 2) // (SLOTS * BYTES_EACH)
@@ -48,7 +47,7 @@ def parameters(machine: Machine) -> int:
 
 
 def measure(machine: Machine, rounds: int) -> Iterator[Outcome]:
-    """In a process of its own."""
+    """Measure in a process of its own."""
     count = parameters(machine)
     command = [sys.executable, __file__, machine.device, str(count), str(rounds)]
     try:
@@ -66,7 +65,7 @@ def measure(machine: Machine, rounds: int) -> Iterator[Outcome]:
 
 
 class Share:
-    """The state; `tensors` are written by every step."""
+    """The state of the rank; every step writes `tensors`."""
 
     def __init__(self, device: str, count: int) -> None:
         import torch
@@ -85,7 +84,7 @@ class Share:
         self.multiplications = 1
 
     def value(self, size: int, steps: int) -> Any:
-        """What a tensor holds after so many steps."""
+        """Return the correct value of a tensor after `steps` steps."""
         import torch
 
         return (torch.arange(size, device=self.device) % CYCLE + steps).float()
@@ -99,14 +98,14 @@ class Share:
         torch._foreach_add_(self.tensors, 1)
 
     def synchronize(self) -> None:
-        """Until the device is done."""
+        """Wait until the device has finished."""
         import torch
 
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def wrong(self, steps: int) -> int:
-        """How many tensors are not as they are after so many steps."""
+        """Return the number of tensors whose values are wrong after `steps` steps."""
         import torch
 
         return sum(
@@ -115,36 +114,36 @@ class Share:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole state."""
+        """Bytes of the whole state."""
         return sum(one.nbytes for one in self.tensors)
 
 
 class Moments:
-    """Of Adam."""
+    """State of an Adam optimizer: two moments of each parameter."""
 
     def __init__(self, first: list[Any], second: list[Any]) -> None:
         self._held = {"exp_avg": first, "exp_avg_sq": second}
 
     def state_dict(self) -> dict[str, list[Any]]:
-        """As an optimizer has it."""
+        """Return the moments by name, as an optimizer does."""
         return {name: list(tensors) for name, tensors in self._held.items()}
 
     def load_state_dict(self, state: dict[str, list[Any]]) -> None:
-        """In place."""
+        """Copy the moments of a state into these, in place."""
         for name, tensors in self._held.items():
             for here, there in zip(tensors, state[name], strict=True):
                 here.copy_(there)
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Of one call."""
+    """Return the duration of one call in seconds."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 def copied(share: Share) -> float:
-    """GB/s from the device into pinned memory of torch's own; on the CPU of a plain copy."""
+    """GB/s from the device into torch's own pinned memory. On the CPU: GB/s of a plain copy."""
     import torch
 
     source = share.tensors[len(share.model)]
@@ -159,7 +158,7 @@ def copied(share: Share) -> float:
 
 
 def calibrate(share: Share) -> None:
-    """Steps of about the wanted length."""
+    """Set the work of a step so that it takes about the wanted time."""
 
     def step() -> None:
         share.step()
@@ -171,7 +170,7 @@ def calibrate(share: Share) -> None:
 
 
 def trained(share: Share, rounds: int, after: Callable[[], Any] = lambda: None) -> list[float]:
-    """Seconds of each step, the last of what follows it included."""
+    """Return the seconds of each step; the last includes the call of `after`."""
 
     def step() -> None:
         share.step()
@@ -182,7 +181,7 @@ def trained(share: Share, rounds: int, after: Callable[[], Any] = lambda: None) 
 
 
 def run(device: str, count: int, rounds: int) -> Outcome:
-    """Everything, in this process."""
+    """Run all measurements in this process."""
     from snapshot_agents import channel
 
     from unbroken.agent.snapshots.slots import Snapshots
@@ -212,7 +211,7 @@ def run(device: str, count: int, rounds: int) -> Outcome:
 
 
 def saved(share: Share, snapshot: Any, rounds: int) -> dict[str, Any]:
-    """Saves alone, on an idle device; the first two take the memory."""
+    """Measure saves on an idle device; the first two allocate the memory."""
     first, blocked, done = [], [], []
     for step in range(SLOTS + rounds):
         share.synchronize()
@@ -235,7 +234,7 @@ def saved(share: Share, snapshot: Any, rounds: int) -> dict[str, Any]:
 
 
 def judge(share: Share, snapshot: Any, step: int, outcome: Outcome) -> None:
-    """Save, change everything at once, lose everything, restore."""
+    """Save, change all tensors at once, discard the state, restore it."""
     import torch
 
     kept = base(share)
@@ -262,12 +261,12 @@ def judge(share: Share, snapshot: Any, step: int, outcome: Outcome) -> None:
 
 
 def base(share: Share) -> int:
-    """How many steps there were."""
+    """Return the number of steps made."""
     return int(share.tensors[-1][0])
 
 
 def main() -> None:
-    """One process's part."""
+    """Measure one rank's share in this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device")
     parser.add_argument("parameters", type=int)
