@@ -63,7 +63,7 @@ while True:
          restart_count=fault["restart_count"])
 """
 )
-"""Started as any other worker; leaves its training when it is told."""
+"""Started like any other worker; leaves its training when it receives a job fault."""
 
 THEIRS = (
     RAW

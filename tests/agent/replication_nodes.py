@@ -1,4 +1,4 @@
-"""Two agents' halves of replication, each in a process of its own that may end before any line."""
+"""Two agents' halves of replication, each in its own process that may be killed before any line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unbroken.wire.snapshot import HEADERS_BYTES
 from worker.kill_points import kill_at
 
 STEPS = 3
-"""Bursts."""
+"""Number of bursts of saved steps."""
 PLACE = os.path.dirname(unbroken.__file__)
 COUNTED = ("agent/replication/", "agent_http/snapshots", "core/snapshots/replication")
 Point = tuple[int, int]
@@ -32,17 +32,17 @@ Point = tuple[int, int]
 
 @dataclass
 class Process:
-    """A child, and the socket to it."""
+    """A child process, and the socket to it."""
 
     pid: int
     sock: socket.socket
 
     def is_through(self) -> bool:
-        """Whether it has done all, or was killed; waits for one of both."""
+        """Wait until it has finished or was killed; return whether it has finished."""
         return self.sock.recv(1) == b"."
 
     def said(self) -> Any:
-        """What it has, if it lives; it ends."""
+        """Let it end; return its last answer, or {} if it was killed."""
         with suppress(OSError):
             self.sock.sendall(b"?")
         text = b""
@@ -59,12 +59,12 @@ class Process:
 
 
 def listeners() -> list[socket.socket]:
-    """Of two agents."""
+    """Return listening sockets for two agents."""
     return [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 
 
 def begin(act: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Process:
-    """Run it in a child, which says what it returns."""
+    """Run a coroutine in a child process, which sends its answer over a socket."""
     here, there = socket.socketpair()
     pid = os.fork()
     if pid:
@@ -81,7 +81,7 @@ def begin(act: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Pro
 
 
 class Node:
-    """One agent, with one rank."""
+    """One agent with one rank."""
 
     def __init__(self, rank: int, tasks: asyncio.TaskGroup) -> None:
         self.rank, self.slots = rank, Snapshots(lambda: 1 << 40)
@@ -89,7 +89,7 @@ class Node:
         self.files: dict[int, int] = {}
 
     async def serve(self, listener: socket.socket) -> None:
-        """From now on."""
+        """Serve the snapshot routes at the listener."""
         app = web.Application(middlewares=[_refusing])
         SnapshotRoutes(lambda: self.replication).add_to(app.router)
         runner = web.AppRunner(app)
@@ -97,20 +97,20 @@ class Node:
         await web.SockSite(runner, listener).start()
 
     def start(self, attempt: int, **told: Any) -> None:
-        """As told by an operator."""
+        """Start an attempt, as an operator does."""
         command = StartCommand(attempt, self.rank, 2, "127.0.0.1", 1, **told)
         self.slots.begin(attempt)
         self.replication.begin(command)
 
     def ask(self, kind: str, **keys: Any) -> Any:
-        """As a worker does."""
+        """Send a request, as a worker does; return the answer."""
         message = {"type": kind, "name": NAME, "rank": self.rank, "attempt": 0, **keys}
         found = self.slots.answer(message)
         assert "error" not in found.message, found.message
         return found
 
     def save(self, step: int) -> None:
-        """As a worker does: no header while the body is written."""
+        """Save a step as a worker does: the header is written after the body."""
         data, index = slot(self.rank, 0, step, world=2), step % 2
         if index not in self.files:
             (fd,) = self.ask("snapshot_open", slot=index, bytes=len(data)).fds
@@ -121,7 +121,7 @@ class Node:
         self.ask("snapshot_saved", slot=index, step=step)
 
     def own(self) -> list[Point]:
-        """What a worker of the next attempt is offered; each is whole."""
+        """Return the steps that the next attempt's worker is offered; assert that each is whole."""
         found = self.ask("snapshot_find", attempt=9)
         for fd in found.fds:
             header = whole(os.pread(fd, os.fstat(fd).st_size, 0))
@@ -129,7 +129,7 @@ class Node:
         return [(one["attempt"], one["step"]) for one in found.message["steps"]]
 
     def others(self) -> list[Point]:
-        """What it has of the other node's rank; each is whole."""
+        """Return its copies of the other node's rank; assert that each is whole."""
         key = (NAME, 1 - self.rank)
         for point in self.replication.sizes(key):
             fd = self.replication.descriptor(key, point)
@@ -139,12 +139,12 @@ class Node:
         return list(self.replication.sizes(key))
 
     def sent(self) -> int:
-        """The newest step at the buddy."""
+        """Return the newest step at the buddy."""
         # Not by its summary: that has lines that are counted.
         return self.replication._sent.get((NAME, self.rank), (0, -1))[1]
 
     def common(self) -> int:
-        """What it knows that all hold."""
+        """Return the newest step that it knows all nodes to hold; -1 if there is none."""
         found = self.replication.summary()["common"].get(NAME)
         return -1 if found is None else int(found)
 
@@ -161,8 +161,11 @@ async def _refusing(request: web.Request, handler: Any) -> web.StreamResponse:
 async def training(
     talk: socket.socket, rank: int, ends: list[socket.socket], point: int, burst: int
 ) -> None:
-    """Save each step, and have the last of each burst sent; killed before a line, if `point` is not
-    0.  Then say what the next attempt would find here."""
+    """Save each step, and have the last step of each burst sent.
+
+    If `point` is not 0, the process is killed before a line. Otherwise it answers with the steps
+    that the next attempt would find here.
+    """
     loop = asyncio.get_running_loop()
     ports = [one.getsockname()[1] for one in ends]
     async with asyncio.TaskGroup() as tasks:
@@ -186,7 +189,7 @@ async def training(
 
 
 async def fetching(talk: socket.socket, holders: list[str], point: int) -> None:
-    """Bring what there is of rank 0; killed before a line, if `point` is not 0."""
+    """Fetch the copies of rank 0. If `point` is not 0, the process is killed before a line."""
     async with asyncio.TaskGroup() as tasks:
         node = Node(0, tasks)
         node.start(9, holders=tuple(holders))
@@ -197,7 +200,7 @@ async def fetching(talk: socket.socket, holders: list[str], point: int) -> None:
 
 
 def say(talk: socket.socket, answer: object) -> None:
-    """The last thing that is done here."""
+    """Send the answer, and end the process."""
     talk.setblocking(True)
     talk.sendall(json.dumps(answer).encode())
     os._exit(0)

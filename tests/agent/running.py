@@ -1,4 +1,4 @@
-"""A real agent in its own process, and an operator that is linked to it."""
+"""A real agent in its own process, and an operator that is connected to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UID = "uid-of-the-pod"
 
 
 class Drain:
-    """Reads a pipe to its end, so that its writer never waits for us; None: there is nothing."""
+    """Reads a pipe to its end, so that its writer never blocks; None: there is no pipe."""
 
     def __init__(self, pipe: IO[bytes] | None) -> None:
         self._pipe = pipe
@@ -56,7 +56,7 @@ class Drain:
             self._news.notify_all()
 
     def wait_for(self, pattern: str) -> re.Match[bytes]:
-        """Wait until it has been written; fails if the writer ends without."""
+        """Wait until the pattern has been written; fail if the writer ends without it."""
         expression = re.compile(pattern.encode())
         with self._news:
             while True:
@@ -67,7 +67,7 @@ class Drain:
                 self._news.wait()
 
     def all(self) -> bytes:
-        """Everything, once the writer has ended."""
+        """Return everything that was written, once the writer has ended."""
         self._thread.join()
         return bytes(self._seen)
 
@@ -91,38 +91,38 @@ class Running:
         body: object = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        """One request; a body that is not bytes is sent as JSON."""
+        """Send one request; a body that is not bytes is sent as JSON."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         with contextlib.closing(AgentRequests("127.0.0.1", self.port, self.key)) as agent:
             return agent.request(method, path, data, headers or {})
 
     def status(self) -> dict[str, Any]:
-        """The documented status."""
+        """Return the documented status."""
         code, body, _ = self.request("GET", "/status")
         assert code == 200
         found: dict[str, Any] = json.loads(body)
         return found
 
     def report(self) -> AgentReport:
-        """The whole state."""
+        """Return the whole state."""
         return decode_report(self.request("GET", "/v1/report")[1])
 
     def wait(self) -> int:
-        """Wait for the end of the agent; its exit code."""
+        """Wait for the end of the agent; return its exit code."""
         return self.process.wait()
 
     def processes(self) -> list[int]:
-        """Everything that was started here and lives, except the command itself."""
+        """Return all living processes that were started here, except the command itself."""
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
 
     def attempt_file(self, attempt: int, local_rank: int, name: str) -> Path:
-        """A file of a worker."""
+        """Return the path of a worker's file."""
         (found,) = self.log_dir.glob(f"job_*/attempt_{attempt}/{local_rank}/{name}")
         return found
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes with the mark in their environment, whoever their parents are."""
+    """Return living processes with the mark in their environment, whatever their parents are."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -157,7 +157,7 @@ def running(
     command: tuple[str, ...] = (),
     **environ: str,
 ) -> Iterator[Running]:
-    """Start an agent; at the end nothing of it may live."""
+    """Start an agent; assert at the end that none of its processes lives."""
     mark = uuid.uuid4().hex
     key = directory / "key"
     key.write_text(KEY.hex() + "\n")
@@ -202,7 +202,7 @@ def running(
 
 @dataclass
 class Operator:
-    """What one operator has heard, in order."""
+    """Messages that one operator has received, in order."""
 
     reports: list[AgentReport] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
@@ -225,30 +225,30 @@ class Operator:
     async def examine(
         self, attempt: int = 0, seconds: float = 20.0, samples_per_second: int = 0
     ) -> Evidence:
-        """Ask what the ranks do, and wait for the answer."""
+        """Ask for the activity of the ranks, and wait for the answer."""
         request = len(self.evidence) + 1
         self.send(CollectCommand(request, attempt, seconds, samples_per_second))
         await self.until(lambda: any(one.request == request for one in self.evidence))
         return self.evidence[-1]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for news until it holds."""
+        """Wait for messages until `holds()`."""
         while not holds():
             self.news.clear()
             await self.news.wait()
 
     async def more(self, count: int) -> None:
-        """Wait until so many more reports have come."""
+        """Wait until `count` more reports have arrived."""
         wanted = len(self.reports) + count
         await self.until(lambda: len(self.reports) >= wanted)
 
     async def report(self, holds: Callable[[AgentReport], bool]) -> AgentReport:
-        """Wait for a newest report of which it holds."""
+        """Wait for a newest report that fits."""
         await self.until(lambda: bool(self.reports) and holds(self.reports[-1]))
         return self.reports[-1]
 
     async def state(self, state: AgentState, attempt: int | None = None) -> AgentReport:
-        """Wait for a state, of an attempt."""
+        """Wait for a state of the agent, in any attempt or in one."""
         return await self.report(
             lambda r: r.state is state and (attempt is None or r.attempt == attempt)
         )
@@ -268,7 +268,7 @@ class Operator:
 async def linked(
     agent: Running | int, key: bytes | None = KEY, uid: str | None = UID
 ) -> AsyncIterator[Operator]:
-    """An operator in touch with an agent, or with whatever listens on a port."""
+    """Connect an operator to an agent, or to any program that listens on a port."""
     port = agent if isinstance(agent, int) else agent.port
     if isinstance(agent, Running):
         key = agent.key
@@ -287,7 +287,7 @@ async def linked(
 
 
 def start(attempt: int = 0, **changes: Any) -> StartCommand:
-    """Start the only node of a job."""
+    """Return the start of a job's only node."""
     keys: dict[str, Any] = {
         "attempt": attempt,
         "rank": 0,
@@ -299,12 +299,12 @@ def start(attempt: int = 0, **changes: Any) -> StartCommand:
 
 
 def stop(attempt: int = 0, **changes: Any) -> StopCommand:
-    """Stop an attempt."""
+    """Return the stop of an attempt."""
     return StopCommand(attempt, **changes)
 
 
 def program(directory: Path, text: str, name: str = "train.py") -> str:
-    """Write a script; its path."""
+    """Write a script; return its path."""
     path = directory / name
     path.write_text(text)
     return str(path)

@@ -1,4 +1,4 @@
-"""Workers that save snapshots by the description of the slots alone, and what comes of them."""
+"""Workers that save snapshots by the description of the slots alone, and checks of their copies."""
 
 from __future__ import annotations
 
@@ -115,30 +115,30 @@ tell(last=number)
 signal.pause()
 """
 )
-"""Saves steps FIRST to LAST, one each SECONDS."""
+"""A rank that saves steps FIRST to LAST, one each SECONDS."""
 
 
 def pattern(rank: int, step: int, size: int) -> bytes:
-    """The body that `SAVES` writes."""
+    """Return the body that `SAVES` writes."""
     piece = rank.to_bytes(8, "little") + step.to_bytes(8, "little")
     return (piece * (size // 16 + 1))[:size]
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One that an agent offers."""
+    """A copy that an agent offers."""
 
     attempt: int
     step: int
 
 
 def path(rank: int, *point: int) -> str:
-    """Of a rank's copies, or of one."""
+    """Return the URL path of all copies of a rank, or of one."""
     return "/".join(["/v1/snapshots/state%2Fof%20training", str(rank), *map(str, point)])
 
 
 def copies(agent: Running, rank: int) -> list[Copy]:
-    """What an agent has of a rank, the newest first; each is whole, or the test fails."""
+    """Return an agent's copies of a rank, the newest first; assert that each is whole."""
     code, body, _ = agent.request("GET", path(rank))
     assert code == 200, body
     found = []
@@ -156,7 +156,7 @@ def copies(agent: Running, rank: int) -> list[Copy]:
 
 
 def whole(data: bytes) -> Header:
-    """The header of a snapshot that is one state; fails where it is not."""
+    """Return the header of a snapshot; assert that all of its body is of one state."""
     header = read(data[:HEADERS_BYTES], len(data))
     assert header is not None
     assert header.table_checksum is not None
@@ -166,7 +166,7 @@ def whole(data: bytes) -> Header:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Look again and again, in a thread: operators are heard meanwhile."""
+    """Wait in a thread until `holds()`, so that operators receive messages meanwhile."""
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(holds):
             continue
@@ -175,7 +175,7 @@ async def until(holds: Callable[[], bool]) -> None:
 def slot(
     rank: int, attempt: int, step: int, size: int = 100_000, job: str = "job", world: int = 4
 ) -> bytes:
-    """A whole snapshot, as it is sent."""
+    """Return a whole snapshot, as it is sent."""
     body = pattern(rank, step, size)
     bare = Header(
         digest(job), NAME, attempt, step, rank, world, digest("layout"), size, size, 0, 0

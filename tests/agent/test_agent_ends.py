@@ -1,4 +1,4 @@
-"""How workers end, and what the agent says of it: real programs that really fail."""
+"""Ends of workers and the agent's reports of them, with real programs that really fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def only_fault(tmp_path: Path, *arguments: str) -> WorkerFault:
-    """The fault of a node with one worker, or the first of them."""
+    """Return the only fault of a node with one worker, or the first one."""
     with running(tmp_path, *arguments, nproc=1) as agent:
         report = run_to_end(agent)
         assert (report.state, report.reason) == (AgentState.FAULTED, "WorkerCrash")
@@ -102,8 +102,11 @@ signal.pause()
 async def test_who_died_before_the_stop_is_named_though_the_agent_hears_of_both_at_once(
     tmp_path: Path, is_told_first: bool
 ) -> None:
-    """On a busy node its peers elsewhere may be first to complain, and the whole job be stopped
-    for that: without this sign one of them would be blamed."""
+    """Name the worker that died, though peers and the stop may be reported first.
+
+    On a busy node, peers on other nodes may report first, and the whole job may be stopped for
+    that. Without this sign one of them would be blamed.
+    """
     with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
         asked = AgentRequests("127.0.0.1", agent.port, KEY)
         async with linked(agent) as operator:

@@ -1,4 +1,4 @@
-"""What the agent finds its ranks doing: real processes that hang in every way there is."""
+"""Evidence that the agent collects from its ranks: real processes in all kinds of hang."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Story = Callable[[Running, Operator], Awaitable[None]]
 
 
 def tell(directory: Path, story: Story, *arguments: str, nproc: int = 2, **environ: str) -> None:
-    """Run an agent whose workers are up, beside a story."""
+    """Run an agent whose workers are up, and a story at the same time."""
 
     async def run() -> None:
         with running(directory, *arguments, nproc=nproc, **environ) as agent:
@@ -83,7 +83,7 @@ def tell(directory: Path, story: Story, *arguments: str, nproc: int = 2, **envir
 
 
 def main_frames(rank: RankEvidence) -> tuple[str, ...]:
-    """Of the main thread, without places."""
+    """Return the functions on the main thread's stack, without files and lines."""
     assert rank.threads, rank.note
     assert rank.threads[0].is_main
     return tuple(frame.partition(" (")[0] for frame in rank.threads[0].frames)
@@ -169,7 +169,7 @@ def test_a_rank_that_the_kernel_does_not_let_go_holds_up_nobody(tmp_path: Path) 
         assert (stuck.state, stuck.io_bytes, stuck.is_same) == ("D", None, True)
         assert main_frames(stuck)[-2:] == ("uninterruptible", "<module>")
         assert _state(pid) == "D"
-        (tmp_path / "silent").write_text("")  # lets it go on
+        (tmp_path / "silent").write_text("")  # lets it continue
 
     tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "uninterruptible")
 
@@ -539,7 +539,7 @@ while True:
 
 
 def test_samples_show_which_of_two_ranks_the_other_waits_for(tmp_path: Path) -> None:
-    """In two jobs at the same time: with the first rank slow, and with the second."""
+    """Take samples of two jobs at the same time: the first or the second rank is slow."""
 
     def show(slow: int) -> None:
         async def story(agent: Running, operator: Operator) -> None:

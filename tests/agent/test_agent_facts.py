@@ -1,4 +1,4 @@
-"""What the kernel and the files around a worker say."""
+"""Facts about a worker from the kernel and from files."""
 
 from __future__ import annotations
 

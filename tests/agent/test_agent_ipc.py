@@ -1,6 +1,7 @@
-"""The agent's socket: who may speak, who lives on over a stop, and what `/status` tells of it.
+"""The agent's socket: who may write to it, who survives a stop, and the records in `/status`.
 
-The workers are raw clients by the protocol's description: nothing of ours reads or writes for them.
+The workers are raw clients by the protocol's description: no code of unbroken reads or writes for
+them.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ KEEP = {"restart_mode": "in_process_restart"}
 async def agent_with(
     directory: Path, text: str, *options: str, **environ: str
 ) -> AsyncIterator[tuple[Running, Operator]]:
-    """An agent whose workers run this script, and its operator."""
+    """Start an agent whose workers run this script, and connect its operator."""
     with running(directory, *options, program(directory, text), **environ) as agent:
         async with linked(agent) as operator:
             yield agent, operator
 
 
 def told(agent: Running, local_rank: int, count: int = 1) -> list[dict[str, Any]]:
-    """What workers of the local rank have written with `tell`, once it is so many lines."""
+    """Wait for `count` lines that workers of the local rank wrote with `tell`; return them."""
     line = rf"\[default{local_rank}\]:[^\n]*\n"
     seen = agent.stdout.wait_for(rf"(?s)(?:{line}.*?){{{count}}}")[0].decode()
     return [json.loads(one.partition(":")[2]) for one in re.findall(line, seen)]
@@ -160,7 +161,7 @@ async def test_theirs_wait_for_their_ranks_and_keep_their_processes(tmp_path: Pa
 
 
 def check_theirs(agent: Running) -> None:
-    """What workers were told, and what the status tells of them."""
+    """Check what the workers received, and what the status reports about them."""
     first, *_ = told(agent, 1, 2)
     assert first["before"] == "-1"
     keys = ("RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_PORT", "JOB_RESTART_COUNT", "SPARE")
@@ -313,7 +314,7 @@ async def test_a_checkpoint_is_known_when_all_have_told_of_it(tmp_path: Path) ->
     async with agent_with(tmp_path, CHECKPOINTS) as (agent, operator):
 
         async def known(attempt: int, progress: dict[str, Any]) -> None:
-            """Wait until the agent answers a request with this; its link leaves it out."""
+            """Wait until the agent answers a request with this progress; its link leaves it out."""
 
             def holds() -> bool:
                 report = agent.report()
@@ -387,7 +388,7 @@ async def test_who_speaks_badly_or_never_reads_loses_its_connection_and_nothing_
 
 
 def socket_path(agent: Running) -> Path:
-    """Of an agent with a living worker."""
+    """Return the socket path of an agent with a living worker."""
     for pid in agent.processes():
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -416,7 +417,7 @@ async def test_strangers_are_refused_and_nothing_is_left_behind(tmp_path: Path) 
 
 
 def long_directory(directory: Path) -> Path:
-    """One whose name is too long for an address of a socket."""
+    """Return a directory whose name is too long for the address of a socket."""
     found = directory / ("x" * 100)
     found.mkdir()
     return found

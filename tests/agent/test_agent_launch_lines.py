@@ -1,4 +1,4 @@
-"""Launch lines: the agent reads what torchrun and hyperpodrun read, or names what it does not."""
+"""Launch lines: the agent reads those of torchrun and hyperpodrun, or names what it refuses."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ SAMPLES = {
     "server-log-level": "warning",
     "inprocess-timeout": "9",
 }
-"""A good value of each option that does not take any text."""
+"""A good value of each option that does not accept any text."""
 NEAR = ("--shutdown-", "--shutdown_")
 """Prefixes of torchrun's --shutdown-timeout, and of hyperpodrun's --shutdown-signal too."""
 DESTS = {option.dest: option for option in OPTIONS}
 
 
 def version(text: str) -> tuple[int, ...]:
-    """A release of torch as a pair of numbers."""
+    """Return a release of torch as a pair of numbers."""
     return tuple(int(part) for part in text.split("+")[0].split(".")[:2])
 
 
@@ -61,7 +61,7 @@ INSTALLED = version(torch.__version__)
 
 
 def torchs(words: list[str], environ: dict[str, str] | None = None) -> argparse.Namespace | str:
-    """What torchrun's own parser makes of a command line, or what it refuses it with."""
+    """Return the options that torchrun's own parser reads, or its error text."""
     said = io.StringIO()
     with mock.patch.dict(os.environ, environ or {}), contextlib.redirect_stderr(said):
         try:
@@ -71,7 +71,7 @@ def torchs(words: list[str], environ: dict[str, str] | None = None) -> argparse.
 
 
 def ours(words: list[str], environ: dict[str, str] | None = None) -> Options | str:
-    """What the agent makes of it, or what it refuses it with."""
+    """Return the options that the agent reads, or its error text."""
     try:
         return parse(words, environ or {})
     except SpecError as error:
@@ -79,7 +79,7 @@ def ours(words: list[str], environ: dict[str, str] | None = None) -> Options | s
 
 
 def prefixes() -> Iterator[tuple[str, argparse.Action]]:
-    """Every spelling of every option of torchrun, and every prefix of each."""
+    """Yield every spelling of every option of torchrun, and every prefix of each."""
     for action in torchrun.get_args_parser()._actions:
         for spelling in action.option_strings:
             lengths = range(3, len(spelling) + 1) if spelling.startswith("--") else [2]
@@ -88,7 +88,7 @@ def prefixes() -> Iterator[tuple[str, argparse.Action]]:
 
 
 def same(words: list[str], action: argparse.Action, environ: dict[str, str]) -> None:
-    """Assert that the agent reads the option as torchrun does, or names it in what it says."""
+    """Assert that the agent reads the option as torchrun does, or names it in its error text."""
     theirs = torchs(words, environ)
     found = ours(words, environ)
     if isinstance(theirs, str):
@@ -226,7 +226,7 @@ def test_prefixes_of_older_releases_are_taken(release: str) -> None:
 
 
 def written_forms(option: Option, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """The option by each prefix that is unambiguous in a parser."""
+    """Yield the option with each prefix that is unambiguous in a parser."""
     value = [] if option.is_flag else [SAMPLES.get(option.name, "x")]
     for spelling in option.spellings:
         for length in range(3, len(spelling) + 1):

@@ -29,7 +29,7 @@ LEASE = 8.0
 CHANGES = 60
 """Reports that follow one another."""
 LATE = 3.0
-"""For a busy machine to look; the tests tell seconds from many seconds."""
+"""Seconds that a busy machine may be late; the tests distinguish seconds from many seconds."""
 
 
 @contextlib.contextmanager

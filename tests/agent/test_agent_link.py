@@ -150,7 +150,7 @@ async def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> Non
 
 
 async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool]) -> None:
-    """Send a command until it holds, as the job does: a link that is older has to be made anew."""
+    """Send a command until it takes effect, as the job does: an older link must be made again."""
     while not holds():
         operator.send(command)
         await operator.more(1)
@@ -220,8 +220,11 @@ async def test_an_agent_without_a_link_is_asked_and_told_by_requests(tmp_path: P
 
 
 class Stumbling:
-    """As HyperPod's own agent where its server finds a library for WebSockets (uvicorn: 403), and
-    where it cannot keep its table of addresses: the first start is answered with 500, and begun."""
+    """HyperPod's own agent with two flaws that it has in some installations.
+
+    Its server finds a library for WebSockets (uvicorn: 403). It cannot keep its table of addresses:
+    the first start is carried out, but answered with 500.
+    """
 
     def __init__(self) -> None:
         self.state = "ready"
@@ -268,7 +271,7 @@ async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_
 
 
 async def test_the_lease_of_an_agent_that_has_not_reported_is_not_renewed() -> None:
-    """Nobody is told of the loss of an agent that was not heard, so nobody would wait for it."""
+    """Check that no lease is renewed without a report: no one would be informed of its loss."""
     heard: asyncio.Queue[str] = asyncio.Queue()
 
     async def link(request: web.Request) -> web.StreamResponse:

@@ -21,7 +21,7 @@ SILENT = "signal.pause()"
 
 
 def script(directory: Path, text: str) -> str:
-    """A worker that writes as it is told: `say(stream, text)`."""
+    """Write the script of a worker that logs by calls of `say(stream, text)`."""
     head = """
 import os, signal, time
 rank = int(os.environ["RANK"])
@@ -32,7 +32,7 @@ def say(stream, text):
 
 
 def run(agent: Running, *rules: dict[str, Any], **changes: Any) -> AgentReport:
-    """Start with the rules; the report once the agent has an end to tell."""
+    """Start with the rules; return the report that shows the end."""
 
     async def story() -> AgentReport:
         async with linked(agent) as operator:

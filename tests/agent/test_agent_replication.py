@@ -1,4 +1,4 @@
-"""Snapshots at the buddy: between real agents, with workers that really save."""
+"""Snapshots at the buddy, between real agents with workers that really save."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def pair(directory: Path, text: str, **environ: str) -> AsyncIterator[tuple[Running, ...]]:
-    """Two agents of two workers each."""
+    """Start two agents of two workers each."""
     async with AsyncExitStack() as stack:
         agents = []
         for number in range(2):
@@ -36,17 +36,17 @@ async def pair(directory: Path, text: str, **environ: str) -> AsyncIterator[tupl
 
 
 def address(agent: Running) -> str:
-    """As the operator names it."""
+    """Return the address of an agent, as the operator writes it."""
     return f"127.0.0.1:{agent.port}"
 
 
 def begin(attempt: int, rank: int, **changes: Any) -> Any:
-    """Start one of two nodes."""
+    """Return the start of one of two nodes."""
     return start(attempt, rank=rank, nnodes=2, **changes)
 
 
 def told(agent: Running, attempt: int, local_rank: int, line: int = 0) -> dict[str, Any]:
-    """A line that a worker has written."""
+    """Return a line that a worker has written."""
     text = agent.attempt_file(attempt, local_rank, "stdout.log").read_text()
     found: dict[str, Any] = json.loads(text.splitlines()[line])
     return found
@@ -84,7 +84,7 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
 
 
 def common(buddy: Running) -> set[Copy]:
-    """What it has of both ranks of the first node."""
+    """Return the copies of both ranks of the first node at the buddy."""
     return set(copies(buddy, 0)) & set(copies(buddy, 1))
 
 
@@ -170,16 +170,21 @@ async def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
 
 
 def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running) -> bool:
-    """Whether it knows of a step that all nodes hold of all ranks: there is one from then on.
+    """Return whether the agent knows of a step that all nodes hold of all ranks.
 
-    Ranks that nothing holds together may pass one another's steps before, and a node agrees on
-    those of one rank while the other has not saved at all."""
+    Once it does, such a step exists all the time. Before, ranks that do not synchronize may pass
+    one another's steps. A node then agrees on the steps of one rank while the other has not saved
+    at all.
+    """
     step = json.loads(agent.request("GET", "/v1/snapshots")[1])["common"].get(NAME)
     return step is not None and all(Copy(0, step) in copies(buddy, rank) for rank in ranks)
 
 
 def at_one_moment(agent: Running, ranks: tuple[int, int]) -> list[set[Copy]]:
-    """What it has of these ranks; a sender that lives may go on meanwhile."""
+    """Return an agent's copies of these ranks at one moment.
+
+    A living sender may continue meanwhile, so copies are listed until two lists are equal.
+    """
     before: list[set[Copy]] = []
     while (found := [set(copies(agent, rank)) for rank in ranks]) != before:
         before = found
@@ -201,7 +206,7 @@ async def test_whoever_is_killed_whenever_only_whole_steps_are_left(
         other.send(begin(0, 1, buddy=address(first)))
         await until(lambda: has_agreed(first, (0, 1), second))
         await until(lambda: has_agreed(second, (2, 3), first))
-        # Any moment of the transfers that go on and on.
+        # Any moment of the transfers, which continue all the time.
         await asyncio.sleep(drawn.random())
         if victim == "worker":
             report = await operator.state(AgentState.RUNNING)

@@ -1,4 +1,4 @@
-"""What a buddy takes: whole snapshots of its job's newest attempt, from who has the key."""
+"""Copies that a buddy accepts: whole snapshots of its job's newest attempt, sent with the key."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def buddy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """An agent that has started nothing yet."""
+    """Start an agent that has started no worker."""
     directory = tmp_path_factory.mktemp("buddy")
     with running(directory, program(directory, ""), UNBROKEN_JOB="job") as agent:
         yield agent
 
 
 def put(agent: Running, rank: int, point: tuple[int, int], data: bytes, **headers: str) -> int:
-    """Send a copy; the status."""
+    """Send a copy; return the HTTP status."""
     return agent.request("PUT", path(rank, *point), data, headers)[0]
 
 
 def changed(data: bytes, at: int) -> bytes:
-    """With one bit turned."""
+    """Return the data with one bit flipped."""
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
@@ -108,7 +108,7 @@ def test_an_agent_of_no_attempt_agrees_to_nothing(body: bytes, status: int, budd
 
 
 def newer(data: bytes) -> bytes:
-    """Both headers as the next version of the library would write them."""
+    """Return a snapshot whose headers have the next version's format."""
     found = bytearray(data)
     length = len(write(whole(data)))
     for at in (COPIED_AT, SEALED_AT):
@@ -158,7 +158,7 @@ def test_only_who_has_the_key_sends_or_reads(buddy: Running) -> None:
 
 
 def ask(agent: Running, where: str, size: int, data: bytes = b"") -> tuple[socket.socket, bytes]:
-    """Offer a copy, and wait to be told to go on, or not to."""
+    """Offer a copy, and wait for 100 Continue or a refusal."""
     agent_requests = AgentRequests("127.0.0.1", agent.port, KEY)
     headers = {"Content-Length": str(size), "Expect": "100-continue"}
     tagged = agent_requests.tagged("PUT", where, data, headers)

@@ -1,7 +1,7 @@
-"""An agent is killed before a line of agreeing, sending, receiving, keeping and fetching, one after
-the other: what is left is whole, and all ranks have a step in common that they agreed upon.
+"""Agents killed before each line of agreeing, sending, receiving, keeping and fetching.
 
-`make test` takes few of the executed lines, `make e2e` one in thirteen: all take hours.
+In each case, all remaining copies are whole, and all ranks have a step in common that they agreed
+upon. `make test` takes few of the executed lines, `make e2e` one in thirteen: all take hours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def nodes(victim: int, point: int, burst: int) -> Iterator[tuple[list[Process], list[str]]]:
-    """Both, and where they listen."""
+    """Start both nodes; yield them and their addresses."""
     with ExitStack() as stack:
         ends = [stack.enter_context(one) for one in listeners()]
         both = [
@@ -39,7 +39,7 @@ def nodes(victim: int, point: int, burst: int) -> Iterator[tuple[list[Process], 
 
 
 def steps(points: list[list[int]]) -> set[int]:
-    """Of the attempt that was killed."""
+    """Return the steps; assert that all are of the killed attempt."""
     assert all(attempt == 0 for attempt, _ in points)
     return {step for _, step in points}
 
@@ -69,7 +69,7 @@ def test_killed_before_a_line_of_replication(victim: int, burst: int, stride: in
 
 @pytest.mark.parametrize("stride", [97, storm])
 def test_killed_before_a_line_of_a_fetch(stride: int) -> None:
-    """Who has it still has it for the next."""
+    """Check that the holder of a copy still has it for the next fetch."""
     with nodes(-1, 0, 1) as (both, addresses):
         assert [one.is_through() for one in both] == [True, True]
         both[0].said()

@@ -1,4 +1,4 @@
-"""What an operator reads quickly is what the checked way reads."""
+"""The operator's fast decoder of reports, compared with the checked one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT = {
 
 
 def read(way: Any, frame: bytes) -> object:
-    """What is read, or how it is refused."""
+    """Return the decoded report, or the text of the refusal."""
     try:
         return way(frame)
     except PeerError as error:

@@ -1,4 +1,4 @@
-"""A real agent keeps what a stopped worker has saved, for the next attempt."""
+"""Snapshots of a stopped worker, which a real agent keeps for the next attempt."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_killed_worker_goes_on_from_the_memory_of_its_agent(tmp_path: Pa
 
 
 def copied(agent: Running) -> list[int]:
-    """Steps of rank 0 that an agent keeps for another."""
+    """Return the steps of rank 0 that an agent keeps for another."""
     code, body, _ = agent.request("GET", "/v1/snapshots/training/0")
     assert code == 200, body
     return [one["step"] for one in json.loads(body)["snapshots"]]
@@ -58,7 +58,7 @@ def copied(agent: Running) -> list[int]:
 
 @pytest.mark.heavy
 async def test_a_lost_node_goes_on_from_the_memory_of_its_buddy(tmp_path: Path) -> None:
-    """The third agent takes the rank of the first, whose memory is gone; the second has copies."""
+    """Give the rank of the first agent, whose memory is lost, to a third; the second has copies."""
 
     async def scenario(lost: Running, buddy: Running, new: Running) -> int:
         places = [f"127.0.0.1:{one.port}" for one in (lost, buddy, new)]
@@ -114,7 +114,7 @@ signal.pause()
 
 @pytest.mark.heavy
 async def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> None:
-    """Of two nodes one is lost, and the job goes on with the other alone."""
+    """Lose one of two nodes, so that the job continues with the other alone."""
 
     async def scenario(lost: Running, left: Running) -> None:
         places = [f"127.0.0.1:{one.port}" for one in (lost, left)]
@@ -174,7 +174,7 @@ signal.pause()
 
 
 async def test_workers_are_told_what_there_is_of_all_ranks(tmp_path: Path) -> None:
-    """Slots of both workers, and what the agent holds as a buddy."""
+    """Offer slots of both workers, and the copies that the agent holds as a buddy."""
 
     async def scenario() -> None:
         async with linked(agent) as operator:

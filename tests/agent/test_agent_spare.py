@@ -1,4 +1,4 @@
-"""A spare's agent imports beforehand what the agents of the gang tell it."""
+"""Imports that a spare's agent does in advance, from the list of the gang's agents."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ signal.pause()
 """
 INFO = "--server-log-level=info"
 PLAIN = {"UNBROKEN_AGENT_AUTH": "none"}
-"""For peers that are not agents, and have no key."""
+"""Environment for peers that are not agents and have no key."""
 GATE = """
 import os, sys
 if "template" in sys.orig_argv:
     os.write(os.open({bell!r}, os.O_RDWR), b"here")
     os.open({gate!r}, os.O_RDONLY)
 """
-"""A template waits there, and says so."""
+"""Code in which a template waits, after it has reported that it is there."""
 
 
 def answer(*modules: object) -> bytes:
-    """What an agent says that knows these modules."""
+    """Return the HTTP answer of an agent that knows these modules."""
     body = json.dumps({"modules": modules}).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 @contextlib.asynccontextmanager
 async def peer(said: bytes) -> AsyncIterator[str]:
-    """The address of one that answers anything with this, and hangs up."""
+    """Yield the address of a peer that answers every request with `said`, and disconnects."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -62,7 +62,7 @@ async def until_parked(agent: Running) -> None:
 
 
 async def until_known(operator: Operator, count: int, *peers: str) -> None:
-    """Say who knows what to import until a report shows it."""
+    """Send the peers that know what to import, until a report shows the number of modules."""
     await operator.state(AgentState.READY)
     while operator.reports[-1].imports != count:
         operator.send(WarmCommand(peers))
@@ -71,7 +71,7 @@ async def until_known(operator: Operator, count: int, *peers: str) -> None:
 
 
 async def started(operator: Operator, attempt: int = 0) -> AgentReport:
-    """Start it; how its workers were started."""
+    """Start an attempt; return the report that shows how its workers were started."""
     operator.send(start(attempt))
     return await operator.workers(attempt)
 

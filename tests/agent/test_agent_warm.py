@@ -1,4 +1,4 @@
-"""Warm workers under a real agent: begun from a template, and never left behind."""
+"""Warm workers under a real agent: forked from a template, and never left behind."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ import os, sys
 if "template" in sys.orig_argv and os.path.exists({gate!r}):
     os.open({gate!r}, os.O_RDONLY)
 """
-"""No template gets past it before the first workers are known to be cold."""
+"""Code that blocks each template until the first workers are known to be cold."""
 LIBRARY = "warm_sample"
 INFO = "--server-log-level=info"
 Story = Callable[[Running, Operator], Awaitable[None]]
 
 
 def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **environ: str) -> str:
-    """Run a story with a library that is admitted; what the agent has logged."""
+    """Run a story with a library that warm start supports; return the agent's log."""
     site = tmp_path / "site"
     site.mkdir()
     (site / f"{LIBRARY}.py").write_text("VALUE = 1\n")
@@ -68,7 +68,7 @@ def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **envir
 
 
 async def until_parked(agent: Running, count: int = 2) -> list[int]:
-    """Wait for a template and those it parks; their pids, the template's first."""
+    """Wait for a template and its parked workers; return their pids, the template's first."""
     await asyncio.to_thread(agent.stderr.wait_for, f"are parked count={count}")
     workers = {worker.pid for worker in agent.report().workers}
     found = [pid for pid in agent.processes() if pid not in {*workers, agent.report().pid}]
@@ -80,7 +80,7 @@ def cmdline(pid: int) -> bytes:
 
 
 async def again(operator: Operator, attempt: int) -> None:
-    """End the attempt before, and start another at once."""
+    """End the attempt before, and start another one at once."""
     operator.send(stop(attempt - 1))
     await operator.report(lambda r: r.state is AgentState.READY and r.newest_attempt == attempt - 1)
     operator.send(start(attempt))
@@ -125,7 +125,7 @@ def test_a_warm_start_is_as_a_cold_one(tmp_path: Path) -> None:
 
 
 async def until_replaced(agent: Running, operator: Operator) -> None:
-    """Those used are replaced, and the next start is warm again."""
+    """Wait until used workers are replaced; check that the next start is warm again."""
     await asyncio.to_thread(agent.stderr.wait_for, r"(?s)are parked.*are parked")
     await again(operator, 2)
     assert told(agent, 2)["environ"]["JOB_RESTART_COUNT"] == "2"

@@ -1,4 +1,4 @@
-"""The watchdog on real workers: what they tell, and what is found when they stand still."""
+"""The watchdog on real workers: what they report, and what is found when they hang."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOREVER = "steps(0, 10 ** 9)"
 def stories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[None]]]:
-    """What is told of silence, from the first test on, since it is noticed late."""
+    """Start all stories of silence with the first test, since silence is noticed late."""
     names = {item.name.partition("[")[0] for item in request.session.items}
     wanted = SLOW if test_silence_is.__name__ in names else {}
     with ThreadPoolExecutor(len(SLOW)) as pool:
@@ -53,7 +53,7 @@ def told(
     nproc: int = 1,
     **changes: Any,
 ) -> None:
-    """Run a script, and what an operator does meanwhile."""
+    """Run a script, and an operator's story at the same time."""
 
     async def main() -> None:
         async with linked(agent) as operator:
@@ -65,12 +65,12 @@ def told(
 
 
 def alarms(report: AgentReport) -> list[tuple[int, str]]:
-    """Rank and detector of each."""
+    """Return rank and detector of each alarm."""
     return [(each.rank, alarm.detector) for each in report.watch for alarm in each.alarms]
 
 
 async def until(operator: Operator, holds: Callable[[RankWatch], bool], rank: int = 0) -> RankWatch:
-    """Wait until it holds of a rank."""
+    """Wait until `holds()` is true of a rank."""
 
     def found(report: AgentReport) -> list[RankWatch]:
         return [each for each in report.watch if each.rank == rank and holds(each)]
@@ -79,7 +79,7 @@ async def until(operator: Operator, holds: Callable[[RankWatch], bool], rank: in
 
 
 async def pid_of(operator: Operator, local_rank: int = 0) -> int:
-    """The worker's."""
+    """Return the pid of the worker."""
     report = await operator.report(lambda r: len(r.workers) > local_rank)
     return report.workers[local_rank].pid
 
@@ -235,8 +235,8 @@ steps(0, 10 ** 9)
 
 
 def test_a_process_stuck_in_the_kernel_is_an_alarm(tmp_path: Path) -> None:
-    # Its child opens a pipe that nobody writes, before it becomes another program, and until then
-    # the kernel lets the parent not go on, whatever the signal: state D.
+    # Its child opens a pipe without a writer, before it becomes another program. Until then the
+    # kernel does not resume the parent, whatever the signal: state D.
     text = """
 os.mkfifo("pipe")
 steps(0, 10)
@@ -267,7 +267,7 @@ worker.monotonic = time.monotonic
 
 
 async def learned(operator: Operator) -> float:
-    """Wait until silence would be noticed soon; how soon, in seconds."""
+    """Wait until silence would be noticed soon; return the seconds until then."""
     found = [
         await until(operator, lambda one: (one.allowed_seconds or 99.0) < 15, rank)
         for rank in range(2)
@@ -346,8 +346,10 @@ SLOW = {
     "an alarm also soon after a restart": hang_soon_after_a_restart,
     "no alarm of an agent that stood still": agent_that_stood_still,
 }
-"""What is said of silence, which is noticed after half a minute: all are told at the same time,
-and beside the other tests."""
+"""Stories of silence, which is noticed after half a minute.
+
+All of them run at the same time, together with the other tests.
+"""
 
 
 @pytest.mark.parametrize("name", SLOW)

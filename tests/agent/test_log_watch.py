@@ -1,4 +1,4 @@
-"""When the rules on an agent's logs are told."""
+"""Times at which the rules on an agent's logs are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of snapshots share: being a worker, and agents with memory."""
+"""Fixtures for tests of snapshots: a process that is a worker, and agents with memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unbroken.agent.snapshots.slots import Snapshots
 
 @pytest.fixture
 def as_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only worker of a job, with one thread of torch."""
+    """Make this process the only worker of a job, with one thread of torch."""
     variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
@@ -25,7 +25,7 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def memories() -> Iterator[list[Snapshots]]:
-    """Of the agents of four nodes."""
+    """Provide the memory of the agents of four nodes."""
     found = [Snapshots(lambda: PLENTY) for _ in range(4)]
     yield found
     for one in found:

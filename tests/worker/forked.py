@@ -24,30 +24,30 @@ from torch import distributed
 import unbroken.worker.checkpointing.checkpoints  # noqa: F401
 
 POINTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.listdir"}
-"""What Python tells an audit hook of that changes or reads a directory."""
+"""Audit events of Python that change or read a directory."""
 
 
 @dataclass
 class Child:
-    """A process, and what it says."""
+    """A child process, and the pipe from it."""
 
     pid: int
     said: Connection
 
     def answer(self) -> Any:
-        """What its function returned; raises what that raised."""
+        """Return what its function returned; raise what its function raised."""
         failed, value = pickle.loads(self.said.recv_bytes())
         self.end()
         assert not failed, value
         return value
 
     def end(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for its end; return its exit status."""
         self.said.close()
         return os.waitpid(self.pid, 0)[1]
 
     def has_returned(self) -> bool:
-        """Wait for its end: it returned, or it was killed; raises what its function raised."""
+        """Wait for its end; return False if it was killed. Raise what its function raised."""
         try:
             self.answer()
         except EOFError:
@@ -56,14 +56,14 @@ class Child:
         return True
 
     def has_stopped(self) -> bool:
-        """Wait until it has stopped or ended."""
+        """Wait until it has stopped or ended; return whether it has stopped."""
         return os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
 
 def fork(
     act: Callable[..., Any], *arguments: Any, variables: Mapping[str, str] | None = None
 ) -> Child:
-    """Run a function in a child; it gets its end of the pipe last if it is to say more."""
+    """Run a function in a child. The last argument is its end of the pipe if it sends more."""
     here, there = Pipe(duplex=False)
     pid = os.fork()
     if pid:
@@ -86,14 +86,14 @@ def fork(
 def ranks(
     world: int, act: Callable[..., Any], store: Path, *arguments: Any, per_node: int = 0
 ) -> list[Any]:
-    """Run a function on every rank of a gloo group; what each returned."""
+    """Run a function on every rank of a gloo group; return the result of each."""
     return [child.answer() for child in group(world, act, store, *arguments, per_node=per_node)]
 
 
 def group(
     world: int, act: Callable[..., Any], store: Path, *arguments: Any, per_node: int = 0
 ) -> list[Child]:
-    """The same, while they run."""
+    """Start a function on every rank of a gloo group; return the running children."""
     store.unlink(missing_ok=True)
     local = per_node or world
     return [
@@ -117,7 +117,7 @@ def _ranked(act: Callable[..., Any], store: Path, *arguments: Any) -> Any:
 
 
 def signal_at(point: int, number: signal.Signals, directory: Path) -> None:
-    """Send this process a signal just before it touches the directory for the n-th time."""
+    """Send this process a signal just before it accesses the directory for the n-th time."""
     prefix, left = str(directory), [point]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

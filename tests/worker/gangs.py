@@ -1,4 +1,4 @@
-"""Ranks that really train and really die, and a small agent for them that speaks the protocol."""
+"""Ranks that really train and really die, and a small agent that speaks their protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = Path(__file__).with_name("restart_ranks.py")
 
 
 class Socket:
-    """The agent's, with a thread for each connection."""
+    """The agent's socket, with a thread for each connection."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="gang")
@@ -33,28 +33,28 @@ class Socket:
         self._listener.bind(self.path)
         self._listener.listen(64)
         self.connections: dict[int, socket.socket] = {}
-        """The newest of each local rank."""
+        """Newest connection of each local rank."""
         self._told: dict[tuple[int, str], queue.SimpleQueue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
 
     def told(self, rank: int, kind: str) -> queue.SimpleQueue[dict[str, Any]]:
-        """What a local rank says, by type."""
+        """Return the queue of a local rank's messages of one type."""
         with self._lock:
             return self._told.setdefault((rank, kind), queue.SimpleQueue())
 
     def say(self, rank: int, kind: str, **values: Any) -> None:
-        """To a local rank."""
+        """Send a message to a local rank."""
         if rank not in self.connections:
             # Its introduction is on its way.
             self.told(rank, INIT).get()
-        # Who has ended by itself is told of at the barrier.
+        # A rank that ended by itself is reported at the barrier.
         with suppress(OSError):
             self.connections[rank].sendall(encode({"type": kind, **values}))
 
     def close(self) -> None:
-        """End everything; again is nothing."""
+        """Close all connections; a second call has no effect."""
         if self._listener.fileno() < 0:
             return
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -102,27 +102,30 @@ class Gang:
         self.port = free_port((), random.Random())
 
     def start(self, *ranks: int, **order: Any) -> None:
-        """All, or some; what they are to do stays for all later attempts."""
+        """Start all ranks, or some; `order` stays in force for all later attempts."""
         self.order |= order
         for rank in ranks or range(self.size):
             self._start(rank)
 
     def park(self) -> None:
-        """Have a process forked for the next rank that is lost."""
+        """Fork a process for the next rank that is lost."""
         self._tell("park\n")
 
     def kill(self, *ranks: int) -> None:
-        """For good."""
+        """Kill ranks with SIGKILL."""
         for rank in ranks:
             os.kill(self.pids[rank], signal.SIGKILL)
 
     def fault(self, *survivors: int, **more: float) -> None:
-        """Tell them to leave."""
+        """Send the survivors a job fault, so that they leave the attempt."""
         for rank in survivors:
             self.socket.say(rank, JOB_FAULT, restart_count=self.attempt + 1, **more)
 
     def arrive(self, *survivors: int) -> list[int]:
-        """Until they are at the barrier; who has ended instead, as one does that gloo holds."""
+        """Wait until survivors are at the barrier.
+
+        Return the ranks that have ended instead, as a rank does that gloo holds.
+        """
         ended = []
         for rank in survivors:
             said = self.socket.told(rank, AT_BARRIER).get()
@@ -132,7 +135,7 @@ class Gang:
         return ended
 
     def resume(self, survivors: Sequence[int], lost: Sequence[int]) -> None:
-        """Begin the next attempt."""
+        """Start the next attempt."""
         self.attempt, self.port = self.attempt + 1, free_port((), random.Random())
         for rank in lost:
             self._start(rank)
@@ -140,7 +143,7 @@ class Gang:
             self.socket.say(rank, JOB_START, worker_envs=self._environ(rank))
 
     def recover(self, *lost: int) -> list[int]:
-        """All of it, for ranks that are dead already; who has kept its process."""
+        """Recover from the loss of dead ranks; return the ranks that kept their process."""
         survivors = [rank for rank in range(self.size) if rank not in lost]
         self.fault(*survivors)
         ended = self.arrive(*survivors)
@@ -149,7 +152,10 @@ class Gang:
         return kept
 
     def until(self, what: str, *ranks: int) -> list[dict[str, Any]]:
-        """What these ranks, or all, tell of this attempt; other reports are kept in `seen`."""
+        """Wait until these ranks, or all, report `what` in this attempt; return the reports.
+
+        Other reports are kept in `seen`.
+        """
         wanted, found = set(ranks or range(self.size)), []
         while wanted:
             report = self._reports.get()
@@ -160,7 +166,7 @@ class Gang:
         return found
 
     def close(self) -> None:
-        """Nobody is left."""
+        """End all processes."""
         for pid in filter(None, self.pids):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -195,7 +201,10 @@ class Gang:
 
 @contextmanager
 def templates() -> Iterator[IO[str]]:
-    """Where to ask for the template of a gang: torch is imported once for all of them."""
+    """Yield the pipe on which to request a gang's template.
+
+    The process behind it imports torch once for all gangs.
+    """
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(RANKS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environ) as process:
@@ -205,7 +214,7 @@ def templates() -> Iterator[IO[str]]:
 
 @contextmanager
 def gang(asked: IO[str], folder: Path, size: int) -> Iterator[Gang]:
-    """Nobody has started yet."""
+    """Yield a gang in which no rank has started."""
     for name in ("orders", "reports"):
         os.mkfifo(folder / name)
     asked.write(f"{folder}\n")

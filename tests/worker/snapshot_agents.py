@@ -1,4 +1,4 @@
-"""An agent's part of snapshots, answering over a socket in a thread of the test."""
+"""The agent's part of snapshots, served over a socket in a thread of the test."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ PLENTY = 8 << 30
 
 
 class Agent:
-    """What a worker's agent knows: its own memory, that of the buddies by node rank, and what it
-    was told."""
+    """Agent of a worker: its own memory, that of its buddies by node rank, and its receipts."""
 
     turn = threading.Lock()
-    """Agents of several ranks may have one memory."""
+    """Lock for all agents, since agents of several ranks may share one memory."""
 
     def __init__(self, memory: Snapshots, buddies: Mapping[int, Snapshots] | None = None) -> None:
         self.memory, self.buddies = memory, buddies or {}
@@ -70,7 +69,7 @@ def serve(sock: socket.socket, agent: Agent) -> None:
 
 @contextlib.contextmanager
 def served(agent: Agent | Snapshots) -> Iterator[socket.socket]:
-    """The worker's end of a socket at which the agent answers."""
+    """Yield the worker's end of a socket at which the agent answers."""
     ours, theirs = socket.socketpair()
     heard = Agent(agent) if isinstance(agent, Snapshots) else agent
     thread = threading.Thread(target=serve, args=(ours, heard))
@@ -86,7 +85,7 @@ def served(agent: Agent | Snapshots) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def channel(agent: Agent | Snapshots) -> Iterator[Channel]:
-    """A channel to the agent, as a worker has it."""
+    """Yield a channel to the agent, as a worker has it."""
     with served(agent) as sock:
         # The channel's thread closes its own copy of the socket.
         found = Channel(sock.dup())
@@ -96,7 +95,7 @@ def channel(agent: Agent | Snapshots) -> Iterator[Channel]:
 
 @contextlib.contextmanager
 def agent() -> Iterator[Snapshots]:
-    """The slots of an agent with memory enough."""
+    """Yield the slots of an agent with enough memory."""
     snapshots = Snapshots(lambda: PLENTY)
     try:
         yield snapshots

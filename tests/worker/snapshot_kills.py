@@ -1,8 +1,8 @@
-"""A worker that saves without end, killed at any moment, many times: what is left in its memory?
+"""Kills a worker that saves without end, at any moment, many times, and checks its memory.
 
 Each child is forked from this process, so that torch is imported once, and saves a state that is
-one number throughout.  Printed: how many were killed, how often each age of step was found, and
-every lie.
+one number throughout. It prints how many were killed, how often each age of step was found, and
+every wrong state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COUNT, SECONDS_MAX = 200_000, 0.01
 
 
 def state(step: int) -> dict[str, Any]:
-    """That of a step; its size changes now and then."""
+    """Return the state of a step; its size changes now and then."""
     rows = [torch.full((COUNT // 2,), step) for _ in range(2 + step % 7 // 5)]
     return {"rows": rows, "step": step, "text": "x" * (step % 5 * 20_000)}
 
@@ -72,7 +72,7 @@ def kill_one(agent: Snapshots, attempt: int, seconds: float, newest: int) -> Non
 
 
 def left(agent: Snapshots, attempt: int) -> tuple[int, list[str]]:
-    """The newest step that the next attempt finds, and what is wrong with it."""
+    """Return the newest step that the next attempt finds, and the errors in it."""
     os.environ["JOB_RESTART_COUNT"] = str(attempt + 1)
     with served(agent) as sock:
         line = Channel(sock.dup())
@@ -92,9 +92,10 @@ def left(agent: Snapshots, attempt: int) -> tuple[int, list[str]]:
 
 
 def late(agent: Snapshots, newest: int) -> list[Any]:
-    """Stop a worker, let the next attempt save, and let the stopped one save on for a while.
+    """Stop a worker, let the next attempt save, and let the stopped one save for a while.
 
-    What is offered then, and what was when only the older attempt had saved.
+    Return the snapshots offered after that, and those offered when only the older attempt had
+    saved.
     """
     os.environ["JOB_RESTART_COUNT"] = "0"
     reading, writing = os.pipe()
@@ -125,7 +126,7 @@ def late(agent: Snapshots, newest: int) -> list[Any]:
 
 
 def resume(child: int, newest: int, steps: int = 6) -> None:
-    """Let it save some steps more."""
+    """Let the stopped worker save some more steps."""
     step = int.from_bytes(os.pread(newest, 8, 0), "little")
     os.kill(child, signal.SIGCONT)
     while int.from_bytes(os.pread(newest, 8, 0), "little") < step + steps:
@@ -135,7 +136,7 @@ def resume(child: int, newest: int, steps: int = 6) -> None:
 
 
 def offered(agent: Snapshots, attempt: int) -> list[list[int]]:
-    """Attempts and steps that an attempt may restore."""
+    """Return attempts and steps that an attempt may restore."""
     message = {"type": SNAPSHOT_FIND, "name": "training", "rank": 0, "attempt": attempt}
     return [[one["attempt"], one["step"]] for one in agent.answer(message).message["steps"]]
 

@@ -100,7 +100,7 @@ def attempt(agents: Sequence[Snapshots], mode: str, last: int, number: int) -> l
 
 
 def main(mode: str) -> dict[str, Any]:
-    """Unbroken, broken after three steps and gone on with, and gone on with one rank's memory."""
+    """Train without a break, with a break after three steps, and then with one memory lost."""
     torch.set_num_threads(1)
     one, other, new, unused, third = (Snapshots(lambda: PLENTY) for _ in range(5))
     found = {

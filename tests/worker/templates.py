@@ -24,16 +24,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended."""
+    """Exit code and output of a program that has ended."""
 
     code: int
-    """Minus the signal, if one ended it."""
+    """Exit code; if a signal ended the program, minus its number."""
     stdout: str
     stderr: str
 
 
 class Template:
-    """Close it; workers that are parked end with it."""
+    """A template process. Close it to end it and its parked workers."""
 
     def __init__(
         self,
@@ -68,25 +68,25 @@ class Template:
         self.printed = tuple(_contents(fd) for fd in self._outputs)
 
     def ask(self, message: dict[str, Any], *descriptors: int) -> dict[str, Any]:
-        """Its answer."""
+        """Send a message; return the answer."""
         self.send(message, *descriptors)
         return self.answer()
 
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
-        """Without waiting for an answer."""
+        """Send a message without waiting for an answer."""
         socket.send_fds(self.pair, [json.dumps(message).encode()], descriptors)
 
     def answer(self) -> dict[str, Any]:
-        """The next it says."""
+        """Return the next message of the template."""
         found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
         return found
 
     def prepare(self, *modules: str, is_given: bool = False) -> dict[str, Any]:
-        """Have it import them."""
+        """Request the import of modules; return the answer."""
         return self.ask({"type": "import", "modules": modules, "is_given": is_given})
 
     def park(self) -> Worker:
-        """A worker that waits."""
+        """Return a parked worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             answer = self.ask({"type": "park"}, theirs.fileno())
@@ -94,14 +94,14 @@ class Template:
         return Worker(self, answer["pid"], ours)
 
     def run(self, **order: Any) -> Ended:
-        """A worker from park to end."""
+        """Park a worker, run it, and wait for its end."""
         worker = self.park()
         worker.start(**order)
         return worker.end()
 
 
 class Worker:
-    """A parked one, until it is started."""
+    """A parked worker, until it is started."""
 
     def __init__(self, template: Template, pid: int, pair: socket.socket) -> None:
         self.template, self.pid, self.pair = template, pid, pair
@@ -128,18 +128,18 @@ class Worker:
         socket.send_fds(self.pair, [json.dumps(message).encode()], [*numbers.values()])
 
     def said(self) -> dict[str, Any]:
-        """What it says on its pair; `end` when it has closed it."""
+        """Return its next message; `end` if it has closed the pair."""
         found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
         return found
 
     def end(self) -> Ended:
-        """Wait for it."""
+        """Wait for its end."""
         _, status = os.waitpid(self.pid, 0)
         self.pair.close()
         return Ended(os.waitstatus_to_exitcode(status), *(_contents(fd) for fd in self._files))
 
     def kill(self) -> None:
-        """Hard."""
+        """Kill it with SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
 
@@ -150,7 +150,7 @@ def plainly(
     boot: Sequence[str] = (),
     python: str = sys.executable,
 ) -> Ended:
-    """Run it in an interpreter of its own, as a cold start without `boot` does."""
+    """Run the program in a new interpreter, as a cold start does, with or without `boot`."""
     kind, *arguments = program
     path = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     flags = {"script": [], "module": ["-m"], "run-path": ["-c", path]}[kind]

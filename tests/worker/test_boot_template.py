@@ -1,4 +1,4 @@
-"""What a template imports, what it leaves out, and when it parks nobody."""
+"""A template's imports, the modules it leaves out, and the cases in which it parks no worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEN = "import sys\nprint(*[n for n in sys.modules if n.startswith('mod')])"
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A directory that the template takes for site-packages: one user's."""
+    """Return a directory that the template takes for site-packages: one user's."""
     base = tmp_path / "base"
     path = base / "lib" / Path(site.getusersitepackages()).parent.name / "site-packages"
     path.mkdir(parents=True)
@@ -33,7 +33,7 @@ def packages(tmp_path: Path) -> Path:
 
 
 def template(packages: Path, text: str = SEEN, **variables: str) -> Template:
-    """Of a program beside which nothing else is."""
+    """Return the template of a program in a folder without other files."""
     directory = packages.parents[2].parent / "program"
     directory.mkdir()
     (directory / "train.py").write_text(text)
@@ -45,7 +45,7 @@ def template(packages: Path, text: str = SEEN, **variables: str) -> Template:
 
 
 def imported(packages: Path, modules: dict[str, str], **variables: str) -> dict[str, Any]:
-    """What the template answers, and under `kept` what a worker of it finds imported."""
+    """Return the template's answer; `kept` lists what a worker of it finds imported."""
     for name, text in modules.items():
         (packages / f"{name}.py").write_text(text)
     with template(packages, **variables) as ours:

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: what is saved comes back, and what is broken is never used."""
+"""Checkpoints of one process: a saved state is restored, and a broken one never used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Trained:
-    """A model that learns a little in each step, by random numbers."""
+    """A model that learns a little in each step, from random numbers."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 1))
@@ -31,7 +31,7 @@ class Trained:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
 
     def step(self) -> float:
-        """The loss."""
+        """Make a step; return the loss."""
         self.optimizer.zero_grad()
         loss = (self.model(torch.randn(4, 6)) - 1).square().mean()
         loss.backward()
@@ -41,12 +41,12 @@ class Trained:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """What is saved of it."""
+        """Objects that a checkpoint saves."""
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
 
 def save(saved: Checkpoints, step: int, value: float | None = None) -> None:
-    """A model all of whose weights are the same number."""
+    """Save a model all of whose weights are the same number."""
     model = torch.nn.Linear(4, 4)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,7 +56,7 @@ def save(saved: Checkpoints, step: int, value: float | None = None) -> None:
 
 
 def restore(directory: Path) -> tuple[int, float] | None:
-    """The step, and the number that all weights are."""
+    """Restore; return the step, and the number that all weights are."""
     model = torch.nn.Linear(4, 4)
     found = worker.checkpoints(directory).restore(model=model)
     if found is None:
@@ -67,13 +67,13 @@ def restore(directory: Path) -> tuple[int, float] | None:
 
 
 def steps(directory: Path) -> list[int]:
-    """Those that are complete."""
+    """Return the steps of complete checkpoints."""
     found = [parsed for name in os.listdir(directory) if (parsed := parse(name))]
     return sorted(name.step for name, suffix in found if not suffix)
 
 
 def flip(file: Path) -> None:
-    """Change one bit in the middle."""
+    """Flip one bit in the middle of a file."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
@@ -190,7 +190,7 @@ def test_a_step_is_saved_once(tmp_path: Path) -> None:
 
 
 def test_a_save_in_flight_is_not_waited_for(tmp_path: Path) -> None:
-    """A file of this rank is a pipe that nobody reads yet: the thread stands still in it."""
+    """Use a pipe without a reader as a file of this rank: the saving thread blocks in it."""
     saved = worker.checkpoints(tmp_path, seconds=1e-9)
     assert saved.is_due(0)
     place = tmp_path / "step-00000001.attempt-0.tmp"
@@ -209,7 +209,7 @@ def test_a_save_in_flight_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB."""
+    """Mount a disk of 256 KiB."""
     place = tmp_path / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]

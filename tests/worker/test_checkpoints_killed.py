@@ -31,7 +31,7 @@ def memory() -> Iterator[Path]:
 
 
 def go_on(directory: Path, told: Connection | None = None, count: int = 1) -> None:
-    """Restore, and save the next step or more; tell each that is complete."""
+    """Restore, save the next step or more, and report each complete one."""
     saved = worker.checkpoints(directory, keep=1)
     found = saved.restore()
     first = found.step + 1 if found else 0
@@ -43,7 +43,7 @@ def go_on(directory: Path, told: Connection | None = None, count: int = 1) -> No
 
 
 def heard(told: Connection, newest: int) -> int:
-    """The newest step that was told complete."""
+    """Return the newest step that was reported complete."""
     while told.poll():
         newest = told.recv()
     return newest

@@ -1,5 +1,7 @@
-"""Killed before each line of a checkpoint's save and restore, or before each look at or change of
-the directory that torch makes: what is complete stays so, and comes back right.
+"""Checkpoints of ranks that are killed before each line of a save and of a restore.
+
+Other kills come before each access that torch makes to the directory. A complete checkpoint must
+stay complete, and be restored correctly.
 
 `make test` takes every 17th, `make e2e` each.
 """

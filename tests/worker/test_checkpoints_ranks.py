@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def trained(sharded: bool) -> tuple[Any, Any]:
-    """A model and its optimizer after one step; the same on any number of ranks."""
+    """Return a model and its optimizer after one step; equal for any number of ranks."""
     torch.manual_seed(3)
     plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
     model: Any = DistributedDataParallel(plain)
@@ -36,13 +36,13 @@ def trained(sharded: bool) -> tuple[Any, Any]:
 
 
 def values(model: Any, optimizer: Any) -> list[torch.Tensor]:
-    """All weights and moments, whole."""
+    """Return all weights and moments, unsharded."""
     found = [*model.parameters(), *(one["exp_avg"] for one in optimizer.state.values())]
     return [one.full_tensor() if hasattr(one, "full_tensor") else one.detach() for one in found]
 
 
 def saving(rank: int, directory: Path, sharded: bool, per_node: bool = False) -> Any:
-    """Save steps 1 and 2; the state of step 2."""
+    """Save steps 1 and 2; return the state of step 2."""
     place = directory / f"node-{rank // 2}" if per_node else directory
     model, optimizer = trained(sharded)
     saved = worker.checkpoints(place, shared=not per_node)
@@ -55,7 +55,7 @@ def saving(rank: int, directory: Path, sharded: bool, per_node: bool = False) ->
 
 
 def restoring(rank: int, directory: Path, sharded: bool, per_node: bool = False) -> Any:
-    """What comes back over weights of zero: step, extras, state."""
+    """Restore over weights of zero; return step, extras and state."""
     place = directory / f"node-{rank // 2}" if per_node else directory
     model, optimizer = trained(sharded)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_each_node_may_have_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 def mistaken(rank: int, directory: Path) -> str:
-    """Each rank has another directory, though it is said to be shared."""
+    """Give each rank another directory, though it is said to be shared."""
     place = directory / str(rank)
     place.mkdir()
     with pytest.raises(CheckpointError) as caught:
@@ -130,7 +130,7 @@ def test_a_directory_that_is_not_shared_is_told(tmp_path: Path) -> None:
 
 
 def lost(rank: int, directory: Path) -> None:
-    """Rank 1 is killed while it writes step 2."""
+    """Kill rank 1 while it writes step 2."""
     model, optimizer = trained(True)
     saved = worker.checkpoints(directory)
     assert saved.save(1, model=model, optimizer=optimizer)
@@ -165,7 +165,7 @@ def going_on(rank: int, directory: Path) -> None:
 
 
 def due(rank: int, directory: Path) -> list[int]:
-    """At which steps a save is due; rank 1 is three times slower in its steps."""
+    """Return the steps at which a save is due; the steps of rank 1 take three times as long."""
     saved = worker.checkpoints(directory, seconds=0.05)
     model, found = torch.nn.Linear(100 + 200 * rank, 3000), []
     for step in range(400):

@@ -1,4 +1,4 @@
-"""What a device computes after a collective was aborted under it is no snapshot."""
+"""Results of a device after a collective was aborted, which must not become a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a change of an imported file is noticed, whatever way it is made."""
+"""Detection of changes to an imported file, by all ways to change one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[Path, Path], object]
 
 
 class Files:
-    """Some in a package, one that is a link, one with two names, and one below no root."""
+    """Files in a package, a symbolic link, a file with two names, and one below no root."""
 
     def __init__(self, base: Path) -> None:
         self.root = base / "site-packages"

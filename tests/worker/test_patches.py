@@ -1,4 +1,4 @@
-"""`restartable` changes what its table names, undoes it, and changes nothing where it is off."""
+"""Patches of `restartable`: it changes what its table names, undoes it, and is off by default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("patched.py")
 UNSEEN = "names of hosts in torch's log"
-"""Torch does not show whether it looks them up."""
+"""A patch that torch does not show: whether it looks up names of hosts."""
 ERROR_HANDLING = "environment variable TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
@@ -37,7 +37,7 @@ def agent() -> Iterator[Socket]:
 
 
 def worker(agent: Socket, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """The only rank of a job."""
+    """Start the only rank of a job."""
     values = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(free_port((), random.Random())), "JOB_RESTART_COUNT": "0",
               VARIABLE: agent.path, **variables}  # fmt: skip
@@ -52,7 +52,7 @@ def worker(agent: Socket, *arguments: str, **variables: str) -> subprocess.Popen
 
 
 def changes(agent: Socket, **variables: str) -> tuple[list[str], str]:
-    """What is changed and what is new inside the function, the same after it; and the errors."""
+    """Return the lines on changed and new names inside and after the function, and the errors."""
     process = worker(agent, **variables)
     out, errors = process.communicate()
     assert process.returncode == 0, errors
@@ -60,7 +60,7 @@ def changes(agent: Socket, **variables: str) -> tuple[list[str], str]:
 
 
 def introductions(agent: Socket) -> list[bool]:
-    """What it has told until its connection ended: whether it is restartable."""
+    """Return `restartable` of each introduction that the worker sent until its connection ended."""
     assert "ended" in agent.told(0, AT_BARRIER).get()
     told = agent.told(0, INIT)
     return [told.get()["restartable"] for _ in range(told.qsize())]

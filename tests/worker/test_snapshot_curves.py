@@ -1,7 +1,8 @@
-"""Recovery without a checkpoint: replicas are killed again and again, their memory is lost with
-them, and every loss is, bit for bit, that of a training to which nothing happened.
+"""Loss curves of a training that recovers without a checkpoint.
 
-A lost rank gets weights, optimizer and scheduler from a survivor; its data come from the step.
+Replicas are killed again and again, and their memory is lost with them. Every loss must equal, bit
+for bit, that of a training without faults. A lost rank gets weights, optimizer and scheduler from a
+survivor; its data follow from the step.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from unbroken.worker.snapshot.snapshot import Snapshot
 pytestmark = pytest.mark.slow
 WORLD, STEPS = 3, 14
 Told = dict[tuple[int, int], str]
-"""What was told of each rank and step: its loss, to the bit, and the learning rate."""
+"""Reports by rank and step: the exact loss, and the learning rate."""
 
 
 def train(rank: int, socks: Sequence[Any], pipes: Sequence[Connection], points: list[int]) -> str:
-    """Train to the end; where its source is told first, then each step after it was saved."""
+    """Train to the end. Report the source of the state first, then each step after its save."""
     line = Channel(socks[rank])
     line.start()
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 1))
-    # DDP orders its buckets anew after a process's first step, and three ranks or more then sum in
-    # another order; it does not with this.
+    # DDP reorders its buckets after a process's first step, and three ranks or more then sum in
+    # another order. With this option it does not.
     net = DistributedDataParallel(plain, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
@@ -66,18 +67,18 @@ def train(rank: int, socks: Sequence[Any], pipes: Sequence[Connection], points: 
 
 
 class Training:
-    """Attempt after attempt, each rank with an agent of its own."""
+    """Repeated attempts, each rank with its own agent."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.attempt = place, 0
         self.memories = [Snapshots(lambda: PLENTY) for _ in range(WORLD)]
         self.told: Told = {}
         self.restored: list[tuple[int, str]] = []
-        """Of the newest attempt, by rank."""
+        """Step and source that each rank restored in the newest attempt."""
         self.weights: list[str] = []
 
     def run(self, victim: int, is_time: Callable[[int], bool], point: int = 0) -> bool:
-        """Until a rank is to be killed, by what it has told; whether it came to the end before."""
+        """Run until reports make it time to kill a rank; return whether all ended before."""
         os.environ["JOB_RESTART_COUNT"] = str(self.attempt)
         self.attempt += 1
         self.restored = [(-1, "")] * WORLD
@@ -98,7 +99,7 @@ class Training:
         return is_through
 
     def lose(self, rank: int) -> None:
-        """The memory of its node."""
+        """Discard the memory of a rank's node."""
         self.memories[rank].close()
         self.memories[rank] = Snapshots(lambda: PLENTY)
 
@@ -125,18 +126,18 @@ class Training:
         return True
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for one in self.memories:
             one.close()
 
 
 def step_of(told: Told, rank: int) -> int:
-    """The newest that a rank has told."""
+    """Return the newest step that a rank has reported."""
     return max((step for one, step in told if one == rank), default=-1)
 
 
 def _end(children: list[Child], victim: int) -> None:
-    """First the victim, then whoever waits for it."""
+    """Kill the victim first, then the ranks that wait for it."""
     for child in (children[victim], *(one for one in children if one is not children[victim])):
         os.kill(child.pid, signal.SIGKILL)
         child.end()
@@ -154,7 +155,7 @@ def unbroken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traini
 
 
 def test_losses_are_those_of_a_training_without_faults(unbroken: Training, tmp_path: Path) -> None:
-    """Killed at random steps, rank 0 too, and twice in a row before any step was made."""
+    """Kill ranks at random steps, rank 0 too, and twice in a row before any step was made."""
     drawn = random.Random(11)
     broken = Training(tmp_path)
     for victim, again in ((1, False), (0, False), (2, True), (0, True)):
@@ -176,7 +177,7 @@ def test_losses_are_those_of_a_training_without_faults(unbroken: Training, tmp_p
 
 
 def test_killed_at_points_of_a_restore_from_a_replica(unbroken: Training, tmp_path: Path) -> None:
-    """The one that gives, or the one that gets: whoever starts next has the same to go on from."""
+    """Kill the giving or the getting rank: the next attempt can resume from the same state."""
     broken = Training(tmp_path)
     assert not broken.run(1, lambda step: step == 5)
     newest = max(step_of(broken.told, rank) for rank in range(WORLD))

@@ -1,4 +1,4 @@
-"""Sharded state from memory at another number of ranks: all of it, of one step, or none."""
+"""Sharded state from memory with another number of ranks: all of it, of one step, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 
 
 class Training:
-    """Of shards that are not even, on as many ranks as there are."""
+    """A training with uneven shards, on any number of ranks."""
 
     def __init__(self, rank: int) -> None:
         torch.manual_seed(3)
@@ -46,7 +46,7 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
     def step(self, number: int) -> float:
-        """The loss; data are the same for all ranks."""
+        """Make a step; return the loss. Data are the same for all ranks."""
         data = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
         loss = self.model(data).square().mean()
         self.optimizer.zero_grad()
@@ -57,7 +57,7 @@ class Training:
         return float(loss.item())
 
     def state(self) -> list[Any]:
-        """All of it, whole."""
+        """Return the whole state, unsharded."""
         moments = [
             one[name]
             for one in self.optimizer.state.values()
@@ -69,7 +69,7 @@ class Training:
 
 
 def save(rank: int, socks: Sequence[socket.socket], place: Path, steps: range) -> Any:
-    """The states of the last two steps, which are in memory; the last is on disk too."""
+    """Save steps; return the last two states, which are in memory. The last is on disk too."""
     line = Channel(socks[rank])
     line.start()
     training, disk = Training(rank), worker.checkpoints(place)
@@ -88,7 +88,7 @@ def save(rank: int, socks: Sequence[socket.socket], place: Path, steps: range) -
 def restore(
     rank: int, socks: Sequence[socket.socket], place: Path, source: str, further: int = 3
 ) -> Any:
-    """What is there, and the losses that follow."""
+    """Restore; return what was found, and the losses of further steps."""
     line = Channel(socks[rank])
     line.start()
     training = Training(rank)
@@ -112,7 +112,7 @@ def restore(
 
 
 class Job:
-    """Attempt after attempt, on nodes of any number of ranks."""
+    """Repeated attempts, on nodes of any number of ranks."""
 
     def __init__(self, place: Path, patch: pytest.MonkeyPatch) -> None:
         self.place, self.patch, self.attempt = place, patch, -1
@@ -120,14 +120,14 @@ class Job:
         self.agents: list[Agent] = []
 
     def run(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> list[Any]:
-        """One memory for each rank, several of which may be the same."""
+        """Run a function on ranks; `nodes` has the memory of each, and may repeat one."""
         with self._sockets(nodes) as socks:
             store, disk = self.place / "store", self.place / "disk"
             return ranks(len(nodes), act, store, socks, disk, *arguments)
 
     @contextmanager
     def _sockets(self, nodes: Sequence[Snapshots]) -> Iterator[list[socket.socket]]:
-        """Of the next attempt."""
+        """Yield the sockets of the next attempt."""
         self.attempt += 1
         self.patch.setenv("JOB_RESTART_COUNT", str(self.attempt))
         self.agents = [Agent(one) for one in nodes]
@@ -135,7 +135,7 @@ class Job:
             yield [stack.enter_context(served(one)) for one in self.agents]
 
     def lose(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> bool:
-        """Whether a rank was killed; the others have failed then."""
+        """Return whether a rank was killed; the other ranks have failed then."""
         with self._sockets(nodes) as socks:
             store, disk = self.place / "store", self.place / "disk"
             children = group(len(nodes), act, store, socks, disk, *arguments)
@@ -162,7 +162,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_shards_are_divided_anew_from_memory(
     before: str, after: str, job: Job, memories: list[Snapshots]
 ) -> None:
-    """Each digit is a rank's node."""
+    """Restore on another number of ranks; each digit is a rank's node."""
     saved = job.run(save, [memories[int(one)] for one in before], range(3))
     nodes = [memories[int(one)] for one in after]
     found = job.run(restore, nodes, "memory")
@@ -183,7 +183,7 @@ def test_training_goes_on_as_from_disk(job: Job, memories: list[Snapshots]) -> N
 
 
 def slots(memory: Snapshots, rank: int) -> dict[int, Any]:
-    """Of a rank, by step."""
+    """Return the slots of a rank, by step."""
     with channel(memory) as line:
         found = AgentSlots(line, Identity("training", rank, 0)).find()
     return {header.step: slot for slot, _ in found if (header := slot.header())}
@@ -208,7 +208,7 @@ def test_a_shard_that_is_damaged_is_given_up(job: Job, memories: list[Snapshots]
 
 
 def overwritten(rank: int, socks: Sequence[socket.socket], place: Path, slot: Any) -> Any:
-    """Restore, while a worker of the older attempt wakes up when all shares have been checked."""
+    """Restore, while a worker of the older attempt resumes after all shares have been checked."""
 
     def calls(frame: FrameType, _event: str, _value: Any) -> None:
         if frame.f_code.co_name == "carry_out" and slot.header() is not None:
@@ -231,7 +231,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_taken(
 
 
 def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, point: int) -> Any:
-    """Restore, of which one rank does not see the end."""
+    """Restore; one rank is killed before a line of it."""
     if rank == victim:
         kill_at(point, "snapshot/restore", "snapshot/div", "snapshot/exchange")
     return restore(rank, socks, place, "memory", further=0)
@@ -239,7 +239,7 @@ def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, 
 
 @pytest.mark.heavy
 def test_killed_at_points_while_shards_are_divided(job: Job, memories: list[Snapshots]) -> None:
-    """Whoever starts next has the same to go on from."""
+    """Check that after each kill the next attempt can resume from the same state."""
     saved = job.run(save, memories[:1] * 3, range(3))
     points = range(40, 4000, 170)
     for number, point in enumerate(points):

@@ -1,4 +1,4 @@
-"""Which box of a tensor a rank has, as torch says it of its own; and boxes on their way."""
+"""Boxes of a tensor that each rank has, as torch gives them, and boxes in transit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unbroken.worker.snapshot.state import Piece
 
 
 def drawn(seed: int) -> tuple[Any, ...]:
-    """A tensor, on a mesh of any shape and order of ranks."""
+    """Return a tensor on a mesh of any shape and order of ranks."""
     chance = random.Random(seed)
     mesh = tuple(chance.randint(1, 4) for _ in range(chance.randint(1, 3)))
     ranks = chance.sample(range(math.prod(mesh)), math.prod(mesh))
@@ -58,7 +58,7 @@ def test_boxes_make_up_the_whole_once() -> None:
 
 
 def pieces(giver: int, taker: int, is_filled: bool) -> list[Any]:
-    """What one rank gives another: of any dtype and shape, none, or views with gaps."""
+    """Return what one rank gives another: tensors of any dtype and shape, none, or views."""
     chance = random.Random(10 * giver + taker)
     kinds = (torch.bool, torch.bfloat16, torch.float64, torch.complex64, torch.int8)
     shapes = ((), (3,), (0, 2), (5, 7), (2, 1, 3))
@@ -73,7 +73,7 @@ def pieces(giver: int, taker: int, is_filled: bool) -> list[Any]:
 
 
 def swap(rank: int) -> bool:
-    """Whether all came that others gave."""
+    """Exchange tensors; return whether all of them arrived."""
     world = Peers(rank, 3, (0, 1, 2))
     takes = [pieces(giver, rank, False) for giver in range(3)]
     exchange(world, [pieces(rank, taker, True) for taker in range(3)], takes)

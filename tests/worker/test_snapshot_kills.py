@@ -1,4 +1,4 @@
-"""Workers killed at any moment of saving, stopped ones that wake up late, and lost ranks."""
+"""Workers killed at any moment of saving, stopped ones that resume late, and lost ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Of a worker."""
+    """Return the environment of a worker."""
     base = {"UNBROKEN_JOB": "job", "RANK": "0", "WORLD_SIZE": "1", "JOB_RESTART_COUNT": "0"}
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     return dict(os.environ) | own | base | variables
@@ -29,7 +29,8 @@ def test_a_kill_at_any_moment_leaves_the_newest_step_whole() -> None:
     output = subprocess.check_output(command, env=environment(), text=True)
     found = json.loads(output)
     assert found["wrong"] == []
-    # A save may be complete before the worker could say so; no step that it has told is lost.
+    # A save may be complete before the worker could report it; no step that it has reported is
+    # lost.
     assert set(found["ages"]) <= {"0", "1"}
 
 
@@ -46,7 +47,7 @@ def test_a_worker_that_wakes_up_late_changes_nothing() -> None:
 
 
 def trained(mode: str) -> dict[str, list[dict[str, Any]]]:
-    """What every rank of every attempt has told; all are forked from here."""
+    """Return the reports of every rank of every attempt; all are forked from this process."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(WORLD_SIZE="2").items():
             patch.setenv(name, value)
@@ -58,7 +59,7 @@ def trained(mode: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def check_continued(found: dict[str, list[dict[str, Any]]]) -> None:
-    """The second start went on as if nothing had been."""
+    """Check that the second start continued as if there had been no fault."""
     for rank in (0, 1):
         first, second, unbroken = (found[one][rank] for one in ("first", "second", "unbroken"))
         assert second["found"] == [2, "memory", []]

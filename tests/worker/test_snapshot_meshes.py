@@ -1,4 +1,4 @@
-"""What is divided over other meshes than one of all ranks, and what cannot be divided anew."""
+"""State on meshes other than one of all ranks, and state that cannot be divided again."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapshots]:
 
 
 def mesh(first: int) -> Any:
-    """Two dimensions."""
+    """Return a mesh of two dimensions."""
     return init_device_mesh("cpu", (first, get_world_size() // first), mesh_dim_names=("a", "b"))
 
 
 def hybrid(model: nn.Sequential) -> None:
-    """Shards in each of two groups."""
+    """Shard the model in each of two groups."""
     fully_shard(model, mesh=mesh(2))
 
 
 def tensors(model: nn.Sequential) -> None:
-    """Both ways, over all ranks."""
+    """Shard tensors both ways, over all ranks."""
     both = mesh(2)
     for layer, at in ((model[0], 1), (model[1], 0)):
         assert isinstance(layer, nn.Linear)
@@ -55,7 +55,7 @@ def tensors(model: nn.Sequential) -> None:
 
 
 def tied(model: nn.Sequential) -> None:
-    """One tensor, of which the last ranks have nothing, by two names."""
+    """Give a tensor two names; the last ranks have nothing of it."""
     model[1] = nn.Linear(11, 6, bias=False)
     model[1].weight = nn.Parameter(torch.randn(3, 2))
     model.register_parameter("again", model[1].weight)
@@ -63,18 +63,18 @@ def tied(model: nn.Sequential) -> None:
 
 
 def own(model: nn.Sequential) -> None:
-    """A buffer that each rank has for itself."""
+    """Add a buffer that each rank has for itself."""
     model.register_buffer("mean", torch.full((3,), get_rank()))
     fully_shard(model, mesh=mesh(1)["b"])
 
 
 def part(model: nn.Sequential) -> None:
-    """A mesh of half of the ranks."""
+    """Use a mesh of half of the ranks."""
     fully_shard(model, mesh=mesh(2)["b"])
 
 
 def act(rank: int, socks: Sequence[socket.socket], make: Callable[[Any], None], do: str) -> Any:
-    """Save once, or restore: all that there is, whole."""
+    """Save once, or restore; return the whole state."""
     line = Channel(socks[rank])
     line.start()
     torch.manual_seed(3)

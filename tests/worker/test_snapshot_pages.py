@@ -1,4 +1,4 @@
-"""Memory of slots is there before it is written, and asked for before it is needed."""
+"""Memory of slots, which is present before it is written and requested before it is needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_pages_are_taken_and_missing_ones_are_an_error() -> None:
 
 
 class Asked:
-    """A channel that remembers which slots were asked for."""
+    """A channel that remembers which slots were requested."""
 
     def __init__(self, line: Channel) -> None:
         self._line = line
@@ -44,14 +44,17 @@ class Asked:
     def request(
         self, message: Mapping[str, Any], answer_type: str, **how: Any
     ) -> tuple[Mapping[str, Any], list[int]]:
-        """Ask the agent."""
+        """Send the request to the agent."""
         if message["type"] == SNAPSHOT_OPEN:
             self.slots.append(message["slot"])
         return self._line.request(message, answer_type, **how)
 
 
 def saved(memory: Snapshots, steps: int, grown: int = 0) -> tuple[list[bool], list[int]]:
-    """What each save says, of a state that grows after the first; and the slots asked for."""
+    """Return what each save returned, and the slots that were requested.
+
+    After the first save the state may grow.
+    """
     parts = {"tensor": torch.zeros(1_000_000)}
     with channel(memory) as line:
         asked = Asked(line)

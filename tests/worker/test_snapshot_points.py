@@ -1,7 +1,7 @@
-"""Killed before each line of a save and of a restore, one after the other: what is left is whole.
+"""Workers killed before each line of a save and of a restore: what remains is whole.
 
-What is killed between two lines, in the middle of a copy, `test_snapshot_kills.py` has at random.
-`make test` takes some of the lines, `make e2e` each.
+`test_snapshot_kills.py` has kills between two lines, in the middle of a copy, at random. `make
+test` takes some of the lines, `make e2e` each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINES_MAX = 3000
 
 
 class State:
-    """One number throughout: that of the step."""
+    """State that is one number throughout: its step."""
 
     def __init__(self, line: Channel, grows: bool = False) -> None:
         self.model, self.weights, self.step = nn.Linear(2, 2), torch.zeros(50), 0
@@ -41,20 +41,22 @@ class State:
         )
 
     def extra(self) -> dict[str, Any]:
-        """Larger than a slot has room for from step 2 on, if it grows; the step is in tensors
-        alone, so that no checksum of anything else tells it."""
+        """Return a state that is larger than its slot from step 2 on, if it grows.
+
+        Only tensors show the step, so that no checksum of other data differs between steps.
+        """
         size = 40_000 if self.grows and self.step >= 2 else 5
         return {"row": torch.full((size,), self.step)}
 
     def fill(self, step: int) -> None:
-        """Be that of a step."""
+        """Make it the state of a step."""
         self.step = step
         with torch.no_grad():
             for one in (*self.model.parameters(), self.weights):
                 one.fill_(step)
 
     def restored(self) -> int | None:
-        """The step, after a look at all of it."""
+        """Restore; return the step after a check of the whole state."""
         found = self.snapshot.restore()
         if found is None:
             return None
@@ -64,7 +66,7 @@ class State:
 
 
 def opened(sock: socket.socket) -> Channel:
-    """A worker's channel."""
+    """Return a worker's channel."""
     line = Channel(sock.dup())
     line.start()
     return line
@@ -93,7 +95,7 @@ def restoring(sock: socket.socket, point: int) -> None:
 
 
 class Keeping(Agent):
-    """Does not let the other snapshots go when one was restored."""
+    """An agent that keeps the other snapshots when one was restored."""
 
     def hear(self, sock: socket.socket, message: dict[str, Any]) -> None:
         """Answer one message."""
@@ -104,7 +106,10 @@ class Keeping(Agent):
 
 
 def found_after(slots: Snapshots, patch: pytest.MonkeyPatch, attempt: int) -> int | None:
-    """What the next attempt restores; the other one that it has, if any, is whole as well."""
+    """Return the step that the next attempt restores.
+
+    The other snapshot, if there is one, must be whole as well.
+    """
     patch.setenv("JOB_RESTART_COUNT", str(attempt))
     with served(Keeping(slots)) as sock:
         kept = State(opened(sock))
@@ -148,7 +153,7 @@ def test_killed_before_a_line_of_a_save(
 
 @fewer
 def test_killed_before_a_line_of_a_restore(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is there to restore from is spoiled."""
+    """Check that no snapshot to restore from is damaged."""
     with agent() as slots:
         with served(slots) as sock:
             kept = State(opened(sock))

@@ -1,4 +1,4 @@
-"""Where a rank's state comes from: memory, a replica, a buddy, the disk; and what is told of it."""
+"""Sources of a rank's state: memory, a replica, a buddy, the disk; and the receipt of each."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def act(rank: int, socks: Sequence[socket.socket], do: str, sharded: bool) -> An
 
 
 def together(agents: Sequence[Agent], do: str, sharded: bool, place: Path) -> list[Any]:
-    """What all ranks say, each with its agent."""
+    """Return the results of all ranks, each with its agent."""
     with ExitStack() as stack:
         socks = [stack.enter_context(served(one)) for one in agents]
         return ranks(len(agents), act, place / "store", socks, do, sharded)
 
 
 def saved(memories: Sequence[Snapshots], do: str, sharded: bool, place: Path) -> None:
-    """Each rank saves these steps."""
+    """Save these steps on each rank."""
     together([Agent(one) for one in memories], do, sharded, place)
 
 
@@ -81,7 +81,10 @@ def test_a_lost_shard_comes_from_its_buddy(
 def test_a_buddy_that_lags_is_met_by_the_other_buddies(
     memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lost rank is known up to step 2; the other has 3 and 4, and its own buddy has 2."""
+    """Restore step 2, the newest step that the lost rank's buddy has.
+
+    The other rank has 3 and 4 itself, and its own buddy has 2.
+    """
     copies, new = memories[:2], memories[3]
     saved(copies, "12", True, tmp_path)
     monkeypatch.setenv("JOB_RESTART_COUNT", "1")
@@ -133,7 +136,7 @@ def test_replicated_state_goes_to_another_number_of_ranks(
 
 
 def flipped(memory: Snapshots, rank: int) -> None:
-    """A bit of the newest step of a rank is another."""
+    """Flip a bit of the newest step of a rank."""
     with channel(memory) as line:
         from unbroken.worker.snapshot.slots import AgentSlots, Identity
 
@@ -191,7 +194,7 @@ class Plain:
             self.disk.wait()
 
     def restore(self) -> tuple[int, str] | None:
-        """The step and its source; all of the state is of that step."""
+        """Restore; return the step and its source. Assert that all of the state is of that step."""
         self.set(-1)
         found = self.snapshot.restore()
         self.snapshot.close()
@@ -205,7 +208,7 @@ class Plain:
 
 @contextmanager
 def going_on(place: Path, memory: Snapshots) -> Iterator[tuple[Plain, Agent]]:
-    """The next start of a training."""
+    """Yield the next start of a training."""
     known = Agent(memory)
     with channel(known) as line:
         yield Plain(line, place), known
@@ -241,7 +244,7 @@ def test_the_newer_of_disk_and_memory_is_taken(
 
 
 def damage(place: Path, step: int) -> None:
-    """One bit of a checkpoint is another."""
+    """Flip one bit of a checkpoint."""
     file = place / f"step-{step:08}.attempt-0" / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
@@ -297,7 +300,7 @@ def test_bare_tensors_are_not_for_disks(tmp_path: Path) -> None:
 
 
 def fallen_back(rank: int, socks: Mapping[int, socket.socket], place: Path, do: str) -> Any:
-    """Shards in memory, and on disk."""
+    """Save or restore shards in memory, and on disk."""
     line = Channel(socks[rank])
     line.start()
     model, optimizer = trained(True)

@@ -36,7 +36,7 @@ def newest(ranks: Gang, attempt: int) -> dict[int, int]:
 
 
 def order(ranks: Gang, chance: random.Random) -> None:
-    """Tell the ranks to leave, one after the other, at any time."""
+    """Send each rank the order to leave, one after the other, at any time."""
     for rank in chance.sample(range(ranks.size), ranks.size):
         threading.Event().wait(chance.choice([0.0, 0.001, 0.01, 0.1]) * chance.random())
         ranks.fault(rank, save_seconds=SAVE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a training script tells, in real processes with a real page."""
+"""Reports of a training script, in real processes with a real page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Script:
         self.fd = page
 
     def run(self, text: str, *wrapper: str, is_lent: bool = True, **environ: str) -> str:
-        """What it writes, to either stream."""
+        """Run a script; return its output on both streams."""
         command = [*wrapper, sys.executable, "-W", "error", "-c", HEAD + text]
         done = subprocess.run(
             command,
@@ -43,7 +43,7 @@ class Script:
 
     @property
     def page(self) -> Page:
-        """What is told."""
+        """Contents of the page."""
         found = read(os.pread(self.fd, PAGE_BYTES, 0))
         assert found is not None
         return found[1]
