@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What `make demo` shows: a training job that loses a worker, then a node, and goes on by itself.
+"""Run `make demo`: a training job loses a worker, then a node, and resumes by itself.
 
-A cluster of four nodes on this machine, a job of two pods of two ranks and a spare, real PyTorch
-processes.  Every wait is for something that must happen; what does not happen fails the demo.
+It starts a cluster of four nodes on this machine, and a job of two pods of two ranks and a spare,
+with real PyTorch processes. Every wait is for an event that must happen. If it does not happen, the
+demo fails.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 JOB = "train-lm"
 LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
 PREFIX = "[default0]:"
-"""Of each line of rank 0 in the log of its pod, as torchrun has it."""
+"""Prefix of each line of rank 0 in the log of its pod, as torchrun writes it."""
 
 
 class DemoFailed(Exception):
-    """Something that was to happen did not."""
+    """An expected event did not happen."""
 
 
 class Training:
-    """What rank 0 writes, as it comes."""
+    """Output of rank 0, read as it is written."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -61,18 +62,18 @@ class Training:
                 is_new = is_resumption
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float) -> None:
-        """Return once it holds; DemoFailed if it does not in time."""
+        """Wait until `holds()`; DemoFailed if it does not hold in time."""
         with self._changed:
             if not self._changed.wait_for(holds, seconds):
                 raise DemoFailed(f"{what} did not happen within {seconds:.0f} s")
 
     def steps_after(self, count: int) -> Callable[[], bool]:
-        """Whether `count` more losses have come than now."""
+        """Return a function that is true once `count` more losses have been read."""
         goal = len(self.losses) + count
         return lambda: len(self.losses) >= goal
 
     def tell_loss(self) -> None:
-        """Say what the training has come to; DemoFailed if it has learned nothing."""
+        """Print the first and last loss; DemoFailed if the training has learned nothing."""
         (_, first), (step, last) = self.losses[0], self.losses[-1]
         show(f"\nfirst loss {first:.3f}, loss at step {step}: {last:.3f}")
         if last > 0.6 * first:
@@ -85,7 +86,7 @@ class Training:
 
 
 class LocalDemo:
-    """A demo on a local cluster of its own, in a folder that is removed at the end."""
+    """A demo on a local cluster in its own folder, which is removed at the end."""
 
     def __init__(self, prefix: str, **variables: str) -> None:
         self.directory = tempfile.mkdtemp(prefix=prefix)
@@ -98,7 +99,7 @@ class LocalDemo:
         }
 
     def call(self, *words: str) -> None:
-        """Show a command as a person would type it, and run it."""
+        """Print a command as a person would type it, and run it."""
         show(f"$ {' '.join(words)}")
         command = [*UNBROKEN, *words[1:]] if words[0] == "unbroken" else words
         subprocess.run(command, check=True, env=self.environment)
@@ -108,10 +109,10 @@ class LocalDemo:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the programs that the demo started beside the cluster."""
+        """End the programs that the demo started in addition to the cluster."""
 
     def play(self, *look: str) -> int:
-        """Run the demo and remove its cluster; the exit status says whether all went as it should.
+        """Run the demo and remove its cluster; return the exit status.
 
         `look` is a command that shows the state of the cluster after a failure.
         """
@@ -138,7 +139,7 @@ class Demo(LocalDemo):
     """The demo of a training job."""
 
     def described(self) -> dict[str, Any]:
-        """The job as `unbroken describe -o json` has it."""
+        """Return the job as `unbroken describe -o json` prints it."""
         command = [*UNBROKEN, "describe", JOB, "-o", "json"]
         done = subprocess.run(command, check=True, env=self.environment, capture_output=True)
         found: dict[str, Any] = json.loads(done.stdout)
@@ -168,7 +169,7 @@ class Demo(LocalDemo):
         self.tell(training)
 
     def hurt(self, training: Training, drill: str, *, rank: int) -> None:
-        """Break something, and wait until training has gone on for a while."""
+        """Break a part of the job, and wait until training has continued for a while."""
         before = len(self.described()["incidents"])
         resumptions = training.resumptions
         self.call("unbroken", "chaos", drill, JOB, "--rank", str(rank))
@@ -178,7 +179,7 @@ class Demo(LocalDemo):
             show(f"  {incident['summary']}")
 
     def tell(self, training: Training) -> None:
-        """What happened, and whether it is what should have."""
+        """Print the incidents, and check that all were recovered from."""
         title("What happened")
         self.call("unbroken", "explain", JOB)
         self.call("unbroken", "jobs")
@@ -195,18 +196,18 @@ def path_of_programs() -> str:
 
 
 def show(text: str) -> None:
-    """Print lines whole, whoever else prints."""
+    """Print whole lines, even if several threads print at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def title(text: str) -> None:
-    """Say what comes next."""
+    """Print the title of the next part."""
     show(f"\n\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"\n# {text}")
 
 
 def main() -> int:
-    """Run the demo; the exit status says whether all went as it should."""
+    """Run the demo; return the exit status."""
     if shutil.which("kubectl", path=path_of_programs()) is None:
         print("kubectl is not on the PATH; `make setup` installs it", file=sys.stderr)
         return 1

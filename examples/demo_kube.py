@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What `make demo-kube` shows: the training of `make demo` on a real Kubernetes, by kubectl alone.
+"""Run `make demo-kube`: the training of `make demo` on a real Kubernetes, by kubectl alone.
 
-The control plane and the three nodes are those of the tests on real nodes: etcd, the programs of
-Kubernetes 1.20, and for each node a kubelet and a containerd in namespaces of their own; it needs
-what they need (CONTRIBUTING.md).  Every wait is for something that must happen; what does not
-happen fails the demo.
+The control plane and the three nodes are those of the tests on real nodes, with the same
+requirements (CONTRIBUTING.md). They are etcd, the programs of Kubernetes 1.20, and for each node a
+kubelet and a containerd in their own namespaces. Every wait is for an event that must happen. If it
+does not happen, the demo fails.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ NEEDED = (
     "containerd runc containernetworking-plugins iproute2 iptables gcc; `make setup` has kubectl"
 )
 STEPS = 50_000
-"""More than are made until the demo ends."""
+"""Steps of the job: more than the demo lasts."""
 
 
 def now() -> float:
-    """Seconds since the epoch."""
+    """Return seconds since the epoch."""
     return time.time()  # noqa: TID251
 
 
 def say(text: str) -> None:
-    """Tell what no command shows."""
+    """Print a fact that no command shows."""
     show(textwrap.fill(text, 96, initial_indent="  ", subsequent_indent="  "))
 
 
 class Demo:
-    """One run on a cluster that is taken away at the end."""
+    """One run on a cluster that is removed at the end."""
 
     def __init__(self, cluster: RealCluster, began: float) -> None:
         self.cluster = cluster
@@ -60,12 +60,12 @@ class Demo:
         self.incidents = 0
 
     def title(self, text: str) -> None:
-        """Say what comes next, and how long all has taken so far."""
+        """Print the title of the next part, and the time since the start."""
         minutes, seconds = divmod(round(now() - self.began), 60)
         title(f"{minutes}:{seconds:02}  {text}")
 
     def call(self, command: str) -> str:
-        """Show a command as a person would type it, and what it says."""
+        """Print a command as a person would type it; print and return its output."""
         show(f"$ {command}")
         done = subprocess.run(
             command,
@@ -80,7 +80,7 @@ class Demo:
         return done.stdout
 
     def run(self, release: Release) -> None:
-        """The story."""
+        """Run all parts of the demo."""
         self.call(f"kubectl -n {NAMESPACE} get pods -o wide")
         self.title("A training job: 2 pods of 2 ranks each, and a spare pod")
         self.apply()
@@ -108,18 +108,21 @@ class Demo:
         self.call(f"sed '{changes}' {MANIFEST} | kubectl apply -f -")
 
     def follow(self, pod: str) -> Training:
-        """What is written in a pod."""
+        """Follow the log of a pod."""
         command = ["kubectl", "logs", "-f", pod]
         show(f"$ {' '.join(command)}")
         return Training(command, self.cluster.environment)
 
     def pods(self) -> list[Object]:
-        """The job's."""
+        """Return the pods of the job."""
         found: list[Object] = self.cluster.get("pods", "-l", f"HPJob={JOB}")["items"]
         return found
 
     def first_pod(self, rank: int) -> str:
-        """Where a rank has begun; later ones are told by who has lost it."""
+        """Return the pod in which a rank has started.
+
+        The pod of a later start follows from the one that was lost.
+        """
         look = f"grep -lszx RANK={rank} /proc/[0-9]*/environ"
         found: list[str] = []
 
@@ -134,7 +137,7 @@ class Demo:
         return found[0]
 
     def kill_worker(self, training: Training, pod: str) -> None:
-        """A process of the training ends."""
+        """Kill a process of the training."""
         self.title("A worker is killed: rank 3")
         look = f"kubectl exec {pod} -- sh -c 'grep -lszx RANK=3 /proc/[0-9]*/environ'"
         pid = self.call(look).split("/")[2]
@@ -143,7 +146,7 @@ class Demo:
         resumes()
 
     def delete_pod(self, training: Training, pod: str) -> None:
-        """A pod of the training is taken away."""
+        """Delete a pod of the training."""
         self.title(f"A pod is deleted: {pod}, which has ranks 2 and 3")
         resumes = self.watched(training)
         self.call(f"kubectl delete pod {pod} --wait=false")
@@ -152,7 +155,7 @@ class Demo:
         self.call("kubectl get pods -o wide")
 
     def delete_leader(self, training: Training, release: Release) -> None:
-        """The operator that leads is taken away, and the training does not feel it."""
+        """Delete the leading operator; the training must not notice."""
         leader = release.leader()
         self.title("The operator that leads is deleted")
         self.call("kubectl -n kube-system get lease unbroken-operator")
@@ -169,7 +172,7 @@ class Demo:
         release.rolled_out()
 
     def lose_node(self, training: Training, pod: str) -> None:
-        """The node of a pod is cut off, and comes back."""
+        """Cut off the node of a pod, and reconnect it."""
         cluster = self.cluster
         node = str(cluster.get("pod", pod)["spec"]["nodeName"])
         number = machines.number_of(cluster.directory, node)
@@ -186,7 +189,7 @@ class Demo:
         self.bring_back(training, node, number)
 
     def bring_back(self, training: Training, node: str, number: int) -> None:
-        """The node is there again, with the spare pod, and the training does not feel it."""
+        """Reconnect the node, and wait for the spare pod; the training must not notice."""
         self.title(f"The network of {node} is back")
         resumptions = training.resumptions
         self.call(f"ip link set un-{number} up")
@@ -197,7 +200,7 @@ class Demo:
             raise DemoFailed("the training was restarted")
 
     def are_whole(self) -> bool:
-        """Whether all pods of the job are ready, the spare too."""
+        """Return whether all pods of the job are ready, the spare too."""
         ready = [
             pod
             for pod in self.pods()
@@ -208,12 +211,15 @@ class Demo:
         return len(ready) == 3
 
     def incident(self, name: str) -> Object:
-        """What is told of an incident so far."""
+        """Return the spec of an incident as it is now."""
         found: Object = self.cluster.get("incident", name)["spec"]
         return found
 
     def watched(self, training: Training) -> Callable[[], None]:
-        """Called before a fault; what is returned waits until training has gone on after it."""
+        """Return a function that waits until training has resumed after a fault.
+
+        Call `watched` before the fault.
+        """
         at, resumptions = now(), training.resumptions
 
         def resumes() -> None:
@@ -231,7 +237,7 @@ class Demo:
         return resumes
 
     def tell(self, training: Training) -> None:
-        """What happened, and whether it is what should have."""
+        """Print the incidents, and check that all were recovered from."""
         self.title("What happened")
         self.call("kubectl get incidents")
         self.call(f"kubectl get hpj {JOB}")
@@ -242,7 +248,7 @@ class Demo:
 
 
 def volume(folder: Path) -> Object:
-    """For the job's checkpoints: a folder that all nodes see."""
+    """Return the volume for the job's checkpoints: a folder that all nodes see."""
     spec = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteMany"],
@@ -257,7 +263,7 @@ def volume(folder: Path) -> Object:
 
 
 def run() -> None:
-    """Start the cluster, tell the story, and take the cluster away."""
+    """Start the cluster, run the demo, and remove the cluster."""
     began = now()
     title("A real Kubernetes on this machine: control plane and three nodes, in a minute")
     with real_cluster(3) as cluster:
@@ -273,19 +279,19 @@ def run() -> None:
 
 
 def on_interrupt(handler: Callable[[int, object], None] | signal.Handlers) -> None:
-    """What Ctrl-C does from now on."""
+    """Set the handler of Ctrl-C and SIGTERM."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, handler)
 
 
 def leave(number: int, _: object) -> None:
-    """End, and let nothing interrupt the end."""
+    """Exit, and ignore interrupts meanwhile."""
     on_interrupt(signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def main() -> int:
-    """Run the demo; the exit status says whether all went as it should."""
+    """Run the demo; return the exit status."""
     on_interrupt(leave)
     # Last: programs of the system are preferred to those of `make setup`.
     os.environ["PATH"] += f"{os.pathsep}{Path(sys.executable).parent}"

@@ -97,7 +97,7 @@ class Demo(LocalDemo):
         training.tell_loss()
 
     def hurt(self, training: Training, act: Callable[[], None]) -> None:
-        """Break something, and wait until training has gone on for a while."""
+        """Break a part, and wait until training has continued for a while."""
         resumptions = training.resumptions
         act()
         training.wait("recovery", lambda: training.resumptions > resumptions, SECONDS)
@@ -108,7 +108,7 @@ class Demo(LocalDemo):
         self.call("kubectl", "delete", "pod", self.pods("worker")[0]["metadata"]["name"], "--now")
 
     def lose_node(self) -> None:
-        """Switch off the node of a worker: the operator has its pod made anew elsewhere."""
+        """Switch off the node of a worker, so that the operator creates its pod again elsewhere."""
         head = self.pods("head")[0]["spec"]["nodeName"]
         lost = next(one for one in self.pods("worker") if one["spec"]["nodeName"] != head)
         self.call("kubectl", "annotate", "node", lost["spec"]["nodeName"], "unbroken.dev/power=off")

@@ -1,14 +1,14 @@
 """A byte-level transformer language model, trained on the source of the Python standard library.
 
-Data parallel over however many ranks there are: gloo on CPUs, nccl on GPUs.  Start it with
+It is data parallel over any number of ranks: gloo on CPUs, nccl on GPUs.  Start it with
 `unbroken run --nproc-per-node 4 examples/train_lm.py`, or with torchrun.
 
-It can be killed at any moment.  Rank 0 writes a checkpoint every few steps, which becomes visible
-whole or not at all, and a new start goes on from the newest.  A batch is a function of seed, step
-and rank, so the step is all there is to know of the position in the data.
+It can be killed at any moment.  Every few steps, rank 0 writes a checkpoint, which becomes visible
+whole or not at all.  A new start resumes from the newest one.  A batch is a function of seed, step
+and rank, so the step alone gives the position in the data.
 
-With `--snapshot-every 1` no step is lost either: each rank keeps its state in the agent's memory,
-and when one is killed, the others leave `run` and enter it again in the same process.
+With `--snapshot-every 1` no step is lost either: each rank keeps its state in the agent's memory.
+When a rank is killed, the others leave `run` and enter it again in the same process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to train and how; every field is a command-line option."""
+    """Size of model and training; every field is a command-line option."""
 
     steps: int = 600
     batch: int = 16
@@ -51,7 +51,7 @@ class Options:
     seed: int = 0
     print_every: int = 10
     checkpoint_dir: str = ""
-    """Shared by all ranks; without one, a new start begins at step 0."""
+    """Folder that all ranks share; without one, a new start begins at step 0."""
     checkpoint_every: int = 25
     snapshot_every: int = 0
     """Steps from one snapshot in memory to the next; 0: none, and a restart takes new processes."""
@@ -103,14 +103,14 @@ class LanguageModel(nn.Module):
 
 
 def read_corpus(limit_bytes: int = 8 << 20) -> Tensor:
-    """The standard library's own source: uint8[bytes], the same on every rank."""
+    """Return the source of the standard library: uint8[bytes], the same on every rank."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(path.read_bytes() for path in files)
     return torch.frombuffer(bytearray(text[:limit_bytes]), dtype=torch.uint8)
 
 
 def read_batch(corpus: Tensor, options: Options, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Tokens and what follows each of them: int64[batch, context], twice."""
+    """Return tokens and the token that follows each: int64[batch, context], twice."""
     generator = torch.Generator().manual_seed(hash((options.seed, step, rank)) & (2**63 - 1))
     starts = torch.randint(len(corpus) - options.context, (options.batch,), generator=generator)
     windows = torch.stack([corpus[s : s + options.context + 1] for s in starts.tolist()]).long()
@@ -118,7 +118,7 @@ def read_batch(corpus: Tensor, options: Options, step: int, rank: int) -> tuple[
 
 
 def learning_rate(options: Options, step: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
+    """Return the rate: a linear warm-up, then a cosine down to a tenth."""
     if step < options.warmup:
         return options.learning_rate * (step + 1) / options.warmup
     done = (step - options.warmup) / max(1, options.steps - options.warmup)
@@ -126,7 +126,7 @@ def learning_rate(options: Options, step: int) -> float:
 
 
 def save(file: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """On disk when this returns; a kill before that leaves the one before."""
+    """Write a checkpoint to disk; if the process is killed meanwhile, the last one remains."""
     file.parent.mkdir(parents=True, exist_ok=True)
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     with (draft := file.with_suffix(".draft")).open("wb") as target:
@@ -137,7 +137,7 @@ def save(file: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load(file: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The next step to do: 0 where there is no checkpoint; RuntimeError if ranks do not agree."""
+    """Load the checkpoint; return the next step: 0 without one. RuntimeError if ranks disagree."""
     step, device = 0, next(model.parameters()).device
     if file is not None and file.exists():
         state = torch.load(file, map_location=device)
@@ -157,7 +157,7 @@ def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """The next step to do, from memory or else from the checkpoint."""
+    """Restore the snapshot, or else the checkpoint; return the next step."""
     found = snapshot.restore() if snapshot else None
     step = found.step + 1 if found else load(file, model, optimizer)
     if dist.get_rank() == 0 and step:
@@ -166,7 +166,7 @@ def resume(
 
 
 def train(options: Options, corpus: Tensor, device: torch.device) -> None:
-    """Train from where the snapshot, or else the checkpoint, ends to the last step."""
+    """Train from the end of the snapshot, or else of the checkpoint, to the last step."""
     rank = dist.get_rank()
     torch.manual_seed(options.seed)
     model = LanguageModel(options).to(device)
@@ -207,7 +207,7 @@ def train(options: Options, corpus: Tensor, device: torch.device) -> None:
 
 
 def parse_options() -> Options:
-    """The command line, made from the fields of Options."""
+    """Parse the command line, which is made from the fields of Options."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, default in asdict(Options()).items():
         flag = f"--{name.replace('_', '-')}"
@@ -219,14 +219,14 @@ def parse_options() -> Options:
 
 
 def run(options: Options, corpus: Tensor, device: torch.device) -> None:
-    """Join the other ranks, train, leave."""
+    """Join the other ranks, train, and leave."""
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(options, corpus, device)
     dist.destroy_process_group()
 
 
 def main() -> None:
-    """Prepare what outlives the loss of another rank, and run."""
+    """Prepare the objects that survive the loss of another rank, and run."""
     options = parse_options()
     device = torch.device("cpu")
     if torch.cuda.is_available():

@@ -3,16 +3,20 @@
 
     banned_calls.py PATH [PATH ...]      exit 1 and a line for each finding
 
-Banned: modules that unpickle (`pickle`, `marshal`, `shelve`, ...), by import or by a string that
-holds their name; `torch.load` and torch's other loaders without `weights_only=True`; exchanges of
-pickled objects between ranks (`all_gather_object`, ...) and processes (`Connection.recv`); YAML
-loaders that make objects; numpy's `allow_pickle`; `eval`, `exec`, `compile` and
-`runpy`-like calls; `__reduce__` and its kin; `__import__` and `import_module` of a name that is
-not written there.
+These are banned:
 
-A name counts wherever it stands: called, given another name, passed on, or as a string of its own
-(`getattr(torch, "load")`).  `ALLOWED` is the list of exceptions, each with its reason; one that is
-not needed any more is a finding too.
+- modules that unpickle (`pickle`, `marshal`, `shelve`, ...), by import or by a string with the name
+- `torch.load` and torch's other loaders without `weights_only=True`
+- exchanges of pickled objects between ranks (`all_gather_object`, ...) and processes
+  (`Connection.recv`)
+- YAML loaders that make objects, and numpy's `allow_pickle`
+- `eval`, `exec`, `compile` and `runpy`-like calls
+- `__reduce__` and similar methods
+- `__import__` and `import_module` of a name that is not a literal
+
+A name counts at any place: called, given another name, passed on, or as a string of its own
+(`getattr(torch, "load")`).  `ALLOWED` lists exceptions, each with its reason.  An exception that
+is no longer needed is a finding too.
 """
 
 from __future__ import annotations
@@ -112,7 +116,7 @@ def findings(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _docstrings(tree: ast.AST) -> set[int]:
-    """Strings that nothing uses."""
+    """Return the ids of string statements, such as docstrings, which nothing uses."""
     return {
         id(node.value) for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -181,8 +185,7 @@ def _looked_up(node: ast.Call, name: ast.expr) -> Iterator[tuple[int, str, str]]
 
 
 def _loads(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Loaders of whatever has a `load`: allowed are JSON, TOML, and those told to make no
-    objects."""
+    """Yield loaders of objects with a `load`. JSON, TOML, and loaders of plain data are allowed."""
     calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in LOADS:
@@ -192,7 +195,7 @@ def _loads(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 
 def _is_plain(call: ast.Call) -> bool:
-    """Whether a call of `load` makes plain values only, or is a method without a source."""
+    """Return whether a call of `load` makes plain values only, or is a method without a source."""
     given = {one.arg: one.value for one in call.keywords}
     only = given.get("weights_only")
     if isinstance(only, ast.Constant) and only.value is True:
@@ -208,7 +211,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _folded(node: ast.AST) -> str | None:
-    """The text of strings that are put together from constants."""
+    """Return the text of strings that are joined from constants."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -221,7 +224,7 @@ def _folded(node: ast.AST) -> str | None:
 
 
 def examine(paths: list[Path]) -> list[str]:
-    """Everything that is banned in files and folders, exceptions left out."""
+    """Return all findings in files and folders, without the exceptions."""
     found, used = [], set()
     files = [one for path in paths for one in (path.rglob("*.py") if path.is_dir() else [path])]
     for file in sorted(files):
@@ -238,7 +241,7 @@ def examine(paths: list[Path]) -> list[str]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Print the findings; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", type=Path)
     found = examine(parser.parse_args().paths)

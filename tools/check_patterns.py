@@ -2,10 +2,10 @@
 
     python tools/check_patterns.py src/unbroken
 
-Patterns from outside are compiled by `spec/patterns.py` alone, on RE2.  Everywhere else `re` is
-imported as `re`, and its functions are called: at the top of a module with anything (no data from
-outside exists yet), in a function with a pattern that is a string literal.  `FROM_CODE` lists the
-functions that make a pattern of literals, each with the reason.
+`spec/patterns.py` alone compiles patterns from outside, on RE2.  Everywhere else `re` is imported
+as `re`.  At the top of a module its functions take any pattern, since no data from outside exists
+yet.  In a function they take a string literal.  `FROM_CODE` lists the functions that make a pattern
+of literals, each with the reason.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from unbroken.spec.schema.crd import definitions
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "deploy/crds", ROOT / "deploy/helm/unbroken/files/crds")
-"""A chart reads no file outside its own folder."""
+"""Folders of the definitions: a chart reads no file outside its own folder."""
 HEAD = "# Written by tools/crds.py from src/unbroken/spec; do not edit.\n"
 
 
 def files() -> Mapping[Path, str]:
-    """What the folders should hold."""
+    """Return the content of each file in the folders."""
     return {
         folder / f"{made['metadata']['name']}.yaml": HEAD
         + yaml.dump(made, Dumper=_Plain, sort_keys=False, width=100)
@@ -26,7 +26,7 @@ def files() -> Mapping[Path, str]:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice: readers of a CRD expect no anchors."""
+    """Dumper without anchors, since readers of a CRD expect none."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -11,7 +11,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy/helm/unbroken/files/dashboards"
 SCHEMA = 39
-"""Of Grafana 10.4; later ones migrate it when they load it."""
+"""Schema version of Grafana 10.4; later versions migrate it when they load it."""
 WIDTH, HEIGHT = 24, 7
 JOB = 'namespace=~"$namespace",job=~"$job"'
 DOCUMENTED = 'namespace=~"$namespace",jobName=~"$job"'
@@ -19,7 +19,7 @@ DOCUMENTED = 'namespace=~"$namespace",jobName=~"$job"'
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: what it shows, of which expression, in which unit."""
+    """One panel: its title, expressions and unit."""
 
     title: str
     expr: str
@@ -134,7 +134,7 @@ DASHBOARDS: Mapping[str, tuple[str, tuple[Panel, ...], tuple[str, ...]]] = {
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """A dashboard as Grafana imports it."""
+    """Return a dashboard as Grafana imports it."""
     title, panels, variables = DASHBOARDS[name]
     return {
         "uid": f"unbroken-{name}",
@@ -167,7 +167,7 @@ def _variable(name: str) -> dict[str, Any]:
 
 
 def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Side by side while there is room, then below."""
+    """Place panels in rows, side by side while there is room."""
     placed, x, y = [], 0, 0
     for number, one in enumerate(panels, 1):
         if x + one.width > WIDTH:
@@ -189,7 +189,7 @@ def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 
 
 def files() -> Mapping[Path, str]:
-    """What the folder should hold."""
+    """Return the content of each file in the folder."""
     return {
         FOLDER / f"{name}.json": json.dumps(dashboard(name), indent=1) + "\n" for name in DASHBOARDS
     }

@@ -7,8 +7,8 @@
 KUBECTL is the program of Kubernetes v1.33 (Apache-2.0): it carries the compiled descriptors of all
 `generated.proto` files.  (From v1.35 on it does not: gogo/protobuf is gone.)  SOURCE is an unpacked
 source of Kubernetes, of any version: the Go types in it say which fields are pointers, which no
-descriptor knows.  Debian's source package `kubernetes` (v1.20) is enough; what is younger is told
-apart by `YOUNGER`.
+descriptor knows.  Debian's source package `kubernetes` (v1.20) is enough; `YOUNGER` lists the newer
+fields.
 """
 
 from __future__ import annotations

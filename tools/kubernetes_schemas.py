@@ -4,9 +4,9 @@
     tools/kubernetes_schemas.py    writes src/unbroken/local/apiserver/data/kubernetes.json.gz
 
 The source is the published OpenAPI document of Kubernetes (Apache-2.0), as the development
-dependency `kubernetes-validate` carries it.  Kept are the kinds in `ROOTS` and what they refer to,
-in the shape of OpenAPI v3 (`#/components/schemas/...`); that package's own change (`null` added
-to every optional type) is taken back.
+dependency `kubernetes-validate` carries it.  The tool keeps the kinds in `ROOTS` and the types that
+they refer to, in the shape of OpenAPI v3 (`#/components/schemas/...`).  It undoes that package's
+own change, which adds `null` to every optional type.
 """
 
 from __future__ import annotations

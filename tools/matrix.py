@@ -4,11 +4,11 @@
     python tools/matrix.py --short            # the Python of this command, by pip
     python tools/matrix.py --python /usr/bin/python3.14 --wheel build/dist/unbroken-....whl
 
-A row is one environment. Its checks: the wheel installs with what it depends on, `unbroken
---version` and `unbroken --help` work, `unbroken run` ends a job of two pods whose two ranks hear
-from each other (without torch), and `unbroken down` ends the local cluster. The row "lowest" has
-the lowest versions that pyproject.toml allows, and also runs some of the tests. Exit status 1: a
-check failed. Results are added to build/matrix/results.json.
+A row is one environment. The wheel must install with its dependencies, and `unbroken --version` and
+`unbroken --help` must work. `unbroken run` must complete a job of two pods whose two ranks exchange
+messages (without torch), and `unbroken down` must end the local cluster. The row "lowest" has the
+lowest versions that pyproject.toml allows, and also runs some of the tests. Exit status 1: a check
+failed. Results are added to build/matrix/results.json.
 """
 
 from __future__ import annotations

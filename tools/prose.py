@@ -190,7 +190,7 @@ def length(sentence: str) -> int:
 
 
 def prose(sentence: str) -> bool:
-    """Whether a text is a sentence to read, not a name, a number or code alone."""
+    """Return whether a text is a sentence to read, not a name, a number or code alone."""
     return len(re.findall(r"\b[A-Za-z]{2,}\b", CODE.sub("", sentence))) >= 3
 
 

@@ -36,7 +36,7 @@ TYPES = {
     "path": "path",
     "list[str]": "text",
 }
-"""What the pages call the types of typer."""
+"""Names of typer's types on the pages."""
 FAILED = (
     "The command failed; a line `error: ...` on standard error says why. Or a test found a fault: "
     "see the table below."
@@ -50,7 +50,7 @@ COMMON_CODES = (
 
 
 def files() -> Mapping[Path, str]:
-    """The pages by path."""
+    """Return the pages by path."""
     found = {
         "cli.md": ("src/unbroken/cli", cli()),
         "exit-codes.md": ("src/unbroken/cli", exit_codes()),
@@ -70,26 +70,26 @@ def files() -> Mapping[Path, str]:
 
 
 def commands(found: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A command and every command below it, with the words that call it."""
+    """Yield a command and every command below it, with the words that call it."""
     yield path, found
     for name in getattr(found, "commands", {}):
         yield from commands(found.commands[name], (*path, name))
 
 
 def program() -> Any:
-    """The `unbroken` command."""
+    """Return the `unbroken` command."""
     return typer.main.get_command(main.app)
 
 
 def _with_output() -> Iterator[str]:
-    """The commands that have the option `-o`."""
+    """Yield the commands that have the option `-o`."""
     for path, command in commands(program(), ()):
         if any("-o" in one.opts for one in command.params):
             yield " ".join(path)
 
 
 def cli() -> Iterator[str]:
-    """Every command with its arguments and options."""
+    """Yield every command with its arguments and options."""
     yield from (
         "# Commands",
         "",
@@ -153,7 +153,7 @@ def _default(param: Any, context: Any) -> str:
 
 
 def exit_codes() -> Iterator[str]:
-    """Exit codes that all commands share, and those of single commands."""
+    """Yield exit codes that all commands share, and those of single commands."""
     yield from (
         "# Exit codes",
         "",
@@ -184,7 +184,7 @@ def _own_codes() -> Iterator[tuple[str, str]]:
 
 
 def launcher() -> Iterator[str]:
-    """The options of unbrokenrun."""
+    """Yield the options of unbrokenrun."""
     yield from (
         "# unbrokenrun",
         "",
@@ -217,7 +217,7 @@ def _spelled(option: Any) -> str:
 
 
 def annotations() -> Iterator[str]:
-    """Every label, annotation, taint and condition type, by the section of keys.py."""
+    """Yield every label, annotation, taint and condition type, by the section of keys.py."""
     yield from (
         "# Annotations and labels",
         "",
@@ -252,7 +252,7 @@ def annotations() -> Iterator[str]:
 
 
 def _sections() -> dict[str, list[tuple[list[str], str]]]:
-    """The names in keys.py that have a docstring, with it, by the comment above them."""
+    """Return the names in keys.py with their docstrings, by the comment above them."""
     source = Path(keys.__file__).read_text()
     heads = [
         (number, match[1])
@@ -279,7 +279,7 @@ def _sections() -> dict[str, list[tuple[list[str], str]]]:
 
 
 def job() -> Iterator[str]:
-    """The fields of `spec` of a HyperPodPyTorchJob."""
+    """Yield the fields of `spec` of a HyperPodPyTorchJob."""
     schema = job_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     yield from (
         "# Fields of a job",
@@ -322,7 +322,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def run() -> int:
-    """Write the pages, or compare them; the exit code."""
+    """Write the pages, or compare them; return the exit code."""
     written = files()
     if "--check" not in sys.argv[1:]:
         FOLDER.mkdir(parents=True, exist_ok=True)

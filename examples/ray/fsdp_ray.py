@@ -1,4 +1,4 @@
-"""Train a small transformer with Ray Train, Lightning and FSDP, and survive what breaks.
+"""Train a small transformer with Ray Train, Lightning and FSDP, and survive lost nodes and pods.
 
 Submit it to a RayCluster (docs/guide/ray.md):
 
@@ -8,8 +8,8 @@ Submit it to a RayCluster (docs/guide/ray.md):
 The model is sharded over all workers by FSDP2 (`fully_shard`): on GPUs with nccl, on CPUs with
 gloo.  Every few steps a checkpoint goes to the storage, which all pods share.  Ray Train starts the
 workers again from the newest checkpoint when one is lost.  If the head is lost, submit the same
-command again: a run of the same name goes on from its newest checkpoint.  A batch is a function of
-seed, step and rank, so that the step is all there is to know of the position in the data.
+command again: a run of the same name resumes from its newest checkpoint.  A batch is a function of
+seed, step and rank, so that the step alone gives the position in the data.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Shards(ModelParallelStrategy):
 
 
 class Report(lightning.Callback):
-    """Tell the loss, and save a checkpoint for Ray every few steps."""
+    """Report the loss, and save a checkpoint for Ray every few steps."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._every = config["checkpoint_every"]
@@ -131,7 +131,7 @@ class Report(lightning.Callback):
     def on_train_start(
         self, trainer: lightning.Trainer, _module: lightning.LightningModule
     ) -> None:
-        """Tell where a run goes on."""
+        """Print the step at which a run resumes."""
         if trainer.is_global_zero and trainer.global_step:
             self._tell(f"resumed at step {trainer.global_step}")
 
