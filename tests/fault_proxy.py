@@ -1,6 +1,7 @@
-"""A real HTTP proxy between a client and an API server that breaks what a test tells it to break.
+"""A real HTTP proxy between a client and an API server that causes the faults of a test.
 
-Client and server are real, and so are the connections; only what passes between them is changed.
+Client and server are real, and so are the connections; the proxy changes only the data between
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ READS = ("GET", "HEAD", "OPTIONS")
 
 @dataclass
 class Call:
-    """A request that came; `at` in seconds since boot, by the one clock of the machine."""
+    """A request that came; `at` in seconds since boot, from the only clock of the machine."""
 
     at: float
     method: str
@@ -36,11 +37,11 @@ class Call:
     query: dict[str, str]
     body: bytes
     status: int = 0
-    """Of the server's answer; 0: there was none."""
+    """Status of the server's answer; 0: there was none."""
 
     @property
     def is_watch(self) -> bool:
-        """Whether it asks for events."""
+        """True if the request asks for events."""
         return "watch" in self.query
 
 
@@ -49,29 +50,29 @@ Match = Callable[[Call], bool]
 
 @dataclass
 class Fault:
-    """What is done to calls that match, `times` times; None: to each."""
+    """A change to calls that match, `times` times; None: to each."""
 
     match: Match
     times: int | None = 1
     status: int = 0
-    """Answer with this, and do not ask the server."""
+    """Status to answer with, without a request to the server."""
     headers: dict[str, str] = field(default_factory=dict)
     slow_seconds: float = 0.0
-    """Before the server is asked."""
+    """Seconds to wait before the request to the server."""
     reset_after: int | None = None
-    """Break the connection after so many bytes of the answer."""
+    """Bytes of the answer after which the connection breaks."""
     keep_bytes: int | None = None
-    """The answer is whole by HTTP, and ends after so many bytes."""
+    """Bytes after which the answer ends, though it is complete by HTTP."""
     is_silent: bool = False
-    """The connection stays, and nothing comes any more."""
+    """True if the connection stays, but nothing comes any more."""
 
 
 class Broken(Exception):
-    """The connection to the client is to be broken."""
+    """Raised when the connection to the client is to be broken."""
 
 
 class FaultProxy:
-    """One client's way to a server."""
+    """A proxy from one client to a server."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.calls: list[Call] = []
@@ -82,11 +83,11 @@ class FaultProxy:
         self._session: aiohttp.ClientSession
 
     def writes(self) -> list[Call]:
-        """What was to be written."""
+        """Return the calls that write."""
         return [call for call in self.calls if call.method not in READS]
 
     def kubeconfig(self, path: Path, token: str | None = None) -> Path:
-        """Writes a kubeconfig by which a client comes this way; its path."""
+        """Write a kubeconfig with which a client uses this proxy; return its path."""
         user = {"token": self._cluster.token if token is None else token}
         whole = {
             "current-context": "proxy",
@@ -99,7 +100,7 @@ class FaultProxy:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[FaultProxy]:
-        """Run on loopback beside the block."""
+        """Serve on loopback while the block runs."""
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -118,7 +119,7 @@ class FaultProxy:
 
     @contextmanager
     def beside(self) -> Iterator[FaultProxy]:
-        """Run in a thread of its own beside the block, for clients that are processes."""
+        """Serve in a thread while the block runs, for clients that are processes."""
         is_up = threading.Event()
         ends: list[Callable[[], object]] = []
 
@@ -197,7 +198,8 @@ class FaultProxy:
 async def _left_at_once(answer: aiohttp.ClientResponse) -> AsyncIterator[None]:
     """Break the connection of an answer that was not read to its end.
 
-    To close it would wait for the server's part of closing TLS, for longer than a test lives."""
+    A normal close would wait for the server's part of closing TLS, for longer than a test runs.
+    """
     try:
         yield
     finally:

@@ -1,4 +1,7 @@
-"""Who led when, by what each candidate's proxy has noted, and whether anybody else wrote."""
+"""Leaders over time, from the requests that each candidate's proxy has recorded.
+
+The module also checks that no other candidate wrote.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ class Takeover(NamedTuple):
 
 
 def is_lease(call: Call) -> bool:
-    """Whether it writes the lease of an election; leases of nodes are others."""
+    """Return whether a call is about the lease of an election; leases of nodes are others."""
     return "/leases" in call.path and "/kube-node-lease/" not in call.path
 
 
 def takeovers(histories: Mapping[str, Sequence[Call]]) -> list[Takeover]:
-    """In order; `histories`: the calls of each candidate by its name."""
+    """Return the takeovers in order; `histories` has the calls of each candidate by its name."""
     written = sorted(
         (call.at, name)
         for name, calls in histories.items()
@@ -38,7 +41,7 @@ def takeovers(histories: Mapping[str, Sequence[Call]]) -> list[Takeover]:
 
 
 def assert_no_stale_writes(histories: Mapping[str, Sequence[Call]]) -> None:
-    """Nobody but the one who has the lease writes anything else."""
+    """Assert that only the holder of the lease writes other objects."""
     terms = takeovers(histories)
     assert terms, "nobody ever led"
     for name, calls in histories.items():

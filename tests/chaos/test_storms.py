@@ -1,4 +1,4 @@
-"""Everything of the control plane is killed and frozen at random, while a job fails and recovers.
+"""Kills and freezes all parts of the control plane at random, while a job fails and recovers.
 
 `make chaos SEED=n` runs one storm; UNBROKEN_CHAOS=20:30 runs these.
 """
@@ -25,18 +25,18 @@ BLOWS = 14
 
 
 class Storm:
-    """Breaks a part of the control plane, or of the job, or lets go of what it holds."""
+    """Breaks a part of the control plane or of the job, or releases what it has broken."""
 
     def __init__(self, whole: World, one: Job, seed: int) -> None:
         self.hits = 0
-        """How many blows there were that the job may be restarted for."""
+        """Number of blows for which the job may be restarted."""
         self.done: list[str] = []
         self._whole = whole
         self._one = one
         self._random = random.Random(seed)
 
     def blow(self) -> None:
-        """Do one of the things that this can do."""
+        """Do one of the actions of a storm."""
         ways = {
             self.kill_part: 4,
             self.freeze_part: 4,
@@ -51,19 +51,19 @@ class Storm:
         return self._random.choice([whole.etcd, whole.api, *whole.operators, whole.leader()])
 
     def kill_part(self) -> None:
-        """SIGKILL to a part of the control plane."""
+        """Send SIGKILL to a part of the control plane."""
         part = self._part()
         self.done.append(f"kill {part.name}")
         part.kill()
 
     def freeze_part(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP to a part of the control plane."""
         part = self._part()
         self.done.append(f"freeze {part.name}")
         part.freeze()
 
     def let_go(self) -> None:
-        """One part runs again, frozen or dead: those first that the others need."""
+        """Resume or restart one part; those first that the others need."""
         whole = self._whole
         down = [p for p in (whole.etcd, whole.api) if p.is_frozen or not p.is_up]
         down = down or [p for p in whole.operators if p.is_frozen or not p.is_up]
@@ -78,19 +78,19 @@ class Storm:
         return self._random.choice(list(self._one.workers().values()))
 
     def kill_worker(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a worker."""
         victim = self._worker()
         self.done.append(f"kill worker {victim.rank}")
         self.hits += self._one.signal(victim.pid, signal.SIGKILL)
 
     def kill_agent(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to an agent."""
         victim = self._worker()
         self.done.append(f"kill agent of {victim.rank}")
         self.hits += self._one.signal(victim.more["agent"], signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let time pass, and the job go on, or not."""
+        """Wait for a random time, in which the job may train."""
         seconds = self._random.choice([0.0, 0.3, 1.0, 4.0, 8.0])
         self.done.append(f"{seconds:g} s")
         self._one.events.more(10_000, seconds)
@@ -100,7 +100,7 @@ class Storm:
 def whole(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    """A world for all storms of one kind of operators."""
+    """Run a world for all storms of one kind of operators."""
     try:
         with world(tmp_path_factory.mktemp("world"), Terms(4, 0.5, request.param)) as made:
             yield made
@@ -109,7 +109,7 @@ def whole(
 
 
 KINDS = ("waits", "acts")
-"""What a leader does while the API server is away, for even seeds and odd ones."""
+"""Behaviour of a leader while the API server is away, for even seeds and odd ones."""
 
 
 @pytest.mark.parametrize(

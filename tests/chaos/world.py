@@ -1,6 +1,6 @@
-"""A real control plane, nodes of ours and two operators, each of which can be killed and frozen.
+"""A real control plane, nodes of the local cluster, and two operators that tests kill and freeze.
 
-Each operator has a proxy of its own, which notes what it asks of the API server and when.
+Each operator has its own proxy, which records its requests to the API server and their times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Part:
 
     @classmethod
     def of(cls, name: str, process: subprocess.Popen[bytes], log: Path) -> Part:
-        """One that somebody else has started."""
+        """Return the part of a process that is already running."""
         assert isinstance(process.args, list)
         made = cls(name, process.args, log)
         made._process = process
@@ -49,21 +49,21 @@ class Part:
 
     @property
     def is_up(self) -> bool:
-        """Whether it lives, frozen or not."""
+        """True if the process lives, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, if it is not there."""
+        """Start it if it is not running."""
         if not self.is_up:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def end(self) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM, and wait."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
@@ -78,13 +78,13 @@ class Part:
                 self._process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         if self._process is not None and self.is_up:
             os.kill(self._process.pid, signal.SIGSTOP)
             self.is_frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         if self.is_frozen and self._process is not None and self.is_up:
             os.kill(self._process.pid, signal.SIGCONT)
         self.is_frozen = False
@@ -92,17 +92,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Terms:
-    """Of the operators' lease; those of `unbroken operator` where nothing is said."""
+    """Terms of the operators' lease. The defaults are those of `unbroken operator`."""
 
     seconds: int = 15
     renew_seconds: float = 2.0
     outages: str = "waits"
-    """`acts`: a leader goes on while the API server is away."""
+    """Behaviour of a leader while the API server is away: with `acts` it continues."""
 
 
 @dataclass(frozen=True)
 class World:
-    """All of it."""
+    """The control plane, the nodes, and the operators with their proxies."""
 
     cluster: Cluster
     etcd: Part
@@ -111,16 +111,16 @@ class World:
     proxies: tuple[FaultProxy, FaultProxy]
 
     def histories(self) -> dict[str, list[Call]]:
-        """What each operator asked, by name."""
+        """Return the calls of each operator, by name."""
         pairs = zip(self.operators, self.proxies, strict=True)
         return {part.name: list(proxy.calls) for part, proxy in pairs}
 
     def takeovers(self) -> list[Takeover]:
-        """Who led, in order."""
+        """Return the takeovers of the lease, in order."""
         return takeovers(self.histories())
 
     def leader(self) -> Part:
-        """Who leads, or led last."""
+        """Return the operator that leads, or led last."""
         until(self.takeovers, "an operator leads")
         name = self.takeovers()[-1].holder
         return next(part for part in self.operators if part.name == name)
@@ -135,7 +135,7 @@ class World:
         until(lambda: not self.cluster.kubectl(*asked, check=False).returncode, "the API is ready")
 
     def heal(self) -> None:
-        """Everything runs again."""
+        """Resume and restart all parts."""
         for part in (self.etcd, self.api):
             part.thaw()
             part.start()
@@ -145,7 +145,7 @@ class World:
             part.start()
 
     def check(self) -> None:
-        """Nobody wrote who did not lead, and no operator met what it did not expect."""
+        """Check that only leaders have written, and that no operator logged an unexpected error."""
         assert_no_stale_writes(self.histories())
         for part in self.operators:
             assert_no_errors(part.log)
@@ -153,7 +153,7 @@ class World:
 
 @contextmanager
 def world(folder: Path, terms: Terms) -> Iterator[World]:
-    """Run one in a folder; CannotStartError where the real control plane is not to be had."""
+    """Run a world in a folder. CannotStartError if there is no real control plane here."""
     kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
     assert kubectl, "kubectl is missing; `make setup` installs it"
     plane = folder / "plane"

@@ -1,4 +1,4 @@
-"""The parts that keep jobs running, as the tests stop, kill and switch them off."""
+"""The parts that keep jobs running, with the means to stop, kill and switch them off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASES = "coordination.k8s.io/v1:leases"
 
 
 class ApiPlace(NamedTuple):
-    """What `Api` needs to know of a server."""
+    """Properties of a server that `Api` needs."""
 
     url: str
     token: str
@@ -30,12 +30,12 @@ class ApiPlace(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request must carry to be let in."""
+        """Headers that authenticate a request."""
         return {"Authorization": f"Bearer {self.token}"}
 
 
 def api_of(cluster: Cluster, namespace: str = "default") -> Api:
-    """Plain requests to a cluster."""
+    """Return a client for plain requests to a cluster."""
     config = yaml.safe_load((cluster.directory / "kubeconfig").read_text())
     place, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     ca = base64.b64decode(place.get("certificate-authority-data", "")).decode()
@@ -43,7 +43,7 @@ def api_of(cluster: Cluster, namespace: str = "default") -> Api:
 
 
 class Operator:
-    """`unbroken operator` as a process of its own."""
+    """`unbroken operator` in a process of its own."""
 
     def __init__(self, cluster: Cluster, log: Path) -> None:
         self._cluster = cluster
@@ -67,20 +67,20 @@ class Operator:
         api.close()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It stands still during the block."""
+        """Stop it with SIGSTOP during the block."""
         assert self._process is not None
         with frozen(self._process.pid):
             yield
 
     def assert_well(self) -> None:
-        """It runs and has met nothing that it did not expect."""
+        """Assert that it runs and has logged no unexpected error."""
         assert self._process is not None
         assert self._process.poll() is None
         assert_no_errors(self._log)
@@ -88,7 +88,7 @@ class Operator:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """A process stands still during the block."""
+    """Stop a process with SIGSTOP during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -105,10 +105,10 @@ def power(cluster: Cluster, node: str, state: str | None) -> None:
 
 
 def is_ready(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
-    """Whether the node says so."""
+    """Return whether the node is Ready."""
     return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
 
 
 def is_tainted(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
-    """Whether anything is held against the node."""
+    """Return whether the node has taints."""
     return bool(node["spec"].get("taints"))

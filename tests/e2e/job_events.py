@@ -1,4 +1,4 @@
-"""What the workers of a job tell of themselves, and what must hold of any job's story."""
+"""Reports of a job's workers about themselves, and invariants of every job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 Object = dict[str, Any]
 PATIENCE_SECONDS = 120.0
-"""Nothing in a test takes that long, except on a machine that is very busy."""
+"""Seconds that no event of a test takes, except on a very busy machine."""
 
 
 class Event(NamedTuple):
-    """What a worker has told."""
+    """A report of a worker."""
 
     what: str
     attempt: int
@@ -29,12 +29,12 @@ class Event(NamedTuple):
     rank: int
     pid: int
     at: float
-    """Seconds since boot, by the one clock of the machine."""
+    """Seconds since boot, from the only clock of the machine."""
     more: Object
 
 
 class Events:
-    """Hears what the workers of a job tell, beside the test."""
+    """Receives the reports of a job's workers in a thread."""
 
     def __init__(self) -> None:
         self.name = f"unbroken-e2e-{uuid.uuid4().hex}"
@@ -46,20 +46,20 @@ class Events:
         self._thread.start()
 
     def until(self, holds: Callable[[list[Event]], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-        """What `holds` says of all events as soon as it is true."""
+        """Wait until `holds` is true of all events; return its result."""
         with self.news:
             found = self.news.wait_for(lambda: holds(self.all), seconds)
         assert found, f"not in {seconds} s: {self.story()}"
         return found
 
     def more(self, count: int, seconds: float) -> None:
-        """Let so many more events come, or so much time pass where none do."""
+        """Wait for `count` more events, or until none has come for `seconds`."""
         with self.news:
             wanted = len(self.all) + count
             self.news.wait_for(lambda: len(self.all) >= wanted, seconds)
 
     def story(self) -> str:
-        """What was heard, the last steps only, for people."""
+        """Return the events received, with the last steps only, for people."""
         last: dict[tuple[int, int, str], Event] = {}
         for event in self.all:
             last[(event.attempt, event.rank, event.what)] = event
@@ -81,7 +81,7 @@ class Events:
 
 
 def check(all_events: Sequence[Event], world: int, nproc: int) -> None:
-    """Attempts never overlap, and every rank of an attempt was told the same."""
+    """Check that attempts never overlap, and that every rank of an attempt got the same command."""
     attempts: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in all_events:
         assert not event.more.get("others"), f"another attempt lives beside {event}"
@@ -100,7 +100,7 @@ def check(all_events: Sequence[Event], world: int, nproc: int) -> None:
 
 
 def check_ranks(starts: Sequence[Event], world: int, nproc: int) -> None:
-    """No rank of an attempt is there twice, and each is where its node rank says."""
+    """Check that each rank of an attempt exists once, on the pod of its node rank."""
     found = [event.rank for event in starts]
     assert len(set(found)) == len(found), f"a rank was started twice: {starts}"
     assert set(found) <= set(range(world))
@@ -111,12 +111,12 @@ def check_ranks(starts: Sequence[Event], world: int, nproc: int) -> None:
 
 
 def places(starts: dict[int, Event]) -> dict[int, str]:
-    """Rank -> pod."""
+    """Return the pod of each rank."""
     return {rank: e.more["environment"]["UNBROKEN_POD"] for rank, e in starts.items()}
 
 
 def parent(pid: int) -> int:
-    """The parent of a process."""
+    """Return the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

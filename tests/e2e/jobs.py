@@ -1,4 +1,4 @@
-"""Jobs of real processes whose every step the test hears of."""
+"""Jobs of real processes that report every step to the test."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Job:
 
     @property
     def ranks(self) -> list[int]:
-        """All of them."""
+        """Return all ranks."""
         return list(range(self.nnodes * self.nproc))
 
     def starts(self, attempt: int) -> dict[int, Event]:
-        """The workers of an attempt, by rank."""
+        """Return the workers of an attempt, by rank."""
         return {e.rank: e for e in self.events.all if (e.what, e.attempt) == ("start", attempt)}
 
     def steps(self, attempt: int, more: int = 1) -> dict[int, Event]:
-        """Wait until every rank has made steps of the attempt from now on; its workers by rank."""
+        """Wait until every rank has made more steps of the attempt; return its workers by rank."""
         heard = len(self.events.all)
 
         def holds(events: list[Event]) -> bool:
@@ -63,7 +63,7 @@ class Job:
         return self.starts(attempt)
 
     def kill(self, *victims: Event) -> None:
-        """SIGKILL to workers, which must live."""
+        """Send SIGKILL to workers, which must live."""
         if len(victims) > 1:  # else one dies of the loss of another before its own turn
             for victim in victims:
                 assert self.signal(victim.pid, signal.SIGSTOP), f"rank {victim.rank} is dead"
@@ -71,7 +71,7 @@ class Job:
             assert self.signal(victim.pid, signal.SIGKILL), f"rank {victim.rank} is dead already"
 
     def signal(self, pid: int, number: int) -> bool:
-        """Send a signal to a process of the job; False: there is no such process."""
+        """Send a signal to a process of the job; return False if there is no such process."""
         mark = f"EVENTS={self.events.name}".encode()
         try:
             handle = os.pidfd_open(pid)
@@ -87,12 +87,12 @@ class Job:
         return True
 
     def workers(self) -> dict[int, Event]:
-        """The newest worker of each rank."""
+        """Return the newest worker of each rank."""
         with self.events.news:
             return {event.rank: event for event in self.events.all if event.what == "start"}
 
     def settle(self) -> int:
-        """Wait until all ranks make steps of one attempt, from now on; its number."""
+        """Wait until all ranks make steps of one attempt; return its number."""
         heard = len(self.events.all)
 
         def whole(events: list[Event]) -> int:
@@ -105,20 +105,20 @@ class Job:
         return int(self.events.until(whole)) - 1
 
     def finish(self) -> Object:
-        """Let the workers end by themselves; the job as it is then."""
+        """Let the workers end by themselves; return the job at its end."""
         (self.directory / "finish").touch()
         return self.until_standing("Completed")
 
     def until(self, holds: Callable[[Object], Any]) -> Object:
-        """The job once `holds` is true of it."""
+        """Wait until `holds` is true of the job; return the job."""
         return self.api.until(JOBS, self.name, lambda job: bool(holds(job)))
 
     def until_standing(self, *types: str) -> Object:
-        """The job once one of these is its true condition; all that it says is then written."""
+        """Wait until one of these is its true condition; return the complete job."""
         return self.until(lambda job: standing(job) in types)
 
     def incidents(self, count: int | None) -> list[Object]:
-        """The specs of the job's incidents, in order, once so many have ended; None: all."""
+        """Wait until `count` incidents have ended, or all; return their specs in order."""
         number = 0
         made: list[Object] = []
         while number < (self._incidents_made() if count is None else count):
@@ -148,17 +148,17 @@ class Job:
                 pass
 
     def pods(self) -> dict[str, Object]:
-        """Pods of the job by name."""
+        """Return the pods of the job by name."""
         listed = self.api.get("pods", labelSelector=f"HPJob={self.name}").made["items"]
         return {pod["metadata"]["name"]: pod for pod in listed}
 
     def report(self, worker: Event) -> Object:
-        """What the agent of a worker says of itself."""
+        """Return the report of a worker's agent."""
         found: Object = self.ask(worker, "/v1/report")
         return found
 
     def ask(self, worker: Event, path: str) -> Any:
-        """GET of the agent of a worker."""
+        """Send a GET to the agent of a worker."""
         pod = self.pods()[worker.more["environment"]["UNBROKEN_POD"]]
         key = key_in(self.api.get(f"secrets/{secret_of(pod)}").made)
         place, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
@@ -166,24 +166,24 @@ class Job:
             return json.loads(agent.request("GET", path, None, {})[1])
 
     def patch(self, body: Object) -> None:
-        """Merge into the job."""
+        """Merge a patch into the job."""
         self.api.patch("merge", f"{JOBS}/{self.name}", body).done()
 
 
 def standing(job: Object) -> str:
-    """The job's last condition that is true."""
+    """Return the job's last condition that is true."""
     listed = (job.get("status") or {}).get("conditions") or []
     return next((one["type"] for one in reversed(listed) if one["status"] == "True"), "")
 
 
 def message(job: Object) -> str:
-    """Of the same condition, with its reason."""
+    """Return the reason and the message of the job's last condition that is true."""
     listed = [one for one in job["status"]["conditions"] if one["status"] == "True"]
     return f"{listed[-1]['reason']}: {listed[-1]['message']}"
 
 
 def manifest(name: str, words: str, environment: dict[str, str], **spec: Any) -> Object:
-    """A job; `spec` gives replicas, nproc, spares, annotations and the run policy."""
+    """Return a job; `spec` gives replicas, nproc, spares, annotations and the run policy."""
     whole = {"OMP_NUM_THREADS": "1", **environment}
     container = {
         "name": "train",
@@ -217,7 +217,7 @@ def job(
     environment: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Iterator[Job]:
-    """Run a job until the block ends, and check then what must hold of any job."""
+    """Run a job until the block ends, and then check the invariants of every job."""
     name = f"job-{uuid.uuid4().hex[:6]}"
     made = Job(api_of(cluster), name, directory, replicas, nproc)
     whole = {"EVENTS": made.events.name, "PLAN": json.dumps(plan), **(environment or {})}

@@ -1,5 +1,8 @@
-"""A real control plane under the end-to-end tests of jobs: etcd, API server, scheduler and
-controller manager of Kubernetes, with nodes of ours and the operator as processes of their own."""
+"""A real control plane under the end-to-end tests of jobs.
+
+It consists of etcd, API server, scheduler and controller manager of Kubernetes. The nodes of the
+local cluster and the operator are processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +26,27 @@ from e2e.clusters import UNBROKEN, Cluster
 from e2e.control import Operator
 
 LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
-"""Held by a control plane on the bridge, which has one address: one at a time on a machine."""
+"""Lock of a control plane on the bridge: its address is fixed, so a machine can have only one."""
 BEATS = ("--heartbeat", "2")
-"""The controller manager takes a node for lost after 8 s."""
+"""Options with which the controller manager considers a node lost after 8 s."""
 TOKEN = "admin-token"
-"""Of whom `start` lets do everything."""
+"""Token of the user to whom `start` gives all rights."""
 
 
 class Plane:
-    """The processes that `../shared/envtest/start` makes, in a folder of theirs."""
+    """The processes that `../shared/envtest/start` makes, in their own folder."""
 
     def __init__(self, room: Path) -> None:
         self._room = room
         self._lock = ExitStack()
         self._command: list[str] = []
-        """Of kube-apiserver."""
+        """Command of kube-apiserver."""
         self._restarted: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str) -> None:
-        """Start them; returns when the API server is ready.
+        """Start them; return when the API server is ready.
 
-        With `--bridge` it waits until no other test has a control plane on the bridge.
+        With `--bridge`, wait first until no other test has a control plane on the bridge.
         """
         if "--bridge" in options:
             fcntl.flock(self._lock.enter_context(LOCK.open("w")), fcntl.LOCK_EX)
@@ -64,11 +67,11 @@ class Plane:
 
     @property
     def api_pid(self) -> int:
-        """Of kube-apiserver; `start` writes etcd's before it."""
+        """Pid of kube-apiserver; `start` writes etcd's before it."""
         return int((self._room / "pids").read_text().split()[1])
 
     def restart_api(self) -> None:
-        """Start kube-apiserver again, which was killed."""
+        """Start the killed kube-apiserver again."""
         killed = self.api_pid
         with open(self._room / "apiserver.log", "ab") as log:
             process = subprocess.Popen(
@@ -79,7 +82,7 @@ class Plane:
         pids.write_text(pids.read_text().replace(f"{killed}\n", f"{process.pid}\n", 1))
 
     def stop(self) -> None:
-        """End them all."""
+        """End all processes."""
         with self._lock:
             self._stop()
 
@@ -107,18 +110,18 @@ class Plane:
 
 @dataclass(frozen=True)
 class RealCluster(Cluster):
-    """Such a cluster; its folder has the kubeconfig."""
+    """A cluster on such a control plane; its folder has the kubeconfig."""
 
     plane: Plane = field(default_factory=lambda: Plane(Path()))
 
     @property
     def up_pid(self) -> int:
-        """The API server's."""
+        """Pid of the API server."""
         return self.plane.api_pid
 
     @property
     def operator_options(self) -> tuple[str, ...]:
-        """As for any cluster."""
+        """Options of the operator, which are those of any cluster."""
         return ("--kubeconfig", str(self.directory / "kubeconfig"))
 
     def unbroken(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -129,7 +132,7 @@ class RealCluster(Cluster):
         )
 
     def restart(self) -> None:
-        """The API server, until it is ready."""
+        """Restart the API server, and wait until it is ready."""
         self.plane.restart_api()
         until(
             lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0,
@@ -139,7 +142,7 @@ class RealCluster(Cluster):
 
 @contextmanager
 def real_cluster(folder: Path, kubectl_path: str, *, is_led: bool) -> Iterator[Cluster]:
-    """One with two nodes of four GPUs each, and with an operator if it is to be led.
+    """Run a cluster with two nodes of four GPUs each, with an operator if `is_led`.
 
     CannotStartError says what is missing.
     """

@@ -1,4 +1,4 @@
-"""What the job tests check is noticed where it is so: two attempts at once, a rank twice."""
+"""The checks of the job tests find violations: two attempts at once, a rank twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e.jobs import GANG
 
 
 def start(attempt: int, rank: int, at: float, **more: object) -> Event:
-    """A worker of four, two in each pod, as it says that it starts."""
+    """Return the start report of a worker; a pod has two of the four workers."""
     environment = {"GROUP_RANK": str(rank // 2), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": "4"}
     master = str(more.pop("master", f"10.0.0.1:{attempt}"))
     whole = {"environment": environment, **more}
@@ -44,7 +44,7 @@ def test_a_broken_rule_is_noticed(event: Event, said: str) -> None:
 
 @contextmanager
 def worker(directory: Path, events: Events, attempt: int, plan: str = "[]") -> Iterator[None]:
-    """The only rank of an attempt."""
+    """Run the only rank of an attempt."""
     environment = {
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
         **{"TORCHELASTIC_RESTART_COUNT": str(attempt), "EVENTS": events.name, "PLAN": plan},

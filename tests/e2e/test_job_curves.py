@@ -1,6 +1,6 @@
-"""Jobs that lose workers, agents and nodes learn what they would have learned without.
+"""Losses of jobs that lose workers, agents and nodes: they equal those without a fault.
 
-Each rank tells the loss of each step it makes, bit for bit.
+Each rank reports the loss of each step it makes, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs/curve.py"
 STEPS = 40
 Curve = dict[tuple[int, int], str]
-"""Rank and step -> loss."""
+"""Loss by rank and step."""
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """Three nodes that are missed soon."""
+    """Start three nodes whose loss is noticed soon."""
     found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", "3", "--node-grace", "2")
     yield found
@@ -34,7 +34,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Ite
 
 @pytest.fixture
 def nodes(machines: Cluster) -> Iterator[Cluster]:
-    """The same; every node has power again at the end."""
+    """Provide the three nodes; switch all of them on at the end."""
     yield machines
     api = api_of(machines)
     for index in range(3):
@@ -46,7 +46,7 @@ def nodes(machines: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def whole(machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Curve:
-    """Of a run that nothing befell."""
+    """Return the losses of a run without faults."""
     with job(machines, tmp_path_factory.mktemp("whole"), program=PROGRAM) as one:
         completed(one)
     found = curve(one)
@@ -55,7 +55,7 @@ def whole(machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Curve:
 
 
 def completed(one: Job) -> Object:
-    """The job, once all ranks have made their last step."""
+    """Wait until all ranks have made their last step; return the job."""
     one.events.until(lambda events: sum(event.what == "end" for event in events) == len(one.ranks))
     return one.until_standing("Completed")
 
@@ -65,7 +65,7 @@ def steps_made(one: Job) -> list[Event]:
 
 
 def curve(one: Job) -> Curve:
-    """All that was told; what was made twice has come out the same."""
+    """Return all losses; assert that steps made twice have the same loss."""
     found: Curve = {}
     for event in steps_made(one):
         loss = event.more["loss"]
@@ -74,7 +74,7 @@ def curve(one: Job) -> Curve:
 
 
 def held(one: Job, attempt: int) -> Event:
-    """The worker that waits to be killed."""
+    """Return the worker that waits to be killed."""
 
     def waiting(events: list[Event]) -> Event | None:
         return next((e for e in events if (e.what, e.attempt) == ("held", attempt)), None)
@@ -84,14 +84,14 @@ def held(one: Job, attempt: int) -> Event:
 
 
 def sources(one: Job, attempt: int) -> dict[int, tuple[int, str]]:
-    """Where each rank has gone on, and whose memory its state came from."""
+    """Return the step from which each rank has resumed, and the source of its state."""
     told = [e for e in one.events.all if (e.what, e.attempt) == ("restored", attempt)]
     assert len({event.more["checksum"] for event in told}) == 1, "replicas differ"
     return {event.rank: (event.more["step"], event.more["source"]) for event in told}
 
 
 def assert_nothing_is_lost(one: Job, whole: Curve, attempts: int) -> None:
-    """The same losses, and no rank has made more than one step again for each fault."""
+    """Assert equal losses, and that each fault made a rank repeat at most one step."""
     differing = {key[1] for key, loss in curve(one).items() if whole[key] != loss}
     assert not differing, f"other losses, first in step {min(differing)}"
     assert len(curve(one)) == len(whole)
@@ -158,7 +158,7 @@ def test_a_node_that_is_lost_leaves_no_trace_in_the_losses(
 
 
 def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
-    """The ranks that have lost their memory have the state of those that have not."""
+    """Assert that ranks without memory have the state of those that kept it."""
     for rank, (_, source) in sources(one, 1).items():
         kind, _, giver = source.rpartition(" ")
         if rank in lost:
@@ -196,7 +196,7 @@ def test_nodes_that_are_drained_in_turn_leave_no_trace_in_the_losses(
 
 
 def steps_copied(one: Job, worker: Event, rank: int) -> set[int]:
-    """Of what the agent of a worker keeps of another node's rank."""
+    """Return the steps of another node's rank that the agent of a worker keeps."""
     listed = one.ask(worker, f"/v1/snapshots/training/{rank}")
     return {found["step"] for found in listed["snapshots"]}
 

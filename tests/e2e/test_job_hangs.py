@@ -1,4 +1,4 @@
-"""Jobs that stand still: the culprit is named, and the job goes on.
+"""Jobs that hang: the culprit is named, and the job continues.
 
 Both jobs run at the same time, since a watchdog has to learn before it judges.
 """
@@ -27,7 +27,7 @@ PLANS: dict[str, list[Object]] = {"frozen": [], "same-error": [BAD]}
 
 
 class Running(NamedTuple):
-    """A job that runs already; `end` holds what is left to do with it."""
+    """A job that runs already; `end` is the rest of its test."""
 
     job: Job
     end: ExitStack
@@ -48,12 +48,12 @@ def running(
 
 
 def shown(cluster: Cluster, *command: str) -> Any:
-    """What a command says as JSON."""
+    """Return the JSON that a command prints."""
     return json.loads(cluster.unbroken(*command, "-o", "json").stdout)
 
 
 def stop(one: Job, victim: Event) -> None:
-    """SIGSTOP."""
+    """Send SIGSTOP to a worker."""
     assert one.signal(victim.pid, signal.SIGSTOP)
 
 
@@ -79,7 +79,7 @@ def test_a_stopped_rank_is_found_and_its_steps_and_seconds_are_told(
     one, end = running["frozen"]
     with end:
         stop(one, one.steps(0, more=50)[1])
-        # The time of the job's end is told in whole seconds.
+        # The time of the job's end is given in whole seconds.
         starts = one.steps(1, more=100)
         one.finish()
         (incident,) = one.incidents(1)

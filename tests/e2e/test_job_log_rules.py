@@ -1,4 +1,4 @@
-"""A job whose log tells that it is stuck is restarted, and one that logs as agreed is not."""
+"""A job whose log shows a hang is restarted, and one that logs as agreed is not."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def report(what, **more):
 gang.report = report
 gang.main()
 """
-"""Rank 0 alone logs; in the first attempt it trains on and logs no more."""
+"""Program in which rank 0 alone logs; in the first attempt it stops logging, but trains on."""
 STEPS_PAST_LIMITS = 500
 
 
 def hung(found: Object) -> bool:
-    """Whether the job says that the rule has stopped it."""
+    """Return whether the job reports that the rule has stopped it."""
     conditions = (found.get("status") or {}).get("conditions") or []
     return "LogHang_loss" in [one.get("reason") for one in conditions]
 

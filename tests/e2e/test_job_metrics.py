@@ -1,4 +1,4 @@
-"""What Prometheus reads while a real job fails and recovers, and what the guide says of it."""
+"""Metrics that Prometheus scrapes while a real job fails and recovers, compared with the guide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = ("unbroken_", "hyperpod_", "training_")
 
 
 class Scrape:
-    """All samples of one answer, read as Prometheus reads them."""
+    """All samples of one answer, parsed as Prometheus does."""
 
     def __init__(self, cluster: Cluster) -> None:
         address = json.loads(cluster.unbroken("status", "-o", "json").stdout)["metrics"]
@@ -35,7 +35,7 @@ class Scrape:
         self.samples = [one for family in self.families for one in family.samples]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of the only sample with these labels; None: there is none."""
+        """Return the value of the only sample with these labels; None: there is none."""
         found = [
             one.value
             for one in self.samples
@@ -46,7 +46,7 @@ class Scrape:
 
 
 def scraped(cluster: Cluster, holds: Callable[[Scrape], bool]) -> Scrape:
-    """A scrape of which it holds: metrics follow what the API server tells of the job."""
+    """Scrape until `holds` is true: metrics follow the job's state in the API server."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         found = Scrape(cluster)
@@ -84,7 +84,7 @@ def test_a_job_that_fails_and_recovers_is_measured(cluster: Cluster, tmp_path: P
 
 
 def while_it_runs(found: Scrape, one: Job, ours: Labels) -> None:
-    """Of the job, and of the operator itself."""
+    """Check the metrics of the running job, and of the operator itself."""
     assert found.value("unbroken_job_agents_connected", **ours) == 2
     assert found.value("unbroken_job_agents_wanted", **ours) == 2
     assert found.value("unbroken_job_restarts", **ours) == 0
@@ -99,7 +99,7 @@ def while_it_runs(found: Scrape, one: Job, ours: Labels) -> None:
 
 
 def after_the_fault(found: Scrape, one: Job, ours: Labels, remedy: str) -> None:
-    """What the fault and the recovery were, and what they cost."""
+    """Check the metrics of the fault, of the recovery, and of their cost."""
     theirs = {"namespace": "default", "jobName": one.name}
     assert found.value(OPERATOR + "restarted_total", reason="Signal", **theirs) == 1
     assert found.value(OPERATOR + "restart_latency", le="+Inf", **theirs) == 1
@@ -120,7 +120,7 @@ def after_the_fault(found: Scrape, one: Job, ours: Labels, remedy: str) -> None:
 
 
 def the_guide_names_what_is_served(found: Scrape) -> None:
-    """Its tables: `name` | labels | meaning."""
+    """Check the tables of the guide: `name` | labels | meaning."""
     rows = re.findall(r"^\| `([a-z_A-Z]+)` \| ([^|]*) \|", REFERENCE.read_text(), re.M)
     told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     served: dict[str, set[str]] = {}

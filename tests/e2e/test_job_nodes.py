@@ -1,4 +1,4 @@
-"""Nodes of a job lose their power: its ranks go on elsewhere, with and without spares."""
+"""Nodes of a job lose their power: its ranks resume on other nodes, with and without spares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODES = 3
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """A cluster of three nodes that are missed soon."""
+    """Start a cluster of three nodes whose loss is noticed soon."""
     found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", str(NODES), "--node-grace", "2")
     yield found
@@ -28,7 +28,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Ite
 
 @pytest.fixture
 def nodes(machines: Cluster) -> Iterator[Cluster]:
-    """The same, every node with power at the start."""
+    """Provide the cluster, and switch on all nodes at the end."""
     yield machines
     api = api_of(machines)
     for index in range(NODES):
@@ -39,7 +39,7 @@ def nodes(machines: Cluster) -> Iterator[Cluster]:
 
 
 def node_of(one: Job) -> dict[str, str]:
-    """Pod -> node."""
+    """Return the node of each pod."""
     return {name: pod["spec"]["nodeName"] for name, pod in one.pods().items()}
 
 

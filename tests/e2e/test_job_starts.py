@@ -1,4 +1,4 @@
-"""Jobs whose pods or workers never come up: they say why, and end by their budget."""
+"""Jobs whose pods or workers never start: they report why, and fail by their budget."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Wanted:
         self.api, self.name = api, name
 
     def until_standing(self, *types: str) -> Object:
-        """The job once one of these is its true condition."""
+        """Wait until one of these is the true condition of the job; return the job."""
         return self.api.until(JOBS, self.name, lambda job: standing(job) in types)
 
     def until_said(self, words: str) -> str:
-        """The message of its condition once it has these words."""
+        """Wait until the message of its condition has these words; return the message."""
         return message(self.api.until(JOBS, self.name, lambda job: words in _message(job)))
 
     def incident(self, number: int) -> Object:
-        """The spec of an incident, once it has ended; incidents follow the status."""
+        """Wait until an incident has ended; return its spec. Incidents follow the status."""
         name = f"{self.name}-{number}"
         there = self.api.get(INCIDENTS).made
         if all(one["metadata"]["name"] != name for one in there["items"]):
@@ -50,13 +50,13 @@ class Wanted:
         return spec
 
     def events(self, reason: str) -> list[str]:
-        """Messages of the events on the job that have this reason."""
+        """Return the messages of the events on the job that have this reason."""
         listed = self.api.get("events").made["items"]
         mine = [one for one in listed if one["involvedObject"].get("name") == self.name]
         return [one["message"] for one in mine if one["reason"] == reason]
 
     def until_event(self, reason: str) -> str:
-        """The message of an event on the job, once there is one; events follow the status."""
+        """Wait for an event on the job; return its message. Events follow the status."""
         there = self.api.get("events").made
         told = self.events(reason)
         if told:
@@ -81,7 +81,7 @@ def wanted(
     restarts: int = 2,
     annotations: Object | None = None,
 ) -> Iterator[Wanted]:
-    """A job of two pods with this container, deleted in the end."""
+    """Create a job of two pods with this container; delete it at the end."""
     api, name = api_of(cluster), f"job-{uuid.uuid4().hex[:6]}"
     whole = {"name": "pytorch", "image": "none", **container}
     template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [whole], **(pod or {})}}
@@ -104,7 +104,7 @@ def wanted(
 
 
 def ends_at_once(cluster: Cluster) -> None:
-    """A job whose container does, until it has failed."""
+    """Run a job whose container ends at once, until the job has failed."""
     refused = "app: error: unrecognized arguments: --bad"
     container = {"command": ["sh", "-c", f"echo starting; echo '{refused}' >&2; exit 2"]}
     with wanted(cluster, container, restarts=1) as job:
@@ -127,7 +127,7 @@ def ends_at_once(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def ended(cluster: Cluster) -> Iterator[Future[None]]:
-    """That, from the first test on: the node waits long until it starts the container again."""
+    """Run `ends_at_once` from the first test on: the node waits long before each restart."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(ends_at_once, cluster)
 

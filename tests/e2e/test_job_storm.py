@@ -1,6 +1,6 @@
-"""Everything is broken at random, again and again; then nothing, and the job must end well.
+"""All parts are broken at random, repeatedly; then nothing, and the job must complete.
 
-UNBROKEN_STORMS=20:30 runs other seeds than the one that every run takes.
+UNBROKEN_STORMS=20:30 runs other seeds than the default one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FIRST, LAST = map(int, os.environ.get("UNBROKEN_STORMS", "0:1").split(":"))
 
 
 class Storm:
-    """Breaks a part of a job, or lets go of what it holds."""
+    """Breaks a part of a job, or resumes the parts that it has frozen."""
 
     def __init__(self, one: Job, cluster: Cluster, operator: Operator, seed: int) -> None:
         self.hits = 0
-        """How many blows there were that the job may be restarted for."""
+        """Number of blows for which the job may be restarted."""
         self._one = one
         self._cluster = cluster
         self._operator = operator
@@ -35,24 +35,24 @@ class Storm:
         self._frozen: list[int] = []
 
     def blow(self) -> None:
-        """Do one of the things that this can do."""
+        """Do one of the actions of a storm."""
         ways = [self.kill_worker, self.kill_agent, self.freeze, self.thaw, self.delete_pod]
         more = [self.kill_operator, self.stop_api]
         self._random.choices([*ways, *more], [5, 2, 2, 2, 1, 1, 1])[0]()
 
     def kill_worker(self) -> None:
-        """SIGKILL to one or two of them."""
+        """Send SIGKILL to one or two workers."""
         workers = list(self._one.workers().values())
         chosen = self._random.sample(workers, self._random.randint(1, 2))
         self.hits += sum([self._one.signal(event.pid, signal.SIGKILL) for event in chosen])
 
     def kill_agent(self) -> None:
-        """SIGKILL to one."""
+        """Send SIGKILL to an agent."""
         worker = self._random.choice(list(self._one.workers().values()))
         self.hits += self._one.signal(worker.more["agent"], signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Let an agent or a worker stand still."""
+        """Send SIGSTOP to an agent or a worker."""
         worker = self._random.choice(list(self._one.workers().values()))
         pid = self._random.choice([worker.pid, worker.more["agent"]])
         if self._one.signal(pid, signal.SIGSTOP):
@@ -60,38 +60,38 @@ class Storm:
             self.hits += 1
 
     def thaw(self) -> None:
-        """Let everything go on that stands still."""
+        """Resume all frozen processes."""
         while self._frozen:
             self._one.signal(self._frozen.pop(), signal.SIGCONT)
 
     def delete_pod(self) -> None:
-        """Through the API."""
+        """Delete a pod through the API."""
         names = sorted(self._one.pods())
         if names:
             self.hits += 1
             self._one.api.delete(f"pods/{self._random.choice(names)}")
 
     def kill_operator(self) -> None:
-        """SIGKILL, and start another one a little later."""
+        """Send SIGKILL, and start another operator a little later."""
         self._operator.kill()
         self._one.events.more(self._random.randint(0, 60), 0.5)
         self._operator.start()
         self.hits += 1
 
     def stop_api(self) -> None:
-        """Let the API server and the nodes stand still while a worker is killed."""
+        """Stop the API server and the nodes with SIGSTOP while a worker is killed."""
         with frozen(self._cluster.up_pid):
             self.kill_worker()
             self.pause()
 
     def pause(self) -> None:
-        """Let the job go on for a while, or not."""
+        """Let the job train for a while, or not at all."""
         self._one.events.more(self._random.choice([0, 1, 4, 20, 100]), self._random.random())
 
 
 @pytest.fixture(scope="module")
 def sea(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """A cluster without an operator."""
+    """Start a cluster without an operator."""
     found = Cluster(tmp_path_factory.mktemp("sea") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", "3", "--no-operator")
     yield found

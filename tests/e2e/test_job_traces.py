@@ -1,4 +1,4 @@
-"""The trace of a worker that was really killed: what a collector gets is what the incident says."""
+"""The trace of a worker that was really killed: the collector receives the incident's times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_killed_worker_is_a_trace_and_without_a_collector_the_job_goes_on_too(
 
 
 def the_trace_is_the_incident(spans: list[Span], item: Object, one: Job) -> None:
-    """One span of all of it, and in it those of its stages at the incident's times."""
+    """Check the span of the incident, and in it those of its stages at the incident's times."""
     (whole,) = [span for span in spans if not span.parent_span_id]
     spec, uid = item["spec"], item["metadata"]["uid"]
     assert {span.trace_id for span in spans} == {bytes.fromhex(uid.replace("-", ""))}
@@ -74,5 +74,5 @@ def the_trace_is_the_incident(spans: list[Span], item: Object, one: Job) -> None
 
 
 def nanoseconds(text: str) -> int:
-    """Of a time of the API, which has microseconds."""
+    """Return the nanoseconds of a time of the API, which has microseconds."""
     return (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1) * 1000

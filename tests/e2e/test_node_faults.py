@@ -1,8 +1,8 @@
-"""Nodes of a running job turn bad: the job moves or stays as the table of faults says, the node is
-repaired, tested and returned; without NodeRecovery nothing touches it.
+"""Faults of a running job's nodes: the job moves or stays, as the table of faults says.
 
-A line in the file that stands for a node's kernel log, or a library that stands for NVML, is the
-fault.  Of one that ends a program on real hardware the worker is killed, too.
+The node is repaired, tested and returned to service; without NodeRecovery nothing touches it. The
+fault is a line in the file that stands for a node's kernel log, or comes from a library that stands
+for NVML. If the fault ends a program on real hardware, the worker is killed too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CURVE = Path(__file__).parent / "programs/curve.py"
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """Three nodes that are repaired."""
+    """Start three nodes with repairs."""
     found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", "3")
     yield found
@@ -45,7 +45,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Ite
 
 @pytest.fixture
 def nodes(machines: Cluster) -> Iterator[Cluster]:
-    """The same, at the end as many nodes as before, all in service."""
+    """Provide the nodes; check at the end that all three are in service."""
     yield machines
     with closing(api_of(machines)) as api:
         listed = api.get(NODES).made["items"]
@@ -55,7 +55,7 @@ def nodes(machines: Cluster) -> Iterator[Cluster]:
 
 
 def patiently(api: Api, collection: str, name: str, holds: Callable[[Object], bool]) -> Object:
-    """The object once it is as wanted: a check of a node on a busy machine is silent for long."""
+    """Wait for the object with much patience: a busy node's check is silent for long."""
     while True:
         try:
             return api.until(collection, name, holds)
@@ -64,13 +64,13 @@ def patiently(api: Api, collection: str, name: str, holds: Callable[[Object], bo
 
 
 def in_service(node: Object) -> bool:
-    """It takes pods."""
+    """Return whether the node takes pods."""
     labels = node["metadata"]["labels"]
     return labels.get(HEALTH) == "Schedulable" and not is_tainted(node)
 
 
 def is_bad(node: Object) -> bool:
-    """It has a condition of a fault, and the label."""
+    """Return whether the node has a condition of a fault, and the label."""
     listed = node["status"].get("conditions") or ()
     kinds = {one["type"] for one in listed if one["status"] == "True"}
     is_labelled = node["metadata"]["labels"].get(HEALTH, "").startswith("UnschedulablePending")
@@ -78,18 +78,18 @@ def is_bad(node: Object) -> bool:
 
 
 def details(node: Object) -> str:
-    """What is told of its faults."""
+    """Return the details of the node's faults."""
     return str((node["metadata"].get("annotations") or {}).get(FAULT_DETAILS, ""))
 
 
 def write(cluster: Cluster, node: str, line: str) -> None:
-    """A line of a node's kernel log."""
+    """Write a line into a node's kernel log."""
     with (cluster.directory / "nodes" / node / "kernel.log").open("a") as log:
         log.write(line)
 
 
 def plant(cluster: Cluster, node: str, gpu: str) -> None:
-    """What NVML says of the node's GPU from now on."""
+    """Set what NVML reports of the node's GPU."""
     folder = cluster.directory / "nodes" / node
     library = build(folder.parent.parent)
     if library is None:
@@ -100,13 +100,13 @@ def plant(cluster: Cluster, node: str, gpu: str) -> None:
 
 
 def node_of(one: Job, worker: Event) -> str:
-    """Where a worker runs."""
+    """Return the node of a worker."""
     pod = worker.more["environment"]["UNBROKEN_POD"]
     return str(one.pods()[pod]["spec"]["nodeName"])
 
 
 def repaired(one: Job, node: str) -> Object:
-    """The newest repair of a node, once it has ended."""
+    """Wait until the newest repair of a node has ended; return it."""
     one.until_there(RECORDS, node)
 
     def is_over(record: Object) -> bool:
@@ -117,7 +117,7 @@ def repaired(one: Job, node: str) -> Object:
 
 
 def assert_moved(one: Job, starts: dict[int, Event], bad: str) -> None:
-    """Rank 0 goes on at another node, and the others where they were."""
+    """Assert that rank 0 resumes on another node, and the others where they were."""
     after = one.steps(1)
     assert node_of(one, after[0]) != bad
     assert places(after)[1] == places(starts)[1]
@@ -129,7 +129,7 @@ def assert_moved(one: Job, starts: dict[int, Event], bad: str) -> None:
 
 
 def moves_and_is_repaired(cluster: Cluster, folder: Path, befall: Callable[[str], None]) -> Object:
-    """A job whose rank 0 is on a node that turns bad, and the repair of the node."""
+    """Run a job whose rank 0 is on a node that gets a fault; return the repair of the node."""
     with job(cluster, folder, nproc=1, spares=1) as one:
         starts = one.steps(0)
         bad = node_of(one, starts[0])
@@ -156,7 +156,7 @@ def moves_and_is_repaired(cluster: Cluster, folder: Path, befall: Callable[[str]
 
 
 def api_nodes(api: Api) -> list[Object]:
-    """All nodes."""
+    """Return all nodes."""
     found: list[Object] = api.get(NODES).made["items"]
     return found
 

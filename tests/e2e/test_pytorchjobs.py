@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJobs on the local cluster, with torchrun, torch and kubectl as they are."""
+"""Kubeflow's PyTorchJobs on the local cluster, with unmodified torchrun, torch and kubectl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANIFEST = Path(__file__).parents[1] / "spec/manifests/pytorchjob-fsdp-llama3-8b
 PROGRAM = Path(__file__).parent / "programs/kubeflow_train.py"
 NAME = "llama3-1-8b-fsdp"
 PATIENCE_SECONDS = 90
-"""torch takes long to load on a busy machine."""
+"""Seconds to wait: torch takes long to load on a busy machine."""
 RESUME = {
     "sagemaker.amazonaws.com/enable-job-auto-resume": "true",
     "sagemaker.amazonaws.com/job-max-retry-count": "2",
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Progress:
-    """Steps of a job as rank 0 tells them."""
+    """Steps of a job as rank 0 reports them."""
 
     fifo: Path
     state: Path
@@ -51,7 +51,7 @@ class Progress:
 
 @pytest.fixture
 def progress(tmp_path: Path) -> Iterator[Progress]:
-    """Where one job tells of itself."""
+    """Provide the pipe to which one job reports its steps."""
     fifo = tmp_path / "steps"
     os.mkfifo(fifo)
     handle = os.open(fifo, os.O_RDWR)
@@ -60,13 +60,13 @@ def progress(tmp_path: Path) -> Iterator[Progress]:
 
 
 def torchrun(progress: Progress, steps: int, *options: str) -> list[str]:
-    """Command of a container."""
+    """Return the command of a container."""
     script = [str(PROGRAM), str(progress.state), str(progress.fifo), str(steps)]
     return [sys.executable, "-m", "torch.distributed.run", *options, *script]
 
 
 def manifest(directory: Path, command: list[str]) -> Object:
-    """The published manifest for two nodes; placeholders, script and disk are this machine's."""
+    """Return the published manifest for two nodes, with this machine's script and disk."""
     text = MANIFEST.read_text()
     filled = {"NUM_NODES": "2", "GPU_PER_NODE": "1", "EFA_PER_NODE": "1", "{IMAGE_URI}": "any"}
     for name, value in {**filled, "{HF_TOKEN}": "none"}.items():
@@ -81,7 +81,7 @@ def manifest(directory: Path, command: list[str]) -> Object:
 
 
 def reasons(cluster: Cluster, name: str) -> list[str]:
-    """Of the events of a job."""
+    """Return reason and message of the events of a job."""
     found = cluster.get("events", "--field-selector", f"involvedObject.name={name}")
     return [f"{one['reason']}: {one['message']}" for one in found["items"]]
 
@@ -122,7 +122,7 @@ def test_the_published_manifest_survives_the_loss_of_a_node(
 
 
 def test_a_master_and_a_worker_meet_without_torchrun(cluster: Cluster, progress: Progress) -> None:
-    """By MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, as the oldest examples of Kubeflow do."""
+    """Use MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, as the oldest examples of Kubeflow do."""
     script = [str(PROGRAM), str(progress.state), str(progress.fifo), "5"]
     container = {"name": "pytorch", "image": "any", "command": [sys.executable, *script]}
     template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 2}}

@@ -1,7 +1,7 @@
-"""Ranks that come seconds apart after a restart meet in one attempt, never in two.
+"""Ranks that start seconds apart after a restart meet in one attempt, never in two.
 
-torchrun 2.13 keeps one store over restarts: a fast rank finds the dead attempt's addresses in it,
-and fails or hangs (the same script shows it).  Here every attempt has a store of its own.
+torchrun 2.13 keeps one store over restarts. A fast rank finds the dead attempt's addresses in it,
+and fails or hangs (the same script shows it). Here every attempt has its own store.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ COMMAND = "exec hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE"
 KIND = "hyperpodpytorchjob/skewed"
 RANKS = 2
 SLOW_RANKS = (-1, 0, 1)
-"""In each attempt: the rank that has the store, and one that only connects to it."""
+"""Slow rank of each attempt: none, the rank with the store, one that only connects to it."""
 
 
 def job(environment: dict[str, str]) -> dict[str, Any]:
-    """Two pods of one rank."""
+    """Return a job of two pods of one rank."""
     whole = {"OMP_NUM_THREADS": "1", **environment}
     container = {
         "name": "train",
@@ -46,7 +46,7 @@ def job(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def meeting(events: IO[str], attempt: int) -> list[dict[str, Any]]:
-    """What each rank of the attempt reports, which must be the next that anybody reports."""
+    """Return the report of each rank of the attempt; assert that no other report comes first."""
     found = [json.loads(events.readline()) for _ in range(RANKS)]
     assert [one for one in found if "failed" in one] == []
     assert sorted(one["rank"] for one in found) == list(range(RANKS))

@@ -1,8 +1,8 @@
 """The images of deploy/Containerfile, built on this machine without a registry.
 
-buildah carries the file out on a base of Debian's own Python, in the place of the one that the file
-names.  pip in a build is told what pip on this machine is: settings, certificates, indexes on its
-disk.  What nodes get is the folder of a containerd that has the images already.
+buildah executes the file on a base with Debian's own Python, in place of the base that the file
+names. In a build, pip has the settings of pip on this machine: certificates, and indexes on its
+disk. Nodes get the folder of a containerd that has the images already.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ NAMES = {
     "operator": "unbroken:0.1.0",
     "training": "unbroken-training:0.1.0",
 }
-"""By target, as deploy/Containerfile has them.  `torch` has torch, and nothing of the package: it
-stands for an image of a user."""
+"""Names by target, as in deploy/Containerfile.
+
+`torch` has torch, and nothing of the package: it stands for an image of a user.
+"""
 FILE = ROOT / "deploy/Containerfile"
 IGNORED = ROOT / "deploy/Containerfile.dockerignore"
 CACHE = Path.home() / ".cache/unbroken-images"
@@ -34,20 +36,20 @@ LENT = (
     "io.containerd.content.v1.content/blobs/sha256",
     "io.containerd.snapshotter.v1.overlayfs/snapshots",
 )
-"""Where a containerd has what it only reads of an image."""
+"""Folders of a containerd from which it only reads parts of an image."""
 BASE = (
     *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3.11-venv,ca-certificates"),
     *("--customize-hook=ln -s python3.11 $1/usr/bin/python", "bookworm"),
 )
-"""What makes the base; the link is in images of python, too."""
+"""Command that makes the base. Images of python have the link `python`, too."""
 
 
 def store() -> Path:
-    """The folder of a containerd that has the images, unpacked for its snapshotter `overlayfs`.
+    """Return the folder of a containerd with the images, unpacked for its snapshotter `overlayfs`.
 
-    Takes some minutes the first time, one or two after a change of the package, then none.  Only to
-    be called by who has the machine's control plane: what was built before goes.  CannotStartError
-    says what is missing.
+    It takes some minutes the first time, one or two after a change of the package, then none. Only
+    the holder of the machine's control plane may call it, since it removes earlier builds.
+    CannotStartError says what is missing.
     """
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
@@ -60,7 +62,7 @@ def store() -> Path:
 
 
 def lend(source: Path, target: Path) -> None:
-    """Make the folder of a containerd that has the images of another's, by links."""
+    """Make the folder of a containerd with the images of another one, by links."""
     lent = {str(source / name) for name in LENT}
     shutil.copytree(source, target, ignore=lambda place, names: names if place in lent else ())
     for name in LENT:
@@ -69,7 +71,7 @@ def lend(source: Path, target: Path) -> None:
 
 
 def _digest() -> str:
-    """Of all that the images are made of."""
+    """Return the digest of all files of which the images are made."""
     made = hashlib.sha256(repr(BASE).encode())
     seen = [ROOT / line[1:] for line in IGNORED.read_text().splitlines() if line.startswith("!")]
     for path in sorted([FILE, *_files(seen)]):
@@ -85,7 +87,7 @@ def _files(places: Iterable[Path]) -> Iterable[Path]:
 
 
 def _build(folder: Path) -> None:
-    """Build all images into a folder that is complete once it is there."""
+    """Build all images into a folder that appears only when it is complete."""
     for old in CACHE.glob("built-*"):
         shutil.rmtree(old)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
@@ -105,7 +107,7 @@ def _build(folder: Path) -> None:
 
 
 def _base(scratch: Path) -> str:
-    """Name of the base, which is made if it is not there."""
+    """Return the name of the base, and make it if it is missing."""
     name = f"localhost/python:{hashlib.sha256(repr(BASE).encode()).hexdigest()[:16]}"
     if not _buildah("images", "--quiet", "--filter", f"reference={name}"):
         context = scratch / "base"
@@ -117,7 +119,7 @@ def _base(scratch: Path) -> str:
 
 
 def _pip(scratch: Path) -> list[str]:
-    """Options of a build with which pip in it does as pip here."""
+    """Return the options of a build in which pip behaves as pip here."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     settings: dict[str, str] = {}
@@ -129,7 +131,7 @@ def _pip(scratch: Path) -> list[str]:
     config.write_text("".join(["[global]\n", *lines]))
     mounted = {"/etc/pip.conf": config}
     for word in " ".join(settings.values()).split():
-        # What an index on the disk leads to lies beside it.
+        # The files to which an index on the disk refers are next to it.
         is_index, path = word.startswith("file://"), Path(word.removeprefix("file://"))
         path = path.parent if is_index else path
         if path.is_absolute() and path.exists():
@@ -138,7 +140,7 @@ def _pip(scratch: Path) -> list[str]:
 
 
 def _buildah(*arguments: str) -> str:
-    """What it prints; what it says besides is in the cache's `buildah.log`."""
+    """Run buildah; return its output. Its error output is in the cache's `buildah.log`."""
     where = ["--root", CACHE / "storage", "--runroot", CACHE / "run", "--storage-driver", "overlay"]
     with (CACHE / "buildah.log").open("ab") as log:
         command = ["buildah", *where, *arguments]
@@ -150,7 +152,7 @@ def _buildah(*arguments: str) -> str:
 
 
 def _load(made: Path, archives: Iterable[Path], scratch: Path) -> None:
-    """Have a containerd of its own make the folder, with what is in archives."""
+    """Let a containerd of its own make the folder from archives."""
     address, config = scratch / "containerd.sock", scratch / "containerd.toml"
     config.write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
     places = ["--config", config, "--root", made, "--state", scratch / "state"]

@@ -1,4 +1,4 @@
-"""Jobs of real nodes, and what their workers wrote down while they lived."""
+"""Jobs of real nodes, and the records that their workers wrote while they lived."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with own.open("w", buffering=1) as diary:
         diary.write(f"{time.time()}\\n")
         time.sleep(0.05)
 """
-"""A worker writes down who it is, and then that it lives."""
+"""Worker that writes its identity, and then the times at which it is alive."""
 
 GLOO = """
 import json, os, sys, time
@@ -59,12 +59,12 @@ with own.open("w", buffering=1) as diary:
         time.sleep(0.05)
 dist.destroy_process_group()
 """
-"""The same, and each line is a sum over all ranks."""
+"""The same worker as PLAIN, with a sum over all ranks for each line."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """What one worker wrote down."""
+    """The record of one worker."""
 
     attempt: int
     rank: int
@@ -72,7 +72,7 @@ class Life:
     node: str
     began_at: float
     ended_at: float
-    """When it wrote last."""
+    """Time of its last line."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Job:
     retries: int = 20
 
     def apply(self, **more: Any) -> None:
-        """Create it; `more` is of its pods' specification."""
+        """Create the job; `more` is added to its pods' specification."""
         folder = self.cluster.shared / self.name
         folder.mkdir()
         folder.chmod(0o777)  # images run as nobody
@@ -137,7 +137,7 @@ class Job:
         )
 
     def lives(self) -> list[Life]:
-        """Of all workers so far, in the order in which they began."""
+        """Return the records of all workers in the order of their starts."""
         found = []
         for path in (self.cluster.shared / self.name).glob("*-*-*"):
             first, *rest = path.read_text().splitlines() or [""]
@@ -151,11 +151,11 @@ class Job:
         return sorted(found, key=lambda one: one.began_at)
 
     def newest(self) -> int:
-        """The newest attempt that any worker has written of."""
+        """Return the newest attempt in any record."""
         return max((one.attempt for one in self.lives()), default=-1)
 
     def running(self, after: int = -1) -> dict[int, Life]:
-        """All ranks of an attempt newer than `after`, once they work."""
+        """Wait until all ranks of an attempt newer than `after` work; return them."""
         found: dict[int, Life] = {}
 
         def is_complete() -> bool:
@@ -168,31 +168,31 @@ class Job:
         return found
 
     def pods(self) -> list[Object]:
-        """Its pods, as the API has them."""
+        """Return its pods, as the API has them."""
         found: list[Object] = self.cluster.get("pods", "-l", f"HPJob={self.name}")["items"]
         return found
 
     def workers(self, node: str) -> list[int]:
-        """Pids of its workers on a node: who keeps a diary, and not who waits to become one."""
+        """Return the pids of its workers on a node, without parked processes."""
         return machines.writers(node, self.cluster.shared / self.name)
 
     def kill_worker(self, node: str) -> None:
-        """SIGKILL to the only worker that runs on a node."""
+        """Send SIGKILL to the only worker that runs on a node."""
         [pid] = self.workers(node)
         os.kill(pid, signal.SIGKILL)
 
     def goes_on(self, since: float) -> bool:
-        """Whether every rank of the newest attempt has written after a moment."""
+        """Return whether every rank of the newest attempt has written after `since`."""
         newest = self.newest()
         last = {one.rank: one.ended_at for one in self.lives() if one.attempt == newest}
         return len(last) == self.replicas and min(last.values()) > since
 
     def object(self) -> Object:
-        """The job as the API has it."""
+        """Return the job as the API has it."""
         return self.cluster.get("hyperpodpytorchjobs", self.name)
 
     def incident(self, number: int) -> Object:
-        """An incident, once it has ended."""
+        """Wait until an incident has ended; return it."""
         what = f"incidents/{self.name}-{number}"
         self.cluster.wait(what, "create", seconds=55)
         self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered", seconds=55)
@@ -200,8 +200,10 @@ class Job:
         return spec
 
     def finish(self, woken: Life | None = None) -> None:
-        """Let the workers end well, and see that no two attempts were alive at once, but for a
-        worker that slept with its machine."""
+        """Let the workers end well, and assert that no two attempts were alive at once.
+
+        A worker that slept with its machine is excepted.
+        """
         (self.cluster.shared / self.name / "finish").touch()
         self.cluster.wait(f"hyperpodpytorchjobs/{self.name}", "condition=Completed", seconds=55)
         lives = self.lives()
@@ -210,7 +212,7 @@ class Job:
 
 
 def named(name: str, **annotations: str) -> pytest.MarkDecorator:
-    """The job of a test has this name, and these annotations of ours."""
+    """Mark a test with the name of its job, and with annotations of ours."""
     own = {f"unbroken.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     return pytest.mark.parametrize("job", [(name, own)], indirect=True, ids=[""])
 
@@ -220,7 +222,7 @@ def _key(life: Life) -> tuple[int, int, str]:
 
 
 def assert_new_process_after_a_kill(job: Job) -> None:
-    """A new job of two nodes runs, loses a worker, and goes on in the same pods."""
+    """Run a new job of two nodes, kill a worker, and assert that it resumes in the same pods."""
     first = job.running()
     assert {one.node for one in first.values()} == {"n1", "n2"}
     job.kill_worker("n2")
@@ -230,7 +232,7 @@ def assert_new_process_after_a_kill(job: Job) -> None:
 
 
 def assert_apart(lives: Iterable[Life]) -> None:
-    """No worker of an attempt lived when one of the next began, and no rank twice in one."""
+    """Assert that attempts did not overlap, and that no rank ran twice in one."""
     ordered = sorted(lives, key=lambda one: (one.attempt, one.rank))
     attempts = [list(group) for _, group in groupby(ordered, lambda one: one.attempt)]
     for group in attempts:

@@ -1,10 +1,9 @@
-"""Machines of a real cluster: kubelet and containerd in namespaces of their own, and their power.
+"""Machines of a real cluster: kubelet and containerd in their own namespaces, and their power.
 
-They are started by `../shared/envtest/node` from a folder, the room, that its `start` has made.
-Two programs are put before those that it starts.  containerd has the images that are built, or
-does without: then it mounts this host's programs into every container, so that an image with
-nothing in it runs Python and this package.  kubelet is given a boot ID of its machine's own, for
-all share this host's.
+`../shared/envtest/node` starts them from a folder, the room, that its `start` has made. Two
+programs are put before those that it starts. containerd has the built images, or does without them:
+then it mounts this host's programs into every container, so that an empty image runs Python and
+this package. kubelet gets a boot ID for its own machine, since all machines share this host's.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from apiservers import envtest_folder, unpacked
 from realnodes import images, services
 
 IMAGE = images.NAMES["operator"]
-"""As deploy/node-daemon.yaml names it."""
+"""Image that deploy/node-daemon.yaml names."""
 SOURCE = Path(unbroken.__file__).parent.parent
 OWN_TMP = Path("/opt/unbroken-host")
-"""Where containers find what lies below this host's /tmp: some have a /tmp of their own."""
+"""Folder in containers for files below this host's /tmp: some have a /tmp of their own."""
 PROGRAMS = ("unbroken", "unbrokenrun", "python3")
-"""Of this virtual environment; in containers they are first on the PATH that `image` gives."""
+"""Programs of this virtual environment; in containers they come first on the PATH of `image`."""
 START_SECONDS = 180
 GONE_SECONDS = 30
 CGROUPS = Path("/sys/fs/cgroup")
@@ -60,7 +59,7 @@ exec {program} --boot-id-file="$PWD/boot_id" "$@"
 
 
 def equip(room: Path, *, has_images: bool = False) -> None:
-    """Make what the nodes of a room are started with: images, or this host's programs."""
+    """Make the files with which the nodes of a room start: images, or this host's programs."""
     (room / "bin").mkdir(exist_ok=True)
     (room / "wrapped").mkdir(exist_ok=True)
     change = WITH_IMAGES if has_images else WITHOUT_IMAGES.format(room=room)
@@ -76,7 +75,7 @@ def equip(room: Path, *, has_images: bool = False) -> None:
 
 
 def _lend_programs(room: Path) -> None:
-    """An image with nothing in it, and this host's programs for its containers."""
+    """Make an empty image, and this host's programs for its containers."""
     (room / "programs").mkdir()
     home = _within(sys.prefix)
     for name in PROGRAMS:
@@ -90,7 +89,7 @@ def _lend_programs(room: Path) -> None:
 
 
 def _within(path: Path | str) -> str:
-    """Where a path of this host is in containers."""
+    """Return the path in containers of a path of this host."""
     is_hidden = Path(path).is_relative_to("/tmp")
     return f"{OWN_TMP}{path}" if is_hidden else str(path)
 
@@ -101,7 +100,7 @@ def _write_program(path: Path, text: str) -> None:
 
 
 def _container(programs: Path) -> dict[str, Any]:
-    """What every container has: runc's usual, this host's programs, and the way to them."""
+    """Return the specification of every container: runc's default with this host's programs."""
     made = subprocess.run(["ctr", "oci", "spec"], check=True, capture_output=True, text=True)
     spec: dict[str, Any] = json.loads(made.stdout)
     own = ["/usr", "/bin", "/sbin", "/lib", "/lib64", sys.base_prefix, sys.prefix, str(SOURCE)]
@@ -117,7 +116,7 @@ def _container(programs: Path) -> dict[str, Any]:
 
 
 def switch_on(room: Path, name: str, number: int) -> None:
-    """Boot a machine, with another boot ID than before; returns when its node is Ready."""
+    """Boot a machine with a new boot ID; return when its node is Ready."""
     folder = room / name
     folder.mkdir(exist_ok=True)
     (folder / "number").write_text(str(number))
@@ -134,22 +133,22 @@ def switch_on(room: Path, name: str, number: int) -> None:
 
 
 def number_of(room: Path, name: str) -> int:
-    """Of a machine: its link on this host is `un-NUMBER`."""
+    """Return the number of a machine: its link on this host is `un-NUMBER`."""
     return int((room / name / "number").read_text())
 
 
 def names(room: Path) -> list[str]:
-    """Machines that there are, on or off."""
+    """Return the names of all machines, on or off."""
     return sorted(path.parent.name for path in room.glob("*/number"))
 
 
 def next_number(room: Path) -> int:
-    """One that no machine of the room has."""
+    """Return a number that no machine of the room has."""
     return max((number_of(room, name) for name in names(room)), default=0) + 1
 
 
 def discard(room: Path, name: str) -> None:
-    """Throw a machine away that is off, with its disk."""
+    """Remove a machine that is off, with its disk."""
     for group in CGROUPS.glob(f"*/un-{name}"):
         for folder, _, _ in os.walk(group, topdown=False):
             os.rmdir(folder)
@@ -157,7 +156,7 @@ def discard(room: Path, name: str) -> None:
 
 
 def switch_off(room: Path, name: str) -> None:
-    """End a machine as a loss of power would: every process of it, at once and without a word."""
+    """End a machine like a loss of power: all its processes at once, without any message."""
     number, quiet = number_of(room, name), {"capture_output": True, "check": False}
     # Otherwise the kernel would close the connections of who is killed.
     subprocess.run(["ip", "link", "set", f"un-{number}", "down"], **quiet)
@@ -170,13 +169,13 @@ def switch_off(room: Path, name: str) -> None:
     subprocess.run(["ip", "link", "del", f"un-{number}"], **quiet)
     subprocess.run(["ip", "netns", "del", f"un-{name}"], **quiet)
     folder = room / name
-    # What would lie in memory.
+    # Files that a real machine would have in memory, and lose.
     shutil.rmtree(folder / "state", ignore_errors=True)
     (folder / "containerd.sock").unlink(missing_ok=True)
 
 
 def freeze(room: Path, name: str, *, is_frozen: bool) -> None:
-    """SIGSTOP, or SIGCONT, to the kubelet of a machine; what runs there goes on."""
+    """Send SIGSTOP, or SIGCONT, to the kubelet of a machine; its containers continue to run."""
     os.kill(kubelet_pid(room, name), signal.SIGSTOP if is_frozen else signal.SIGCONT)
 
 
@@ -187,14 +186,16 @@ def cut_off(room: Path, name: str, *, is_cut: bool) -> None:
 
 
 def pods_network(room: Path, name: str) -> str:
-    """The addresses of a machine's pods."""
+    """Return the addresses of a machine's pods, as a network."""
     return f"10.250.{number_of(room, name)}.0/24"
 
 
 @contextmanager
 def dropped(source: str, *destinations: str) -> Iterator[None]:
-    """Drop what goes from an address or network to others on the bridge, until the block ends.
-    What goes the other way arrives."""
+    """Drop packets from an address or network to others on the bridge, until the block ends.
+
+    Packets in the other direction arrive.
+    """
     rules = [
         [chain, "-s", source, "-d", destination, "-j", "DROP"]
         for chain in ("PREROUTING", "OUTPUT")
@@ -228,19 +229,19 @@ def paused(room: Path, name: str) -> Iterator[None]:
 
 
 def kill_kubelet(room: Path, name: str) -> None:
-    """End the kubelet of a machine; what runs there goes on."""
+    """Kill the kubelet of a machine; its containers continue to run."""
     os.kill(kubelet_pid(room, name), signal.SIGKILL)
 
 
 def kubelet_pid(room: Path, name: str) -> int:
-    """Of a machine that is on."""
+    """Return the kubelet's pid of a machine that is on."""
     return int((room / name / "pids").read_text().split()[1])
 
 
 def pods_processes(name: str) -> Iterator[int]:
-    """Pids of what runs in a machine's containers."""
+    """Yield the pids of processes in a machine's containers."""
     root = CGROUPS / "pids" / f"un-{name}"
-    for folder, _, _ in os.walk(root):  # which, unlike rglob, goes on when a folder has just gone
+    for folder, _, _ in os.walk(root):  # unlike rglob, glob continues when a folder has just gone
         try:
             yield from map(int, Path(folder, "cgroup.procs").read_text().split())
         except OSError:
@@ -248,7 +249,7 @@ def pods_processes(name: str) -> Iterator[int]:
 
 
 def mounts(pid: int) -> dict[str, str]:
-    """Where a process has something mounted, and of which type; empty: it has ended."""
+    """Return the type of each mount of a process, by path; empty: the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/mounts").read_text().splitlines()
     except OSError:
@@ -257,7 +258,7 @@ def mounts(pid: int) -> dict[str, str]:
 
 
 def writers(name: str, folder: Path) -> list[int]:
-    """Pids of a machine's containers that have a file of a folder open."""
+    """Return the pids in a machine's containers that have a file of a folder open."""
     found = []
     for pid in pods_processes(name):
         try:
@@ -270,7 +271,7 @@ def writers(name: str, folder: Path) -> list[int]:
 
 
 def _processes(room: Path, name: str) -> Iterator[int]:
-    """Those of its containers, and whoever was started for the machine's folder."""
+    """Yield the processes of its containers, and those started for the machine's folder."""
     yield from (pid for pid in pods_processes(name) if _lives(pid))
     folder = f"{room / name}"
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -285,7 +286,7 @@ def _processes(room: Path, name: str) -> Iterator[int]:
 
 
 def _is_ours(words: list[str]) -> bool:
-    """A test, or what it calls, rather than a part of the machine."""
+    """Return whether a process is a test, or called by one, rather than a part of the machine."""
     return Path(words[0]).name.startswith(("python", "pytest"))
 
 

@@ -31,7 +31,7 @@ Object = dict[str, Any]
 NETWORK_PLUGIN = Path("/usr/lib/cni/bridge")
 PROGRAMS = ("containerd", "runc", "ctr", "ip", "iptables", "nsenter", "gcc", "kubectl")
 PATIENCE_SECONDS = 150.0
-"""Real kubelets take their time, and two processors run three of them."""
+"""Seconds to wait: two processors run three real kubelets."""
 SYSTEM = "unbroken-system"
 
 
@@ -49,13 +49,13 @@ class RealCluster(PlaneCluster):
         machines.switch_on(self.directory, name, machines.next_number(self.directory))
 
     def write_kernel_log(self, node: str, line: str) -> float:
-        """Say something as a machine's kernel; returns when it was said."""
+        """Write a line as a machine's kernel; return the time."""
         with open(self.directory / "kernel" / node / "kernel.log", "a") as file:
             file.write(f"{line}\n")
         return time.time()
 
     def deploy_daemon(self) -> None:
-        """The DaemonSet as it is delivered, and what it needs because the nodes share a kernel."""
+        """Apply the DaemonSet as delivered, and adapt it, since the nodes share a kernel."""
         for name in machines.names(self.directory):
             (self.directory / "kernel" / name).mkdir(parents=True, exist_ok=True)
             (self.directory / "kernel" / name / "kernel.log").touch()
@@ -69,7 +69,7 @@ class RealCluster(PlaneCluster):
         self.kubectl("-n", SYSTEM, "rollout", "status", rollout, "--timeout=55s")
 
     def _fit(self, pod: Object) -> None:
-        """A file for each node's kernel log."""
+        """Give each node a file for its kernel log."""
         [container] = pod["containers"]
         container["command"] += ["--kernel-log", "/kernel/kernel.log"]
         for mount in container["volumeMounts"]:
@@ -82,17 +82,17 @@ class RealCluster(PlaneCluster):
                 volume["hostPath"]["path"] = str(self.directory / "logs")
 
     def orders(self) -> list[str]:
-        """Repairs that the hook was called for, by their identities."""
+        """Return the repairs for which the hook was called, by their identities."""
         return sorted(path.name for path in (self.directory / "orders").glob("*"))
 
     def condition(self, node: str, type: str) -> str:
-        """Status of a node's condition; empty: it has none of the type."""
+        """Return the status of a node's condition; empty: it has none of the type."""
         conditions = self.get("node", node)["status"]["conditions"]
         return next((one["status"] for one in conditions if one["type"] == type), "")
 
     @contextmanager
     def api_server_stopped(self) -> Iterator[None]:
-        """kube-apiserver is killed, and started again as it was after the block."""
+        """Kill kube-apiserver, and start it again unchanged after the block."""
         os.kill(self.plane.api_pid, signal.SIGKILL)
         try:
             yield
@@ -102,7 +102,7 @@ class RealCluster(PlaneCluster):
 
 @contextmanager
 def real_cluster(count: int, *, has_images: bool = False) -> Iterator[RealCluster]:
-    """A control plane with `count` nodes, n1 and on, with our images or programs of this host.
+    """Run a control plane with `count` nodes, n1 and on, with our images or programs of this host.
 
     CannotStartError says what is missing.
     """
@@ -147,8 +147,10 @@ def _clear(cluster: RealCluster) -> None:
 
 @contextmanager
 def operator(cluster: RealCluster, *options: str) -> Iterator[None]:
-    """`unbroken operator` as a process of this host, whose kinds are served; its log, which is in
-    the cluster's folder, must hold no error."""
+    """Run `unbroken operator` as a process of this host, whose kinds are served.
+
+    Its log, which is in the cluster's folder, must have no error.
+    """
     log = cluster.directory / "operator.log"
     with log.open("wb") as output:
         command = [*UNBROKEN, "operator", *cluster.operator_options, *options]
@@ -163,7 +165,7 @@ def operator(cluster: RealCluster, *options: str) -> Iterator[None]:
 
 
 def repair_options(cluster: RealCluster) -> list[str]:
-    """Of an operator that has machines repaired by the hook of the tests."""
+    """Return the options of an operator that has machines repaired by the hook of the tests."""
     hook = Path(__file__).with_name("repair_hook.py")
     command = f"{sys.executable} {hook} {cluster.directory} {{node}} {{action}} {{order_id}}"
     return [
@@ -173,7 +175,7 @@ def repair_options(cluster: RealCluster) -> list[str]:
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Return once something holds that no event tells of."""
+    """Poll until something holds that no event reports."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not in {seconds:.0f} s: {what}"
@@ -181,14 +183,14 @@ def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECO
 
 
 def health(node: Object) -> tuple[str, bool]:
-    """Of a node: the label that says of its health, and whether there is the taint."""
+    """Return the label of a node's health, and whether it has the taint."""
     taints = node["spec"].get("taints") or ()
     label = (node["metadata"].get("labels") or {}).get(HEALTH, "")
     return label, any(one["key"] == HEALTH for one in taints)
 
 
 def details(node: Object) -> list[Object]:
-    """What a node's annotation tells of its faults."""
+    """Return the faults in a node's annotation."""
     annotations = node["metadata"].get("annotations") or {}
     found: list[Object] = json.loads(annotations.get(FAULT_DETAILS, "[]"))
     return found

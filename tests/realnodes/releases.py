@@ -1,4 +1,4 @@
-"""The chart as it is installed on real nodes."""
+"""The chart, installed on real nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from realnodes.plane import SYSTEM, RealCluster
 VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
 LEASE = ("-n", "kube-system", "lease", "unbroken-operator")
 ROLLOUT_SECONDS = 150
-"""Two processors start the programs of three nodes."""
+"""Seconds to wait: two processors start the programs of three nodes."""
 CONTROL_PLANE = "hp-training-control-plane=hp-training-operator-controller-manager"
 OPERATORS = ("-n", NAMESPACE, "pods", "-l", CONTROL_PLANE)
 
 
 @dataclass(frozen=True)
 class Release:
-    """The chart as it is installed."""
+    """The installed chart."""
 
     cluster: RealCluster
     helm: helm_python.Config
@@ -35,7 +35,7 @@ class Release:
         self.rolled_out()
 
     def rolled_out(self) -> None:
-        """Wait until all that was asked for is ready."""
+        """Wait until all wanted pods are ready."""
         for namespace, what in (
             (NAMESPACE, "deployment/unbroken-operator"),
             (SYSTEM, "daemonset/node-daemon"),
@@ -44,35 +44,35 @@ class Release:
             self.cluster.kubectl(*command, seconds=ROLLOUT_SECONDS + 5)
 
     def scale(self, replicas: int) -> None:
-        """Have so many operators."""
+        """Scale the operator to a number of replicas."""
         self.cluster.kubectl(
             "-n", NAMESPACE, "scale", "deployment/unbroken-operator", f"--replicas={replicas}"
         )
 
     def refuses(self, job: Object, *options: str) -> bool:
-        """Whether a job is refused at `kubectl apply`, and in our words."""
+        """Return whether `kubectl apply` refuses a job with the error text of unbroken."""
         text = json.dumps(job)
         done = self.cluster.kubectl("apply", "-f", "-", *options, stdin=text, check=False)
         return done.returncode != 0 and "must be auto, cpu, gpu or a whole number" in done.stderr
 
     def delete(self, operator: str) -> None:
-        """Delete an operator's pod, and give it no time."""
+        """Delete an operator's pod without a grace period."""
         now = ("--grace-period=0", "--force")
         self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", operator, *now)
 
     def operators(self) -> dict[str, str]:
-        """The operators' pods, and the node of each."""
+        """Return the operators' pods, and the node of each."""
         pods = self.cluster.get(*OPERATORS)["items"]
         return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in pods}
 
     def run(self, operator: str, *command: str) -> str:
-        """What a command says in an operator's container."""
+        """Run a command in an operator's container; return its output."""
         return self.cluster.kubectl("-n", NAMESPACE, "exec", operator, "--", *command).stdout
 
     def check_logs(self) -> None:
-        """Fail if an operator that is there has said anything of an error.
+        """Fail if the log of a running operator has an error.
 
-        Not one whose machine was off while it was being deleted: nothing of that can be read.
+        The log of an operator whose machine was off during its deletion cannot be read.
         """
         for pod in self.cluster.get(*OPERATORS)["items"]:
             states = [one["state"] for one in pod["status"].get("containerStatuses") or ()]
@@ -84,14 +84,14 @@ class Release:
             assert_no_errors(log, self.cluster.allowed_errors)
 
     def leader(self) -> str:
-        """The pod that leads; empty: none."""
+        """Return the pod that leads; empty: none."""
         holder = self.cluster.get(*LEASE)["spec"].get("holderIdentity") or ""
         return next((name for name in self.operators() if holder.startswith(name)), "")
 
 
 @contextmanager
 def released(cluster: RealCluster) -> Iterator[Release]:
-    """The chart, installed; the logs of its operators must hold no error."""
+    """Install the chart for the block; the logs of its operators must have no error."""
     kubeconfig = cluster.directory / "kubeconfig"
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as helm:
         helm.install(str(CHART), "unbroken", VALUES, namespace=NAMESPACE, create_namespace=True)

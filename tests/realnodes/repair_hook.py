@@ -1,4 +1,4 @@
-"""What `unbroken operator --node-command` calls here: it reboots machines, or puts others in place.
+"""Hook of `unbroken operator --node-command`: it reboots machines, or replaces them.
 
     repair_hook.py ROOM NODE ACTION ORDER_ID
 
@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from realnodes import machines
 
 MARK = "UNBROKEN_REPAIR_CALL"
-"""Whatever carries it is killed when the call is over; the machine is to outlive it."""
+"""Variable whose holders are killed when the call is over; a machine must outlive it."""
 
 
 def main(room: Path, node: str, action: str, order_id: str) -> None:
-    """Carry out an order, or say again that it was."""
+    """Carry out an order, or report again that it was carried out."""
     with open(room / "orders.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = room / "orders"
@@ -35,7 +35,7 @@ def main(room: Path, node: str, action: str, order_id: str) -> None:
 
 
 def _carry_out(room: Path, node: str, action: str) -> str:
-    """What is to be said of it: the node that takes the place, where it is another."""
+    """Return the answer to an order: the name of the new node, if there is one."""
     if action == "reset-gpu":
         return ""  # machines have no GPUs here; all else stays as it is
     os.environ.pop(MARK, None)

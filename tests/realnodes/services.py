@@ -1,7 +1,7 @@
-"""What kube-proxy does, as far as it is needed: services' addresses lead to who is behind them.
+"""A part of kube-proxy: addresses of services lead to their endpoints.
 
-The API server asks webhooks so, and pods the API server.  What pods would say to other pods by a
-service is not carried on: nothing here does.
+The API server reaches webhooks this way, and pods reach the API server. Requests between pods by a
+service are not forwarded, since nothing here needs them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 Object = dict[str, Any]
 
 NETWORK = "10.96.0.0/16"
-"""Of services, as ../shared/envtest/start has it."""
+"""Network of services, as in ../shared/envtest/start."""
 BRIDGE, GATEWAY = "unbr0", "10.250.0.1"
 NOBODY = f"{GATEWAY}:1"
-"""Refuses connections, as is due where a service has nobody behind it."""
+"""Address that refuses connections, for services without endpoints."""
 CHAIN = "UNBROKEN-SERVICES"
 WAYS = ("PREROUTING", "OUTPUT")
-"""Chains that pods and programs of this host come through."""
+"""Chains for packets from pods and from programs of this host."""
 PAUSE_SECONDS = 0.5
 
 
 @contextmanager
 def reachable(server: str, token: str) -> Iterator[None]:
-    """Have services lead somewhere until the block ends; the bridge is to be there."""
+    """Forward the addresses of services until the block ends; the bridge must exist."""
     # Otherwise programs of this host would say that they are somewhere else.
     route = ["ip", "route", "replace", NETWORK, "dev", BRIDGE, "src", GATEWAY]
     subprocess.run(route, check=True)
@@ -79,7 +79,7 @@ def _listed(server: str, token: str, kind: str) -> list[Object]:
 
 
 def _rules(services: list[Object], endpoints: list[Object]) -> Iterator[str]:
-    """A rule for each endpoint that is ready; connections are dealt out evenly."""
+    """Yield a rule for each endpoint that is ready; connections are spread evenly."""
     behind = {_key(one): one.get("subsets") or [] for one in endpoints}
     for service in services:
         address = service["spec"].get("clusterIP") or "None"
@@ -103,7 +103,7 @@ def _key(one: Object) -> tuple[str, str]:
 
 
 def _write(rules: list[str]) -> None:
-    """Have these rules in the chain, and no others."""
+    """Replace the rules of the chain."""
     text = "\n".join(["*nat", f":{CHAIN} - [0:0]", *rules, "COMMIT", ""])
     subprocess.run(["iptables-restore", "--noflush"], input=text, text=True, check=True)
 

@@ -1,4 +1,4 @@
-"""What nodes and pods went through, with the times at which the API told of it."""
+"""Stages of nodes and pods, with the times at which the API reported them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sight:
 
 
 class Watch:
-    """Follows a path of the API by kubectl, from now on, until its block ends."""
+    """Watches a path of the API by kubectl, from its start until its block ends."""
 
     def __init__(self, cluster: Cluster, path: str) -> None:
         self._command = [cluster.kubectl_path, "get", "--raw", f"{path}?watch=true"]
@@ -56,19 +56,19 @@ class Watch:
                     self._seen.append(Sight(time.time(), event["type"], event["object"]))
 
     def of(self, name: str) -> list[Sight]:
-        """What was seen of one object so far."""
+        """Return the versions of one object that were seen."""
         return [one for one in list(self._seen) if one.object["metadata"].get("name") == name]
 
 
 class Stages:
-    """The course of a fault: from the line in the kernel's log to the node in its place."""
+    """The stages of a fault, from the line in the kernel's log to the replacement of the node."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._job = job
         self._nodes = Watch(cluster, "/api/v1/nodes")
         self._records = Watch(cluster, "/apis/unbroken.dev/v1/noderecords")
         self.said_at = 0.0
-        """When the line was written."""
+        """Time at which the line was written."""
 
     def __enter__(self) -> Self:
         self._nodes.__enter__()
@@ -89,11 +89,11 @@ class Stages:
         return found
 
     def repair(self, node: str) -> Object:
-        """The newest repair of a node; empty: there was none yet."""
+        """Return the newest repair of a node; empty: there is none yet."""
         return next((repair for _, repair in reversed(self._repairs(node))), {})
 
     def was_marked(self, node: str, health: str, condition: str) -> bool:
-        """Whether a node has had label, taint and condition at once."""
+        """Return whether a node has had label, taint and condition at once."""
         return any(
             (one.object["metadata"].get("labels") or {}).get(HEALTH) == health
             and any(taint["key"] == HEALTH for taint in one.object["spec"].get("taints") or ())
@@ -102,7 +102,7 @@ class Stages:
         )
 
     def times(self, node: str, condition: str) -> dict[str, float]:
-        """Seconds from the line in the log to each stage that was come to."""
+        """Return the seconds from the line in the log to each stage that was reached."""
         lives = self._job.lives()
         newest = max(one.attempt for one in lives)
         reached = {"condition on the node": _first(self._nodes.of(node), condition)}

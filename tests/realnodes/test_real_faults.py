@@ -1,7 +1,7 @@
-"""A real node turns bad: its daemon says so, its job moves, it is repaired, tested and given back.
+"""Faults of a real node: its daemon reports it, its job moves, and it is repaired and tested.
 
-Machines share this host's kernel; a file for each stands for its log.  What has to follow is read
-from the table of faults that is shipped.
+Machines share this host's kernel; a file for each stands for its log. The expected reactions are
+read from the shipped table of faults.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ pytestmark = [
 
 
 def xid(number: int, text: str, gpu: str = "3b") -> str:
-    """What NVIDIA's driver says of a GPU."""
+    """Return the line that NVIDIA's driver logs about a GPU."""
     return f"NVRM: Xid (PCI:0000:{gpu}:00): {number}, pid=4711, name=python3, {text}"
 
 
 LOST = "Xid79"
 LINES = {
     "Ext4Error": "EXT4-fs error (device nvme1n1p1): ext4_lookup:1855: inode #2: comm python3",
-    # Of another GPU: beside a 94 of its own, the 48 would be the program's.
+    # A fault of another GPU: with a 94 of its own GPU, the 48 would be the program's.
     "Xid94": xid(94, "Contained: CE User Channel (0x9). RST: No, D-RST: No", "5e"),
     "Xid31": xid(31, "Ch 00000008, MMU Fault: ENGINE GRAPHICS"),
     "Xid13": xid(13, "Graphics Exception: ESR 0x504648=0x1000e"),
@@ -41,7 +41,7 @@ LINES = {
     "ReadOnlyRemount": "EXT4-fs (nvme1n1p1): Remounting filesystem read-only",
     LOST: xid(79, "GPU has fallen off the bus."),
 }
-"""What a kernel says of faults, by their names in the table."""
+"""Lines that a kernel logs for faults, by their names in the table."""
 TABLE = read_table(None).table.entries
 CONDITION = TABLE[LOST].condition_type()
 PENDING = "UnschedulablePendingReplacement"
@@ -49,14 +49,14 @@ PENDING = "UnschedulablePendingReplacement"
 
 @pytest.fixture(scope="module")
 def guarded(cluster: RealCluster) -> RealCluster:
-    """The cluster with the daemon on each node."""
+    """Provide the cluster with the daemon on each node."""
     cluster.deploy_daemon()
     return cluster
 
 
 @pytest.fixture
 def watched(guarded: RealCluster) -> Iterator[RealCluster]:
-    """The same; what befell a node in one test is not held against it in the next."""
+    """Provide the cluster, and remove the fault records after each test."""
     yield guarded
     guarded.kubectl("delete", "noderecords", "--all")
 
@@ -78,8 +78,10 @@ def test_a_node_without_its_gpu_is_left_replaced_tested_and_used_again(
 
 
 def moves(job: Job, fault: str) -> tuple[Object, dict[str, float]]:
-    """The node of rank 1 is left, repaired as the table says, tested and in service again: its
-    repair, and seconds to each stage."""
+    """Check that the job leaves rank 1's node, which is repaired as the table says, and tested.
+
+    The node must be in service again. Return its repair, and the seconds to each stage.
+    """
     cluster, entry, before = job.cluster, TABLE[fault], job.running()
     bad = before[1].node
     boot = boot_id(cluster, bad)
@@ -106,12 +108,12 @@ def moves(job: Job, fault: str) -> tuple[Object, dict[str, float]]:
 
 
 def boot_id(cluster: RealCluster, node: str) -> str:
-    """Of the node's machine: another after each boot."""
+    """Return the boot ID of the node's machine, which changes with each boot."""
     return str(cluster.get("node", node)["status"]["nodeInfo"]["bootID"])
 
 
 def record(times: Mapping[str, float], record_property: Callable[[str, object], None]) -> None:
-    """Have the times of a fault's stages shown at the end of the run."""
+    """Record the times of a fault's stages for the end of the run."""
     for stage, seconds in times.items():
         record_property(stage, f"{seconds:.1f} s")
 
@@ -143,7 +145,7 @@ def test_a_job_and_its_nodes_feel_of_each_fault_what_the_table_says(
 
 
 def is_told_of(job: Job, fault: str) -> None:
-    """The node of rank 1 tells of a fault; it is as before in all else, and so is the job."""
+    """Check that rank 1's node reports a fault, and that node and job do not change otherwise."""
     cluster, node, attempt = job.cluster, job.running()[1].node, job.newest()
     before = health(cluster.get("node", node))
     cluster.write_kernel_log(node, LINES[fault])
@@ -154,7 +156,7 @@ def is_told_of(job: Job, fault: str) -> None:
 
 
 def restarts_in_place(job: Job, fault: str) -> None:
-    """The worker of rank 1 dies of what its node tells of, and all go on where they were."""
+    """Kill the worker of rank 1 after its node's fault; check that all ranks restart in place."""
     before = job.running()
     is_told_of(job, fault)
     job.kill_worker(before[1].node)
@@ -163,7 +165,7 @@ def restarts_in_place(job: Job, fault: str) -> None:
 
 
 def places(workers: Mapping[int, Life]) -> dict[int, tuple[str, str]]:
-    """The node and the pod of each rank."""
+    """Return the node and the pod of each rank."""
     return {rank: (one.node, one.pod) for rank, one in workers.items()}
 
 
@@ -189,7 +191,8 @@ def test_without_recovery_the_job_moves_to_its_spare_and_the_node_is_not_touched
         assert boot_id(watched, bad) == boot
         assert watched.orders() == ordered
 
-        # What a person orders is carried out: the node is rebooted, tested, and the fault is over.
+        # The operator carries out a person's order: the node is rebooted and tested, and the fault
+        # ends.
         watched.kubectl("annotate", "node", bad, "unbroken.dev/repair=reboot")
         until(lambda: watched.orders() != ordered, "the reboot is ordered")
         until(lambda: boot_id(watched, bad) != boot, "the machine has booted")

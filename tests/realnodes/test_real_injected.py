@@ -43,7 +43,7 @@ def running(cluster: RealCluster) -> Iterator[None]:
 
 
 def seconds(state: dict[str, Any]) -> float:
-    """How long a container ran, to whole seconds."""
+    """Return the whole seconds for which a container ran."""
     began, ended = (datetime.fromisoformat(state[key]) for key in ("startedAt", "finishedAt"))
     return (ended - began).total_seconds()
 
@@ -52,7 +52,7 @@ def seconds(state: dict[str, Any]) -> float:
 def test_a_job_of_torchrun_in_an_image_of_a_user_survives_a_killed_worker(
     cluster: RealCluster, record_property: Callable[[str, object], None]
 ) -> None:
-    """The container is nobody's, and it cannot write to its own file system."""
+    """Run a container as nobody, which cannot write to its own file system."""
     job = Job(
         cluster,
         "injected",

@@ -1,9 +1,9 @@
-"""Nodes that die, are cut off or stand still, and nobody says so: the leases on workers are enough.
+"""Nodes that die, are cut off or freeze without a report: the leases on workers are enough.
 
-There is no taint, no provider and no person.  All is as the chart delivers it, with the default
-lease.  The job goes on or recovers, and no two attempts of it are ever alive at once: workers write
-down when they lived (`jobs.assert_apart`, when the job ends).  Only a worker that slept with its
-machine runs on for a moment when it wakes.
+There is no taint, no provider and no person. All is as in the chart, with the default lease. The
+job continues or recovers, and no two attempts of it are ever alive at once. Workers record when
+they lived (`jobs.assert_apart`, when the job ends). Only a worker that slept with its machine runs
+on for a moment when it wakes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from realnodes.releases import OPERATORS, Release
 NODES = 3
 IMAGES = True
 STANDING_SECONDS = 20.0
-"""More than two leases."""
+"""Seconds to watch: more than two leases."""
 WAKE_SECONDS = 1.0
-"""From the waking of a machine until its processes have run and are killed, on a busy machine."""
+"""Seconds until a resumed machine's processes have run and are killed, if it is busy."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.heavy,
@@ -34,25 +34,25 @@ pytestmark = [
 
 
 def leaders_node(release: Release) -> str:
-    """Where the operator that leads runs."""
+    """Return the node of the leading operator."""
     return release.operators()[release.leader()]
 
 
 def leaders_address(release: Release) -> str:
-    """The operator that leads, as its packets name it."""
+    """Return the leading operator's address, as its packets have it."""
     name = release.leader()
     pods = release.cluster.get(*OPERATORS)["items"]
     return next(one["status"]["podIP"] for one in pods if one["metadata"]["name"] == name)
 
 
 def victim(release: Release, job: Job) -> str:
-    """A node of the job that the leading operator is not on."""
+    """Return a node of the job without the leading operator."""
     there = leaders_node(release)
     return next(one.node for one in job.running().values() if one.node != there)
 
 
 def moves(job: Job, node: str) -> None:
-    """All ranks run again, none of them on the node, which is named."""
+    """Check that all ranks run again, none of them on the node, which is named as culprit."""
     second = job.running(after=0)
     assert node not in {one.node for one in second.values()}
     assert job.incident(1)["culprit"]["node"] == node
@@ -60,7 +60,7 @@ def moves(job: Job, node: str) -> None:
 
 
 def stays(job: Job) -> None:
-    """All ranks of the first attempt work on for longer than a lease."""
+    """Check that all ranks of the first attempt work for longer than a lease."""
     since = time.time()
     until(lambda: time.time() - since >= STANDING_SECONDS, "a lease would have run out")
     until(lambda: job.goes_on(since + STANDING_SECONDS), "all ranks go on")
@@ -69,7 +69,7 @@ def stays(job: Job) -> None:
 
 @contextmanager
 def without_power(job: Job, node: str) -> Iterator[None]:
-    """A machine is off until the block ends; then what ran on it is gone."""
+    """Switch a machine off until the block ends; its processes are lost."""
     room = job.cluster.directory
     machines.switch_off(room, node)
     try:
@@ -148,7 +148,7 @@ def test_a_node_that_only_its_peers_do_not_hear_is_no_fault(release: Release, jo
 
 
 def test_packets_between_two_nodes_that_are_lost_replace_a_pod(release: Release) -> None:
-    """The operator hears both, and all ranks wait for each other."""
+    """Drop packets between two nodes, both of which the operator reaches."""
     job = Job(release.cluster, "lost-packets", script=GLOO, image=images.NAMES["training"])
     job.apply()
     node = victim(release, job)

@@ -1,4 +1,4 @@
-"""The check of links between real nodes: a slow one is found, and its node named; none, none."""
+"""The check of links between real nodes: it names the node of a slow link, or no node."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [
 
 CHECK = ["check", "--kind", "InstanceConnectivity", "--seconds", "2", "-o", "json"]
 RATE = ["tbf", "rate", "80mbit", "burst", "64kb", "latency", "100ms"]
-"""10 MB/s; the bridge makes hundreds."""
+"""Options of tc for 10 MB/s; the bridge carries hundreds."""
 
 
 @contextmanager
 def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
-    """What a node receives comes slowly."""
+    """Slow down all packets to a node."""
     link = f"un-{machines.number_of(cluster.directory, node)}"
     subprocess.run(["tc", "qdisc", "add", "dev", link, "root", *RATE], check=True)
     try:
@@ -40,7 +40,7 @@ def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
 
 
 def check(cluster: RealCluster, *nodes: str) -> tuple[int, dict[str, Any]]:
-    """`unbroken check` of these nodes, or of all: its exit code, and what it says."""
+    """Run `unbroken check` of these nodes, or of all; return its exit code and output."""
     command = [*UNBROKEN, *CHECK, *nodes]
     done = subprocess.run(
         command, env=cluster.environment, capture_output=True, text=True, timeout=600

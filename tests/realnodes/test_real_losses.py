@@ -1,8 +1,8 @@
-"""What real nodes lose: a pod, the network, a kubelet, their power; and the cluster its programs.
+"""Losses on real nodes: a pod, the network, a kubelet, power, and programs of the cluster.
 
-Operators, node daemons and jobs run the images of deploy/Containerfile, as the chart is delivered.
-After each loss a job goes on or recovers, and no two attempts of it are ever alive at once: workers
-write down when they lived (`jobs.assert_apart`, when the job ends).
+Operators, node daemons and jobs run the images of deploy/Containerfile, as in the chart. After each
+loss a job continues or recovers, and no two attempts of it are ever alive at once. Workers record
+when they lived (`jobs.assert_apart`, when the job ends).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ pytestmark = [
 
 
 def recovers(job: Job) -> None:
-    """A killed worker is replaced, and that is the first thing that has happened to the job."""
+    """Check that a killed worker is replaced, and that the job had no incident before."""
     job.kill_worker(job.running()[0].node)
     assert job.running(after=0)[0].attempt == 1
     assert job.incident(1)["remedy"] == "process"
 
 
 def stays(job: Job, attempt: int, since: float) -> None:
-    """All ranks of this attempt have worked on since then."""
+    """Check that all ranks of this attempt have worked since then."""
     until(lambda: job.goes_on(since), f"all ranks of attempt {attempt} go on")
     assert job.newest() == attempt
 
@@ -71,7 +71,7 @@ def test_gloo_workers_of_the_built_image_recover_and_have_its_files_only(release
 
 
 def borrowed(mounted: Mapping[str, str]) -> set[str]:
-    """What a container has that is neither its image's nor of its pod's volumes."""
+    """Return the mounts of a container that neither its image nor its volumes explain."""
     assert mounted.get("/", "overlay") == "overlay"
     return {one for one in mounted if one.startswith(("/usr", "/bin", "/sbin", "/lib", "/opt"))}
 

@@ -1,10 +1,10 @@
-"""Worker that trains from seeds alone, keeps its state in memory, and tells each loss.
+"""Worker that trains from seeds alone, keeps its state in memory, and reports each loss.
 
-PLAN is a list of `{"attempt", "rank", "step", "at"}`: there it tells that it is `held`, and waits
-to be killed.  `at` is "begin" (the others wait in the step's all-reduce), "told" (the step is made,
-not kept) or "kept".  `{"shard": true}` among them trains with FSDP2, else DDP does.  It ends by
-itself after 40 steps, or as many as `{"steps": N}` says.  With `{"steps": 0}` it makes steps of
-20 ms at least, and ends when DIRECTORY/finish is there.
+PLAN is a list of `{"attempt", "rank", "step", "at"}`. At each of these points the worker reports
+`held`, and waits to be killed. `at` is "begin" (the others wait in the step's all-reduce), "told"
+(the step is made, not kept) or "kept". With `{"shard": true}` in the list it trains with FSDP2,
+else with DDP. It ends by itself after 40 steps, or after N with `{"steps": N}`. With `{"steps": 0}`
+it makes steps of 20 ms at least, and ends when DIRECTORY/finish exists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IS_SHARDED = {"shard": True} in PLAN
 
 
 def hold(step: int, at: str) -> None:
-    """Where the test wants it, wait for what it does."""
+    """Report, and wait to be killed, if the plan names this point."""
     here = {
         "attempt": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
         "rank": int(os.environ["RANK"]),
@@ -44,7 +44,7 @@ def hold(step: int, at: str) -> None:
 
 
 def goes_on(step: int) -> bool:
-    """True if there is such a step; all ranks say the same."""
+    """Return True if there is such a step; all ranks agree."""
     if STEPS:
         return step < STEPS
     time.sleep(0.02)
@@ -54,7 +54,7 @@ def goes_on(step: int) -> bool:
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    """A loss that depends on the step, the rank, and everything before."""
+    """Return a loss that depends on the step, the rank, and all earlier steps."""
     seed = 1000 * step + distributed.get_rank()
     batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
     found: torch.Tensor = (model(batch) - batch.roll(1, 1)).square().mean()
@@ -62,13 +62,16 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
 
 
 def replicated(model: nn.Module) -> nn.Module:
-    """With DDP.  Unless it looks for unused parameters, it packs gradients in the first step of an
-    attempt in another way than later, and more than two ranks are then added in another order."""
+    """Wrap the model in DDP.
+
+    Unless it looks for unused parameters, DDP packs gradients differently in the first step of an
+    attempt. More than two ranks are then added in another order.
+    """
     return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def shard(model: nn.Module) -> None:
-    """With FSDP2."""
+    """Shard the model with FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -77,7 +80,7 @@ def shard(model: nn.Module) -> None:
 
 @worker.restartable
 def train() -> None:
-    """Go on from what is kept."""
+    """Resume from the kept state, and train."""
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment = {name: os.environ.get(name) for name in names}
     report("start", agent=os.getppid(), environment=environment)

@@ -1,13 +1,12 @@
-"""Worker of the job tests.  Without torch, so that it starts in a moment, but as torch's behave:
+"""Worker of the job tests that behaves as torch's, but without torch, so that it starts at once.
 
-rank 0 listens at MASTER_ADDR:MASTER_PORT, the others connect, all make each step together, and who
-loses a peer fails with the words of gloo.  Everything that happens is sent to EVENTS, a socket of
-the test.  A lock on a file of its attempt, which the kernel drops with the process, shows each
-worker whether anything of another attempt lives.
+Rank 0 listens at MASTER_ADDR:MASTER_PORT, the others connect, and all make each step together. A
+rank that loses a peer fails with the words of gloo. It sends all events to EVENTS, a socket of the
+test. A worker locks a file of its attempt, and the kernel drops the lock with the process. So each
+worker sees whether a process of another attempt lives.
 
-PLAN is a list of `{"attempt", "rank", "step", "do", "value"}`: what to do before that step, of any
-attempt or rank where none is named.  Step 0 is the meeting.  The job ends when DIRECTORY/finish
-is there.
+PLAN is a list of `{"attempt", "rank", "step", "do", "value"}`: an action before that step, in any
+attempt or rank if none is named. Step 0 is the meeting. The job ends when DIRECTORY/finish exists.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Peer:
         _kept.append(self)
 
     def receive(self) -> bytes:
-        """One line; an error if the peer has gone."""
+        """Return one line; raise an error if the peer has gone."""
         try:
             line = self._lines.readline()
         except ConnectionError:
@@ -60,11 +59,11 @@ class Peer:
         return line
 
     def close(self) -> None:
-        """Before the process ends."""
+        """Close the connection before the process ends."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, line: bytes) -> None:
-        """One line; an error if the peer has gone."""
+        """Send one line; raise an error if the peer has gone."""
         try:
             self._socket.sendall(line)
         except ConnectionError:
@@ -72,7 +71,7 @@ class Peer:
 
 
 def report(what: str, **more: object) -> None:
-    """Tell the test."""
+    """Send a report to the test."""
     event = {"what": what, "attempt": ATTEMPT, "rank": RANK, "pid": os.getpid()}
     event["master"] = "{}:{}".format(*MASTER)
     at = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -81,7 +80,7 @@ def report(what: str, **more: object) -> None:
 
 
 def lock() -> list[str]:
-    """Hold the lock of this attempt until death; the other attempts of which something lives."""
+    """Hold the lock of this attempt until death; return the attempts of which a process lives."""
     own = DIRECTORY / f"attempt-{ATTEMPT}-{MASTER[0]}-{MASTER[1]}.lock"
     file = os.open(own, os.O_RDWR | os.O_CREAT)
     fcntl.lockf(file, fcntl.LOCK_SH)
@@ -93,7 +92,7 @@ def lock() -> list[str]:
 
 
 def holder(path: Path) -> int:
-    """A process that holds the lock; 0: none."""
+    """Return a process that holds the lock; 0: none."""
     with path.open("rb+") as file:
         wish = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         found = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wish))
@@ -101,7 +100,7 @@ def holder(path: Path) -> int:
 
 
 def leave_family() -> None:
-    """Leave a process that neither a signal to the group nor a hang-up reaches."""
+    """Leave behind a process that neither a signal to the group nor a hang-up reaches."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -115,14 +114,14 @@ def leave_family() -> None:
 
 
 def linger(seconds: float) -> None:
-    """Take long to end once the connections are closed, as after work on a GPU."""
+    """Delay the end of the process after its connections are closed, as work on a GPU does."""
     for peer in _kept:
         peer.close()
     time.sleep(seconds)
 
 
 def follow_plan(step: int) -> None:
-    """What the test wants before this step."""
+    """Carry out the actions that the plan has for this step."""
     for order in json.loads(os.environ.get("PLAN", "[]")):
         is_mine = order.get("rank", RANK) == RANK and order.get("attempt", ATTEMPT) == ATTEMPT
         if not is_mine or order["step"] != step:
@@ -145,7 +144,7 @@ def follow_plan(step: int) -> None:
 
 
 def listen() -> list[Peer]:
-    """Rank 0: wait for all others."""
+    """Wait for all others, as rank 0."""
     peers: list[Peer] = []
     with socket.create_server(MASTER, backlog=WORLD) as server:
         server.settimeout(PATIENCE_SECONDS)
@@ -159,7 +158,7 @@ def listen() -> list[Peer]:
 
 
 def connect() -> list[Peer]:
-    """Other ranks: find rank 0, which may come later."""
+    """Find rank 0, which may start later, as another rank."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -174,7 +173,7 @@ def connect() -> list[Peer]:
 
 
 def step_together(peers: list[Peer]) -> bool:
-    """Make one step with all others; whether it was the last."""
+    """Make one step with all others; return whether it was the last."""
     if RANK != 0:
         peers[0].send(b"here\n")
         return peers[0].receive() == b"end\n"
@@ -188,7 +187,7 @@ def step_together(peers: list[Peer]) -> bool:
 
 
 def main() -> None:
-    """Train until told to end."""
+    """Train until DIRECTORY/finish exists."""
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment: dict[str, Any] = {name: os.environ.get(name) for name in names}
     report("start", others=lock(), agent=os.getppid(), environment=environment)
@@ -207,9 +206,10 @@ def main() -> None:
 
 
 def run(program: Callable[[], None]) -> None:
-    """Run it; where it fails, its connections close no sooner than it ends.
+    """Run a program. If it fails, its connections close only when the process ends.
 
-    Then nobody can miss it before its agent has seen its end: who ended first is certain.
+    Then no peer can fail before its agent has seen the end of the process: the first one to end is
+    certain.
     """
     try:
         program()

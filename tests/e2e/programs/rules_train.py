@@ -1,7 +1,8 @@
 """A job of `gang.py` that logs as the HyperPod documentation's rules expect it.
 
-The last part of DIRECTORY says what it does: in the first attempt it breaks one rule from its tenth
-step on, and trains on; in later attempts, and under the name `healthy...`, it breaks none.
+The last part of DIRECTORY selects the fault. In the first attempt the job breaks one rule from its
+tenth step on, and continues to train. In later attempts, and under the name `healthy...`, it breaks
+no rule.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def say(line: str) -> None:
 
 
 def documented_lines(step: int, is_broken: bool) -> None:
-    """The lines of the usage page's rules."""
+    """Print the lines of the usage page's rules."""
     stamp = "2025-06-17 05:51:29,300 [INFO] __main__:"
     if "epoch" in KIND and not is_broken:
         say(f"{stamp} Train Epoch: 5 [{step}/60000 (0%)]       loss=0.8470")
@@ -34,7 +35,7 @@ def documented_lines(step: int, is_broken: bool) -> None:
 
 
 def main_example_lines(step: int, is_broken: bool) -> None:
-    """Those of the main example."""
+    """Print the lines of the main example."""
     if gang.RANK != 0 or "main" not in KIND:
         return
     if step == 1 and not ("unstarted" in KIND and gang.ATTEMPT == 0):
@@ -50,7 +51,7 @@ tell = gang.report
 
 
 def report(what: str, **more: object) -> None:
-    """Log each step, beside telling the test."""
+    """Report to the test, and log each step."""
     tell(what, **more)
     if what == "step":
         step = int(str(more["step"]))
