@@ -1,7 +1,7 @@
-"""A plain HTTP client that hides nothing of what an API server answers.
+"""A plain HTTP client that shows every detail of an API server's answers.
 
-Paths are written short: `pods/a/status` is core/v1, `apps/v1:deployments/a` another group, both in
-the namespace of the client if it has one; what starts with `/` is taken as it is.
+Paths are written short: `pods/a/status` is core/v1, `apps/v1:deployments/a` another group. Both are
+in the namespace of the client if it has one. A path that starts with `/` is taken as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apiservers import Cluster
 
 Object = dict[str, Any]
 SECONDS = 20
-"""Until an answer, or the next event of a watch, must have come."""
+"""Seconds until an answer, or the next event of a watch, must have come."""
 LARGE = 1 << 21
 """Bytes of a body that a server may refuse before it has read it."""
 CHUNK = 1 << 14
@@ -36,7 +36,7 @@ PATCHES = {
 
 
 class Answer:
-    """What the server answered to one request."""
+    """The server's answer to one request."""
 
     def __init__(self, code: int, headers: Message, body: bytes) -> None:
         self.code = code
@@ -48,34 +48,34 @@ class Answer:
 
     @property
     def object(self) -> Object:
-        """The body as JSON."""
+        """Body as JSON."""
         decoded: Object = json.loads(self.body)
         return decoded
 
     def done(self) -> None:
-        """Check that it was a success; the test fails with the whole answer if not."""
+        """Check that the request succeeded; the test fails with the whole answer if not."""
         assert 200 <= self.code < 300, self
 
     @property
     def made(self) -> Object:
-        """The body of a success."""
+        """Body of a success."""
         self.done()
         return self.object
 
     @property
     def reason(self) -> str | None:
-        """Of a Status."""
+        """Reason of a Status."""
         return self.object.get("reason")
 
     @property
     def message(self) -> str:
-        """Of a Status."""
+        """Message of a Status."""
         text: str = self.object["message"]
         return text
 
     @property
     def causes(self) -> set[tuple[str, str]]:
-        """(reason, field) of every cause of a Status."""
+        """Pairs (reason, field) of every cause of a Status."""
         causes = self.object.get("details", {}).get("causes", [])
         return {(cause.get("reason", ""), cause.get("field", "")) for cause in causes}
 
@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def failure(self) -> tuple[int, str | None]:
-        """(code, reason), after a check that the body is a Status that says the same."""
+        """Code and reason, after a check that the body is a Status with the same code."""
         status = self.object
         assert (status["kind"], status["apiVersion"]) == ("Status", "v1"), self
         assert (status["status"], status["code"]) == ("Failure", self.code), self
@@ -108,17 +108,17 @@ class Watch:
         return event
 
     def events(self, count: int) -> list[tuple[str, str]]:
-        """Wait for as many events: (type, name) of each."""
+        """Wait for as many events; return (type, name) of each."""
         events = [self.event() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"].get("name")) for event in events]
 
     def rest(self) -> list[Object]:
-        """All events until the server ends the watch."""
+        """Return all events until the server ends the watch."""
         return [json.loads(line) for line in self._response]
 
 
 class Api:
-    """Requests to one cluster, in one namespace if it is given."""
+    """Requests to one cluster, in one namespace if one is given."""
 
     def __init__(self, cluster: Cluster, namespace: str | None = None) -> None:
         self.cluster = cluster
@@ -128,18 +128,18 @@ class Api:
 
     @property
     def minor(self) -> int:
-        """Of the server's version."""
+        """Minor version of the server."""
         return self.cluster.minor
 
     def within(self, namespace: str) -> Api:
-        """The same client for another namespace."""
+        """Return the same client for another namespace."""
         other = Api(self.cluster, namespace)
         other._idle = self._idle
         other._context = self._context
         return other
 
     def path(self, what: str) -> str:
-        """The whole path of what is written short."""
+        """Return the whole path of a short one."""
         if what.startswith("/"):
             return what
         group = re.match(r"([a-z0-9.-]+/v\w+):(.*)", what)
@@ -156,9 +156,10 @@ class Api:
         headers: dict[str, str] | None = None,
         query: Object | None = None,
     ) -> Answer:
-        """One request; `body` is sent as it is if it is bytes or text, else as JSON.
+        """Send one request. Bytes or text are sent as they are, other bodies as JSON.
 
-        A kube-apiserver that has just changed a definition may ask to come again: that is done.
+        A kube-apiserver that has just changed a definition may ask to retry: then the request is
+        repeated.
         """
         until = time.monotonic() + SECONDS
         while True:
@@ -205,29 +206,29 @@ class Api:
             self._idle.pop().close()
 
     def get(self, what: str, **query: object) -> Answer:
-        """GET as JSON."""
+        """Send a GET, as JSON."""
         return self.send("GET", what, query=query)
 
     def post(self, what: str, body: object, **query: object) -> Answer:
-        """POST of JSON."""
+        """Send a POST of JSON."""
         return self.send("POST", what, body, query=query)
 
     def put(self, what: str, body: object, **query: object) -> Answer:
-        """PUT of JSON."""
+        """Send a PUT of JSON."""
         return self.send("PUT", what, body, query=query)
 
     def patch(self, kind: str, what: str, body: object, **query: object) -> Answer:
-        """PATCH of a kind of `PATCHES`."""
+        """Send a PATCH of a kind of `PATCHES`."""
         return self.send("PATCH", what, body, PATCHES[kind], query=query)
 
     def delete(self, what: str, options: Object | None = None, **query: object) -> Answer:
-        """DELETE, with DeleteOptions as the body if they are given."""
+        """Send a DELETE, with DeleteOptions as the body if they are given."""
         return self.send("DELETE", what, options, query=query)
 
     def apply(
         self, what: str, body: object, manager: str = "one", force: bool = False, **query: object
     ) -> Answer:
-        """Server-side apply."""
+        """Send a server-side apply."""
         if force:
             query["force"] = "true"
         return self.patch("apply", what, body, fieldManager=manager, **query)
@@ -236,7 +237,7 @@ class Api:
     def watch(
         self, what: str, headers: dict[str, str] | None = None, **query: object
     ) -> Iterator[Watch]:
-        """A watch on a connection of its own."""
+        """Open a watch on a connection of its own."""
         query = {"watch": "true", **query}
         with closing(self._connect()) as connection:
             target, sent = self._request(what, None, "", query)
@@ -250,7 +251,7 @@ class Api:
                 yield Watch(response)
 
     def until(self, collection: str, name: str, holds: Callable[[Object], bool]) -> Object:
-        """Wait until an object is as wanted, or is gone; empty if it is not there already."""
+        """Wait until an object fits or is gone; return it, or {} if it was not there."""
         selector = f"metadata.name={name}"
         listed = self.get(collection, fieldSelector=selector).made
         found: Object = next(iter(listed["items"]), {})
@@ -267,11 +268,11 @@ class Api:
                     return changed
 
     def settled(self, request: Callable[[], Answer], lags: Callable[[Answer], bool]) -> Answer:
-        """The answer of a server that knows of everything that was written before.
+        """Return the answer of a server that has processed all earlier writes.
 
         kube-apiserver decides some things by copies that follow its store a moment late, on a busy
-        machine a long one, and only its answers show where these are.  The embedded server keeps no
-        copies: its first answer counts.
+        machine a long one. Only its answers show the state of these copies. The embedded server
+        keeps no copies: its first answer counts.
         """
         until = time.monotonic() + SECONDS
         while True:
@@ -286,7 +287,7 @@ class Api:
         target: tuple[str, bytes | None],
         headers: dict[str, str],
     ) -> None:
-        """Send a large body until the server answers, which it may do before it has read all."""
+        """Send a large body until the server answers, perhaps before it has read the whole."""
         # One small request first: what TLS itself sends must not look like an answer.
         connection.request("GET", "/version", None, self.cluster.headers)
         connection.getresponse().read()

@@ -38,12 +38,12 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 START_SECONDS = 90
-"""Until an API server that was just started must answer; a loaded machine needs most of it."""
+"""Seconds in which an API server must answer after its start; a busy machine needs most of them."""
 TOKEN = "contract-token"
 
 
 class CannotStartError(Exception):
-    """What a cluster needs is absent here; the text says what."""
+    """A program or library that a cluster needs is missing here; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Cluster:
     """Certificates to trust, as PEM text; empty for plain HTTP."""
     kubeconfig: Path
     minor: int
-    """Minor version, by the server's own account: 20 for v1.20.2."""
+    """Minor version that the server reports: 20 for v1.20.2."""
     process: subprocess.Popen[str] | subprocess.Popen[bytes]
     etcd: subprocess.Popen[bytes] | None = None
-    """Only a real one has it."""
+    """Process of etcd, which only a real server has."""
 
     @property
     def is_real(self) -> bool:
@@ -74,12 +74,12 @@ class Cluster:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request must carry to be let in."""
+        """Headers that authenticate a request."""
         return {"Authorization": f"Bearer {self.token}"}
 
 
 def envtest_folder() -> Path:
-    """Return the folder of the scripts and binaries; CannotStartError says what is missing."""
+    """Return the folder of the scripts and binaries. CannotStartError says what is missing."""
     folder = Path(os.environ.get("UNBROKEN_ENVTEST", ROOT.parent / "shared/envtest"))
     if not (folder / "kube-apiserver.zst").exists():
         raise CannotStartError(f"no kube-apiserver.zst in {folder} (set UNBROKEN_ENVTEST)")
@@ -90,9 +90,9 @@ def envtest_folder() -> Path:
 
 
 def unpacked(name: str) -> Path:
-    """Path of a binary of Kubernetes, unpacked once for all test processes.
+    """Return the path of a binary of Kubernetes, unpacked once for all test processes.
 
-    It is looked for, packed or not, where ENVTEST_BINARIES points, then in `envtest_folder`;
+    The search begins where ENVTEST_BINARIES points, then in `envtest_folder`, packed or not.
     CannotStartError if neither has it.
     """
     places = (Path(os.environ.get("ENVTEST_BINARIES", envtest_folder())), envtest_folder())
@@ -120,7 +120,7 @@ def unpacked(name: str) -> Path:
 
 @contextmanager
 def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]:
-    """Runs etcd and kube-apiserver, with further `options`, in `folder` until the block ends."""
+    """Run etcd and kube-apiserver, with further `options`, in `folder` until the block ends."""
     binary = unpacked("kube-apiserver")
     etcd, peer, port = free_ports(3)
     (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
@@ -143,7 +143,7 @@ def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]
 
 @contextmanager
 def crds_cluster(folder: Path) -> Iterator[Cluster]:
-    """Runs etcd and the server of custom resources in `folder` until the block ends."""
+    """Run etcd and the server of custom resources in `folder` until the block ends."""
     binary = unpacked("crd-server")
     etcd, peer, port = free_ports(3)
     command = [
@@ -166,7 +166,7 @@ def crds_cluster(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def embedded_cluster(folder: Path, port: int = 0) -> Iterator[Cluster]:
-    """Runs the embedded API server on `folder` until the block ends."""
+    """Run the local API server on `folder` until the block ends."""
     module = "unbroken.local.apiserver"
     if util.find_spec(module) is None or util.find_spec(f"{module}.__main__") is None:
         raise CannotStartError(f"{module} is not there yet")
@@ -196,7 +196,7 @@ def _embedded(kubeconfig: Path, process: subprocess.Popen[str]) -> Cluster:
 
 
 def minor_version(url: str, ca: str) -> int:
-    """Minor version of a server, of the name of its release: some have no other field for it."""
+    """Return the minor version of a server, by its release name, which all servers have."""
     trusted = ssl.create_default_context(cadata=ca) if ca else None
     with urllib.request.urlopen(f"{url}/version", timeout=20, context=trusted) as answer:
         release: str = json.load(answer)["gitVersion"]
@@ -238,7 +238,7 @@ def _apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list
 
 
 def kubeconfig_of(url: str, ca: str, token: str) -> str:
-    """Text of a kubeconfig."""
+    """Return the text of a kubeconfig."""
     authority = base64.b64encode(ca.encode()).decode()
     return yaml.safe_dump(
         {
@@ -258,12 +258,12 @@ def kubeconfig_of(url: str, ca: str, token: str) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine on which nothing listens."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held while the others are looked for."""
+    """Return ports that are free now. All are held while the others are looked for."""
     with ExitStack() as stack:
         ports = []
         for _ in range(count):
@@ -295,7 +295,7 @@ def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """kube-apiserver announces its readiness nowhere, so that it must be asked."""
+    """Poll kube-apiserver until it is ready, since it sends no sign of that."""
     trusting = ssl.create_default_context()
     trusting.check_hostname = False
     trusting.verify_mode = ssl.CERT_NONE

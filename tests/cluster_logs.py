@@ -1,4 +1,4 @@
-"""What a cluster's program must not have said in its log by the end of a test."""
+"""Checks that a cluster's program has logged no error by the end of a test."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BAD = re.compile(
 
 
 def errors(text: str, allowed: Iterable[str] = ()) -> list[str]:
-    """Entries of a log that tell of an error, but those in which an allowed expression is found."""
+    """Return the error entries of a log, except those in which an allowed expression is found."""
     bad = [entry.strip() for entry in ENTRY.split(text) if BAD.search(entry)]
     return [entry for entry in bad if not any(re.search(one, entry) for one in allowed)]
 
 
 def assert_no_errors(log: Path, allowed: Iterable[str] = ()) -> None:
-    """An AssertionError with what the log tells of errors; a log that is not there has none."""
+    """Raise AssertionError with the errors of a log; a missing log has none."""
     found = errors(log.read_text(errors="replace"), allowed) if log.exists() else []
     assert not found, f"{len(found)} error(s) in {log}:\n" + "\n".join(found[:5])

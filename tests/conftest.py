@@ -1,4 +1,4 @@
-"""What all tests share: API servers that are started once for each test process."""
+"""Fixtures of all tests: API servers that are started once for each test process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
 
-# Both depend on how busy the machine is, and tell nothing of what is tested.
+# Both depend on the load of the machine, and say nothing about the tested code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
@@ -23,10 +23,10 @@ STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_clu
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, refuse modules of one name, and have processes of tests hear SIGINT.
+    """Declare the markers, refuse modules of one name, and let processes of tests receive SIGINT.
 
-    The tests are no packages, so that only one of several modules of a name can be imported.
-    A shell starts its background commands with SIGINT ignored, and all their children inherit it.
+    The tests are no packages, so that only one of several modules of a name can be imported. A
+    shell starts its background commands with SIGINT ignored, and all their children inherit it.
     """
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     if twice := sorted(name for name, count in names.items() if count > 1):
@@ -42,16 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait for real processes first, so that no long one is left alone at the end."""
+    """Run files first that wait for real processes, so that none of them runs last."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Cluster]]:
-    """Starts a cluster when it is first asked for; all are stopped at the end.
+    """Start a cluster on its first request, and stop all at the end.
 
-    Not done by the parametrized fixture itself: pytest would stop and start the servers whenever
-    the parameter changes, which under xdist is twice a file.
+    The parametrized fixture does not do that: pytest would stop and start the servers at each
+    change of the parameter, which under xdist is twice a file.
     """
     started: dict[str, Cluster] = {}
     failed: dict[str, Exception] = {}
@@ -75,7 +75,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.realkube), "embedded"])
 def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Cluster:
-    """Each of the two API servers in turn; the test must hold for both.
+    """Provide each of the two API servers in turn; the test must pass on both.
 
     With the mark `samples.CUSTOM_RESOURCES` the server of custom resources is a third.
     """

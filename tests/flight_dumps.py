@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 VERSIONS = ("2.4", "2.5", "2.7", "2.9", "2.10")
-"""Of the format; torch 2.6 writes 2.4 or 2.5, torch 2.8 to 2.13 write 2.10."""
+"""Versions of the format; torch 2.6 writes 2.4 or 2.5, torch 2.8 to 2.13 write 2.10."""
 SECOND = 1_000_000_000
 START = 1_790_000_000 * SECOND
 Groups = Mapping[str, tuple[str, Sequence[int]]]
@@ -33,7 +33,7 @@ class Recorder:
         self, group: str = "0", operation: str = "all_reduce", state: str = "completed",
         count: int = 1, **changes: Any,
     ) -> Recorder:  # fmt: skip
-        """Call a collective, `count` times; `changes` are of the entry."""
+        """Call a collective, `count` times; `changes` are fields of the entry."""
         for _ in range(count):
             self.enqueued[group] = self.enqueued.get(group, 0) + 1
             self._add(group, operation, state, False, changes)
@@ -84,7 +84,7 @@ class Recorder:
         self._recorded += 1
 
     def value(self) -> dict[str, Any]:
-        """The dump as torch builds it."""
+        """Return the dump as torch builds it."""
         own = {name: one for name, one in self.groups.items() if self.rank in one[1]}
         return {
             "version": self.version,
@@ -104,11 +104,11 @@ class Recorder:
         }  # fmt: skip
 
     def pickle(self) -> bytes:
-        """The dump as torch's pickler writes it."""
+        """Return the dump as torch's pickler writes it."""
         return torch_pickle(self.value())
 
     def json(self) -> bytes:
-        """The dump as torch writes it as JSON: numbers of `pg_status` as texts, 0 for no time."""
+        """Return torch's JSON dump: numbers of `pg_status` as texts, 0 for no time."""
         value = self.value()
         value["pg_status"] = {
             number: {name: str(last) for name, last in one.items()}
@@ -123,7 +123,7 @@ class Recorder:
 
 
 def torch_pickle(value: Any) -> bytes:
-    """A value as torch's C++ pickler writes it: protocol 2, texts are memoized, nothing else."""
+    """Return a value as torch's C++ pickler writes it: protocol 2, only texts are memoized."""
     parts, memo = [b"\x80\x02"], dict[str, int]()
     _write(value, parts, memo)
     return b"".join([*parts, b"."])

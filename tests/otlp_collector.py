@@ -1,4 +1,4 @@
-"""A collector of traces: a real server that takes them by OTLP over HTTP, and keeps them."""
+"""A collector of traces: a real server that receives them by OTLP over HTTP, and keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = str | int | float | bool
 
 
 class Collector:
-    """What came; `status` is what it answers."""
+    """Server that keeps the requests it receives; `status` is its answer."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -33,7 +33,7 @@ class Collector:
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
-        """Serve, until it is closed."""
+        """Serve until it is closed."""
         self._answers.set()
         self._thread.start()
         assert self._ready.wait(PATIENCE_SECONDS)
@@ -45,16 +45,16 @@ class Collector:
             self._thread.join()
 
     def hold(self) -> None:
-        """Take requests and answer none."""
+        """Accept requests, but answer none."""
         self._answers.clear()
 
     def answer(self) -> None:
-        """Answer all."""
+        """Answer all held requests."""
         self._loop.call_soon_threadsafe(self._answers.set)
 
     @property
     def spans(self) -> list[Span]:
-        """All that came, as often as they came."""
+        """All spans that came, as often as they came."""
         return [
             span
             for request in list(self.requests)
@@ -64,14 +64,14 @@ class Collector:
         ]
 
     def until(self, holds: Callable[[list[Span]], object]) -> list[Span]:
-        """The spans, once `holds` is true of them."""
+        """Wait until `holds` is true of the spans; return them."""
         with self._news:
             if not self._news.wait_for(lambda: holds(self.spans), PATIENCE_SECONDS):
                 raise AssertionError(f"not in time; there are: {self.spans}")
             return self.spans
 
     def resource(self) -> dict[str, Value]:
-        """Who sent the first of them."""
+        """Return the attributes of the first sender."""
         return attributes(self.requests[0].resource_spans[0].resource.attributes)
 
     def _run(self) -> None:
@@ -100,13 +100,13 @@ class Collector:
 
 
 def attributes(pairs: Iterable[KeyValue]) -> dict[str, Value]:
-    """Of a span or a resource."""
+    """Return the attributes of a span or a resource."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in pairs}
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector at a port of its own, beside the block."""
+    """Run a collector at its own port while the block runs."""
     made = Collector()
     made.start()
     try:

@@ -1,4 +1,4 @@
-"""Somebody between an operator and an agent: hears all, and changes what it likes."""
+"""An attacker between an operator and an agent, who reads all bytes and may change them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Eavesdropper:
-    """Passes bytes on between whoever connects and a port, and keeps them."""
+    """Passes bytes between its clients and a port, and keeps them."""
 
     target: int
     port: int = 0
     down: list[bytes] = field(default_factory=list)
-    """What each connection has sent to the agent."""
+    """Bytes that each connection has sent to the agent."""
     up: list[bytes] = field(default_factory=list)
-    """What the agent has sent to each connection."""
+    """Bytes that the agent has sent to each connection."""
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     change: Callable[[bytes], bytes] = lambda data: data
-    """What becomes of what the agent has sent."""
+    """Change to the bytes that the agent has sent."""
 
     @property
     def heard(self) -> bytes:
-        """Everything."""
+        """All bytes in both directions."""
         return b"".join((*self.down, *self.up))
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Handle one connection."""
         number = len(self.down)
         self.down.append(b"")
         self.up.append(b"")
@@ -55,7 +55,7 @@ class Eavesdropper:
 
 @asynccontextmanager
 async def eavesdropping(target: int) -> AsyncIterator[Eavesdropper]:
-    """One at a port of its own, before the one of an agent."""
+    """Run an eavesdropper at its own port, in front of that of an agent."""
     found = Eavesdropper(target)
     server = await asyncio.start_server(found.accept, "127.0.0.1", 0)
     found.port = server.sockets[0].getsockname()[1]
@@ -70,7 +70,7 @@ async def eavesdropping(target: int) -> AsyncIterator[Eavesdropper]:
 
 
 async def replayed(port: int, data: bytes) -> bytes:
-    """What an agent answers to bytes that somebody else has sent, until it hangs up."""
+    """Replay recorded bytes to an agent; return its answer until it disconnects."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     answer = b""

@@ -1,4 +1,4 @@
-"""A pod that sends whoever asks it elsewhere, and the server there that should hear nothing."""
+"""A pod that redirects its clients to another server, which must receive no request."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from zlib import compress
 from aiohttp import web
 
 BOMB = compress(bytes(64 << 20))
-"""64 KiB that become 64 MiB."""
+"""64 KiB that decompress to 64 MiB."""
 
 
 @dataclass
 class Redirecting:
-    """Answers every request of a path in `paths` with a redirect, all else as it is told."""
+    """Answers requests below `paths` with a redirect, and all others with `status`."""
 
     status: int = 302
     paths: tuple[str, ...] = ("",)
-    """Beginnings of those that redirect."""
+    """Prefixes of paths that redirect."""
     asked: list[str] = field(default_factory=list)
-    """What was asked of the pod itself."""
+    """Requests to the pod itself."""
     heard: list[str] = field(default_factory=list)
-    """What has come to the server elsewhere: nothing may."""
+    """Requests to the other server: there must be none."""
     port: int = 0
     target: int = 0
 
     async def pod(self, request: web.Request) -> web.StreamResponse:
-        """The pod."""
+        """Answer as the pod."""
         self.asked.append(f"{request.method} {request.path}")
         if request.path.startswith(self.paths):
             place = f"http://127.0.0.1:{self.target}/latest/meta-data/"
@@ -40,7 +40,7 @@ class Redirecting:
         raise web.HTTPNotFound
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """Somebody's server that has no need of credentials."""
+        """Answer as another server, which needs no credentials."""
         self.heard.append(f"{request.method} {request.path}")
         return web.json_response({"status": "ready"})
 

@@ -1,6 +1,6 @@
-"""A real agent under garbage: strangers on its HTTP port, and one of its own workers on its socket.
+"""A real agent under garbage: untrusted clients on its HTTP port, and its own worker on its socket.
 
-Both must be refused.  The agent stays up, keeps its memory, and serves the operator and its other
+It must refuse both. The agent stays up, keeps its memory, and serves the operator and its other
 worker meanwhile.
 """
 
@@ -31,14 +31,14 @@ def agent(tmp_path: Path) -> Iterator[Running]:
 
 
 def agents_pid(agent: Running) -> int:
-    """The agent itself; the process that was started is its keeper."""
+    """Return the pid of the agent itself; the process that was started is its keeper."""
     text = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text()
     [pid] = map(int, text.split())
     return pid
 
 
 def recorded(agent: Running, siege: Siege) -> list[bytes]:
-    """What the operator's link and its requests send; and the documented bodies, without a key."""
+    """Record the requests of the operator's link, and the documented bodies without a key."""
     with Recorder(siege) as recorder:
         port = urlsplit(recorder.url).port
         assert port is not None
@@ -124,7 +124,7 @@ tell(over=True)
 signal.pause()
 """
 )
-"""Local rank 1 attacks the socket it shares with local rank 0."""
+"""Worker that attacks, as local rank 1, the socket that it shares with local rank 0."""
 
 
 async def test_a_hostile_worker_harms_neither_the_agent_nor_its_neighbour(tmp_path: Path) -> None:

@@ -116,14 +116,14 @@ QUOTED = (
     "NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name={comm}, Graphics Exception",
     "NVRM: Xid (PCI:0000:3b:00): 149, pid=1, name={comm}, NETIR Nonfatal XC0",
 )
-"""What kernels write of one process or file, with its name and its file's."""
+"""Lines that kernels write about a process or file, with its name and its file's."""
 EVENTS = {"OOMKilling", "TaskHung", "KernelDeadlock", "SoftLockup", "ForkRejected"}
 EVENTS |= {"Xid13", "Xid149NonFatal"}
-"""Entries that such lines rightly are of; none asks for an action at its first time."""
+"""Events of such lines that are right; none requires an action at its first time."""
 
 
 def escaped(text: str) -> bytes:
-    """Text as /dev/kmsg shows it (kernel/printk/printk.c, msg_add_ext_text)."""
+    """Return text as /dev/kmsg shows it (kernel/printk/printk.c, msg_add_ext_text)."""
     shown = (
         f"\\x{one:02x}" if one < 32 or one >= 127 or one == 92 else chr(one)
         for one in text.encode(errors="replace")
@@ -240,7 +240,7 @@ def test_what_is_not_exactly_the_driver_s_form_does_not_count(line: str) -> None
 
 
 def on_a_node(record: bytes, host: HostSample, *gpus: GpuReading) -> Bench:
-    """What a daemon writes that reads the record on such a node."""
+    """Return the records of a daemon that reads the record on such a node."""
     bench = Bench()
     bench.nvml = GpuSample(gpus, "" if gpus else "there is no NVIDIA driver")
     bench.step(HostSampled(host))
@@ -319,7 +319,7 @@ def test_nvml_that_hangs_confirms_and_a_look_from_before_says_nothing() -> None:
 
 
 def test_a_driver_that_prints_users_texts_makes_its_level_worthless() -> None:
-    """The Neuron driver prints any text of whoever may open /dev/neuron0, as KERN_ERR."""
+    """Check the Neuron driver, which prints any text of a user of /dev/neuron0 as KERN_ERR."""
     for text in ("Kernel panic - not syncing: x", FALLEN):
         host = HostSample(pci=THERE, prints_for_users=True)
         assert on_a_node(f"3,1,2,-;{text}".encode(), host).labels == {}

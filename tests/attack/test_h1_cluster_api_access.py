@@ -1,7 +1,7 @@
-"""The attack: a local user without keys orders clusters of somebody else's `unbroken up`.
+"""The attack: a local user without keys controls clusters of another user's `unbroken up`.
 
-The cluster API on the loopback address asked nobody for a key, so every user of the machine could
-create, delete and reboot clusters, and have lifecycle scripts run as the user of `unbroken up`.
+The cluster API on the loopback address required no key. Every user of the machine could create,
+delete and reboot clusters, and run lifecycle scripts as the user of `unbroken up`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ except botocore.exceptions.ClientError as error:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    """A cluster of somebody who has given no thought to keys."""
+    """Start a cluster of a person who has set no keys."""
     folder = tmp_path_factory.mktemp("up")
     cli = Cli(folder / "cluster", folder)
     cli.call("up", "--detach", "--nodes", "0")
@@ -56,7 +56,7 @@ def key_of(up: Cli) -> Credential:
 
 
 def boto3(up: Cli, *arguments: str, **changes: str) -> Any:
-    """What boto3 is told in a shell into which the lines of `unbroken status` were copied."""
+    """Call boto3 in a shell with the variables that `unbroken status` prints; return its output."""
     named = os.environ.get("UNBROKEN_AWS")
     python = (Path(named) if named else Path(sys.prefix) / "aws/bin") / "python"
     if not python.exists():

@@ -1,7 +1,7 @@
-"""The attack: an address of lifecycle scripts leads out of the folder that was mapped to it.
+"""The attack: an address of lifecycle scripts leads out of the folder that is mapped to it.
 
 `unbroken up --lifecycle-source s3://bkt/pre=DIR` took `s3://bkt/pre/../outside` for
-`DIR/../outside` and ran a script from there as the user of `up`; `pre/../../..` would have copied
+`DIR/../outside` and ran a script from there as the user of `up`. `pre/../../..` would have copied
 the whole disk.
 """
 
@@ -34,17 +34,17 @@ BELOW = [
     *("..", "../outside", "x/../../outside", "../../..", "./x", ".", "x/.", "x/.."),
     *("/", "//x", "x//y", "x//", "x\0/y", "x\n", "\x1b[2J"),
 ]
-"""What is written after the mapped address, each of it refused."""
+"""Suffixes of the mapped address, all of which must be refused."""
 FILES = [
     *("../evil.sh", "../../outside/evil.sh", "/etc/passwd", "x/../../evil.sh", "", "a//b", "."),
     *("evil\0.sh", "out/evil.sh", "evil-link.sh", "circle.sh", "absolute.sh", "a" * 300),
 ]
-"""Names of scripts, each of them refused."""
+"""Names of scripts, all of which must be refused."""
 
 
 @pytest.fixture
 def mapped(tmp_path: Path) -> Path:
-    """A mapped folder with links that lead out, beside a folder of somebody else."""
+    """Make a mapped folder with links that lead out, next to a folder of another user."""
     root, outside = tmp_path / "srv/lc", tmp_path / "srv/outside"
     for folder in (root / "x", outside):
         folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_a_copy_is_bounded(mapped: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def up(mapped: Path, tmp_path: Path) -> Iterator[Cli]:
-    """A cluster whose scripts come from the mapped folder."""
+    """Start a cluster whose scripts come from the mapped folder."""
     cli = Cli(tmp_path / "cluster", tmp_path)
     cli.call("up", "--detach", "--nodes", "0", "--lifecycle-source", f"{ADDRESS}={mapped}")
     try:
@@ -160,7 +160,7 @@ def test_nothing_outside_runs_and_honest_machines_do(up: Cli, tmp_path: Path) ->
         assert reply.code == "ValidationException"
         assert "must be the name of a folder or file" in reply.body["message"]
 
-    # Whoever may make Machines gets no further.
+    # A user who may create Machines gets no further.
     bad = [(f"{ADDRESS}/{one}", "evil.sh") for one in BELOW if "\0" not in one]
     bad += [(ADDRESS, one) for one in FILES if one and "\0" not in one]
     bad.append((f"{ADDRESS}/out", "evil.sh"))
@@ -180,7 +180,7 @@ def test_nothing_outside_runs_and_honest_machines_do(up: Cli, tmp_path: Path) ->
 
 
 def kubectl(up: Cli, *arguments: str) -> str:
-    """What kubectl says."""
+    """Run kubectl; return its output."""
     program = shutil.which("kubectl", path=Path(sys.executable).parent) or shutil.which("kubectl")
     assert program
     done = subprocess.run(

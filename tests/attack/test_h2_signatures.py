@@ -1,8 +1,8 @@
-"""The attack: a signature for one call of the cluster API is used to give another order.
+"""The attack: a signature for one call of the cluster API is used for another call.
 
-A captured, signed DescribeCluster with a second `X-Amz-Target: SageMaker.DeleteCluster` before the
-signed one was carried out as a deletion: the server verified the last header of a name and acted
-on the first.  A captured call could also be sent again for five minutes.
+A captured, signed DescribeCluster got a second `X-Amz-Target: SageMaker.DeleteCluster` before the
+signed one, and was carried out as a deletion. The server verified the last header of a name and
+used the first. A captured call could also be sent again for five minutes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def running(clusters: Callable[[str], Cluster]) -> Iterator[Running]:
 
 @pytest.fixture
 def prod(running: Running) -> Iterator[str]:
-    """A cluster that somebody needs, until the test ends."""
+    """Create a cluster that must survive until the test ends."""
     name = f"prod-{next(NUMBERS)}"
     running.ok("CreateCluster", ClusterName=name, InstanceGroups=[GROUP])
     running.until_phase(name, "InService")
@@ -320,7 +320,10 @@ print(json.dumps([made["ResponseMetadata"]["RetryAttempts"], codes, found["Clust
 
 
 def honest(python: Path, endpoint: str, script: str = HONEST) -> object:
-    """What boto3 prints; HONEST: retries of the first creation, the others' errors, the cluster."""
+    """Return the output of boto3.
+
+    HONEST prints the retries of the first creation, the others' errors, and the cluster.
+    """
     done = subprocess.run(
         [str(python), "-c", script, endpoint, KEY.key_id, KEY.secret, json.dumps(GROUP)],
         capture_output=True,
@@ -360,14 +363,17 @@ print(json.dumps("all carried out"))
 
 
 def test_equal_changes_of_boto3_within_a_second(running: Running, boto3_python: Path) -> None:
-    """They are signed alike; each of them is carried out."""
+    """Check that equal calls of boto3, which have equal signatures, are all carried out."""
     assert honest(boto3_python, running.endpoint, EQUAL_CHANGES) == "all carried out"
 
 
 def test_a_retry_of_boto3_is_carried_out(
     clusters: Callable[[str], Cluster], boto3_python: Path, tmp_path: Path
 ) -> None:
-    """The Kubernetes API is away at first; boto3 retries within the second, equally signed."""
+    """Check a retry of boto3 with an equal signature within the second.
+
+    The Kubernetes API is not available at first.
+    """
     running = FaultProxy(clusters("embedded"))
     with running.beside() as proxy:
         proxy.faults.append(
@@ -395,7 +401,7 @@ def test_a_retry_of_boto3_is_carried_out(
     assert met[1:] == [["ResourceInUse"] * 2, "honest"]
 
 
-# --- strangers cannot keep others out
+# --- attackers cannot keep others out
 
 
 def test_connections_that_say_nothing_keep_nobody_out(running: Running) -> None:

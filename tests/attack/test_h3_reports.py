@@ -1,8 +1,8 @@
 """Agents of one job attack the operator over their links; another job must not notice.
 
-The attack was: 20 pods of one job sent 4 MiB of empty lists as `progress`, which took 130 MB each
-in the operator, until it was killed for its memory, and again after each restart; and one agent
-that reported as fast as it could took half a core from all jobs.
+In the attack, 20 pods of one job sent 4 MiB of empty lists as `progress`, which took 130 MB each in
+the operator. The kernel killed it for its memory, and again after each restart. One agent that
+reported as fast as it could took half a core from all jobs.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ SIZE = 100
 HONEST = 20
 MEBIBYTES_MAX = 200
 HEALTH_SECONDS_MAX = 5.0
-"""A kubelet waits 10 s here; on a quiet machine it is 0.1 s."""
+"""Longest answer to a health check: a kubelet waits 10 s; a quiet machine takes 0.1 s."""
 SLOWER_SECONDS_MAX = 1.0
-"""How much longer the honest job may take in the median, on a machine that the attackers share."""
+"""Seconds by which the honest job's median may grow under attack, on a shared machine."""
 KINDS = sorted((h3_agents.LINKED | h3_agents.PLAIN).keys() - {"fat"})
 
 
 @dataclass
 class World:
-    """An operator, an honest job that runs, and how both are looked at."""
+    """An operator, a running honest job, and the means to look at both."""
 
     pid: int
     port: int
     client: KubeClient
     honest: Agents
     number: int = 0
-    """Of the honest job's attempts."""
+    """Number of the honest job's newest attempt."""
     health: list[float] = field(default_factory=list)
 
     def rss(self) -> tuple[float, float]:
-        """Of the operator, now and at most, in MiB."""
+        """Return the operator's memory, now and at most, in MiB."""
         text = Path(f"/proc/{self.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines())
         return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
     async def recover(self) -> float:
-        """Let a worker of the honest job die; seconds until all agents have their start."""
+        """Let a worker of the honest job die; return the seconds until all agents start."""
         failed_at = await self.honest.fail(self.number % HONEST)
         self.number += 1
         found: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class World:
         raise AssertionError(f"attempt {self.number} has not started: {found}")
 
     async def ask(self) -> None:
-        """Ask for the operator's health again and again."""
+        """Request the operator's health repeatedly."""
         async with aiohttp.ClientSession() as session:
             while True:
                 began = time.monotonic()
@@ -92,7 +92,7 @@ class World:
                 await asyncio.sleep(0.1)
 
     async def create(self, job: int, count: int) -> None:
-        """A job that asks nobody for a token, so that the agents need none."""
+        """Create a job without tokens, so that its agents need none."""
         made = manifest(job, count, 8, is_plain=True)
         for _ in range(300):
             with suppress(ApiRefusal):  # The operator installs the kind first.
@@ -102,13 +102,13 @@ class World:
         raise AssertionError("the job cannot be created")
 
     async def conditions(self, job: int) -> list[dict[str, Any]]:
-        """Of a job."""
+        """Return the conditions of a job."""
         found = json.loads(await self.client.raw("GET", f"{JOBS}/job-{job}"))
         return list(found.get("status", {}).get("conditions", []))
 
 
 class HonestKubelet(Kubelet):
-    """Tells honest agents which pod they are; hostile ones need not know."""
+    """Informs only honest agents of their pod; hostile agents do not need it."""
 
     def __init__(self, client: KubeClient, size: int, running: Agents) -> None:
         move_in = running.move_in
@@ -123,7 +123,7 @@ class HonestKubelet(Kubelet):
 
 @asynccontextmanager
 async def world(kinds: list[str]) -> AsyncIterator[World]:
-    """A real operator beside a real API server with a job that runs, and hostile agents."""
+    """Run a real operator and API server with a running job, and hostile agents."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {"first": SIZE, "count": SIZE, "kinds": kinds}
@@ -163,7 +163,7 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
 
 
 def tell(name: str, found: World, before: float, usual: list[float], seen: list[float]) -> None:
-    """The figures, for the documents."""
+    """Print the figures for the documents."""
     now, most = found.rss()
     sys.stdout.write(
         f"\n{name}: {SIZE} hostile agents; RSS {before:.0f} MiB before, {now:.0f} after, "

@@ -1,7 +1,7 @@
-"""L1: escapes in workers' output, events and names reached the terminal of whoever looked at them.
+"""L1: escapes in workers' output, events and names reached the terminal of the reader.
 
-A title, a cleared screen, the clipboard (OSC 52), an overwritten line or reversed writing: whatever
-a job wrote.  kubectl had the same (CVE-2021-25743).
+A job could set a title, clear the screen, write the clipboard (OSC 52), overwrite a line or reverse
+text. kubectl had the same flaw (CVE-2021-25743).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from unbroken.cli.terminal import coloured, visible
 
 COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 CURSOR = re.compile("\x1b\\[(\\?25[lh]|[0-9]*[ABGHJK])|\x1b\\[[0-9;]*m")
-"""Colours, and what a live display does with its own lines."""
+"""Colours, and escapes of a live display in its own lines."""
 ODD = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def on_a_terminal(*arguments: str, program: Path | None = None) -> str:
-    """What a program writes to a terminal that is its standard output and standard error."""
+    """Run a program with a terminal as its standard output and error; return what it writes."""
     ours, theirs = pty.openpty()
     found = program or Path(terminal_programs.__file__)
     start = [sys.executable, *(["-m", "unbroken.cli.main"] if program is None else [str(found)])]

@@ -1,4 +1,4 @@
-"""M3: who took over the operator could read, change and list every Secret of the cluster."""
+"""M3: an attacker in the operator could read, change and list every Secret of the cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_role_of_the_chart_gives_more_of_secrets_than_to_make_them(values: An
 @pytest.mark.slow
 @pytest.mark.realkube
 def test_the_api_server_lets_the_operator_make_secrets_and_nothing_else(plane: Plane) -> None:
-    """`kubectl auth can-i --list` as the operator, and what it would read."""
+    """Check `kubectl auth can-i --list` as the operator, and its reads."""
     plane.install({"metrics": {"enabled": False}})
     config = yaml.safe_load(plane.account(OPERATOR).read_text())
     token = config["users"][0]["user"]["token"]
@@ -51,7 +51,7 @@ def test_the_api_server_lets_the_operator_make_secrets_and_nothing_else(plane: P
 
 
 def secret_verbs(api: Api, namespace: str) -> Iterator[str]:
-    """What an account may do to Secrets of a namespace, as the server says."""
+    """Return the verbs that an account may use on Secrets of a namespace, as the server reports."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

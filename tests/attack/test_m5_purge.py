@@ -1,4 +1,4 @@
-"""M5: `unbroken down --purge --dir D` deleted D with all in it where D only held a `kubeconfig`."""
+"""M5: `unbroken down --purge --dir D` deleted all of D if it only held a `kubeconfig`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from unbroken.local.state import ClusterOptions, Paths
 
 @pytest.fixture(autouse=True)
 def own_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims of this test alone."""
+    """Use claims of this test alone."""
     monkeypatch.setattr(networks, "CLAIMS", tmp_path)
 
 
 def cluster(directory: Path) -> Paths:
-    """A folder as `up` leaves it."""
+    """Make a folder as `up` leaves it."""
     folders.private(directory)
     for name in folders.MADE:
         path = directory / name
@@ -38,14 +38,14 @@ def cluster(directory: Path) -> Paths:
 
 
 def precious(directory: Path) -> Path:
-    """A person's file in a folder of its own."""
+    """Write a person's file into a folder of its own."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "precious.py").write_text("weeks of work")
     return directory / "precious.py"
 
 
 def down(directory: Path) -> str:
-    """What the command says."""
+    """Run the command; return its output."""
     return CliRunner().invoke(app, ["down", "--purge", "--dir", str(directory)]).output
 
 

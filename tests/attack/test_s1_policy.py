@@ -55,7 +55,10 @@ def test_it_goes_where_it_is_turned_off_or_there_is_no_daemon(values: Object) ->
 
 
 def test_older_clusters_do_not_get_what_they_do_not_serve() -> None:
-    """Helm's library renders for one version only; an installation on 1.20 is in tests/deploy."""
+    """Check that older clusters get no objects that they do not serve.
+
+    Helm's library renders for one version only; an installation on 1.20 is in tests/deploy.
+    """
     text = (CHART / "templates/node-daemon-policy.yaml").read_text()
     assert '"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"' in text
     assert 'semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version' in text
@@ -73,7 +76,7 @@ CASES: list[tuple[str, str, Object | None, str, bool | None]] = [
     ("the operator", "system:serviceaccount:aws-hyperpod:unbroken", None, "n2", None),
     ("a namesake", "system:serviceaccount:team-a:node-daemon", {NODE_NAME: ["n1"]}, "n2", None),
 ]
-"""What is asked, by whom, with which `extra`, of which node; None: the policy has no say."""
+"""Cases: name, user, `extra`, node, and the answer; None: the policy does not apply."""
 
 
 @pytest.mark.parametrize(

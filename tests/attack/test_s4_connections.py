@@ -1,9 +1,10 @@
-"""Half-sent requests that use up the descriptors of a server.
+"""Half-sent requests that use up the file descriptors of a server.
 
-The attack: any local user or pod opened hundreds of connections, sent half of a request on each and
-waited.  The server kept them for ever, until it had no descriptor left for its honest clients.
+In the attack, any local user or pod opened hundreds of connections, sent half of a request on each
+and waited. The server kept them for ever, until it had no descriptor left for its honest clients.
 
-All servers are attacked at the same time, since each is waited for until it gives up on strangers.
+All servers are attacked at the same time, since each test waits until its server closes the
+connections.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SPARE = 40
 ORDINARY_SECONDS = 3.0
 OVER_SECONDS = 30.0
 TURN = threading.Lock()
-"""Of the attack that opens its connections."""
+"""Lock of the attack that opens its connections."""
 OPENINGS = (
     b"",
     b"GET / HTTP/1.1\r\nHost: x\r\n",
@@ -72,7 +73,7 @@ def descriptors(soft: int) -> Iterator[None]:
 
 
 def opened(pids: Collection[int]) -> int:
-    """How many descriptors the processes have."""
+    """Return the number of descriptors that the processes have open."""
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
 
@@ -83,7 +84,10 @@ def hold(
     honest: Callable[[], object],
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Hold half-sent connections open; fails if the server keeps them or forgets the honest."""
+    """Hold half-sent connections open.
+
+    The test fails if the server keeps them or refuses the honest client.
+    """
     with ExitStack() as stack:
         with TURN:
             honest()
@@ -105,7 +109,7 @@ def hold(
 
 
 def until_back(pids: Collection[int], before: int) -> None:
-    """Wait until the server has closed what nobody uses."""
+    """Wait until the server has closed all unused connections."""
     end = time.monotonic() + OVER_SECONDS
     while (now := opened(pids)) > before + 3:
         assert time.monotonic() < end, f"{now} descriptors, {before} before"
@@ -113,7 +117,7 @@ def until_back(pids: Collection[int], before: int) -> None:
 
 
 async def agent(folder: Path) -> None:
-    """It serves its operator and keeps its link."""
+    """Attack an agent, which must serve its operator and keep its link."""
     with running(folder, program(folder, SLEEPER)) as one:
         async with raw_link(one.port, KEY) as link:
             address, pids = ("127.0.0.1", one.port), marked(one.mark)
@@ -127,13 +131,13 @@ async def agent(folder: Path) -> None:
 
 
 def agent_without_key(folder: Path) -> None:
-    """It waits for no body."""
+    """Attack an agent without a key, which must wait for no body."""
     with running(folder, program(folder, SLEEPER), UNBROKEN_AGENT_AUTH="none") as one:
         hold(("127.0.0.1", one.port), marked(one.mark), AGENT_MAX, one.status)
 
 
 def metrics() -> None:
-    """They are scraped."""
+    """Attack the metrics server, which must answer scrapes."""
     command = [sys.executable, "-c", METRICS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -151,7 +155,7 @@ def metrics() -> None:
 
 
 def embedded_api(cluster: Cluster) -> None:
-    """It answers and keeps its watches."""
+    """Attack the local API server, which must answer and keep its watches."""
     with closing(Api(cluster)) as whole, whole.within("default").watch("configmaps") as watch:
         api = whole.within("default")
         stranger = ssl.create_default_context(cadata=cluster.ca)
@@ -169,7 +173,7 @@ def embedded_api(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def sieges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
-    """The attacks on all servers, which have begun."""
+    """Start the attacks on all servers."""
     folders = {name: tmp_path_factory.mktemp(name) for name in SERVERS}
     with ExitStack() as stack:
         with descriptors(API_DESCRIPTORS):

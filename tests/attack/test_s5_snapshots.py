@@ -1,6 +1,6 @@
 """S5: jobs of one name in two namespaces took each other's snapshots for their own.
 
-The name was all that a snapshot said of its job, and agents without a key took it from anybody.
+A snapshot had only the name of its job, and agents without a key accepted it from any client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unbroken.worker.snapshot.snapshot import job_digest
 
 
 def environment(namespace: str, uid: str) -> dict[str, str]:
-    """What the operator tells the pods of a job `lm`."""
+    """Return the environment that the operator gives the pods of a job `lm`."""
     template = {"spec": {"containers": [{"name": "main", "image": "any"}]}}
     spec = JobSpec((ReplicaSpec("pods", template, 1),))
     order = CreatePod(PodName("lm-pods-0"), "pods", 0)
@@ -44,7 +44,7 @@ def test_jobs_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_a_snapshot_of_another_job_of_the_name_is_not_taken(tmp_path: Path) -> None:
-    """By an agent that takes copies from everybody."""
+    """Send a snapshot to an agent that accepts copies from every client."""
     given = environment("team-a", "uid-a")
     mine = {name: given[name] for name in ("UNBROKEN_JOB", "UNBROKEN_JOB_UID")}
     with running(tmp_path, program(tmp_path, ""), UNBROKEN_AGENT_AUTH="none", **mine) as agent:

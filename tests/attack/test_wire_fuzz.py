@@ -1,7 +1,7 @@
-"""Every decoder of `wire` is fed garbage and mutated messages of real programs.
+"""Every decoder of `wire` under garbage and mutated messages of real programs.
 
-Only the documented error may come out, within bounds of time and memory: whatever else a decoder
-raised would end a link, an agent or the operator.
+Only the documented error may be raised, within bounds of time and memory. Any other exception of a
+decoder would end a link, an agent or the operator.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from unbroken.wire.observation import (
 from unbroken.wire.observation_codec import decode_evidence, encode_evidence
 
 SECONDS_MAX = 2.0
-"""Of a processor for one message; the slowest takes 0.3 s."""
+"""Processor seconds for one message; the slowest takes 0.3 s."""
 MEMORY_MAX = 120 * 1024 * 1024
-"""While one message is read."""
+"""Bytes of memory while one message is read."""
 LINES = tuple(f'  File "train.py", line {i}, in step: loss.backward()  # müde' for i in range(24))
 
 
 def a_report(nproc: int) -> AgentReport:
-    """What an agent of so many workers says after one of them has died."""
+    """Return the report of an agent with `nproc` workers after one of them has died."""
     metrics = {f"metric_of_the_training_script_{i}": 0.1 + i for i in range(16)}
     ranks = range(nproc)
     return AgentReport(
@@ -100,7 +100,7 @@ def a_report(nproc: int) -> AgentReport:
 
 
 def evidence(nproc: int) -> Evidence:
-    """What an agent of so many workers answers to a collect."""
+    """Return the answer of an agent with `nproc` workers to a collect command."""
     frames = tuple(f"step_{i} (/opt/train/model.py:{i})" for i in range(30))
     threads = tuple(ThreadStack(f"t{i}", i == 0, frames) for i in range(10))
     ranks = tuple(
@@ -137,7 +137,7 @@ MESSAGES: tuple[bytes, ...] = tuple(
 
 
 def body_of(read: Callable[[object], object]) -> Callable[[bytes], object]:
-    """A reader of decoded bodies, for bytes."""
+    """Return a reader of bytes from one of decoded bodies."""
     return lambda data: read(parse_json(data))
 
 
@@ -152,7 +152,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "stop": body_of(stop_command),
     "status": body_of(report_of_status),
 }
-"""Those that may raise PeerError."""
+"""Decoders that may raise PeerError."""
 ODD = st.sampled_from(
     [
         None, True, -1, 0, 2**53, 2**64, 10**400, -(10**400), 1e308, float("nan"), float("inf"),
@@ -163,7 +163,7 @@ ODD = st.sampled_from(
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where in a value something could be another."""
+    """Yield the paths in a value at which a value can be replaced."""
     yield here
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value[:2]) if isinstance(value, list) else items
@@ -175,7 +175,7 @@ PATHS = [(i, one) for i, data in enumerate(MESSAGES) for one in paths(json.loads
 
 
 def mutated(place: tuple[int, tuple[Any, ...]], odd: Any) -> bytes:
-    """A real message with another value somewhere in it."""
+    """Return a real message with another value in one place."""
     number, path = place
     value = json.loads(MESSAGES[number])
     if not path:
@@ -189,7 +189,7 @@ def mutated(place: tuple[int, tuple[Any, ...]], odd: Any) -> bytes:
 
 @st.composite
 def cut(draw: st.DrawFn) -> bytes:
-    """A real message with a part that is gone, doubled or overwritten."""
+    """Return a real message with a part removed, doubled or overwritten."""
     data = bytearray(draw(st.sampled_from(MESSAGES)))
     for _ in range(draw(st.integers(1, 4))):
         begin = draw(st.integers(0, len(data)))
@@ -200,7 +200,7 @@ def cut(draw: st.DrawFn) -> bytes:
 
 
 def check(decode: Callable[[bytes], object], data: bytes) -> None:
-    """Only PeerError, and in time; whatever is read can be stored."""
+    """Check that it raises only PeerError, and in time, and that its result can be stored."""
     began = time.process_time()
     with contextlib.suppress(PeerError):
         found = decode(data)
@@ -225,7 +225,7 @@ def test_garbage_and_mutated_messages_raise_peer_errors(name: str, data: st.Data
 
 
 def outcome(decode: Callable[[bytes], object], frame: bytes) -> str:
-    """What a reader makes of a frame, or its error."""
+    """Return the value that a reader makes of a frame, or its error."""
     try:
         return repr(decode(frame))
     except PeerError as error:
@@ -240,7 +240,10 @@ LEAVES: tuple[object, ...] = (
 
 
 def test_both_readers_agree_on_every_field_of_a_report() -> None:
-    """The fast one knows each limit: a new field without one in msgspec's terms shows here."""
+    """Check that both readers agree on each field.
+
+    The fast one has each limit in msgspec's terms: a new field without one fails here.
+    """
     fault = WorkerFault(FaultKind.SIGNAL, 0, 0, 9, 1.5, 1, 9, "killed", "f", ("a", "b"), 7)
     alarms = (Alarm("Silent", 1.7e9, 1.7e9, "no step", 7),)
     times = (1.7e9, 0.5, 1.7e9, 30.0)

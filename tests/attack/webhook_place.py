@@ -1,4 +1,4 @@
-"""The webhook's own process, and an API server that writes down what it is asked."""
+"""The webhook's own process, and an API server that records its requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRET_PATH = "/validate/5ec2e7"
 
 @dataclass
 class Webhook:
-    """A running webhook, and how to speak to it."""
+    """A running webhook, and the way to send it requests."""
 
     port: int
     trusted: bytes
@@ -46,16 +46,16 @@ class Webhook:
     """Users that may create pods."""
 
     def tls(self) -> ssl.SSLContext:
-        """A context that trusts it."""
+        """Return a context that trusts it."""
         return ssl.create_default_context(cadata=self.trusted.decode())
 
     @property
     def address(self) -> str:
-        """Without a path."""
+        """Address without a path."""
         return f"https://127.0.0.1:{self.port}"
 
     async def post(self, body: Any, path: str = SECRET_PATH, tls: Any = None) -> tuple[int, Any]:
-        """One review; status and answer."""
+        """Send one review; return status and answer."""
         connector = aiohttp.TCPConnector(ssl=tls or self.tls())
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -67,22 +67,22 @@ class Webhook:
             return answer.status, await answer.json(content_type=None)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which nothing has been said."""
+        """Open a connection, and send nothing."""
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls())
 
     @property
     def pid(self) -> int:
-        """Of the process that answers now."""
+        """Pid of the process that answers now."""
         assert self.process._process is not None
         return self.process._process.pid
 
     def memory(self) -> int:
-        """Resident bytes of the process."""
+        """Return the resident bytes of the process."""
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     async def handle(self, request: web.Request) -> web.Response:
-        """One request to the API server."""
+        """Answer one request to the API server."""
         body = await request.json()
         self.asked.append((request.path_qs, body))
         if "subjectaccessreviews" in request.path:
@@ -93,7 +93,7 @@ class Webhook:
 
 @asynccontextmanager
 async def webhook(folder: Path, client_authority: str = "") -> AsyncIterator[Webhook]:
-    """A webhook for the time of the block."""
+    """Run a webhook until the block ends."""
     authority = Authority.of(secrets.token_bytes(32))
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
     kubeconfig = folder / "kubeconfig"
@@ -123,7 +123,7 @@ async def webhook(folder: Path, client_authority: str = "") -> AsyncIterator[Web
 
 
 def client_certificate(folder: Path) -> tuple[str, Path]:
-    """An authority's PEM text, and a file with a client's certificate and key that it signed."""
+    """Return an authority's PEM text, and a file with a client's certificate and key by it."""
     authority, certificate = _signed("front proxy", None, is_authority=True)
     key, client = _signed("apiserver", (authority, certificate), is_authority=False)
     file = folder / "client.pem"

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, run on the CPU: its own code works, and it finds what is wrong."""
+"""The benchmark for GPUs, run on the CPU: its own code works, and it finds errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unbroken.wire.agent import AgentReport, AgentState, WorkerReport  # noqa: E
 
 
 def run(*options: str, out: Path) -> subprocess.CompletedProcess[str]:
-    """The program."""
+    """Run the program."""
     command = [sys.executable, str(FOLDER / "run.py"), "--out", str(out), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
@@ -63,7 +63,7 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
 
 
 def judged(mode: str, *changes: dict[str, Any], pids: tuple[int, int] = (1, 12)) -> list[str]:
-    """What is found wrong with a recovery of two ranks, the second of which was killed."""
+    """Return the errors found in a recovery of two ranks, the second of which was killed."""
     reports = [
         {"what": what, "rank": rank, "attempt": attempt, "at": 5.0 + attempt, "step": 4 + attempt,
          "address": 7, "is_intact": True, "checksum": attempt}

@@ -1,4 +1,4 @@
-"""What the benchmark of lost nodes makes of what workers wrote, and of its trials."""
+"""Figures of the benchmark of lost nodes, from the records of workers and from its trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from realnodes.plane import RealCluster
 
 
 def job(directory: Path, lives: dict[str, tuple[float, ...]]) -> Job:
-    """A job whose workers have written when they were alive, by `ATTEMPT.RANK`."""
+    """Return a job whose workers have recorded when they were alive, by `ATTEMPT.RANK`."""
     made = Job(RealCluster(directory, "kubectl"), "j")
     folder = made.cluster.shared / made.name
     folder.mkdir(parents=True)

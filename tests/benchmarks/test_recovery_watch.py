@@ -1,4 +1,4 @@
-"""What the harness of `benchmarks/recovery.py` sees of real processes."""
+"""The harness of `benchmarks/recovery.py` watching real processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for call in range(10**9):
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
-    """A watch of a new directory."""
+    """Watch a new directory."""
     found = Watch(tmp_path / "job")
     found.open()
     yield found
@@ -37,8 +37,10 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 
 def start(watch: Watch, rank: int, steps: int = 10**9) -> subprocess.Popen[bytes]:
-    """A worker without torch that reports as the script does, once it has stepped; its function is
-    called again after so many steps."""
+    """Start a worker without torch, and return once it has made a step.
+
+    It reports as the script does. Its function is called again after `steps` steps.
+    """
     folder = str(Path(__file__).parents[2] / "benchmarks")
     env = {"RANK": str(rank), "PYTHONPATH": folder}
     command = [sys.executable, "-c", STEPS, str(watch.directory), str(steps)]

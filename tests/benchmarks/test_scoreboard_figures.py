@@ -1,4 +1,4 @@
-"""What `benchmarks/scoreboard.py` makes of logs and outcomes."""
+"""Figures that `benchmarks/scoreboard.py` computes from logs and outcomes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from scoreboard_trials import (
 )
 
 API = "torch/distributed/elastic/multiprocessing/api.py:1002]"
-# Of torchrun 2.13 and of ft_launcher 0.6.0, as they were logged.
+# Lines of torchrun 2.13 and of ft_launcher 0.6.0, as they were logged.
 FAILED = (
     f"E1121 11:01:36.637000 7628 {API} failed (exitcode: -9) local_rank: 0 (pid: 42)"
     " of binary: /usr/bin/python"
@@ -46,7 +46,7 @@ LATE = (
 
 
 def local(text: str) -> float:
-    """Seconds since the epoch, of the machine's own time zone."""
+    """Return seconds since the epoch, of the machine's own time zone."""
     return datetime.fromisoformat(text).astimezone().timestamp()
 
 
@@ -125,7 +125,7 @@ NOT_RUN = Outcome("stop", 3, "unbroken", "plain", 1, 800, not_run="no such thing
 
 
 def document(outcomes: list[Outcome]) -> dict[str, object]:
-    """What a run writes to its file."""
+    """Return the document that a run writes to its file."""
     names = ("unbroken", "unbroken-output", "torchrun")
     return {
         "machine": "2 cores",

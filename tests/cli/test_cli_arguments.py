@@ -1,4 +1,4 @@
-"""What people get wrong: one clear message each, and no cluster is started for it."""
+"""Wrong command lines: one clear message for each, and no cluster is started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWO = "\n---\n".join(map(json.dumps, (manifest("a", "true"), manifest("b", "true
 
 @pytest.fixture
 def here(tmp_path: Path) -> Cli:
-    """A directory without a cluster."""
+    """Return a CLI in a directory without a cluster."""
     found = Cli(tmp_path / "none", tmp_path)
     found.script("train.py", "")
     (tmp_path / "job.json").write_text(json.dumps(manifest("job", "true")))
@@ -117,7 +117,7 @@ def test_a_variable_left_in_a_quantity_is_told_with_its_field(here: Cli) -> None
 
 
 def elsewhere(here: Cli, tmp_path: Path) -> dict[str, str]:
-    """The environment of a person whose KUBECONFIG names a cluster that is not this machine's."""
+    """Return the environment of a person whose KUBECONFIG names a cluster elsewhere."""
     (here.folder / "kubeconfig").write_text(KUBECONFIG)
     environment = {**here.environment, "KUBECONFIG": str(here.folder / "kubeconfig")}
     del environment["UNBROKEN_DIR"]
@@ -133,7 +133,7 @@ def test_other_clusters_are_spared_drills_and_scripts(here: Cli, tmp_path: Path)
         assert "unbroken chaos kill-pod JOB --pod POD" in done.stderr
     done = here.call("run", "--context", "far", "train.py", code=1, environment=environment)
     assert "a script runs on a local cluster only" in done.stderr
-    # What any cluster can do is tried on this one, which does not answer.
+    # Commands that any cluster supports are tried on this one, which does not answer.
     named = ("--kubeconfig", str(here.folder / "kubeconfig"))
     for command in (["jobs"], ["chaos", "kill-pod", "job", "--pod", "x", *named]):
         done = here.call(*command, code=1, environment=environment)
@@ -177,7 +177,7 @@ def test_a_script_runs_here_whatever_kubeconfig_names(here: Cli, tmp_path: Path)
         folder = tmp_path / ".unbroken"
         said = f"unbroken: uses the local cluster in {folder} and not that of KUBECONFIG"
         assert done.stderr.startswith(f"{said}; --context or --kubeconfig names another\n")
-        # What follows looks at the same cluster, and says so; the answer is the answer alone.
+        # Later commands use the same cluster, and say so; the answer is the answer alone.
         for command in (["jobs"], ["explain", "says"], ["delete", "says"]):
             done = here.call(*command, environment=environment)
             assert done.stderr.startswith(said)
@@ -200,7 +200,7 @@ def test_a_context_that_is_not_there_is_named(here: Cli) -> None:
 
 
 def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command and group below this one, with the words that lead to it."""
+    """Yield every command and group below this one, with the words that lead to it."""
     for name in getattr(found, "commands", {}):
         each = found.commands[name]
         yield (*path, name), each
@@ -253,7 +253,7 @@ def test_the_command_alone_says_what_to_do_next(here: Cli) -> None:
 
 
 def loaded(*arguments: str) -> set[str]:
-    """Modules that a command has imported by its end."""
+    """Return the modules that a command has imported by its end."""
     code = f"""
 import atexit, sys
 from unbroken.cli import main

@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    """Two nodes that nobody repairs: what a check has written on them stays."""
+    """Start two nodes without repairs, so that the results of a check stay on them."""
     folder = tmp_path_factory.mktemp("check")
     found = Cli(folder / "cluster", folder)
     found.call("up", "--detach", "--nodes", "2", "--node-recovery", "None")
@@ -39,7 +39,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 def api(cli: Cli, method: str, path: str, body: Object | None = None) -> Object:
-    """One request; a PATCH is a merge."""
+    """Send one request; a PATCH is a merge."""
 
     async def ask() -> bytes:
         async with connect(cli.directory / "kubeconfig") as client:
@@ -51,7 +51,7 @@ def api(cli: Cli, method: str, path: str, body: Object | None = None) -> Object:
 
 
 def until(look: Callable[[], Any]) -> Any:
-    """What `look` gives once it is something."""
+    """Wait until `look` returns a true value; return it."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not (found := look()):
         assert time.monotonic() < end, "not in time"
@@ -61,7 +61,7 @@ def until(look: Callable[[], Any]) -> Any:
 
 @contextmanager
 def planted(cli: Cli, node: str, fault: str) -> Iterator[None]:
-    """A fault for the tests on a node to find."""
+    """Put a fault on a node for the tests to find."""
     path, key = f"api/v1/nodes/{node}", "unbroken.dev/check-plant"
     api(cli, "PATCH", path, {"metadata": {"annotations": {key: fault}}})
     yield
@@ -69,7 +69,7 @@ def planted(cli: Cli, node: str, fault: str) -> Iterator[None]:
 
 
 def said(cli: Cli, node: str) -> tuple[str | None, str | None, bool]:
-    """Health, deep check, and whether the node takes pods."""
+    """Return health, deep check, and whether the node takes pods."""
     found = api(cli, "GET", f"api/v1/nodes/{node}")
     labels = found["metadata"]["labels"]
     is_open = all(one["key"] != HEALTH for one in found["spec"].get("taints") or ())
@@ -77,13 +77,13 @@ def said(cli: Cli, node: str) -> tuple[str | None, str | None, bool]:
 
 
 def pods_of(cli: Cli) -> list[Object]:
-    """Pods of checks that run."""
+    """Return the pods of running checks."""
     items = api(cli, "GET", PODS)["items"]
     return [one for one in items if (one.get("status") or {}).get("phase") == "Running"]
 
 
 def process_of(pod: str) -> int | None:
-    """The process of a pod that tests, by the name that it has for its host."""
+    """Return the process of a testing pod, by the name that it has for its host."""
     wanted = f"HOSTNAME={pod}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -130,7 +130,10 @@ def test_the_node_at_fault_is_named_and_marked_and_no_other(cli: Cli) -> None:
 
 
 def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli]) -> None:
-    """Neither does the end of the checker: the next one goes on with the same pod."""
+    """Check that neither a killed pod nor the end of the checker blames a node.
+
+    The next checker continues with the same pod.
+    """
     cli = make_cli(1)
     with planted(cli, "node-0", "hang:cpu-arithmetic"):
         process = cli.start("check", "node-0", "--kind", "InstanceStress")

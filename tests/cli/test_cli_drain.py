@@ -1,4 +1,4 @@
-"""What `unbroken nodes drain` reads and shows."""
+"""Arguments and output of `unbroken nodes drain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists: every one takes the same forms; `--watch`; what the shell completes."""
+"""Lists: common output forms, `--watch`, and completion in the shell."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LISTS = {
     *{("jobs",), ("incidents",), ("nodes",), ("nodes", "list")},
     *{("faults", "list"), ("cluster", "list")},
 }
-"""Every command that lists things, but for those that repeat HyperPod's own CLI."""
+"""All commands that list things, except those that repeat HyperPod's own CLI."""
 WATCHED = {("jobs",), ("incidents",), ("nodes",), ("nodes", "list")}
 TABLE = Listing({"things": [{"name": "a"}]}, ["a"], ("NAME", "AGE"), [("a", "3s")], empty="none")
 
 
 def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command and group below this one, with the words that lead to it."""
+    """Yield every command and group below this one, with the words that lead to it."""
     for name in getattr(found, "commands", {}):
         each = found.commands[name]
         yield (*path, name), each
@@ -44,12 +44,12 @@ def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def options(command: Any) -> dict[str, Any]:
-    """The parameters of a command by each of their options."""
+    """Return the parameters of a command by each of their options."""
     return {name: one for one in command.params for name in one.opts}
 
 
 def choices(form: Any) -> set[str]:
-    """The values that an option takes; empty if it takes any."""
+    """Return the values that an option takes; empty if it takes any."""
     annotation = form.type_descriptor.annotation
     is_choice = isinstance(annotation, type) and issubclass(annotation, StrEnum)
     return {one.value for one in annotation} if is_choice else set()
@@ -155,7 +155,7 @@ def test_a_mistyped_command_or_option_gets_a_suggestion() -> None:
 
 
 def completed(line: str, environment: dict[str, str]) -> list[str]:
-    """What bash completes at the end of a line."""
+    """Return the completions of bash at the end of a line."""
     bash = shutil.which("bash")
     assert bash is not None
     words = line.split(" ")

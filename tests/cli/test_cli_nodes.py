@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 90.0
 
 
 def until(read: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
-    """What is read once `holds` is true of it; each reading takes its time."""
+    """Read until `holds` is true of the result; return it. Each reading takes its time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds(found := read()):
         assert time.monotonic() < deadline, f"not in time: {found}"
@@ -26,7 +26,7 @@ def until(read: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
 
 
 def kubectl(cli: Cli, *words: str, stdin: str | None = None) -> str:
-    """The output of kubectl for the cluster."""
+    """Return the output of kubectl for the cluster."""
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("no kubectl on the PATH")
@@ -37,12 +37,12 @@ def kubectl(cli: Cli, *words: str, stdin: str | None = None) -> str:
 
 
 def node_names(cli: Cli) -> list[str]:
-    """All nodes."""
+    """Return the names of all nodes."""
     return sorted(one["name"] for one in cli.json("nodes")["nodes"])
 
 
 def described(cli: Cli, name: str) -> Any:
-    """All that is known of a node."""
+    """Return the description of a node."""
     return cli.json("nodes", "describe", name)
 
 

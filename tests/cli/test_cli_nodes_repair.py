@@ -1,4 +1,4 @@
-"""Bad nodes on real local clusters: who repairs them, and what becomes of it when `up` dies."""
+"""Bad nodes on real local clusters: their repairs, and the state of a repair after `up` dies."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from e2e.clusters import kill
 
 pytestmark = pytest.mark.slow
 GSP = "NVRM: Xid (PCI:0000:01:00): 119, pid=1, Timeout waiting for RPC from GSP\n"
-"""Calls for a reset the first time."""
+"""Line that requires a reset the first time."""
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
 
 
 def break_node(cli: Cli, name: str, line: str = GSP) -> None:
-    """A line in the node's kernel log."""
+    """Add a line to the node's kernel log."""
     with (cli.directory / "nodes" / name / "kernel.log").open("a") as file:
         file.write(line)
 
 
 def rows(cli: Cli) -> dict[str, Any]:
-    """What `unbroken nodes` says of each."""
+    """Return the row of each node in `unbroken nodes`."""
     return {one["name"]: one for one in cli.json("nodes")["nodes"]}
 
 
 def history(cli: Cli, name: str) -> list[tuple[str, str]]:
-    """(action, state) of the repairs of a node that have ended."""
+    """Return (action, state) of the repairs of a node that have ended."""
     record = described(cli, name)["record"]
     return [(one["action"], one["state"]) for one in record.get("history", ())]
 

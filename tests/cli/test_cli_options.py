@@ -34,13 +34,13 @@ class Outer:
 
 @pytest.fixture
 def calls() -> list[object]:
-    """What the command was called with."""
+    """Collect the arguments of each call of the command."""
     return []
 
 
 @pytest.fixture
 def app(calls: list[object]) -> App:
-    """An app whose callback and command take groups."""
+    """Return an app whose callback and command take groups."""
     app = App(add_completion=False)
 
     @app.callback()

@@ -1,4 +1,4 @@
-"""What commands say of an incident, a job's goodput, its ranks and its detectors."""
+"""Output of commands on an incident, a job's goodput, its ranks and its detectors."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_spans_are_as_exact_as_it_matters() -> None:
 
 
 def ranks(count: int, **odd: RankWatch) -> list[dict[str, Any]]:
-    """Ranks that train, with those given instead."""
+    """Return ranks that train, with the given ones in their place."""
     usual = [
         RankWatch(n, "train", 700 + n % 2, 99.0, 0.5, 99.0 + n / count, 30.0) for n in range(count)
     ]
@@ -278,7 +278,7 @@ def test_ranks_that_all_differ_are_bounded() -> None:
 
 
 def job(detectors: str = "", ledger: Ledger | None = None) -> dict[str, Any]:
-    """A job with these annotations."""
+    """Return a job with these annotations."""
     texts = {
         "unbroken.dev/detectors": detectors,
         "unbroken.dev/ledger": write_ledger(ledger or Ledger()),

@@ -1,4 +1,4 @@
-"""What commands say of values: incidents, exit codes, names, the command line's parts."""
+"""Output of commands on values: incidents, exit codes, names, parts of the command line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_story_has_evidence_and_what_else_was_seen() -> None:
 
 
 def job(*conditions: tuple[str, str]) -> dict[str, Any]:
-    """A job with these conditions."""
+    """Return a job with these conditions."""
     listed = [{"type": kind, "status": status} for kind, status in conditions]
     return {"metadata": {"name": "a"}, "status": {"conditions": listed}}
 

@@ -1,4 +1,4 @@
-"""kubectl as a child process, with nothing of the caller's configuration."""
+"""kubectl as a child process, without the caller's configuration."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Kubectl:
     cluster: Cluster
     namespace: str
     home: Path
-    """Where it keeps what it has discovered; shared by the cases of one cluster."""
+    """Folder of its discovery cache; the cases of one cluster share it."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the process; nothing of the caller's configuration reaches it."""
+        """Environment of the process, without the caller's configuration."""
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -41,7 +41,7 @@ class Kubectl:
         }
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line; `--` in the arguments stays last."""
+        """Return the command line; `--` in the arguments stays last."""
         return [self.program, "-n", self.namespace, *arguments]
 
     def run(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
@@ -57,24 +57,24 @@ class Kubectl:
         )
 
     def __call__(self, *arguments: str, stdin: object = None) -> str:
-        """Run it, check that it succeeds, give what it printed."""
+        """Run it, check that it succeeds, and return its output."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def refused(self, *arguments: str, stdin: object = None) -> str:
-        """Run it, check that it fails, give what it complained about."""
+        """Run it, check that it fails, and return its error text."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode != 0, f"{arguments}: {done.stdout}"
         return done.stderr
 
     def load(self, *arguments: str) -> Any:
-        """What `-o json` prints."""
+        """Return the object that `-o json` prints."""
         return json.loads(self(*arguments, "-o", "json"))
 
     @contextmanager
     def lines(self, *arguments: str) -> Iterator[Iterator[str]]:
-        """Lines of a command that goes on until the block ends."""
+        """Yield the lines of a command that runs until the block ends."""
         process = subprocess.Popen(
             self.command(*arguments),
             stdout=subprocess.PIPE,
@@ -92,6 +92,6 @@ class Kubectl:
 
 
 def program() -> str | None:
-    """kubectl beside this Python or on the PATH."""
+    """Return the path of kubectl: in the folder of this Python, or on the PATH."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return shutil.which("kubectl", path=places)

@@ -55,7 +55,7 @@ LIVES = {
     ),
     "failed": (ConditionType.CREATED, ConditionType.FAULTED, ConditionType.FAILED),
 }
-"""Where each job has stood, in order."""
+"""Conditions that each job has had, in order."""
 REFERENCE = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default", "uid": "u"}
 POD_SET = {"count": 2, "name": "main", "template": {"spec": {"containers": []}}}
 OTHERS = {
@@ -69,7 +69,7 @@ OTHERS = {
 
 
 def conditions(standings: tuple[ConditionType, ...]) -> tuple[Condition, ...]:
-    """What the operator has written by the last of them."""
+    """Return the conditions that the operator has written by the last of them."""
     found: tuple[Condition, ...] = ()
     for number, standing in enumerate(standings):
         found = advance(found, standing, standing.value, "as it is", T0 + 60 * number)
@@ -77,7 +77,7 @@ def conditions(standings: tuple[ConditionType, ...]) -> tuple[Condition, ...]:
 
 
 def full_status() -> JobStatus:
-    """A status with nothing left out."""
+    """Return a status with nothing left out."""
     return JobStatus(
         start_time=T0,
         completion_time=T0 + 3600.0,
@@ -94,7 +94,10 @@ def full_status() -> JobStatus:
 
 @pytest.fixture
 def hyp(tmp_path: Path) -> Iterator[Hyp]:
-    """The client on an embedded API server with one job of each life, written by our codec."""
+    """Provide the client on a local API server with one job of each life.
+
+    Our codec writes the jobs.
+    """
     try:
         program = installed()
     except NotInstalledError as error:
@@ -109,7 +112,7 @@ def hyp(tmp_path: Path) -> Iterator[Hyp]:
 
 
 def write_job(api: Api, name: str, status: JobStatus) -> None:
-    """A job as the operator leaves it."""
+    """Write a job as the operator leaves it."""
     container = {"name": "train", "image": "any", "command": ["hyperpodrun", "train.py"]}
     replica = {"name": "pods", "replicas": 2, "template": {"spec": {"containers": [container]}}}
     job = {

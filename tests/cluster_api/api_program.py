@@ -1,6 +1,6 @@
-"""The cluster API and its controller beside a test, over the embedded API server.
+"""The cluster API and its controller in a thread of the test, over the local API server.
 
-The test stands for the provider of machines: `Hands` makes a node of each machine, as it is told.
+The test stands for the provider of machines: `Hands` controls whether each machine becomes a node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEY = Credential("AKIDEXAMPLE", "secret/of+it")
 
 @dataclass
 class Answer:
-    """What the server said."""
+    """The server's answer."""
 
     status: int
     body: Any
@@ -52,12 +52,12 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """Of an error; empty for a success."""
+        """Code of an error; empty for a success."""
         return "" if self.status == 200 else str(self.body["__type"])
 
     @property
     def message(self) -> str:
-        """Of an error."""
+        """Message of an error."""
         return str(self.body["message"])
 
 
@@ -89,14 +89,14 @@ class Running:
         is_signed: bool = True,
         **headers: str,
     ) -> Answer:
-        """One request as it is given."""
+        """Send one request as it is given."""
         place = urlsplit(self.endpoint)
         assert place.hostname is not None
         connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
         sent = {"host": place.netloc, "content-type": JSON, "x-amz-target": target}
         sent |= {name.replace("_", "-").lower(): value for name, value in headers.items()}
         if is_signed:
-            # As our own client: equal calls within a second are told apart.
+            # As in our own client: equal calls within a second are distinguished.
             sent["amz-sdk-invocation-id"] = uuid4().hex
             sent = sign(Message(method, "/", "", sent, body), self.key, "us-west-2", wall())
         try:
@@ -109,17 +109,17 @@ class Running:
         return Answer(response.status, json.loads(said), found)
 
     def call(self, operation: str, **members: Any) -> Answer:
-        """An operation."""
+        """Call an operation."""
         return self.send(f"SageMaker.{operation}", json.dumps(members).encode())
 
     def ok(self, operation: str, **members: Any) -> Any:
-        """The answer of an operation that must succeed."""
+        """Call an operation that must succeed; return its answer."""
         answer = self.call(operation, **members)
         assert answer.status == 200, answer
         return answer.body
 
     def until(self, what: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
-        """What is asked for, once it holds."""
+        """Call `what` until `holds` is true of its result; return it."""
 
         async def ask() -> Any:
             found = None
@@ -134,14 +134,14 @@ class Running:
         return asyncio.run(ask())
 
     def until_phase(self, name: str, phase: str) -> Any:
-        """The description of a cluster, once it is in the phase."""
+        """Return the description of a cluster, once it is in the phase."""
         return self.until(
             lambda: self.ok("DescribeCluster", ClusterName=name),
             lambda found: found["ClusterStatus"] == phase,
         )
 
     def gone(self, name: str) -> None:
-        """Delete a cluster and wait until it is gone."""
+        """Delete a cluster, and wait until it is gone."""
         self.ok("DeleteCluster", ClusterName=name)
         self.until(
             lambda: self.call("DescribeCluster", ClusterName=name),
@@ -149,7 +149,7 @@ class Running:
         )
 
     def objects(self, plural: str) -> list[Object]:
-        """Objects of a kind of ours, or nodes."""
+        """Return the objects of a kind of ours, or the nodes."""
         path = PATHS.get(plural, f"api/v1/{plural}")
         items: list[Object] = self.api.get(f"/{path}").made["items"]
         return items
@@ -157,7 +157,7 @@ class Running:
 
 @contextmanager
 def running_api(cluster: Cluster, options: ClusterApiOptions | None = None) -> Iterator[Running]:
-    """The programs, in a thread of their own, until the block ends."""
+    """Run the programs in a thread of their own, until the block ends."""
     options = options or ClusterApiOptions(credentials_file(cluster.kubeconfig.parent))
     ready = threading.Event()
     stop: list[Callable[[], None]] = []
@@ -198,7 +198,7 @@ async def _serve(
 
 
 async def _provide(client: KubeClient, informers: Informers, hands: Hands) -> None:
-    """Bring each machine up as a ready node, and take nodes of machines away that are gone."""
+    """Bring each machine up as a ready node, and remove the nodes of machines that are gone."""
     machines, nodes = informers.of(MachineObject), informers.of(Node)
 
     async def work(name: str) -> None:
@@ -250,7 +250,7 @@ async def _join(client: KubeClient, name: str, labels: Any, taints: list[Object]
 
 
 def credentials_file(folder: Path) -> Path:
-    """Keys that may call."""
+    """Write the keys that may call."""
     path = folder / "credentials"
     path.write_text(credentials_text(KEY))
     return path

@@ -40,14 +40,14 @@ TEXTS = {
     "TrainingPlanArn": f"{ARN}training-plan/a-plan-that-is-long-enough",
     "VolumeId": "vol-01234567",
 }
-"""Where `a` is not good."""
+"""Good texts of shapes for which `a` is not good."""
 NO_MATCH = "\N{SNOWMAN}\n"
-"""Fits no pattern but those for anything."""
+"""Text that matches no pattern except those for any text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An input with one thing wrong, and what must be said of it."""
+    """An input with one error, and the text that the error must have."""
 
     name: str
     value: Any
@@ -56,7 +56,7 @@ class Broken:
 
 
 def good(schema: Schema, name: str) -> Any:
-    """A value with every member that the shape may have (of a union, the first)."""
+    """Return a value with every member that the shape may have (of a union, the first)."""
     shape = schema.shapes[name]
     match shape.type:
         case Type.STRUCTURE:
@@ -77,7 +77,7 @@ def good(schema: Schema, name: str) -> Any:
 
 
 def broken(schema: Schema, operation: str) -> Iterator[Broken]:
-    """Every constraint of an operation's input broken in turn."""
+    """Yield an operation's input with each constraint broken in turn."""
     name = schema.operations[operation].input
     whole = good(schema, name)
     for keys, path, change in _breaks(schema, name, whole, (), ""):

@@ -97,7 +97,7 @@ class Aws:
         self.home = home
 
     def run(self, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """A program of the environment."""
+        """Run a program of the environment."""
         done = subprocess.run(
             [str(self.folder / command[0]), *command[1:]],
             env=self.environment,
@@ -111,16 +111,16 @@ class Aws:
         return done
 
     def __call__(self, *arguments: str) -> Any:
-        """The answer of `aws sagemaker ...`."""
+        """Return the answer of `aws sagemaker ...`."""
         said = self.run("aws", "sagemaker", *arguments).stdout
         return json.loads(said) if said else None
 
     def refused(self, *arguments: str) -> str:
-        """What `aws sagemaker ...` says when it is refused."""
+        """Run `aws sagemaker ...`, which must be refused; return its error text."""
         return self.run("aws", "sagemaker", *arguments, code=255).stderr
 
     def until_groups(self, cluster: str, phase: str) -> None:
-        """Wait for all groups of a cluster, at the object: each call of the CLI takes a second."""
+        """Wait for all groups in the cluster's object: each call of the CLI takes a second."""
 
         def phases() -> set[str]:
             path = f"/apis/unbroken.dev/v1/clusters/{cluster}"
@@ -130,7 +130,7 @@ class Aws:
         self.running.until(phases, lambda found: found == {phase})
 
     def file(self, name: str, value: object) -> str:
-        """A file as an argument."""
+        """Write a file; return it as an argument."""
         (self.home / name).write_text(json.dumps(value))
         return f"file://{name}"
 
@@ -141,7 +141,7 @@ def aws(
     aws_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Aws]:
-    """The CLI against a server that verifies what it signs."""
+    """Run the CLI against a server that verifies its signatures."""
     home = tmp_path_factory.mktemp("aws")
     options = ClusterApiOptions(credentials=credentials_file(home))
     with running_api(clusters("embedded"), options) as running:
@@ -149,13 +149,13 @@ def aws(
 
 
 def checks_of(aws: Aws, cluster: str) -> list[Object]:
-    """Node checks of one cluster; the API server may hold those of other tests too."""
+    """Return the node checks of one cluster; the API server may hold those of other tests too."""
     found = aws.running.objects("nodechecks")
     return [one for one in found if one["metadata"]["name"].startswith(f"{cluster}-")]
 
 
 def names_of_clusters(aws: Aws) -> list[str]:
-    """All clusters of the API server, those of other tests too."""
+    """Return all clusters of the API server, those of other tests too."""
     return [one["metadata"]["name"] for one in aws.running.objects("clusters")]
 
 

@@ -26,7 +26,7 @@ echo "OnCreate of $(hostname) has run"
 """
 PREFIX = "sagemaker.amazonaws.com/"
 PATIENCE = 3 * PATIENCE_SECONDS
-"""A replacement is drained, made and checked by real processes."""
+"""Seconds to wait: real processes drain, create and check a replacement."""
 
 
 class Up:
@@ -40,7 +40,7 @@ class Up:
         self.key = key_of(found)
 
     def ok(self, operation: str, **members: Any) -> Any:
-        """The answer of an operation of the cluster API."""
+        """Call an operation that must succeed; return its answer."""
 
         async def call() -> Any:
             async with connected(self.running.cluster_api, self.key, "us-west-2") as client:
@@ -49,7 +49,7 @@ class Up:
         return asyncio.run(call())
 
     def objects(self, path: str) -> list[Any]:
-        """What the Kubernetes API lists."""
+        """Return the objects that the Kubernetes API lists."""
 
         async def get() -> list[Any]:
             async with connect(self.running.kubeconfig) as client:
@@ -59,7 +59,7 @@ class Up:
         return asyncio.run(get())
 
     def until(self, what: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
-        """What is asked for, once it holds."""
+        """Call `what` until `holds` is true of its result; return it."""
 
         async def ask() -> Any:
             found = None
@@ -76,7 +76,7 @@ class Up:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    """With a directory that stands for the address of the scripts."""
+    """Start `unbroken up` with a directory that stands for the address of the scripts."""
     scripts = tmp_path / "lifecycle"
     scripts.mkdir()
     (scripts / "on_create.sh").write_text(ON_CREATE)
@@ -90,7 +90,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 def group(name: str, count: int) -> dict[str, Any]:
-    """An instance group with a lifecycle script."""
+    """Return an instance group with a lifecycle script."""
     return {
         "InstanceGroupName": name,
         "InstanceType": "ml.c5.xlarge",

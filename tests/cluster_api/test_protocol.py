@@ -1,4 +1,4 @@
-"""The protocol, and every operation of the service model over it: what is wrong is refused."""
+"""The protocol, and every operation of the service model over it: errors are refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 SCHEMA = schema()
 OPERATIONS = sorted(SCHEMA.operations)
 ACCEPTED = {"", "ResourceNotFound"}
-"""Of a valid request about a cluster that is not there, or about none."""
+"""Answers to a valid request about a cluster that does not exist, or about none."""
 BY_MEANING = {
     "CreateCluster": "RestrictedInstanceGroups",
     "UpdateCluster": "RestrictedInstanceGroups",
     "DescribeClusterNode": "Give one of",
     **dict.fromkeys(("ListClusters",), "NextToken"),
 }
-"""Requests with every member there is contradict themselves here; what is then said."""
+"""Errors of requests that contradict themselves if they have every member."""
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

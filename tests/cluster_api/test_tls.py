@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_certificate(folder: Path, ca: str) -> Tls:
-    """A certificate that the chart has made, as it is mounted; its authority's in `ca`."""
+    """Write a certificate that the chart has made, as it is mounted; `ca` is its authority's."""
     (secret,) = of_kind(render(EVERYTHING), "Secret", "unbroken-cluster-api-tls")
     assert secret["type"] == "kubernetes.io/tls"
     files = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": ca}
@@ -44,7 +44,7 @@ def secured(clusters: Callable[[str], Cluster], tmp_path: Path) -> Iterator[Runn
 
 
 def listed(folder: Path, endpoint: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """`aws sagemaker list-clusters`."""
+    """Run `aws sagemaker list-clusters`."""
     keys = {"AWS_ACCESS_KEY_ID": KEY.key_id, "AWS_SECRET_ACCESS_KEY": KEY.secret}
     return subprocess.run(
         [str(folder / "aws"), "sagemaker", "list-clusters", "--endpoint-url", endpoint, *options],
@@ -63,7 +63,7 @@ def listed(folder: Path, endpoint: str, *options: str) -> subprocess.CompletedPr
 
 
 def is_list(text: str) -> bool:
-    """Whether it answers list-clusters; the API server may hold clusters of other tests."""
+    """Return whether the text answers list-clusters, which may hold clusters of other tests."""
     return isinstance(json.loads(text)["ClusterSummaries"], list)
 
 

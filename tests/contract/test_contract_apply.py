@@ -1,4 +1,4 @@
-"""Server-side apply: who owns what, conflicts, removal of what is no longer applied."""
+"""Server-side apply: owners of fields, conflicts, removal of fields that are no longer applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAP = "configmaps/m"
 
 
 def entries(found: Object) -> dict[tuple[str, str], Object]:
-    """Managed fields by (manager, operation)."""
+    """Return managed fields by (manager, operation)."""
     return {
         (each["manager"], each["operation"]): each["fieldsV1"]
         for each in found["metadata"]["managedFields"]
@@ -183,7 +183,7 @@ def test_dry_run_applies_nothing(here: Api) -> None:
 
 
 def two(**containers: str) -> Object:
-    """A deployment whose containers have these images."""
+    """Return a deployment whose containers have these images."""
     body = deployment("d")
     listed = [{"name": name, "image": image} for name, image in containers.items()]
     body["spec"]["template"]["spec"]["containers"] = listed
@@ -191,12 +191,12 @@ def two(**containers: str) -> Object:
 
 
 def images(found: Object) -> dict[str, str]:
-    """Image of each container."""
+    """Return the image of each container."""
     return {c["name"]: c["image"] for c in found["spec"]["template"]["spec"]["containers"]}
 
 
 def part(**containers: str) -> Object:
-    """What another manager applies of the same deployment: some containers."""
+    """Return the part of the deployment that another manager applies: some containers."""
     spec = {"containers": [{"name": n, "image": i} for n, i in containers.items()]}
     return {
         "apiVersion": "apps/v1",

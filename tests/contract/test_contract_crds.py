@@ -25,12 +25,12 @@ pytestmark = CUSTOM_RESOURCES
 
 
 def group_of(here: Api) -> str:
-    """A group of the test's own."""
+    """Return a group of the test's own."""
     return f"{here.namespace}.example.com"
 
 
 def defined(here: Api, schema: Object, **version: Any) -> str:
-    """Define Widgets; the short path of their collection."""
+    """Define Widgets; return the short path of their collection."""
     group = group_of(here)
     define(here, definition(group, schema, **version))
     return f"{group}/v1:widgets"
@@ -115,13 +115,16 @@ INVALID: list[tuple[str, Object, str, str]] = [
     ("no time", {"when": "yesterday"}, "FieldValueInvalid", "spec.when"),
     ("missing field", {"deep": {}}, "FieldValueRequired", "spec.deep.name"),
     ("list for an object", {"deep": []}, "FieldValueInvalid", "spec.deep"),
-    # A path within oneOf is not told by kube-apiserver: it says <nil>.
+    # kube-apiserver does not name a path within oneOf: it says <nil>.
     ("both of one", {"one": {"a": "1", "b": "2"}}, "FieldValueInvalid", ""),
 ]
 
 
 def family(reason: str) -> str:
-    """Reasons that later versions tell apart: a wrong type, too long, too many."""
+    """Return the same text for reasons that only later versions distinguish.
+
+    These are: a wrong type, too long, too many.
+    """
     told = reason.removeprefix("FieldValue")
     return "FieldValueInvalid" if told in {"TypeInvalid", "TooLong", "TooMany"} else reason
 
@@ -283,7 +286,7 @@ def test_labels_leave_the_generation(here: Api) -> None:
 
 
 def two_versions(group: str) -> Object:
-    """v1 is stored, v2 is served too, v3 is not."""
+    """Return a definition in which v1 is stored, v2 is served too, and v3 is not served."""
     body = definition(group, open_schema(size={"type": "integer"}))
     first = body["spec"]["versions"][0]
     for name, served in (("v2", True), ("v3", False)):
@@ -388,19 +391,19 @@ def test_name_that_is_taken_is_not_accepted(here: Api, api: Api) -> None:
 
 
 def changed(group: str, **spec: Any) -> Object:
-    """A definition whose spec has these in the place of the usual."""
+    """Return a definition whose spec has these fields in place of the usual ones."""
     body = definition(group, open_schema())
     body["spec"] |= spec
     return body
 
 
 def schema_of(schema: Object) -> Any:
-    """A definition of this schema."""
+    """Return a definition of this schema."""
     return lambda group: definition(group, schema)
 
 
 SCHEMA = "spec.validation.openAPIV3Schema"
-"""Where the schema is if there is one version; in v1.20 and now."""
+"""Path of the schema if there is one version; in v1.20 and now."""
 BAD_DEFINITIONS: list[tuple[str, Any, str]] = [
     (
         "name that is not plural.group",

@@ -1,4 +1,4 @@
-"""What a server says about itself: versions, health, discovery, OpenAPI."""
+"""Information about a server from itself: versions, health, discovery, OpenAPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kill -9` of the embedded API server: what was acknowledged is there, watchers go on."""
+"""`kill -9` of the local API server: acknowledged writes survive, watchers continue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from apiservers import CannotStartError, embedded_cluster
 from samples import config_map, define, definition, open_schema, widget
 
 WRITES = 60
-"""Acknowledged before the server is killed."""
+"""Number of writes acknowledged before the server is killed."""
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Api]:
-    """The embedded API server on `folder`, and a client in the namespace `default`."""
+    """Run the local API server on `folder`; yield a client in the namespace `default`."""
     try:
         with embedded_cluster(folder) as cluster, closing(Api(cluster, "default")) as api:
             yield api
@@ -31,13 +31,13 @@ def serving(folder: Path) -> Iterator[Api]:
 
 
 def kill(api: Api) -> None:
-    """End the server at once."""
+    """Kill the server with SIGKILL."""
     api.cluster.process.send_signal(signal.SIGKILL)
     api.cluster.process.wait()
 
 
 def write(api: Api, acknowledged: Queue[Object]) -> None:
-    """Make, change and delete config maps until the server is gone."""
+    """Create, change and delete config maps until the server is gone."""
     try:
         for number in range(100_000):
             name = f"m-{number}"
@@ -52,7 +52,7 @@ def write(api: Api, acknowledged: Queue[Object]) -> None:
 
 
 def killed_while_writing(api: Api) -> list[Object]:
-    """Kill the server in the middle of writes; what it had acknowledged, in order."""
+    """Kill the server in the middle of writes; return the acknowledged writes, in order."""
     queue: Queue[Object] = Queue()
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write, api, queue)
@@ -65,7 +65,7 @@ def killed_while_writing(api: Api) -> list[Object]:
 
 
 def last_states(acknowledged: list[Object]) -> dict[str, Object | None]:
-    """What must be there, by name; None: gone."""
+    """Return the states that must be there, by name; None: gone."""
     states: dict[str, Object | None] = {}
     for each in acknowledged:
         if "gone" in each:
@@ -79,7 +79,7 @@ def test_kill_loses_no_acknowledged_write(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serving(folder) as api:
         states = last_states(killed_while_writing(api))
-    # The last object may have gone on beyond what was acknowledged: the answer was lost, not it.
+    # The last object may be newer than its acknowledged state: the answer was lost, not the write.
     last = list(states)[-1]
     with serving(folder) as api:
         listed = api.get("configmaps").made["items"]

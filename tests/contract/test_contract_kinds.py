@@ -1,4 +1,4 @@
-"""What is special about some built-in kinds, and that all of them are stored and found."""
+"""Special features of some built-in kinds, and storage and retrieval of all of them."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_ports_of_a_service_need_names_if_they_are_several(here: Api) -> None:
 
 
 def core_event(here: Api, name: str = "e") -> Object:
-    """An event of core/v1 about a pod."""
+    """Return an event of core/v1 about a pod."""
     return {
         "metadata": {"name": name},
         "involvedObject": {"kind": "Pod", "name": "p", "namespace": here.namespace},
@@ -208,7 +208,7 @@ def test_event_is_seen_in_the_newer_group(here: Api) -> None:
 
 
 def new_event(here: Api) -> Object:
-    """An event of events.k8s.io/v1 about a pod."""
+    """Return an event of events.k8s.io/v1 about a pod."""
     return {
         "metadata": {"name": "e"},
         "eventTime": "2024-01-01T00:00:00.123456Z",

@@ -11,12 +11,12 @@ FIVE = ["a", "b", "c", "d", "e"]
 
 
 def fill(here: Api, names: list[str] = FIVE) -> list[Object]:
-    """Make config maps of these names, in this order."""
+    """Create config maps of these names, in this order."""
     return [here.post("configmaps", config_map(name)).made for name in names]
 
 
 def names(listed: Object) -> list[str]:
-    """Of the items of a list."""
+    """Return the names of a list's items."""
     return [item["metadata"]["name"] for item in listed["items"]]
 
 

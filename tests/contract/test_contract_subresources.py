@@ -1,4 +1,4 @@
-"""Subresources and reviews: scale, binding, eviction, tokens, who may do what."""
+"""Subresources and reviews: scale, binding, eviction, tokens, rights."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_scale_of_a_custom_resource(here: Api) -> None:
 
 
 def bind(here: Api, node: str) -> Object:
-    """A binding of pod a."""
+    """Return a binding of pod a."""
     return {
         "apiVersion": "v1",
         "kind": "Binding",
@@ -122,7 +122,7 @@ def test_binding_of_a_missing_pod_is_404(here: Api) -> None:
 
 
 def eviction(api: Api, **options: object) -> Object:
-    """An eviction of pod a; v1 came with Kubernetes 1.22 and v1beta1 went with 1.25."""
+    """Return an eviction of pod a; v1 came with Kubernetes 1.22 and v1beta1 went with 1.25."""
     version = "v1" if api.minor >= 22 else "v1beta1"
     return {
         "apiVersion": f"policy/{version}",
@@ -150,12 +150,12 @@ def test_eviction_of_a_missing_pod_is_404(here: Api) -> None:
 
 
 def budgets(api: Api) -> str:
-    """The collection of budgets; v1 came with Kubernetes 1.21."""
+    """Return the collection of budgets; v1 came with Kubernetes 1.21."""
     return f"policy/{'v1' if api.minor >= 21 else 'v1beta1'}:poddisruptionbudgets"
 
 
 def ready_pod(api: Api, name: str) -> None:
-    """A pod that runs and is ready; evictions of others ask no budget."""
+    """Create a pod that runs and is ready; evictions of other pods need no budget."""
     api.post("pods", pod(name, nodeName="n1", labels={"app": "x"})).done()
     is_ready = {"type": "Ready", "status": "True"}
     api.patch(
@@ -164,7 +164,7 @@ def ready_pod(api: Api, name: str) -> None:
 
 
 def budget(api: Api, name: str = "b", **status: int) -> None:
-    """A budget of the pods, with a status as the controller writes it."""
+    """Create a budget of the pods, with a status as the controller writes it."""
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}
     api.post(budgets(api), {"metadata": {"name": name}, "spec": spec}).done()
     if status:
@@ -229,14 +229,14 @@ def test_logs_of_a_pod_that_has_no_node_are_empty(here: Api) -> None:
 
 
 def claims(token: str) -> Object:
-    """What a JSON web token says."""
+    """Return the claims of a JSON web token."""
     payload = token.split(".")[1]
     decoded: Object = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     return decoded
 
 
 def pods_have_none(answer: Answer) -> None:
-    """The embedded server has one user, so that it makes no tokens and says so."""
+    """Check that the embedded server refuses tokens, since it has only one user."""
     assert answer.failure == (501, "NotImplemented")
     assert "kubeconfig" in answer.message
 

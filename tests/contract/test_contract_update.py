@@ -1,4 +1,4 @@
-"""PUT: versions, generation, what cannot be changed, status and the rest kept apart."""
+"""PUT: versions, generation, immutable fields, and the separation of status and spec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samples import config_map, define, definition, deployment, open_schema, pod
 
 
 def version(found: Object) -> str:
-    """Of an object."""
+    """Return the resource version of an object."""
     text: str = found["metadata"]["resourceVersion"]
     return text
 
@@ -156,7 +156,7 @@ def test_stale_version_of_a_status_is_409(here: Api) -> None:
 
 
 def spec_of(**fields: Any) -> Object:
-    """Change of a spec."""
+    """Return a change of a spec."""
     return {"spec": fields}
 
 

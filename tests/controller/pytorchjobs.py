@@ -1,4 +1,4 @@
-"""PyTorchJobs on API servers that have neither nodes nor anybody who runs them."""
+"""PyTorchJobs on API servers without nodes and without their controllers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def install(client: KubeClient) -> None:
 
 
 def pytorchjob(name: str = "lm", workers: int = 2, **more: Any) -> Object:
-    """A job of workers, auto-resumed once at most."""
+    """Return a job of workers that is auto-resumed once at most."""
     template = {"spec": {"containers": [{"name": "pytorch", "image": "any", "command": ["true"]}]}}
     replicas = {"Worker": {"replicas": workers, "template": template}}
     return {
@@ -50,20 +50,20 @@ def pytorchjob(name: str = "lm", workers: int = 2, **more: Any) -> Object:
 
 
 async def add_node(place: Place, name: str) -> None:
-    """A node that is ready."""
+    """Create a node that is ready."""
     await place.post("nodes", {"metadata": {"name": name}})
     await say_ready(place, name, "True")
 
 
 async def say_ready(place: Place, name: str, status: str) -> None:
-    """What the node's Ready condition is from now on."""
+    """Set the node's Ready condition."""
     condition = {"type": "Ready", "status": status, "reason": "Test", "message": ""}
     body = {"status": {"conditions": [condition]}}
     await place.merge(f"nodes/{name}/status", body)
 
 
 async def add_pod(place: Place, job: Object, index: int, node: str) -> Object:
-    """A running pod of the job, as its operator makes it."""
+    """Create a running pod of the job, as its operator does."""
     metadata = job["metadata"]
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "controller": True}
     labels = {

@@ -1,4 +1,4 @@
-"""The chart as the tests render and install it, by Helm's own engine."""
+"""The chart, rendered and installed by Helm's own engine."""
 
 from __future__ import annotations
 
@@ -28,50 +28,50 @@ EVERYTHING: Object = {
         "dashboards": {"enabled": True},
     },
 }
-"""Values that turn on whatever can be turned on."""
+"""Values that turn on all optional parts."""
 
 
 def render(
     values: Mapping[str, Any] | None = None, name: str = "unbroken", namespace: str = NAMESPACE
 ) -> list[Object]:
-    """Every object that the chart makes of values."""
+    """Return every object that the chart renders from values."""
     with helm_python.Chart.load(CHART) as chart:
         rendered = chart.render(dict(values or {}), name=name, namespace=namespace)
     return list(objects(rendered))
 
 
 def objects(rendered: Mapping[str, str]) -> Iterator[Object]:
-    """The objects in rendered templates."""
+    """Yield the objects in rendered templates."""
     for name, text in sorted(rendered.items()):
         if not name.endswith("NOTES.txt"):
             yield from (one for one in yaml.safe_load_all(text) if one)
 
 
 def of_kind(found: list[Object], kind: str, name: str | None = None) -> list[Object]:
-    """Those of a kind, and of a name."""
+    """Return the objects of a kind, and of a name if one is given."""
     return [one for one in found if one["kind"] == kind and name in (None, one["metadata"]["name"])]
 
 
 def one_of(found: list[Object], kind: str, name: str) -> Object:
-    """The one of a kind and a name."""
+    """Return the only object of a kind and a name."""
     (one,) = of_kind(found, kind, name)
     return one
 
 
 def pod_of(workload: Object) -> Object:
-    """The pod's spec of a Deployment or DaemonSet."""
+    """Return the pod's spec of a Deployment or DaemonSet."""
     spec: Object = workload["spec"]["template"]["spec"]
     return spec
 
 
 def arguments(found: list[Object], name: str = "unbroken-operator") -> list[str]:
-    """What the program of a Deployment is started with, without its own name."""
+    """Return the arguments of a Deployment's program, without its own name."""
     (container,) = pod_of(one_of(found, "Deployment", name))["containers"]
     return [*container["command"][1:], *container["args"]]
 
 
 def tool(name: str) -> Any:
-    """A program of `tools/` as a module."""
+    """Import a program of `tools/` as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     assert spec is not None
     assert spec.loader is not None

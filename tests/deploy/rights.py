@@ -1,4 +1,4 @@
-"""Rights that a ServiceAccount has, and those that it has used, in the same form."""
+"""Rights that a ServiceAccount has, and rights that it has used, in the same form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from deploy.charts import Object, of_kind
 
 Right = tuple[str, str]
-"""What, as `nodes/status.GROUP` (`@NAMESPACE` where it is given in one), and the verb."""
+"""Resource as `nodes/status.GROUP` (with `@NAMESPACE` if it is granted in one), and verb."""
 
 
 def granted(objects: list[Object], account: str) -> set[Right]:
-    """Rights of a ServiceAccount by the bindings among objects."""
+    """Return the rights of a ServiceAccount by the bindings among objects."""
     found: set[Right] = set()
     bindings = [*of_kind(objects, "ClusterRoleBinding"), *of_kind(objects, "RoleBinding")]
     for binding in bindings:
@@ -34,13 +34,13 @@ def _of(rules: Iterable[Mapping[str, Any]], namespace: str) -> Iterator[Right]:
 
 
 def what(resource: str, group: str = "", namespace: str = "") -> str:
-    """The form of the first half of a Right."""
+    """Return the form of the first half of a Right."""
     named = f"{resource}.{group}" if group else resource
     return f"{named}@{namespace}" if namespace else named
 
 
 def used(entries: Iterable[Object], known: set[Right]) -> set[Right]:
-    """Rights that requests in the audit log were let through by, in the form of `known`."""
+    """Return the rights that admitted requests in the audit log, in the form of `known`."""
     found = set()
     for entry in entries:
         target = entry.get("objectRef")
@@ -54,7 +54,7 @@ def used(entries: Iterable[Object], known: set[Right]) -> set[Right]:
 
 
 def refused(entries: Iterable[Object]) -> list[str]:
-    """Requests that a right was missing for."""
+    """Return the requests that were refused for a missing right."""
     return sorted(
         {
             f"{one['verb']} {one['requestURI']}"

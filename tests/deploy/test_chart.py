@@ -1,4 +1,4 @@
-"""What the chart makes of values, and which values it refuses."""
+"""Objects that the chart renders from values, and values that it refuses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIXTY_FOUR = "0123456789abcdef" * 4
 def test_it_is_without_a_fault_to_helm(values: Object) -> None:
     report = helm_python.lint(CHART, values, strict=True, kube_version="v1.33.0")
     assert report["errors"] == []
-    # That an icon is recommended.
+    # The recommendation of an icon.
     assert [one["path"] for one in report["messages"] if one["severity"] >= 1] == ["Chart.yaml"]
 
 
@@ -131,7 +131,7 @@ def test_the_chart_offers_the_node_providers_that_the_operator_has() -> None:
 
 
 def leaves(schema: Object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Values that are no group of others, with their descriptions."""
+    """Yield the values that are no group of others, with their descriptions."""
     for key, one in schema["properties"].items():
         inner = f"{path}.{key}".lstrip(".")
         if "description" in one:
@@ -141,7 +141,7 @@ def leaves(schema: Object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
-    """Paths of the values in `known`, and of those that should be."""
+    """Yield the paths of the values in `known`, and of those that should be in it."""
     for key, one in values.items():
         inner = f"{path}.{key}".lstrip(".")
         if inner in known or not isinstance(one, dict):
@@ -232,7 +232,7 @@ def test_the_cluster_api_knows_who_makes_machines(provider: str) -> None:
 
 @pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])
 def test_pods_meet_the_restricted_standard(name: str) -> None:
-    """Kubernetes' Pod Security Standards, `restricted`."""
+    """Check the pods against Kubernetes' Pod Security Standard `restricted`."""
     pod = pod_of(one_of(render(EVERYTHING), "Deployment", name))
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
@@ -271,7 +271,7 @@ def test_no_rule_has_a_wildcard_and_none_can_widen_itself() -> None:
 
 
 def test_hyp_finds_the_operators_pods() -> None:
-    """Namespace and label of HyperPod's documents, and the key of `hyp get-operator-logs` 3.12."""
+    """Check namespace and label of HyperPod's documents, and the key that `hyp` 3.12 uses."""
     deployment = one_of(render(), "Deployment", "unbroken-operator")
     assert deployment["metadata"]["namespace"] == "aws-hyperpod"
     labels = deployment["spec"]["template"]["metadata"]["labels"]

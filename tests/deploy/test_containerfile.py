@@ -1,4 +1,4 @@
-"""The images, as far as they can be tried without building them, as tests/realnodes does."""
+"""The images, as far as tests can check them without a build; tests/realnodes builds them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from deploy.charts import of_kind, pod_of, render
 FILE = ROOT / "deploy/Containerfile"
 HOME = "/opt/unbroken"
 NOBODY = 65532
-"""As the chart runs its pods."""
+"""User id with which the chart runs its pods."""
 
 
 @dataclass
 class Stage:
-    """From one FROM to the next: its name, its base, and (instruction, text) in order."""
+    """A stage of the file: its name, its base, and (instruction, text) in order."""
 
     name: str
     base: str
     steps: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, instruction: str) -> list[str]:
-        """Texts of an instruction."""
+        """Return the texts of an instruction."""
         return [text for one, text in self.steps if one == instruction]
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """Those of the file, continued lines joined."""
+    """Yield the instructions of the file, with continued lines joined."""
     lines = [one for one in FILE.read_text().splitlines() if not one.startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():
@@ -39,7 +39,7 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 
 def stages() -> dict[str, Stage]:
-    """By name."""
+    """Return the stages by name."""
     found: dict[str, Stage] = {}
     last: Stage | None = None
     for word, text in instructions():
@@ -88,7 +88,7 @@ def test_images_run_as_nobody_what_the_chart_calls() -> None:
 
 
 def packages(name: str) -> dict[str, str]:
-    """Versions of the packages in a lock file, each of which must have a hash."""
+    """Return the versions of the packages in a lock file, each of which must have a hash."""
     found = {}
     for entry in re.split(r"\n(?=\w)", (ROOT / name).read_text().replace("\\\n", " ")):
         if match := re.match(r"([\w.-]+)==(\S+)", entry):

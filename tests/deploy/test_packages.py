@@ -19,13 +19,13 @@ from unbroken import __version__
 
 @pytest.fixture
 def project() -> dict[str, Any]:
-    """What pyproject.toml says of the project."""
+    """Return the table `project` of pyproject.toml."""
     found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return found
 
 
 def archive(path: Path, order: list[str], mtime: int, uid: int, mode: int) -> None:
-    """A compressed tar file of small files, as one machine or another would write it."""
+    """Write a compressed tar of small files, as one machine or another would write it."""
     with tarfile.open(path, "w:gz") as made:
         for name in order:
             entry = tarfile.TarInfo(name)

@@ -1,4 +1,4 @@
-"""The chart's life on a real API server: installed, upgraded, rolled back, taken away."""
+"""The chart's life on a real API server: install, upgrade, rollback, uninstall."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICY = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies/unb
 
 
 def newer(folder: Path) -> Path:
-    """The chart of a later version, whose Machines have one more column."""
+    """Make the chart of a later version, whose Machines have one more column."""
     chart = folder / "unbroken"
     shutil.copytree(CHART, chart)
     file = chart / "files/crds/machines.unbroken.dev.yaml"
@@ -36,13 +36,13 @@ def newer(folder: Path) -> Path:
 
 
 def columns(plane: Plane) -> list[str]:
-    """Of Machines, as the server has them."""
+    """Return the columns of Machines in the server's definition."""
     found = plane.api.get(f"{DEFINITIONS}/machines.unbroken.dev").made
     return [one["name"] for one in found["spec"]["versions"][0]["additionalPrinterColumns"]]
 
 
 def is_established(definition: Object) -> bool:
-    """Whether the server serves the kind."""
+    """Return whether the server serves the kind."""
     conditions = definition.get("status", {}).get("conditions", ())
     return any((one["type"], one["status"]) == ("Established", "True") for one in conditions)
 

@@ -1,4 +1,4 @@
-"""The folder with the agent and its own Python, in places that have nothing but it."""
+"""The folder with the agent and its own Python, in root directories without any other file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(sys.prefix == sys.argv[1], sorted(outside), "unbroken.agent.driver" in sys
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder as the image has it."""
+    """Make the folder as the image has it."""
     folder = tmp_path_factory.mktemp("image") / "agent"
     subprocess.run([sys.executable, ROOT / "deploy/relocatable.py", folder], check=True)
     return folder
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> Iterator[str]:
-    """Where the folder is in a root directory that has nothing else."""
+    """Copy the folder into an empty root directory; yield its path there."""
     path: str = request.param
     target = tmp_path / path[1:]
     shutil.copytree(made, target, symlinks=True)
@@ -86,6 +86,6 @@ def test_the_library_of_workers_brings_no_other_package(made: Path) -> None:
 
 
 def test_py_spy_comes_with_the_agent(made: Path) -> None:
-    """Stacks are read by it, and it needs no library of the image."""
+    """Check that py-spy, which reads stacks, needs no library of the image."""
     done = subprocess.run([made / "bin/py-spy", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("py-spy ")

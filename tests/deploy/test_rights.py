@@ -1,4 +1,4 @@
-"""Each program lives with the chart's rights, and uses each of them: the audit log is the proof."""
+"""Rights of each program of the chart: the audit log shows that all are used and suffice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OURS = "/apis/unbroken.dev/v1"
 INCIDENTS = f"{OURS}/namespaces/default/incidents"
 LONG_AGO = "2020-01-01T00:00:00Z"
 KEPT = 52
-"""Incidents that are two more than an operator keeps of a job (core/job/recovery/incidents)."""
+"""Number of incidents: two more than an operator keeps of a job (core/job/recovery/incidents)."""
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
@@ -76,12 +76,12 @@ UNSEEN = {
         "create",
     ): "asked for by the server itself where an apply finds no object",
 }
-"""Rights that no request names, and who asks for them."""
+"""Rights that no request names, and the component that asks for each."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Everything that the chart has started, and a job of real processes."""
+    """All programs that the chart has started, and a job of real processes."""
 
     plane: Plane
     job: Job
@@ -89,7 +89,7 @@ class World:
     operators: list[Program]
 
     def leader(self) -> Program:
-        """The operator that holds the lease."""
+        """Return the operator that holds the lease."""
         lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/unbroken-operator"
         holder = self.plane.wait(lease, lambda one: one["spec"]["holderIdentity"])
         pid = int(holder["spec"]["holderIdentity"].split("/")[-2])
@@ -105,13 +105,13 @@ class Program:
     log: Path
 
     def said(self, text: str) -> None:
-        """Return once it has logged a text."""
+        """Wait until it has logged a text."""
         until(lambda: text in self.log.read_text(), text)
 
 
 @contextmanager
 def started(plane: Plane, account: str, words: list[str], number: int = 0) -> Iterator[Program]:
-    """Run a program; it ends well unless the block has killed it."""
+    """Run a program; it must end well unless the block has killed it."""
     kubeconfig, log = plane.account(account), plane.folder / f"{account}-{number}.log"
     with log.open("wb") as output:
         command = [*UNBROKEN, *words, "--kubeconfig", str(kubeconfig)]
@@ -125,7 +125,7 @@ def started(plane: Plane, account: str, words: list[str], number: int = 0) -> It
 
 @pytest.fixture(scope="module")
 def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The chart with all its parts; its programs run here, as there is no image."""
+    """Install the chart with all its parts; its programs run here, since there is no image."""
     port = free_port()
     values: Object = {
         "nodes": {"provider": "machines", "share": 1},
@@ -174,7 +174,7 @@ def _project(plane: Plane, file: Path) -> None:
 
 
 def _nodes(plane: Plane, stack: ExitStack) -> Cluster:
-    """Three nodes of processes, for jobs."""
+    """Start three nodes of processes, for jobs."""
     kubectl = shutil.which("kubectl", path=Path(sys.executable).parent) or shutil.which("kubectl")
     assert kubectl, "kubectl is missing; `make setup` installs it"
     cluster = Cluster(plane.folder / "state", str(kubectl))
@@ -189,12 +189,12 @@ def _nodes(plane: Plane, stack: ExitStack) -> Cluster:
 
 
 def merged(world: World, path: str, body: Object) -> Object:
-    """What a merge patch makes of an object."""
+    """Apply a merge patch to an object; return the result."""
     return world.plane.api.patch("merge", path, body).made
 
 
 def label(world: World, node: str, health: str) -> None:
-    """Say of a node what its daemon would."""
+    """Label a node as its daemon would."""
     labels = {"sagemaker.amazonaws.com/node-health-status": health}
     merged(world, f"{NODES}/{node}", {"metadata": {"labels": labels}})
 
@@ -258,7 +258,7 @@ def test_a_job_recovers_changes_operators_and_is_taken_away(world: World) -> Non
 
 
 def stray(name: str) -> Object:
-    """A pod that no node will run."""
+    """Create a pod that no node will run."""
     container = {"name": "main", "image": "any"}
     return {
         "metadata": {"name": name},
@@ -267,25 +267,25 @@ def stray(name: str) -> Object:
 
 
 def has_refused(world: World, count: int) -> bool:
-    """Whether the job was told so often that a change of it is not taken, by its one event."""
+    """Return whether the job's only event has this count of refused changes."""
     listed = world.plane.api.within("default").get("events").made["items"]
     told = [one["count"] for one in listed if "the change is not taken" in one["message"]]
     return told == [count]
 
 
 def seen(world: World, account: str = OPERATOR) -> set[Right]:
-    """Rights that a program has used so far."""
+    """Return the rights that a program has used."""
     return used(world.plane.audited(f"{NAMESPACE}:{account}"), known(world, account))
 
 
 def known(world: World, account: str) -> set[Right]:
-    """Rights of a program, as Helm has installed them."""
+    """Return the rights of a program, as Helm has installed them."""
     manifest = str(world.plane.helm.status("unbroken")["manifest"])
     return granted([one for one in yaml.safe_load_all(manifest) if one], account)
 
 
 def numbered(incident: Object, number: int) -> Object:
-    """The same incident as another one of its job."""
+    """Return the same incident with another number."""
     kept = {
         key: incident["metadata"][key]
         for key in ("ownerReferences", "labels")
@@ -302,7 +302,7 @@ def numbered(incident: Object, number: int) -> Object:
 
 
 def machine(world: World, name: str) -> None:
-    """A machine, and its node."""
+    """Create a machine, and its node."""
     body = {
         "apiVersion": "unbroken.dev/v1",
         "kind": "Machine",
@@ -314,7 +314,7 @@ def machine(world: World, name: str) -> None:
 
 
 def order(world: World, node: str, action: str) -> None:
-    """A person's order."""
+    """Write the order of a person."""
     merged(world, f"{NODES}/{node}", {"metadata": {"annotations": {"unbroken.dev/repair": action}}})
 
 
@@ -347,7 +347,7 @@ def test_the_webhook_keeps_its_registration(world: World) -> None:
 
 
 def test_a_pod_is_tried_for_a_user_who_may_create_it(world: World) -> None:
-    """Asked as the API server asks, which does not reach Services of this network."""
+    """Send the review as the API server does, which does not reach Services of this network."""
     path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/unbroken-jobs"
     client = world.plane.wait(path)["webhooks"][0]["clientConfig"]
     place = client["service"]
@@ -432,7 +432,7 @@ def test_a_pytorchjob_is_resumed(world: World) -> None:
     ids=["TrainJob", "JobSet"],
 )
 def test_jobs_are_suspended_for_their_restart(world: World, path: str, job: Object) -> None:
-    """The test is their controllers, as far as to make a pod that is owned by a batch Job."""
+    """Act as the controllers of the jobs, until a pod exists that a batch Job owns."""
     plane, name = world.plane, f"{job['kind']}-0".lower()
     plane.api.post(path, {**job, "metadata": {**job["metadata"], "name": name}}).done()
     machine(world, name)
@@ -488,7 +488,7 @@ def test_a_rayjob_is_resumed(world: World) -> None:
 
 
 def queued(name: str, labels: Object, **pod: object) -> Object:
-    """A job that waits in a queue, and once admitted runs until it is stopped."""
+    """Return a job that waits in a queue, and after its admission runs until it is stopped."""
     command = ["unbrokenrun", "--no-python", "sleep", "600"]
     container = {"name": "main", "image": "any", "command": command}
     template = {"spec": {"containers": [container], **pod}}
@@ -530,7 +530,7 @@ def test_jobs_wait_in_queues(world: World) -> None:
 
 
 def condition(type: str) -> Object:
-    """One that Kueue sets."""
+    """Return a condition that Kueue sets."""
     told = {"type": type, "status": "True", "reason": type, "message": "by the test"}
     return {**told, "lastTransitionTime": LONG_AGO}
 
@@ -539,7 +539,7 @@ def condition(type: str) -> Object:
 
 
 def group(name: str, count: int) -> Object:
-    """An instance group."""
+    """Return an instance group."""
     return {
         "InstanceGroupName": name,
         "InstanceType": "ml.p5.48xlarge",

@@ -1,4 +1,4 @@
-"""The example trains, is killed, and goes on to the very same end; its manifest is a good one."""
+"""The example trains, is killed, and resumes to the same end; its manifest is valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_manifest_is_a_good_one() -> None:
 
 
 def launch(directory: Path) -> list[subprocess.Popen[str]]:
-    """Two ranks of the example."""
+    """Start two ranks of the example."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     # Two ranks cannot share a GPU.
@@ -58,7 +58,7 @@ def launch(directory: Path) -> list[subprocess.Popen[str]]:
 
 
 def finish(ranks: list[subprocess.Popen[str]]) -> list[str]:
-    """What rank 0 wrote, once all have ended well."""
+    """Wait until all ranks have ended well; return the lines of rank 0."""
     text, _ = ranks[0].communicate(timeout=100)
     assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     return text.splitlines()

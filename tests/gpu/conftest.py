@@ -1,4 +1,4 @@
-"""What needs a GPU is skipped where there is none, before torch is imported."""
+"""Skips of tests that need a GPU on machines without one, before torch is imported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 
 
 def gpus() -> int:
-    """By the device files of NVIDIA's driver."""
+    """Count the GPUs by the device files of NVIDIA's driver."""
     return len(
         [one for one in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", one.name)]
     )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip by the marker `gpus(n)`; one is needed at least."""
+    """Skip by the marker `gpus(n)`; the default is one GPU."""
     if Path(__file__).parent not in item.path.parents:
         return
     marker = item.get_closest_marker("gpus")
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def torch() -> Any:
-    """Imported only where it is used."""
+    """Import torch only for tests that use it."""
     import torch
 
     return torch

@@ -1,4 +1,4 @@
-"""Processes with CUDA: who leaves a collective keeps its device memory; none is forked warm."""
+"""Processes with CUDA: after an aborted collective a rank keeps its memory; none starts warm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print(json.dumps(told))
 
 
 def aborted(size: int, folder: Path) -> list[dict[str, Any]]:
-    """What the ranks tell."""
+    """Return the reports of the ranks."""
     script = folder / "ranks.py"
     script.write_text(ABORT)
     ports = [str(free_port((), random.Random())), str(free_port((), random.Random()))]

@@ -1,9 +1,9 @@
 """A controller that knows no more of agents than HyperPod's documented protocol says.
 
-It does what the reference tells of the stock operator's pod manager: it polls `/status`, takes a
-200 for "received" and nothing else, starts all when all are ready, stops all when one is faulted,
-counts `faultCount` up, sends rules and addresses with each start, and hands the newest checkpoint
-that every agent has back.  Plain HTTP, without a token.
+It does what the reference documents for the stock operator's pod manager. It polls `/status`, and
+takes only a 200 for "received". It starts all agents when all are ready, and stops all when one is
+faulted. It increments `faultCount`, sends rules and addresses with each start, and returns the
+newest checkpoint that every agent has. It uses plain HTTP, without a token.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class DocumentedController:
-    """Drives the agents at these ports of this machine, whose order is their rank."""
+    """Controls the agents at these ports of this machine, in the order of their ranks."""
 
     ports: Sequence[int]
     rules: list[Object] = field(default_factory=list)
     fault_count: int = 0
     master_port: int = 0
-    """Of the present attempt."""
+    """Master port of the present attempt."""
     faults: list[Object] = field(default_factory=list)
-    """The status of the first agent that was found faulted, for each fault."""
+    """Status of the first agent that was found faulted, for each fault."""
 
     def request(self, port: int, method: str, path: str, body: Object | None = None) -> bytes:
-        """One request, which must be answered with 200."""
+        """Send one request, which must be answered with 200."""
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body)
@@ -46,7 +46,7 @@ class DocumentedController:
             return text
 
     def status(self, port: int) -> Object:
-        """What the agent says of itself."""
+        """Return the status of the agent."""
         found: Object = json.loads(self.request(port, "GET", "/status"))
         return found
 
@@ -62,7 +62,7 @@ class DocumentedController:
             time.sleep(POLL_SECONDS)
 
     def start(self) -> None:
-        """Start all with what they need to find each other, once all are ready."""
+        """Start all agents with the addresses that they need, once all are ready."""
         ready = self.until("ready")
         version = f"v{self.fault_count}"
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -75,13 +75,13 @@ class DocumentedController:
                 self.request(port, "POST", "/update", self._rendezvous(rank, version))
 
     def stop(self, **how: Any) -> None:
-        """Stop all, and wait until nothing of them runs."""
+        """Stop all agents, and wait until none of their processes runs."""
         for port in self.ports:
             self.request(port, "POST", "/stop", {"restart_mode": "process_level_restart", **how})
         self.until("ready")
 
     def run(self) -> None:
-        """Train to the end, over every fault."""
+        """Train to the end, through every fault."""
         self.start()
         while True:
             found = self.until("completed")
@@ -110,7 +110,7 @@ class DocumentedController:
         }
 
     def _progress(self, found: Sequence[Object]) -> Object:
-        """Of each prefix the oldest checkpoint, if every agent has one: all have that."""
+        """Return the oldest checkpoint of each prefix that every agent has: all have reached it."""
         told = [one.get("progress") or {} for one in found]
         prefixes = set(told[0]).intersection(*told[1:])
         return {

@@ -1,7 +1,7 @@
-"""HyperPod's own agent from PyPI, in a virtual environment of its own.
+"""HyperPod's own agent from PyPI, in its own virtual environment.
 
-Nothing of it is in this repository: its licence forbids copies.  It pins a torch that is older than
-ours, and takes ours: all of it works but its command line, for which there is a launcher.
+No part of it is in this repository: its licence forbids copies. It pins a torch that is older than
+ours, but works with ours, except for its command line. A launcher replaces that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ AGENT = "hyperpod-elastic-agent==1.1.3"
 NEEDS = ("fastapi==0.115.14", "uvicorn==0.35.0", "psutil==7.0.0")
 LAUNCHER = Path(__file__).parent / "programs/stock_launcher.py"
 OPTIONS = "--server-host=$AGENT_HOST --server-port=$AGENT_PORT --tee=3 --log_dir=$UNBROKEN_LOG_DIR"
-"""As in the documented entrypoint, but for the directory: pods share this machine's."""
+"""Options of the documented entrypoint, with a log directory, since pods share this machine's."""
 CONFIG = Path("/opt/ml/input/config")
-"""Where it keeps its table of addresses; it does not start if it cannot write there."""
+"""Folder of its table of addresses; it does not start if it cannot write there."""
 
 
 class NotInstalledError(Exception):
@@ -30,18 +30,18 @@ class NotInstalledError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StockAgent:
-    """Where its `hyperpodrun` is."""
+    """An installed agent; `bin` is the folder of its `hyperpodrun`."""
 
     bin: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a container that is to find it, before ours which stands in for it."""
+        """PATH of a container that finds this agent before our substitute for it."""
         return {"PATH": f"{self.bin}:{os.environ['PATH']}"}
 
 
 def installed() -> StockAgent:
-    """The agent, installed by the first that asks."""
+    """Return the agent; the first caller installs it."""
     folder = Path(tempfile.gettempdir()) / "unbroken-stock-agent-1.1.3"
     folder.mkdir(exist_ok=True)
     python = folder / "environment/bin/python"

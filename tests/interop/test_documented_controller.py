@@ -25,7 +25,7 @@ RANKS = range(4)
 
 @contextmanager
 def agents(directory: Path) -> Iterator[tuple[list[Running], DocumentedController]]:
-    """Two agents with two workers each, and who drives them."""
+    """Run two agents with two workers each, and their controller."""
     with ExitStack() as stack:
         found = []
         for number in (0, 1):
@@ -38,7 +38,7 @@ def agents(directory: Path) -> Iterator[tuple[list[Running], DocumentedControlle
 
 
 def workers(directory: Path, attempt: int) -> dict[int, dict[str, Any]]:
-    """What the workers of an attempt have written, once all have."""
+    """Wait for the files of all workers of an attempt; return their contents."""
     until = time.monotonic() + PATIENCE_SECONDS
     paths = {rank: directory / f"attempt-{attempt}-{rank}" for rank in RANKS}
     while not all(path.exists() for path in paths.values()):
@@ -48,7 +48,7 @@ def workers(directory: Path, attempt: int) -> dict[int, dict[str, Any]]:
 
 
 def test_faults_are_overcome_to_the_end(tmp_path: Path) -> None:
-    """A worker is killed; then a line comes that a rule waits for; then all complete."""
+    """Kill a worker, then print a line that a rule waits for, then let all complete."""
     (tmp_path / "say-1").write_text("CUDA error: lost\n")
     with agents(tmp_path) as (found, controller), ThreadPoolExecutor(1) as threads:
         controller.rules = [RULE]

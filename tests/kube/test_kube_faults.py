@@ -1,6 +1,6 @@
-"""What the client does when the way to the API server, or the server itself, fails.
+"""Behaviour of the client when the connection to the API server, or the server itself, fails.
 
-A real client, a real server, and a real proxy between them that breaks what passes.
+A real client, a real server, and a real proxy between them that breaks connections and answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Way:
-    """A namespace of the test's own, by the proxy and past it."""
+    """A namespace of the test's own, with the proxy and a direct connection."""
 
     proxy: FaultProxy
     client: KubeClient
@@ -41,19 +41,19 @@ class Way:
     namespace: str
 
     async def make(self, *names: str) -> None:
-        """Create objects, past the proxy."""
+        """Create objects, without the proxy."""
         for name in names:
             await self.direct.raw("POST", self.maps, body={"metadata": {"name": name}})
 
     async def remove(self, name: str) -> None:
-        """Delete one, past the proxy."""
+        """Delete an object, without the proxy."""
         await self.direct.raw("DELETE", f"{self.maps}/{name}")
 
     @asynccontextmanager
     async def watched(
         self, idle_seconds: float = IDLE_SECONDS
     ) -> AsyncIterator[tuple[Informer[ConfigMap], Watcher[str]]]:
-        """An informer that is complete, and what it tells."""
+        """Yield a complete informer, and the changes that it reports."""
         told: Watcher[str] = Watcher()
         informer = Informer(
             self.client,
@@ -69,14 +69,14 @@ class Way:
             yield informer, told
 
     def asked(self, *, watches: bool) -> list[Call]:
-        """The lists or the watches that came by."""
+        """Return the lists or the watches that the proxy has seen."""
         reads = [call for call in self.proxy.calls if call.method == "GET"]
         return [call for call in reads if call.is_watch is watches and call.path.endswith("maps")]
 
 
 @asynccontextmanager
 async def opened(cluster: Cluster, folder: Path) -> AsyncIterator[Way]:
-    """A way of its own."""
+    """Open a way for one test."""
     async with (
         FaultProxy(cluster).serve() as proxy,
         connect(proxy.kubeconfig(folder / "kubeconfig")) as client,
@@ -89,19 +89,19 @@ async def opened(cluster: Cluster, folder: Path) -> AsyncIterator[Way]:
 
 
 def is_list(call: Call) -> bool:
-    """Of config maps."""
+    """Return whether a call lists config maps."""
     return call.method == "GET" and call.path.endswith("configmaps") and not call.is_watch
 
 
 def is_watch(call: Call) -> bool:
-    """Of config maps."""
+    """Return whether a call watches config maps."""
     return call.is_watch and call.path.endswith("configmaps")
 
 
 async def test_a_list_that_breaks_between_two_pages_is_read_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was read by then counts for nothing, and nothing is told twice."""
+    """Discard all that was read before the failure, and report no change twice."""
     monkeypatch.setattr(informer_module, "PAGE", 2)
 
     async with opened(cluster, tmp_path) as way:
@@ -117,7 +117,7 @@ async def test_a_list_that_breaks_between_two_pages_is_read_again(
 async def test_a_watch_that_fell_silent_is_opened_again_where_it_was(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A connection that looks alive and brings nothing is no reason to read everything again."""
+    """Open the watch again without a new list: all earlier changes are still known."""
     async with opened(cluster, tmp_path) as way:
         await way.make("a")
         way.proxy.faults = [Fault(is_watch, is_silent=True)]
@@ -129,7 +129,7 @@ async def test_a_watch_that_fell_silent_is_opened_again_where_it_was(
 
 
 async def test_what_was_deleted_in_a_gap_is_told_after_it(cluster: Cluster, tmp_path: Path) -> None:
-    """The server does not remember what the silent watch should have brought: 410."""
+    """Get a 410, since the server has forgotten what the silent watch should have brought."""
     async with opened(cluster, tmp_path) as way:
         await way.make("a", "b")
         way.proxy.faults = [Fault(is_watch, is_silent=True), Fault(is_watch, status=410)]
@@ -158,7 +158,7 @@ async def test_what_was_deleted_in_a_gap_is_told_after_it(cluster: Cluster, tmp_
 async def test_an_informer_gets_over_any_broken_answer(
     cluster: Cluster, tmp_path: Path, broken: Fault
 ) -> None:
-    """Cut off, cut short, refused: the copy is right in the end, and each change is told once."""
+    """Check that the copy is right in the end, and that each change is reported once."""
     broken.times = 2
 
     async with opened(cluster, tmp_path) as way:
@@ -176,7 +176,7 @@ async def test_an_informer_gets_over_any_broken_answer(
 async def test_a_server_that_puts_off_is_asked_again_when_it_says(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """With the same content, and no sooner."""
+    """Send the same content again, and not before the given time."""
     async with opened(cluster, tmp_path) as way:
         off = {"Retry-After": "1"}
         way.proxy.faults = [
@@ -195,7 +195,7 @@ async def test_a_server_that_puts_off_is_asked_again_when_it_says(
 async def test_a_server_that_starts_is_asked_again_within_two_seconds(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """kube-apiserver asks for 10 s where it needs 0.2 s, and a new job waited for them."""
+    """Ask again within 2 s: kube-apiserver asks for 10 s, but needs 0.2 s."""
     async with opened(cluster, tmp_path) as way:
         fault = Fault(lambda call: call.method == "POST", status=503, headers={"Retry-After": "10"})
         way.proxy.faults = [fault]
@@ -207,7 +207,7 @@ async def test_a_server_that_starts_is_asked_again_within_two_seconds(
 async def test_other_failures_are_for_the_caller_to_repeat(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Whether what failed without a word was done is not known here."""
+    """Leave the retry to the caller: the client cannot know if a failed request took effect."""
     async with opened(cluster, tmp_path) as way:
         faults = [Fault(is_list, status=status) for status in (401, 429, 500, 503)]
         faults += [Fault(is_list, reset_after=0), Fault(is_list, reset_after=20)]
@@ -223,7 +223,7 @@ async def test_other_failures_are_for_the_caller_to_repeat(
 
 
 def token_kubeconfig(cluster: Cluster, folder: Path) -> Path:
-    """A kubeconfig with a file for the token, as pods have it; its path."""
+    """Write a kubeconfig with a file for the token, as pods have it; return its path."""
     authority = folder / "ca.crt"
     authority.write_text(cluster.ca)
     place: Object = {"server": cluster.url}
@@ -241,7 +241,7 @@ def token_kubeconfig(cluster: Cluster, folder: Path) -> Path:
 
 
 async def test_a_token_is_read_again_when_it_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """Until then it is used as it is; while the file has none that is good, it is tried again."""
+    """Use a token until it is refused, and then read the file until it has a good one."""
     path, token = token_kubeconfig(cluster, tmp_path), tmp_path / "token"
     token.write_text("outdated")
     async with connect(path) as client:
@@ -261,7 +261,7 @@ async def test_a_token_is_read_again_when_it_is_refused(cluster: Cluster, tmp_pa
 async def test_the_token_of_a_service_account_may_end(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
-    """A real one, bound to a Secret: it ends with that, and the client goes on with the next."""
+    """Use a real token bound to a Secret: it ends with the Secret, and the next one works."""
     cluster = clusters("real")
     space = "api/v1/namespaces/default"
 

@@ -1,4 +1,4 @@
-"""Who may act is asked at the moment when an effect leaves."""
+"""The right to act, which is checked at the moment when a request leaves."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ async def test_who_waits_for_the_mandate_goes_on_when_it_is_renewed() -> None:
 
 
 def test_time_goes_on_while_the_machine_is_suspended() -> None:
-    """Both clocks are read here as the kernel has them; this machine may have been suspended."""
+    """Read both clocks from the kernel; this machine may have been suspended."""
     assert boottime() >= monotonic() - 0.001
 
 
 def answers(*given: bool) -> Callable[[], bool]:
-    """Gives these answers in turn, the last again and again."""
+    """Return these answers in turn, and the last one repeatedly."""
     left = list(given)
     return lambda: left.pop(0) if len(left) > 1 else left[0]
 
@@ -98,7 +98,7 @@ async def test_a_write_without_leave_never_reaches_the_server(
 
 
 async def test_writes_with_leave_are_as_before(cluster: Cluster, tmp_path: Path) -> None:
-    """With content and without, and again on the same connection."""
+    """Write with content and without, and again on the same connection."""
     async with connect(cluster.kubeconfig) as client:
         guarded = client.guarded(lambda: True)
         path = "api/v1/namespaces/default/configmaps"

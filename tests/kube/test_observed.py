@@ -1,4 +1,4 @@
-"""What of a program is found to run, and what it says of itself."""
+"""Work queues of a running program: they are found while they run, with their counts."""
 
 from __future__ import annotations
 

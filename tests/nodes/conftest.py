@@ -1,4 +1,4 @@
-"""What the tests of the node daemon share."""
+"""Fixtures of the tests of the node daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nvml_library import build
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that says of GPUs what the file of NVML_FAKE says."""
+    """Build a library that reports the GPUs in the file NVML_FAKE."""
     library = build(tmp_path_factory.mktemp("nvml"))
     if library is None:
         pytest.skip("no gcc, which compiles the library that stands for NVML")
@@ -19,7 +19,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file with what the GPUs are like."""
+    """Provide the file with the state of the GPUs."""
     file = tmp_path / "gpus.txt"
     monkeypatch.setenv("NVML_FAKE", str(file))
     return file

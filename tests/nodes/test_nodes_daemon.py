@@ -1,4 +1,4 @@
-"""The daemon of a node against real API servers, with kubectl to look at what it has written."""
+"""The daemon of a node against real API servers; kubectl shows the records that it has written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Place:
         )
 
     def say(self, text: str) -> None:
-        """The kernel says something."""
+        """Write a line as the kernel."""
         with self.log.open("a") as file:
             file.write(text)
 
@@ -60,7 +60,7 @@ class Place:
         await self.client.raw("PATCH", path, body=body, headers=kind)
 
     async def until(self, holds: Callable[[Object], object]) -> Object:
-        """The node once it is as wanted."""
+        """Wait until the node fits; return it."""
         node: Object = {}
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -73,7 +73,7 @@ class Place:
         return node
 
     async def event(self, reason: str) -> Object:
-        """The event of a reason once it is there."""
+        """Wait for the event of a reason; return it."""
         selector = f"involvedObject.name={self.name},reason={reason}"
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -90,7 +90,7 @@ class Place:
             raise AssertionError(f"no event {reason}") from None
 
     def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints."""
+        """Run kubectl; return its output."""
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         program = shutil.which("kubectl", path=paths)
         if program is None:
@@ -111,7 +111,7 @@ Opened = Callable[[], Any]
 
 @pytest.fixture
 def place(cluster: Cluster, tmp_path: Path) -> Opened:
-    """Opens a place: a Node object that a kubelet might have made."""
+    """Open a place: a Node object that a kubelet might have made."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Place]:
@@ -142,7 +142,7 @@ def boot(name: str) -> Object:
 
 
 def taints(node: Object) -> list[str]:
-    """Keys; a real API server adds one of its own to nodes that are made."""
+    """Return the keys of taints; a real API server adds its own to new nodes."""
     listed = node["spec"].get("taints") or ()
     return [one["key"] for one in listed if one["key"] != "node.kubernetes.io/not-ready"]
 
@@ -163,7 +163,7 @@ def condition(node: Object, kind: str = "NvidiaGPUUnhealthy") -> Object:
 
 
 def is_marked(node: Object) -> bool:
-    """The condition is there, and then the label."""
+    """Return whether the node has the condition, and the label after it."""
     return HEALTH in labels(node) and condition(node).get("status") == "True"
 
 
@@ -250,7 +250,7 @@ async def test_garbage_in_the_log_says_nothing_and_hides_nothing(place: Opened) 
 
 
 def program(at: Place, *options: str) -> subprocess.Popen[str]:
-    """The daemon as a program of its own."""
+    """Start the daemon as a program of its own."""
     command = [sys.executable, "-m", "unbroken.cli.main", "node-daemon", "--node", at.name]
     named = ["--kubeconfig", str(at.cluster.kubeconfig), "--kernel-log", str(at.log)]
     return subprocess.Popen(
@@ -262,7 +262,7 @@ def program(at: Place, *options: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], number: int) -> str:
-    """End it; what it has logged."""
+    """End it; return its log."""
     process.send_signal(number)
     return process.communicate(timeout=PATIENCE_SECONDS)[1]
 

@@ -1,4 +1,4 @@
-"""Metrics of nodes: what is, and what has ended, counted once."""
+"""Metrics of nodes: present states, and ended repairs, each counted once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DONE = RepairRecord(
 
 
 def metrics() -> tuple[CollectorRegistry, NodeMetrics]:
-    """Of a program that began at SINCE."""
+    """Return the metrics of a program that began at SINCE."""
     registry = CollectorRegistry()
     return registry, NodeMetrics(registry, SINCE)
 
@@ -47,7 +47,7 @@ def test_nodes_are_counted_by_their_label_and_group() -> None:
 
 
 def seconds(registry: CollectorRegistry, stage: str) -> tuple[float | None, float | None]:
-    """How many of a stage of reboots, and how long together."""
+    """Return the number of ended stages of reboots, and the sum of their seconds."""
     labels = {"action": "reboot", "stage": stage}
     name = "unbroken_node_repair_seconds"
     value = registry.get_sample_value

@@ -1,4 +1,4 @@
-"""What of a manifest is accepted, refused and warned of."""
+"""Manifests: values that are accepted, refused, or accepted with a warning."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NOT_YET = "elastic jobs are not supported yet; remove"
 
 
 def problems(manifest: Any) -> list[str]:
-    """Texts of all problems of a manifest."""
+    """Return the texts of all problems of a manifest."""
     return [str(problem) for problem in parse_job(manifest).problems]
 
 
 def annotated(**annotations: Any) -> Any:
-    """A job with annotations unbroken.dev/..."""
+    """Return a job with annotations unbroken.dev/..."""
     named = {f"unbroken.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
     return changed("metadata/annotations", named)
 
@@ -78,7 +78,7 @@ def test_published_elastic_job_is_refused_in_one_clear_line() -> None:
 
 
 def test_job_of_the_stock_client_is_accepted() -> None:
-    """What `hyp create hyp-pytorch-job --max-retry 3` sends (sagemaker-hyperpod 3.12)."""
+    """Accept the job of `hyp create hyp-pytorch-job --max-retry 3` (sagemaker-hyperpod 3.12)."""
     container = {
         "name": "pytorch-job-container",
         "image": "train",

@@ -1,4 +1,4 @@
-"""What is understood of a PyTorchJob, and what is said of what is not."""
+"""Fields of a PyTorchJob that are read, and problems that are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 
 def job(**spec: Any) -> Object:
-    """A job of one worker; `spec` overrules."""
+    """Return a job of one worker; `spec` overrides its fields."""
     template = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}
     workers = {"Worker": {"replicas": 2, "template": template}}
     return {"metadata": {"name": "lm"}, "spec": {"pytorchReplicaSpecs": workers, **spec}}

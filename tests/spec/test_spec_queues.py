@@ -1,4 +1,4 @@
-"""What a job may say to Kueue."""
+"""Labels and annotations of a job that are for Kueue."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ STATUS_KEYS = {
     *("masterPort", "jobPods", "managerPods", "podManagerStatuses", "podSetInfos", "podSets"),
     *("latestFaultyPodInstanceList", "elasticScalingStatus", "elasticWorkloadRef"),
 }
-"""All that sagemaker-hyperpod 3.12 takes."""
+"""Keys of a status that sagemaker-hyperpod 3.12 accepts."""
 
 
 @cache
 def tool() -> ModuleType:
-    """tools/crds.py, which is no module of a package."""
+    """Import tools/crds.py, which is not in a package."""
     spec = importlib.util.spec_from_file_location("crds_tool", ROOT / "tools/crds.py")
     assert spec is not None
     assert spec.loader is not None
@@ -70,7 +70,7 @@ def tool() -> ModuleType:
 
 
 def schema(definition: Object, *path: str) -> Any:
-    """Part of a definition's schema, by names of fields."""
+    """Return a part of a definition's schema, by names of fields."""
     found = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for name in path:
         found = found["properties"][name] if name != "[]" else found["items"]
@@ -79,7 +79,7 @@ def schema(definition: Object, *path: str) -> Any:
 
 @pytest.fixture
 def here(cluster: Cluster) -> Iterator[Api]:
-    """A namespace of its own in a cluster that knows our kinds."""
+    """Provide a namespace of its own in a cluster that has our kinds."""
     with closing(Api(cluster)) as api:
         define_missing(api, *definitions())
         name = f"spec-{next(NUMBERS)}"
@@ -89,14 +89,14 @@ def here(cluster: Cluster) -> Iterator[Api]:
 
 
 def made(api: Api, manifest: Object) -> Object:
-    """The job as stored."""
+    """Create a job; return it as stored."""
     manifest = {**manifest, "metadata": {**manifest["metadata"]}}
     manifest["metadata"].pop("namespace", None)
     return api.post(JOBS, manifest).made
 
 
 def row(api: Api, what: str) -> dict[str, object]:
-    """What `kubectl get` prints of one object."""
+    """Return the row that `kubectl get` prints of one object."""
     table = api.send("GET", what, headers={"Accept": TABLE}).made
     names = [column["name"] for column in table["columnDefinitions"]]
     return dict(zip(names, table["rows"][0]["cells"], strict=True))
@@ -211,7 +211,7 @@ def test_two_replica_specs_of_one_name_are_refused(here: Api) -> None:
 
 
 def status() -> JobStatus:
-    """Of a job that has recovered."""
+    """Return the status of a job that has recovered."""
     return JobStatus(
         start_time=1769860800.0,
         conditions=(
@@ -263,7 +263,7 @@ def test_get_shows_the_columns_of_a_job(here: Api) -> None:
 
 
 def incident(**changes: Any) -> Incident:
-    """A segmentation fault that was recovered from."""
+    """Return the incident of a segmentation fault that was recovered from."""
     culprit = Signal(1769860800.25, "SegmentationFault", "rank 1 died", "llm-pods-1", "node-1", 1)
     whole = {
         "number": 1,
@@ -311,8 +311,11 @@ def test_open_incident_is_stored_too(here: Api) -> None:
 
 @CUSTOM_RESOURCES
 def test_an_incident_with_empty_texts_is_stored(here: Api) -> None:
-    """As the operator writes it.  Server-side apply of Kubernetes 1.20 makes null of an empty text,
-    and refuses that where the definition has a string."""
+    """Store an incident with empty texts, as the operator writes it.
+
+    Server-side apply of Kubernetes 1.20 makes null of an empty text, and refuses null where the
+    definition has a string.
+    """
     sign = Signal(5.0, "", "", evidence=("", "ValueError", ""))
     group, restored = StackGroup("", 1, "", ("", "f (x.py:1)")), Restored("", 1, 2, "", 0.1, 0)
     found = Incident(1, 0, sign, (sign,), Remedy.PROCESS, "", 5.0, groups=(group,))

@@ -1,4 +1,4 @@
-"""The documented request and status bodies, held against pydantic's words where it has some."""
+"""The documented request and status bodies, compared with pydantic's errors where it has some."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOOD = {"rank": 0, "nnodes": 2, "faultCount": 3, "master_addr": "10.0.0.1", "mas
 
 
 class StartRequest(pydantic.BaseModel):
-    """What the documentation says of the fields, as FastAPI would hold it."""
+    """The documented start request, as FastAPI would check it."""
 
     rank: int
     nnodes: int
