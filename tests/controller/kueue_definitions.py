@@ -1,7 +1,7 @@
-"""Definitions of Kueue's kinds, as far as a job's owner meets them.
+"""Definitions of Kueue's kinds, limited to the fields that a job's owner uses.
 
-A subset of the fields of kueue v0.16 (config/components/crd/bases, Apache-2.0), with the types,
-limits, patterns and required fields that they have there, and without their texts.
+They are a subset of kueue v0.16 (config/components/crd/bases, Apache-2.0), with the types, limits,
+patterns and required fields of the originals, and without their texts.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ QUANTITY: Object = {
 
 
 def record(*required: str, **properties: Object) -> Object:
-    """Schema of an object."""
+    """Return the schema of an object."""
     found: Object = {"type": "object", "properties": properties}
     return {**found, "required": list(required)} if required else found
 
 
 def texts(values: Object = TEXT) -> Object:
-    """Schema of a map."""
+    """Return the schema of a map."""
     return {"type": "object", "additionalProperties": values}
 
 
 def listed(items: Object, most: int, key: str = "") -> Object:
-    """Schema of a list, by key or as a whole."""
+    """Return the schema of a list, merged by key or as a whole."""
     kind: Object = {"x-kubernetes-list-type": "atomic"}
     if key:
         kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
@@ -90,14 +90,14 @@ DOMAIN = record("count", "values", count={**NUMBER, "minimum": 1}, values=listed
 
 
 def assignment(version: str) -> Object:
-    """Schema of a topology assignment, which the versions write differently."""
+    """Return the schema of a topology assignment, which the versions write differently."""
     if version == "v1beta1":
         return record("levels", "domains", levels=LEVELS, domains=listed(DOMAIN, 100000))
     return record("levels", "slices", levels=LEVELS, slices=listed(SLICE, 1000))
 
 
 def workload_spec(version: str) -> Object:
-    """Schema of a Workload's spec."""
+    """Return the schema of a Workload's spec."""
     template = record(metadata=record(labels=texts(), annotations=texts()), spec=ANYTHING)
     pod_set = record(
         *("count", "template"),
@@ -132,7 +132,7 @@ def workload_spec(version: str) -> Object:
 
 
 def workload_status(version: str) -> Object:
-    """Schema of a Workload's status."""
+    """Return the schema of a Workload's status."""
     assigned = record(
         "name",
         name=POD_SET_NAME,
@@ -173,7 +173,7 @@ def workload_status(version: str) -> Object:
 
 
 def definition(kind: str, plural: str, scope: str, schemas: dict[str, Object]) -> Object:
-    """The definition of a kind; the first version is the one that is stored."""
+    """Return the definition of a kind; the first version is the one that is stored."""
     stored = next(iter(schemas))
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -207,7 +207,7 @@ def definition(kind: str, plural: str, scope: str, schemas: dict[str, Object]) -
 
 
 def definitions(*versions: str) -> list[Object]:
-    """Of every kind that is needed."""
+    """Return the definitions of every kind that is needed."""
     taint = record("effect", "key", effect=TEXT, key=TEXT, value=TEXT)
     flavor = record(
         nodeLabels=texts(), nodeTaints=listed(taint, 8), tolerations=TOLERATIONS, topologyName=TEXT

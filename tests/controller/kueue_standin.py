@@ -1,6 +1,6 @@
-"""What Kueue does to a Workload: its scheduler's and its controller's writes, without either.
+"""Writes of Kueue's scheduler and controller to a Workload, without either of them.
 
-As kueue v0.16 writes them (pkg/workload: SetQuotaReservation, SetEvictedCondition).
+They are those of kueue v0.16 (pkg/workload: SetQuotaReservation, SetEvictedCondition).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class OldPlace(Place):
-    """A namespace where Kueue speaks v1beta1."""
+    """A namespace in which Kueue's API is v1beta1."""
 
     def path(self, what: str) -> str:
-        """As v1beta1 has it."""
+        """Return the path in v1beta1."""
         return super().path(what).replace("/v1beta2/", "/v1beta1/")
 
 
@@ -50,31 +50,31 @@ async def _is_served(client: KubeClient, path: str) -> bool:
 
 
 def head(place: Place, kind: str) -> Object:
-    """What every object begins with."""
+    """Return apiVersion and kind of an object."""
     return {"apiVersion": group(place).removeprefix("apis/"), "kind": kind}
 
 
 def group(place: Place) -> str:
-    """Path of Kueue's kinds."""
+    """Return the path of Kueue's kinds."""
     return place.path("workloads").partition("/namespaces/")[0]
 
 
 async def flavor(place: Place, name: str, **spec: Any) -> None:
-    """A ResourceFlavor."""
+    """Create a ResourceFlavor."""
     body = {**head(place, "ResourceFlavor"), "metadata": {"name": name}, "spec": spec}
     path = f"{group(place)}/resourceflavors"
     await place.client.raw("POST", path, body=body)
 
 
 async def priority(place: Place, name: str, value: int) -> None:
-    """A WorkloadPriorityClass."""
+    """Create a WorkloadPriorityClass."""
     body = {**head(place, "WorkloadPriorityClass"), "metadata": {"name": name}, "value": value}
     path = f"{group(place)}/workloadpriorityclasses"
     await place.client.raw("POST", path, body=body)
 
 
 async def workload(place: Place, holds: Callable[[Object], object] = lambda _: True) -> Object:
-    """The only Workload, once something holds of it."""
+    """Wait until the only Workload fits; return it."""
 
     def is_so(listed: Object) -> bool:
         items = listed["items"]
@@ -84,13 +84,13 @@ async def workload(place: Place, holds: Callable[[Object], object] = lambda _: T
 
 
 def one(listed: Object) -> Object:
-    """The only item."""
+    """Return the only item."""
     (found,) = listed["items"]
     return dict(found)
 
 
 def said(found: Object, condition: str) -> tuple[str, str]:
-    """(status, reason) of a condition; empty where there is none."""
+    """Return (status, reason) of a condition; empty if there is none."""
     for each in (found.get("status") or {}).get("conditions") or ():
         if each["type"] == condition:
             return each["status"], each["reason"]
@@ -146,7 +146,7 @@ async def refuse(place: Place, message: str) -> None:
 
 
 async def say_pods_ready(place: Place) -> None:
-    """What kubelets would say of every pod."""
+    """Set the status of every pod to that of a kubelet for a ready pod."""
     listed = msgspec.json.decode(await place.client.raw("GET", place.path("pods")))
     for each in listed["items"]:
         ready = {"type": "Ready", "status": "True"}

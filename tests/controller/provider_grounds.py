@@ -1,7 +1,7 @@
-"""What stands behind nodes in the contract of providers: for each provider, machines of its kind.
+"""Grounds for the contract of providers: machines of each provider's kind.
 
-A ground makes machines with Nodes, tells how often each was asked for what, and carries out what
-was asked, as the system behind the provider would.
+A ground makes machines with Nodes and counts the requests for each action. It carries requests out
+as the system behind the provider would.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Ground(ABC):
     """Machines of one provider."""
 
     why_old_orders_pass = ""
-    """Why the provider lets orders about a boot that is over pass; empty: it holds them back."""
+    """Reason why the provider executes orders about an old boot; empty: it refuses them."""
     machine_runs_on = True
-    """A machine runs until `carry_out`, whatever it was asked for."""
+    """True if a machine runs until `carry_out`, whatever was requested."""
 
     def __init__(self, client: KubeClient) -> None:
         self.client = client
@@ -72,41 +72,41 @@ class Ground(ABC):
 
     @abstractmethod
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """A provider that remembers nothing, as another process has it."""
+        """Return a provider without memory, as another process has it."""
 
     @abstractmethod
     async def add(self) -> str:
-        """Add a machine; the name of its Node, which has the boot ID `self.boot_of(name)`."""
+        """Add a machine; return its Node's name. The Node's boot ID is `self.boot_of(name)`."""
 
     @abstractmethod
     async def asked(self, node: str, action: Action) -> int:
-        """How often the machine was asked for the action."""
+        """Return how often the action was requested for the machine."""
 
     @abstractmethod
     async def carry_out(self, node: str, action: Action) -> None:
-        """Do what was asked: the node has booted, or nothing of its machine runs any more."""
+        """Do what was requested: boot the node, or end all processes of its machine."""
 
     async def add_stranger(self) -> tuple[str, str]:
-        """A Node that no machine is behind, and what an answer about it must name."""
+        """Add a Node without a machine; return its name, and the text that an answer must have."""
         name = fresh("stranger")
         await self.make_node(name)
         await self.make_record(name)
         return name, name
 
     async def boot_of(self, node: str) -> str:
-        """Boot ID of a node."""
+        """Return the boot ID of a node."""
         found = await self.plain.get(f"api/v1/nodes/{node}")
         assert found is not None
         return str(found["status"]["nodeInfo"]["bootID"])
 
     async def make_node(self, name: str, **spec: Any) -> None:
-        """A Node as its kubelet shows it."""
+        """Create a Node as its kubelet does."""
         body = {"metadata": {"name": name}, "spec": spec}
         await self.plain.call("POST", "api/v1/nodes", body=body)
         await self.boot(name, BOOT)
 
     async def boot(self, name: str, boot_id: str) -> None:
-        """The node has booted."""
+        """Boot the node."""
         info = {**dict.fromkeys(INFO, ""), "bootID": boot_id}
         await self.plain.merge(f"api/v1/nodes/{name}/status", {"status": {"nodeInfo": info}})
 
@@ -115,18 +115,18 @@ class Ground(ABC):
         await self.plain.call("DELETE", f"api/v1/nodes/{name}")
 
     async def make_record(self, name: str) -> None:
-        """The NodeRecord that the repairer has written before it gives an order."""
+        """Create the NodeRecord that the repairer writes before it gives an order."""
         body = NODE_RECORD.new(name, NodeRecordSpec())
         await self.client.create_if_absent(NODE_RECORD.path, body)
 
 
 def fresh(prefix: str) -> str:
-    """Name of a node that no other test has."""
+    """Return a name of a node that no other test has."""
     return f"{prefix}-{next(NUMBERS)}-{os.getpid()}"
 
 
 async def define(client: KubeClient, definition: Object) -> None:
-    """Install the definition of somebody else's kind."""
+    """Install the definition of another project's kind."""
     await client.create_if_absent(CRDS, definition)
     spec = definition["spec"]
     path = f"apis/{spec['group']}/{spec['versions'][-1]['name']}/{spec['names']['plural']}"
@@ -135,7 +135,7 @@ async def define(client: KubeClient, definition: Object) -> None:
 
 
 class ObjectGround(Ground):
-    """Objects of somebody else's kind, with a finalizer until the machine is off."""
+    """Objects of another project's kind, with a finalizer until the machine is off."""
 
     def __init__(self, client: KubeClient) -> None:
         super().__init__(client)
@@ -143,31 +143,31 @@ class ObjectGround(Ground):
 
     @abstractmethod
     def path(self, node: str) -> str:
-        """Path of the object behind a node."""
+        """Return the path of the object behind a node."""
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`; a deletion is one however often it is asked for."""
+        """Count requests as `Ground.asked`; repeated deletions count as one."""
         found = await self.plain.get(self.path(node))
         return int(found is None or "deletionTimestamp" in found["metadata"])
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`."""
+        """Carry out a request as `Ground.carry_out`."""
         await self.plain.merge(self.path(node), {"metadata": {"finalizers": None}})
 
 
 class KarpenterGround(ObjectGround):
-    """NodeClaims."""
+    """NodeClaims of Karpenter."""
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         return KarpenterProvider(client or self.client)
 
     def path(self, node: str) -> str:
-        """As `ObjectGround.path`."""
+        """Return the path as `ObjectGround.path`."""
         return f"{CLAIMS}/claim-{node}"
 
     async def add(self) -> str:
-        """As `Ground.add`."""
+        """Add a machine as `Ground.add`."""
         await define(self.client, NODECLAIMS)
         name = fresh("karpenter")
         await self.make_node(name)
@@ -190,15 +190,15 @@ class ClusterApiGround(ObjectGround):
     """Machines of a MachineSet of Cluster API."""
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         return ClusterApiProvider(client or self.client)
 
     def path(self, node: str) -> str:
-        """As `ObjectGround.path`."""
+        """Return the path as `ObjectGround.path`."""
         return f"{CAPI_MACHINES}/machine-{node}"
 
     async def add(self, *, is_owned: bool = True) -> str:
-        """As `Ground.add`; `is_owned`: a MachineSet makes another one in its place."""
+        """Add a machine as `Ground.add`. `is_owned`: a MachineSet replaces it after a deletion."""
         await define(self.client, CAPI_DEFINITION)
         name = fresh("capi")
         await self.make_node(name)
@@ -233,7 +233,7 @@ class ClusterApiGround(ObjectGround):
         return name
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`; the annotation of a remediation that was asked for is taken."""
+        """Count requests as `Ground.asked`, by the annotation that requests a remediation."""
         if action is Action.REPLACE:
             return await super().asked(node, action)
         found = await self.plain.get(self.path(node))
@@ -246,7 +246,7 @@ class ClusterApiGround(ObjectGround):
         return self._remediated[node]
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`."""
+        """Carry out a request as `Ground.carry_out`."""
         if action is Action.REPLACE:
             await super().carry_out(node, action)
         else:
@@ -254,17 +254,17 @@ class ClusterApiGround(ObjectGround):
 
 
 class LocalGround(Ground):
-    """Machines of a running local cluster, whose pool carries out what is asked."""
+    """Machines of a running local cluster, whose pool carries out the requests."""
 
     why_old_orders_pass = "a reboot is a count of the Machine, a replacement names it"
     machine_runs_on = False
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         return MachinesProvider(client or self.client)
 
     async def add(self) -> str:
-        """As `Ground.add`."""
+        """Add a machine as `Ground.add`."""
         name = fresh("machine")
         await self.plain.call("POST", MACHINE.path, body=MACHINE.new(name, MachineSpec()))
         await self._until(
@@ -273,7 +273,7 @@ class LocalGround(Ground):
         return name
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`."""
+        """Count requests as `Ground.asked`."""
         found = await self.plain.get(f"{MACHINE.path}/{node}")
         if action is Action.REPLACE:
             return int(found is None or "deletionTimestamp" in found["metadata"])
@@ -281,7 +281,7 @@ class LocalGround(Ground):
         return int(found["spec"].get("boots") or 0)
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`: the pool does it by itself."""
+        """Wait as `Ground.carry_out`, until the pool has carried out the request by itself."""
         if action is Action.REPLACE:
             await self._until(lambda found: found is None, node)
         else:
@@ -290,7 +290,7 @@ class LocalGround(Ground):
             )
 
     async def drop_node(self, name: str) -> None:
-        """As `Ground.drop_node`; the pool has perhaps done it."""
+        """Delete the Node as `Ground.drop_node`, unless the pool has done that."""
         await self.client.delete_if_present(f"api/v1/nodes/{name}")
 
     async def _until(self, holds: Callable[[Any], bool], node: str) -> None:
@@ -311,7 +311,7 @@ exit 75
 
 
 class CommandGround(Ground):
-    """Machines that a script of the user's knows."""
+    """Machines of a user's script."""
 
     why_old_orders_pass = "the command is told BOOT_ID, and decides"
 
@@ -321,24 +321,24 @@ class CommandGround(Ground):
         (folder / "repair.sh").write_text(SCRIPT)
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         words = ("env", f"FOLDER={self._folder}", "sh", str(self._folder / "repair.sh"))
         return CommandProvider(client or self.client, words)
 
     async def add(self) -> str:
-        """As `Ground.add`."""
+        """Add a machine as `Ground.add`."""
         name = fresh("command")
         await self.make_node(name)
         (self._folder / f"machine-{name}").touch()
         return name
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`."""
+        """Count requests as `Ground.asked`."""
         log = self._folder / f"asked-{node}"
         return log.read_text().split().count(action.value) if log.exists() else 0
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`."""
+        """Carry out a request as `Ground.carry_out`."""
         (self._folder / f"done-{node}").touch()
         if action is Action.REBOOT:
             await self.boot(node, f"after {await self.boot_of(node)}")
@@ -366,7 +366,7 @@ INSTANCES = 16
 
 
 class Ec2:
-    """moto's server, an Auto Scaling group in it, and an instance that is in none."""
+    """moto's server, an Auto Scaling group in it, and an instance outside of any group."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.python = python
@@ -376,7 +376,7 @@ class Ec2:
         self.alone: str = made[1][0]
 
     def call(self, service: str, method: str, **given: Any) -> Any:
-        """One call of boto3."""
+        """Make one call of boto3."""
         return json.loads(self._run(ASK, service, method, json.dumps(given)))
 
     def _run(self, program: str, *arguments: str) -> str:
@@ -384,13 +384,13 @@ class Ec2:
         return subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
 
     def actions(self, instance: str) -> list[str]:
-        """Actions that named the instance, as they came."""
+        """Return the actions that named the instance, in order."""
         lines = (self.folder / "actions").read_text().splitlines()
         return [line.split()[0] for line in lines if line.endswith(f" {instance}")]
 
     @contextmanager
     def refusing(self, action: str, status: str, code: str = "") -> Iterator[None]:
-        """Refuse an action; status `hang`: never answer it."""
+        """Refuse an action during the block; with status `hang`, never answer it."""
         path = self.folder / "refuse"
         path.write_text(f"{action}\n{status}\n{code}")
         try:
@@ -401,7 +401,7 @@ class Ec2:
 
 @contextmanager
 def running_ec2(python: Path, folder: Path) -> Iterator[Ec2]:
-    """moto's server until the block ends; boto3 in child processes finds it by the environment."""
+    """Run moto's server until the block ends; boto3 in child processes finds it by variables."""
     words = [python, str(Path(__file__).parent.parent / "ec2_program.py"), str(folder)]
     with (
         (folder / "log").open("w") as log,
@@ -420,7 +420,7 @@ def running_ec2(python: Path, folder: Path) -> Iterator[Ec2]:
 
 
 def aws_environment(endpoint: str) -> dict[str, str]:
-    """Variables that lead boto3 to an address of this machine, and to nothing else."""
+    """Return variables that lead boto3 to an address of this machine, and to no other."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY.key_id,
@@ -443,15 +443,15 @@ class Ec2Ground(Ground):
         self._instances: dict[str, str] = {}
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         return AwsProvider(client or self.client, str(self.ec2.python))
 
     async def add(self) -> str:
-        """As `Ground.add`."""
+        """Add a machine as `Ground.add`."""
         return await self.add_instance(self.ec2.members.pop())
 
     async def add_instance(self, instance: str) -> str:
-        """A Node of this instance."""
+        """Create the Node of this instance."""
         name = fresh("ip-10-0-0")
         await self.make_node(name, providerID=f"aws:///us-west-2a/{instance}")
         await self.make_record(name)
@@ -459,13 +459,13 @@ class Ec2Ground(Ground):
         return name
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`."""
+        """Count requests as `Ground.asked`."""
         is_reboot = action is Action.REBOOT
         wanted = "RebootInstances" if is_reboot else "TerminateInstanceInAutoScalingGroup"
         return self.ec2.actions(self._instances[node]).count(wanted)
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`."""
+        """Carry out a request as `Ground.carry_out`."""
         if action is Action.REBOOT:
             await self.boot(node, f"after {await self.boot_of(node)}")
 
@@ -481,11 +481,11 @@ class HyperPodGround(Ground):
         self._asked: Counter[tuple[str, str]] = Counter()
 
     def provider(self, client: KubeClient | None = None) -> Provider:
-        """As `Ground.provider`."""
+        """Return a provider as `Ground.provider`."""
         return AwsProvider(client or self.client, str(self._python))
 
     async def add(self) -> str:
-        """As `Ground.add`."""
+        """Add a machine as `Ground.add`."""
         if not self._free:
             self._free = await asyncio.to_thread(self._make_cluster)
         name = self._free.pop()
@@ -494,7 +494,7 @@ class HyperPodGround(Ground):
         return name
 
     async def add_stranger(self) -> tuple[str, str]:
-        """As `Ground.add_stranger`: its label names a cluster that there is not."""
+        """Add a Node as `Ground.add_stranger`: its label names a cluster that does not exist."""
         name = await self.add()
         labels = {CLUSTER_NAME: "elsewhere"}
         await self.plain.merge(f"api/v1/nodes/{name}", {"metadata": {"labels": labels}})
@@ -518,7 +518,7 @@ class HyperPodGround(Ground):
         return [f"hyperpod-{one['InstanceId']}" for one in nodes]
 
     async def asked(self, node: str, action: Action) -> int:
-        """As `Ground.asked`; the service begins what was asked for."""
+        """Count requests as `Ground.asked`; the service begins to carry them out."""
         found = await self.plain.get(f"api/v1/nodes/{node}")
         ordered = ((found or {}).get("metadata", {}).get("annotations") or {}).get(REPAIR, "")
         if ordered:
@@ -529,7 +529,7 @@ class HyperPodGround(Ground):
         return self._asked[node, action.value]
 
     async def carry_out(self, node: str, action: Action) -> None:
-        """As `Ground.carry_out`."""
+        """Carry out a request as `Ground.carry_out`."""
         if action is Action.REBOOT:
             await self.boot(node, f"after {await self.boot_of(node)}")
             return
@@ -538,12 +538,12 @@ class HyperPodGround(Ground):
         await self.client.merge_if_present(path, {"metadata": {"finalizers": None}})
 
     async def drop_node(self, name: str) -> None:
-        """As `Ground.drop_node`; it comes back while its Machine is there, as a kubelet does."""
+        """Delete the Node as `Ground.drop_node`. While its Machine exists, the Node comes back."""
 
 
 @contextmanager
 def local_cluster(folder: Path) -> Iterator[LocalCluster]:
-    """A local cluster without an operator."""
+    """Run a local cluster without an operator."""
     kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
     made = LocalCluster(folder / "state", str(kubectl))
     made.unbroken("up", "--detach", "--nodes", "1", "--no-operator")

@@ -1,4 +1,4 @@
-"""What a kube-apiserver that was started alone needs beside it: controllers, scheduler, nodes."""
+"""Programs that a kube-apiserver started alone needs: controllers, scheduler, nodes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ async def main():
 
 asyncio.run(main())
 """
-"""Arguments: kubeconfig, folder of volumes."""
+"""Program of the controllers; its arguments are the kubeconfig and the folder of volumes."""
 
 
 @contextmanager
 def program(command: list[str]) -> Iterator[None]:
-    """Run a program beside the block."""
+    """Run a program while the block runs."""
     process = subprocess.Popen(command)
     try:
         yield
@@ -44,7 +44,7 @@ def program(command: list[str]) -> Iterator[None]:
 
 
 class Node:
-    """A node of ours as a process of its own; all of it ends with the block."""
+    """A node of the local cluster as a process of its own, which ends with the block."""
 
     def __init__(self, cluster: Cluster, number: int, name: str = "", *options: str) -> None:
         name = name or f"n{number}"

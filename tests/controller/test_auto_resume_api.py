@@ -1,4 +1,4 @@
-"""Auto-resume against both API servers; the test is the nodes, and whoever makes the pods."""
+"""Auto-resume against both API servers; the test acts as the nodes and as the pods' creator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNHEALTHY = {
 }
 
 FIT_JOB = JobKind("fit.example", "v1", "FitJob", "fitjobs", "fit.example/job")
-"""A kind of which nobody knows more than the registry would say."""
+"""A kind that is known only from the registry."""
 FIT_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 FIT_VERSION = {
     **{"name": "v1", "served": True, "storage": True},
@@ -61,7 +61,7 @@ FIT_DEFINITION = {
 
 @asynccontextmanager
 async def resumer(place: Place, kind: JobKind = PYTORCHJOB) -> AsyncIterator[None]:
-    """The program, for this namespace's jobs of a kind."""
+    """Run auto-resume for this namespace's jobs of a kind."""
     recorder = EventRecorder(place.client, "test")
     work = run_auto_resume(place.client, None, recorder, kind, place.namespace)
     async with running(recorder.run(), work):
@@ -69,7 +69,7 @@ async def resumer(place: Place, kind: JobKind = PYTORCHJOB) -> AsyncIterator[Non
 
 
 async def job_of_two(place: Place) -> Object:
-    """A job with a pod on each of two nodes."""
+    """Create a job with a pod on each of two nodes."""
     await install(place.client)
     await place.until("pytorchjobs", lambda _: True)
     job: Object = await place.post("pytorchjobs", pytorchjob())
@@ -80,22 +80,22 @@ async def job_of_two(place: Place) -> Object:
 
 
 def node(place: Place, index: int) -> str:
-    """Name of a node of the test's own."""
+    """Return the name of a node of the test's own."""
     return f"{place.namespace}-n{index}"
 
 
 def annotations(found: Object) -> dict[str, str]:
-    """Of an object."""
+    """Return the annotations of an object."""
     return found["metadata"].get("annotations") or {}
 
 
 def is_leaving(found: Object) -> bool:
-    """Whether it is being deleted."""
+    """Return whether an object is being deleted."""
     return "deletionTimestamp" in found["metadata"]
 
 
 async def event(place: Place, reason: str) -> Object:
-    """The one event with the reason."""
+    """Return the only event with the reason."""
 
     def found(listed: Object) -> list[Object]:
         return [one for one in listed["items"] if one["reason"] == reason]
@@ -105,7 +105,7 @@ async def event(place: Place, reason: str) -> Object:
 
 
 async def kubelet_ends(place: Place, name: str) -> None:
-    """The node says that the pod has ended."""
+    """End the pod as its kubelet does."""
     await place.delete(f"pods/{name}", gracePeriodSeconds=0)
     await place.absent(f"pods/{name}")
 
@@ -204,7 +204,7 @@ async def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
 
 async def test_a_kind_is_resumed_by_what_the_registry_says_of_it(place: Open) -> None:
     async def job(here: Place, name: str, **spec: Any) -> None:
-        """A job with a pod on the first node."""
+        """Create a job with a pod on the first node."""
         about = {"apiVersion": f"{FIT_JOB.group}/{FIT_JOB.version}", "kind": FIT_JOB.name}
         metadata = {"name": name, "annotations": BOTH}
         made = await here.post("fitjobs", {**about, "metadata": metadata, "spec": spec})

@@ -1,4 +1,4 @@
-"""What auto-resume reads of pods and nodes, and its record in annotations."""
+"""Pods, nodes and the record in annotations, as auto-resume reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unbroken.spec.keys import (
 
 
 def node(**parts: object) -> PodNode:
-    """Of an object with these parts."""
+    """Return the view of a Node with these parts."""
     return node_state(msgspec.convert({"metadata": {"name": "n"}, **parts}, Node, builtin_types=[]))
 
 

@@ -1,4 +1,4 @@
-"""Who acts, of several operators of one cluster, on both API servers."""
+"""The election of the acting operator among several of one cluster, on both API servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAST = 0.05
 
 
 def identity_of(pid: int) -> str:
-    """Identity of another process of this machine."""
+    """Return the identity of another process of this machine."""
     here, _, _ = identity().rpartition("/")
     place, _, _ = here.rpartition("/")
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -47,7 +47,7 @@ def test_of_other_machines_nothing_is_known(holder: str) -> None:
 
 
 class Leaders:
-    """Programs that tell when they lead and when they stop."""
+    """Programs that report when they begin and stop to lead."""
 
     def __init__(self, client: KubeClient, terms: LeaderTerms) -> None:
         self.told: Watcher[str] = Watcher()
@@ -56,7 +56,7 @@ class Leaders:
         self._terms = terms
 
     async def lead(self, holder: str) -> None:
-        """Stand for election as `holder`."""
+        """Be a candidate as `holder`."""
 
         async def program(mandate: Mandate) -> None:
             self.mandates[holder] = mandate
@@ -71,7 +71,7 @@ class Leaders:
 
 @pytest.fixture
 def leaders(place: Any) -> Callable[[int], Any]:
-    """Elections in a namespace of their own."""
+    """Run elections in a namespace of their own."""
 
     @asynccontextmanager
     async def opened(seconds: int, renew: float = FAST) -> AsyncIterator[tuple[Leaders, Place]]:
@@ -99,7 +99,7 @@ async def test_who_waits_hears_at_once_that_the_lease_was_given_back(
     leaders: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    # Who had to ask again and again would ask too late for this test.
+    # A candidate that has to ask repeatedly would ask too late for this test.
     async with leaders(3600, 1800.0) as (found, here):
         await lease(here, "other-host/x/1/1")
         async with running(found.lead("me")):
@@ -111,7 +111,7 @@ async def test_who_waits_hears_at_once_that_the_lease_was_given_back(
 
 
 def lease(here: Place, holder: str) -> Any:
-    """A lease as its holder left it."""
+    """Return a lease as its holder left it."""
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 60}
     metadata = {"name": "l", "namespace": here.namespace}
     return here.post(
@@ -145,7 +145,7 @@ async def test_who_sees_another_holder_stops_to_act(leaders: Any) -> None:
 
 
 async def test_a_lease_that_others_write_too_is_kept(leaders: Any) -> None:
-    """Each write of theirs makes one of ours conflict, which is then made again."""
+    """Repeat a write of ours that conflicts: each write of another program causes one conflict."""
     async with leaders(60) as (found, here), running(found.lead("me")):
         await found.told.until(lambda told: told == ["+me"])
         first = await here.get("leases/l")
@@ -175,7 +175,7 @@ def test_silence_counts_only_while_the_server_answers() -> None:
 
 
 async def until_given(mandate: Mandate, is_given: bool) -> None:
-    """Return once the mandate is given, or not."""
+    """Wait until the mandate is given, or withdrawn."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while mandate.is_given() is not is_given:
             await pause(FAST)
@@ -183,7 +183,7 @@ async def until_given(mandate: Mandate, is_given: bool) -> None:
 
 @pytest.mark.slow
 async def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) -> None:
-    """Unless nobody else can reach the server either; the program itself is never ended."""
+    """End the mandate in an outage, unless only this program can reach the server."""
     folder = tmp_path / "server"
 
     async def check(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Each incident of an API server is told once, when it has ended, whoever leads."""
+"""Each incident is sent once as a trace, after its end, whichever operator leads."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from watching import Watcher, running
 
 KILLED = Signal(1e9, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3)
 NEVER = 1000.0
-"""Seconds to settle; no test lasts that long."""
+"""Seconds to settle: longer than any test."""
 
 
 def broken(namespace: str, number: int) -> Object:
-    """An incident of the job lm that is open."""
+    """Return an open incident of the job lm."""
     signals, why = (KILLED,), "first fault"
     found = Incident(number, 0, KILLED, signals, Remedy.PROCESS, why, detected_at=1e9 + 1)
     return incident_to(found, {"name": "lm", "namespace": namespace, "uid": "1"})
 
 
 class Told(Watcher[Trace]):
-    """Traces as they are sent."""
+    """Traces in the order in which they are sent."""
 
     @property
     def names(self) -> list[Any]:
-        """Of their incidents."""
+        """Names of the traces' incidents."""
         return [one.whole.attributes["unbroken.incident.name"] for one in self.seen]
 
 
 @asynccontextmanager
 async def watched(here: Place) -> AsyncIterator[tuple[Informer[IncidentObject], Watcher[str]]]:
-    """The incidents of a namespace, and what is heard of them."""
+    """Yield an informer of a namespace's incidents, and the changes that it reports."""
     await definitions.install(here.client)
     heard = Watcher[str]()
     informer = Informer(here.client, IncidentObject, namespace=here.namespace)
@@ -50,12 +50,12 @@ async def watched(here: Place) -> AsyncIterator[tuple[Informer[IncidentObject], 
 
 
 async def create(here: Place, number: int) -> None:
-    """An open incident."""
+    """Create an open incident."""
     await here.post("incidents", broken(here.namespace, number))
 
 
 async def change(here: Place, number: int, **spec: Any) -> None:
-    """Write into an incident."""
+    """Change fields of an incident."""
     await here.merge(f"incidents/lm-{number}", {"spec": spec})
 
 

@@ -1,4 +1,4 @@
-"""Jobs in queues, on both API servers; the test is Kueue."""
+"""Jobs in queues, on both API servers; the test acts as Kueue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERATION = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def queued(name: str = "lm", **labels: str) -> Object:
-    """A job of two pods and a spare in a queue, which wants a rack for itself."""
+    """Return a job of two pods and a spare in a queue, which requires one rack for all pods."""
     made = job(name)
     made["metadata"]["labels"] = {QUEUE: "team-a", **labels}
     replica = made["spec"]["replicaSpecs"][0]
@@ -42,12 +42,12 @@ def queued(name: str = "lm", **labels: str) -> Object:
 
 
 async def is_there(place: Place, count: int) -> Object:
-    """The job's pods, once there are so many."""
+    """Wait until the job has `count` pods; return them."""
     return await place.until(PODS, lambda listed: len(listed["items"]) == count)
 
 
 async def stands(place: Place, condition: str, reason: str) -> Object:
-    """The job's condition, once it is so."""
+    """Wait until the job's condition has the reason; return the condition."""
     found = await place.until(
         f"{JOBS}/lm",
         lambda seen: conditions(seen).get(condition, {}).get("reason") == reason,
@@ -158,7 +158,7 @@ async def test_a_new_operator_stops_nothing_and_a_suspended_job_leaves_the_queue
 
 
 def uids(listed: Object) -> set[str]:
-    """Of the pods."""
+    """Return the uids of the pods."""
     return {each["metadata"]["uid"] for each in listed["items"]}
 
 

@@ -37,14 +37,14 @@ NEW = {
 
 
 def workload(**status: Any) -> Object:
-    """A Workload of the sample job."""
+    """Return a Workload of the sample job."""
     made = job()
     spec = parse_job(made).spec
     return {**workload_body(made, IDENTITY, spec, "v1beta2", Priority()), "status": status}
 
 
 def view(found: Object, flavors: Object | None = None, selector: Object | None = None) -> Any:
-    """What is read of it; `selector` is the job's own."""
+    """Return the view of a Workload; `selector` is the job's own."""
     made = copy.deepcopy(job())
     made["spec"]["replicaSpecs"][0]["template"]["spec"]["nodeSelector"] = selector or {}
     return workload_view(found, parse_job(made).spec, flavors or {})

@@ -1,4 +1,4 @@
-"""The checker against both API servers; there is no node, so the test plays what it would do."""
+"""The checker against both API servers; the test acts as the node, since there is none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
         self.checks = [f"{self.node}-a", f"{self.node}-b"]
 
     async def ask(self, method: str, path: str, body: Object | None = None) -> Object:
-        """One request; a PATCH is a merge."""
+        """Send one request; a PATCH is a merge."""
         headers = MERGE if method == "PATCH" else None
         found: Object = msgspec.json.decode(
             await self.client.raw(method, path, body=body, headers=headers)
@@ -48,7 +48,7 @@ class Place:
         return found
 
     async def until(self, path: str, holds: Callable[[Object], Any]) -> Any:
-        """What `holds` gives of an object once it is something."""
+        """Wait until `holds` returns a true value for an object; return that value."""
         seen: Object = {}
         for _ in range(int(PATIENCE_SECONDS / 0.1)):
             seen = await self.ask("GET", path)
@@ -58,13 +58,13 @@ class Place:
         raise AssertionError(f"not in time: {path}: {seen}")
 
     async def start(self, number: int, kind: CheckKind) -> str:
-        """Make a check of the node; its path."""
+        """Create a check of the node; return its path."""
         body = NODE_CHECK.new(self.checks[number], NodeCheckSpec((self.node,), (kind,)))
         await self.ask("POST", NODE_CHECK.path, body)
         return f"{NODE_CHECK.path}/{self.checks[number]}"
 
     async def pod(self, number: int) -> str:
-        """Path of the one pod of a check."""
+        """Return the path of a check's only pod."""
         label = f"{PODS}?labelSelector=unbroken.dev/check={self.checks[number]}"
         path, _, selector = label.partition("?labelSelector=")
 
@@ -83,7 +83,7 @@ class Place:
 
 @pytest.fixture
 def place(cluster: Cluster) -> Callable[[], Any]:
-    """Opens a node of a cluster whose checker runs."""
+    """Open a node of a cluster with a running checker."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Place]:
@@ -109,7 +109,7 @@ def place(cluster: Cluster) -> Callable[[], Any]:
 
 
 async def delete(place: Place, path: str) -> None:
-    """Delete what may be gone."""
+    """Delete an object that may be gone."""
     found = await place.client.raw("GET", path.rpartition("/")[0])
     if path.rpartition("/")[2] in [
         one["metadata"]["name"] for one in msgspec.json.decode(found)["items"]
@@ -118,13 +118,13 @@ async def delete(place: Place, path: str) -> None:
 
 
 def ended(check: Object) -> Object | None:
-    """The status of a check that has ended."""
+    """Return the status of a check that has ended."""
     status: Object = check.get("status") or {}
     return status if "endedAt" in status else None
 
 
 def marks(node: Object) -> tuple[str | None, str | None, list[str], bool]:
-    """Health, deep check, keys of taints, and whether a check holds the node."""
+    """Return health, deep check, keys of taints, and whether a check holds the node."""
     labels, annotations = node["metadata"]["labels"], node["metadata"].get("annotations") or {}
     keys = [one["key"] for one in node["spec"].get("taints") or ()]
     # A real control plane taints a node that has not said yet that it is ready.

@@ -1,4 +1,4 @@
-"""What nodes have shown is kept on them, and read from those that can be compared."""
+"""Results of checks, which are kept on their nodes and read from comparable nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFO = dict.fromkeys(
     ],
     "",
 )
-"""All that the type asks for."""
+"""All fields that the type requires."""
 
 
 def node(
@@ -63,7 +63,10 @@ def test_what_gpus_of_other_nodes_have_shown_together_is_known_too() -> None:
 
 
 def test_a_published_limit_holds_for_whole_machines_of_the_type() -> None:
-    """HyperPod's documents say 80 GB/s of ml.p4d.24xlarge; of p5 they say nothing."""
+    """Check that a published limit is used only for whole machines of its type.
+
+    HyperPod's documents give 80 GB/s for ml.p4d.24xlarge, and no value for p5.
+    """
     kind = "ml.p4d.24xlarge"
     whole = [node("a", kind), node("b", kind), node("c")]
     assert fleet_of(whole, ["a", "b", "c"], {}, {}).published == {kind: 80.0}

@@ -1,4 +1,4 @@
-"""The repairer against API servers: nodes labelled as the daemon does, orders carried out once."""
+"""The repairer against API servers: the daemon's labels on nodes, and each order given once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Fleet(PlainRequests):
         self.names: list[str] = []
 
     async def until(self, path: str, holds: Callable[[Object], object]) -> Object:
-        """The object once it is there and `holds` is true of it."""
+        """Wait until the object exists and `holds` is true of it; return it."""
         found: Object | None = None
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -73,7 +73,7 @@ class Fleet(PlainRequests):
         return found
 
     async def node(self, **labels: str) -> str:
-        """A node that is well; its name."""
+        """Create a healthy node; return its name."""
         name = f"fleet-{next(NUMBERS)}"
         self.names.append(name)
         given = {key.replace("__", "/"): value for key, value in labels.items()}
@@ -83,13 +83,13 @@ class Fleet(PlainRequests):
         return name
 
     async def boot(self, name: str, boot_id: str) -> None:
-        """Its kubelet says that it is up."""
+        """Set the node's status to that of a booted kubelet."""
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(wall())}
         status = {"nodeInfo": {**INFO, "bootID": boot_id}, "conditions": [ready]}
         await self.merge(f"api/v1/nodes/{name}/status", {"status": status})
 
     async def fault(self, name: str, health: str = "UnschedulablePendingReboot") -> None:
-        """What the daemon writes of a fault."""
+        """Write a fault as the daemon does."""
         now = rfc3339(wall())
         condition = {
             "type": GPU_UNHEALTHY,
@@ -111,13 +111,13 @@ class Fleet(PlainRequests):
         await self.merge(path, body)
 
     async def record(self, name: str, holds: Callable[[NodeRecordSpec], object]) -> NodeRecordSpec:
-        """The node's record once `holds` is true of it."""
+        """Wait until `holds` is true of the node's record; return the record."""
         path = f"{NODE_RECORD.path}/{name}"
         found = await self.until(path, lambda one: holds(NODE_RECORD.spec_of(one)[0]))
         return NODE_RECORD.spec_of(found)[0]
 
     async def reasons(self, name: str, last: str) -> list[str]:
-        """Of the node's events, once the last of them is there."""
+        """Wait for the last event of the node; return the reasons of all in order."""
         path = "api/v1/namespaces/default/events"
 
         def of_node(listed: Object) -> list[str]:
@@ -127,7 +127,7 @@ class Fleet(PlainRequests):
         return of_node(await self.until(path, lambda listed: last in of_node(listed)))
 
     async def returned(self, name: str) -> Object:
-        """The node once it is back in service."""
+        """Wait until the node is back in service; return it."""
         return await self.until(
             f"api/v1/nodes/{name}",
             lambda one: (
@@ -137,28 +137,28 @@ class Fleet(PlainRequests):
         )
 
     def script(self, text: str) -> tuple[str, ...]:
-        """A command for the provider; what it is called with is in `calls`."""
+        """Return a command for the provider; it writes its arguments to `calls`."""
         file = self.folder / "repair.sh"
         file.write_text(f'#!/bin/sh\necho "$ACTION $NODE" >> {self.folder}/calls\n{text}\n')
         file.chmod(0o755)
         return (str(file),)
 
     def calls(self) -> list[str]:
-        """`ACTION NODE` of each call of the script; other tests have nodes on this server, too."""
+        """Return `ACTION NODE` of each call; other tests have nodes on this server, too."""
         file = self.folder / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line for line in lines if line.split()[1].startswith("fleet-")]
 
     @asynccontextmanager
     async def repairer(self, options: RepairOptions) -> AsyncIterator[NodeRepair]:
-        """A repairer beside the block."""
+        """Run a repairer while the block runs."""
         informers, recorder = Informers(self.client), EventRecorder(self.client, COMPONENT)
         repair = NodeRepair(self.client, informers, recorder, options)
         async with running(informers.run(), recorder.run(), repair.run()):
             yield repair
 
     async def clean_up(self) -> None:
-        """Leave nothing to the tests that share the server."""
+        """Delete all objects, since other tests share the server."""
         for name in self.names:
             paths = [f"{MACHINE.path}/{name}", f"{NODE_RECORD.path}/{name}", f"api/v1/nodes/{name}"]
             for path in paths:
@@ -169,7 +169,7 @@ class Fleet(PlainRequests):
 
 @pytest.fixture
 def fleet(cluster: Cluster, tmp_path: Path) -> Any:
-    """Opens the API for nodes of a test's own."""
+    """Open the API for nodes of a test's own."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Fleet]:

@@ -1,4 +1,4 @@
-"""What the repairer takes from objects of the API."""
+"""Objects of the API as the repairer reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def node(
     annotations: dict[str, str] | None = None,
     conditions: dict[str, str] | None = None,
 ) -> Node:
-    """A node whose conditions have these states."""
+    """Return a node whose conditions have these states."""
     listed = [
         {"type": key, "status": value, "reason": f"{key}Reason", "lastTransitionTime": AT}
         for key, value in (conditions or {"Ready": "True"}).items()

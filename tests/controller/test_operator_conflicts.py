@@ -1,4 +1,4 @@
-"""An operator whose objects others write all the time, and one whose API server is slow."""
+"""An operator whose objects other programs change all the time, and one with a slow API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORM = 50
 async def operated(
     cluster: Cluster, folder: Path, name: str
 ) -> AsyncIterator[tuple[Place, FaultProxy]]:
-    """A namespace whose operator comes by a proxy."""
+    """Run an operator for a namespace behind a proxy."""
     async with (
         FaultProxy(cluster).serve() as proxy,
         connect(proxy.kubeconfig(folder / "kubeconfig")) as behind,
@@ -35,7 +35,7 @@ async def operated(
 
 
 def writes(proxy: FaultProxy) -> list[Call]:
-    """What the operator wrote, but its lease and its lists of what it may do."""
+    """Return the operator's writes, without its lease and its events."""
     calls = [call for call in proxy.calls if call.method not in READS]
     return [c for c in calls if "/leases" not in c.path and "/events" not in c.path]
 
@@ -43,7 +43,7 @@ def writes(proxy: FaultProxy) -> list[Call]:
 async def test_who_writes_the_same_objects_all_the_time_makes_no_work(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Labels and annotations of others are no reason to write; a change that matters is seen."""
+    """Ignore labels and annotations of other programs, but react to changes that matter."""
     async with operated(cluster, tmp_path, "conflicts") as (here, proxy):
         await here.post("hyperpodpytorchjobs", job())
         await here.until("pods/lm-pods-1", lambda pod: pod)
@@ -65,7 +65,7 @@ async def test_who_writes_the_same_objects_all_the_time_makes_no_work(
 async def test_an_operator_whose_first_writes_are_put_off_loses_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """503 and Retry-After, as kube-apiserver 1.36 answers after a change of a definition."""
+    """Retry after 503 with Retry-After, which kube-apiserver 1.36 sends for new definitions."""
     put_off = Fault(
         lambda call: call.method not in READS, 20, status=503, headers={"Retry-After": "0"}
     )
@@ -93,7 +93,7 @@ async def test_an_operator_whose_first_writes_are_put_off_loses_none(
 async def test_operators_that_start_together_install_the_definitions_together(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Another has made one since this one was told that it is not there."""
+    """Install a definition that another operator creates after this one has asked for it."""
     async with (
         FaultProxy(cluster).serve() as proxy,
         connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
@@ -110,7 +110,7 @@ async def test_operators_that_start_together_install_the_definitions_together(
 async def test_a_definition_of_a_later_version_stays(
     cluster: Cluster, theirs: str, is_kept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator that waits to lead may be older than the one that does."""
+    """Keep a newer definition: an operator that waits to lead may be older than the leader."""
     path = f"{definitions.PATH}/nodechecks.unbroken.dev"
 
     async def check() -> str:
@@ -137,7 +137,7 @@ async def test_a_definition_of_a_later_version_stays(
 async def test_a_server_that_takes_two_seconds_for_a_write_is_enough(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Pods are made beside each other, and each once."""
+    """Create pods in parallel, each once."""
     async with operated(cluster, tmp_path, "slow") as (here, proxy):
         slow = Fault(lambda call: call.method not in READS, times=None, slow_seconds=2.0)
         proxy.faults.append(slow)

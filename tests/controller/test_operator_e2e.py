@@ -21,7 +21,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a cluster with these options of `up`, and names a job in it."""
+    """Start a cluster with these options of `up`, and name a job in it."""
     kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
     assert kubectl, "kubectl is missing; `make setup` installs it"
     cluster = Cluster(tmp_path / "state", str(kubectl))
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def pod_uids(job: Job) -> dict[str, str]:
-    """Of the job's pods, by name."""
+    """Return the uids of the job's pods, by name."""
     found = job.cluster.get("pods", "-l", f"HPJob={job.name}")["items"]
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 

@@ -1,6 +1,6 @@
-"""What every provider of machines promises, tried on each: once for each order, gone means gone.
+"""The contract of providers of machines, tested on each: each order once, and gone means gone.
 
-For each provider there is a ground of machines (`provider_grounds`): a real API server with the
+Each provider has a ground of machines (`provider_grounds`). They are a real API server with the
 definitions of Karpenter and Cluster API, moto's server with boto3, unbroken's own cluster API for
 HyperPod with boto3, a user's script, and the pool of a running local cluster.
 """
@@ -38,19 +38,19 @@ from unbroken.spec.nodes.values import Action
 pytestmark = pytest.mark.slow
 REBOOT, REPLACE = Action.REBOOT, Action.REPLACE
 IS_OFF = (Answer.GONE, Answer.DONE)
-"""Answers that say that nothing of a machine runs any more, to an order to replace it."""
+"""Answers to a replacement which say that no process of the machine runs any more."""
 
 
 @pytest.fixture(scope="module")
 def ec2(aws_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
-    """moto's server, for the tests of this file."""
+    """Run moto's server for the tests of this file."""
     with running_ec2(aws_python, tmp_path_factory.mktemp("ec2")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def hyperpod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The cluster API over an API server of its own: it takes away nodes that it did not make."""
+    """Run the cluster API over its own API server, since it removes nodes that it did not make."""
     with (
         embedded_cluster(tmp_path_factory.mktemp("hyperpod")) as cluster,
         running_api(cluster) as found,
@@ -60,7 +60,7 @@ def hyperpod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The kubeconfig of a local cluster, for the tests of this file."""
+    """Provide the kubeconfig of a local cluster for the tests of this file."""
     with local_cluster(tmp_path_factory.mktemp("local")) as found:
         yield found.directory / "kubeconfig"
 
@@ -80,7 +80,7 @@ KINDS = [
 
 @pytest.fixture(params=KINDS)
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Opens the ground of each provider in turn."""
+    """Open the ground of each provider in turn."""
     kind, server = request.param
     load = request.getfixturevalue
     given = load({"ec2": "ec2", "hyperpod": "hyperpod", "local": "local"}.get(kind, "tmp_path"))
@@ -113,23 +113,23 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def order(ground: Ground, node: str, action: Action, identity: str = "1") -> RepairOrder:
-    """An order about the boot that the node shows."""
+    """Return an order about the boot that the node shows."""
     return RepairOrder(
         node, action, await ground.boot_of(node), f"{node}-{action.value}-{identity}"
     )
 
 
 async def asked_often(ground: Ground, wanted: RepairOrder) -> None:
-    """Give an order three times, by two providers that know nothing of each other."""
+    """Give an order three times, by two providers without shared memory."""
     first = ground.provider()
     for ask in (first.order, first.status, ground.provider().order):
         answer = await ask(wanted)
-        # What carries it out goes on meanwhile.
+        # The execution continues meanwhile.
         assert answer.answer in (Answer.WORKING, *IS_OFF), answer
 
 
 async def ended(ground: Ground, wanted: RepairOrder) -> OrderStatus:
-    """What another provider that knows nothing yet says of an order that was carried out."""
+    """Return the status of an executed order from another provider without memory."""
     return await ground.provider().status(wanted)
 
 
@@ -161,7 +161,7 @@ async def test_machine_is_said_to_be_off_when_it_is_and_not_before(opened: Any) 
         assert await ground.asked(node, REPLACE) == 1
         await ground.drop_node(node)
         if ground.machine_runs_on:
-            # That the Node was deleted, by whomever, is no proof that its machine is off.
+            # A deleted Node is no proof that its machine is off, whatever program deleted it.
             answer = await ended(ground, wanted)
             assert answer.answer is Answer.WORKING, answer
         await ground.carry_out(node, REPLACE)

@@ -1,4 +1,4 @@
-"""The user's command as a provider: real scripts, and what is left of them."""
+"""The user's command as a provider: real scripts, and the processes that they leave behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Call = Callable[..., OrderStatus]
 
 @pytest.fixture
 def call(clusters: Callable[[str], Cluster], tmp_path: Path) -> Call:
-    """Runs a shell script as the command, in a folder of the test's own."""
+    """Run a shell script as the command, in a folder of the test's own."""
     cluster = clusters("embedded")
 
     def run(
@@ -46,7 +46,7 @@ def call(clusters: Callable[[str], Cluster], tmp_path: Path) -> Call:
 def with_client(
     cluster: Cluster, act: Callable[[KubeClient], Coroutine[Any, Any, OrderStatus]]
 ) -> OrderStatus:
-    """Act with a connection."""
+    """Call a function with a connection."""
 
     async def run() -> OrderStatus:
         async with connect(cluster.kubeconfig) as client:
@@ -56,10 +56,10 @@ def with_client(
 
 
 def lives_on(pid: int) -> bool:
-    """Whether a process is still there after a while.
+    """Return whether a process still exists after a while.
 
-    The kernel closes the files of one that was killed, which the provider waits for, some moments
-    before it counts as ended.
+    The kernel closes the files of a killed process, for which the provider waits, some moments
+    before the process counts as ended.
     """
     try:
         handle = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""The controller of PyTorchJobs against both API servers; the test is the nodes."""
+"""The controller of PyTorchJobs against both API servers; the test acts as the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Open = Callable[[], Any]
 
 @asynccontextmanager
 async def controller(place: Place) -> AsyncIterator[None]:
-    """The program; it works on every namespace."""
+    """Run the controller for every namespace."""
     informers = Informers(place.client)
     async with running(informers.run(), run_pytorchjobs(place.client, informers)):
         await place.until("pytorchjobs", lambda _: True)
@@ -26,17 +26,17 @@ async def controller(place: Place) -> AsyncIterator[None]:
 
 
 async def say_phase(place: Place, name: str, phase: str) -> None:
-    """What a node says of a pod."""
+    """Set the phase of a pod, as a node does."""
     await place.client.merge(place.path(f"pods/{name}/status"), {"status": {"phase": phase}})
 
 
 def count(number: int) -> Callable[[Object], bool]:
-    """Whether a list is so long."""
+    """Return a check that a list has `number` items."""
     return lambda listed: len(listed["items"]) == number
 
 
 def names(listed: Object) -> list[str]:
-    """Of a list."""
+    """Return the names in a list."""
     return sorted(one["metadata"]["name"] for one in listed["items"])
 
 

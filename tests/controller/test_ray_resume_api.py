@@ -1,4 +1,4 @@
-"""Auto-resume of Ray against both API servers; the test is the nodes, KubeRay and the dashboard."""
+"""Auto-resume of Ray on both API servers; the test acts as the nodes, KubeRay and the dashboard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HOST = "127.0.0.1"
 
 @asynccontextmanager
 async def resumer(place: Place) -> AsyncIterator[None]:
-    """The program, for this namespace."""
+    """Run auto-resume for this namespace."""
     await install(place.client)
     recorder = EventRecorder(place.client, "test")
     work = run_ray_resume(place.client, None, recorder, place.namespace)
@@ -53,36 +53,36 @@ async def resumer(place: Place) -> AsyncIterator[None]:
 
 
 def node(place: Place, index: int) -> str:
-    """Name of a node of the test's own."""
+    """Return the name of a node of the test's own."""
     return f"{place.namespace}-n{index}"
 
 
 def annotations(found: Object) -> dict[str, str]:
-    """The annotations of an object."""
+    """Return the annotations of an object."""
     return found["metadata"].get("annotations") or {}
 
 
 def state(found: Object) -> Object:
-    """What is recorded of the attempt."""
+    """Return the recorded attempt."""
     read: Object = json.loads(annotations(found).get(RESUME_RAY, "{}"))
     return read
 
 
 def losses(found: Object) -> list[Object]:
-    """The losses on record."""
+    """Return the recorded losses."""
     read: list[Object] = json.loads(annotations(found).get(RESUME_LOSSES, "[]"))
     return read
 
 
 def is_leaving(found: Object) -> bool:
-    """True if the object is being deleted."""
+    """Return whether the object is being deleted."""
     return "deletionTimestamp" in found["metadata"]
 
 
 async def add_cluster(
     place: Place, owner: Object | None = None, *, rules: str = "", **head: str
 ) -> Object:
-    """A RayCluster; `head`: parameters of `ray start` of its head."""
+    """Create a RayCluster; `head` are parameters of `ray start` of its head."""
     given = {**BOTH, LOG_MONITORING: rules} if rules else BOTH
     metadata: Object = {"name": "ray", "annotations": given}
     if owner is not None:
@@ -96,7 +96,7 @@ async def add_cluster(
 
 
 async def add_pod(place: Place, cluster: Object, name: str, index: int) -> Object:
-    """A pod of a RayCluster that runs and is ready on a node, as KubeRay makes it."""
+    """Create a RayCluster's pod that runs and is ready on a node, as KubeRay does."""
     metadata = cluster["metadata"]
     about = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "controller": True}
     kind = "head" if name.startswith("head") else "worker"
@@ -114,13 +114,13 @@ async def add_pod(place: Place, cluster: Object, name: str, index: int) -> Objec
 
 
 async def kubelet_ends(place: Place, name: str) -> None:
-    """The node says that the pod has ended."""
+    """End the pod as its kubelet does."""
     await place.delete(f"pods/{name}", gracePeriodSeconds=0)
     await place.absent(f"pods/{name}")
 
 
 async def event(place: Place, reason: str) -> Object:
-    """The one event with the reason."""
+    """Return the only event with the reason."""
 
     def found(listed: Object) -> list[Object]:
         return [one for one in listed["items"] if one["reason"] == reason]
@@ -130,7 +130,7 @@ async def event(place: Place, reason: str) -> Object:
 
 
 class Dashboard:
-    """The dashboard of a head, as Ray's API of jobs is (dashboard/modules/job/job_head.py)."""
+    """The dashboard of a head, with Ray's API of jobs (dashboard/modules/job/job_head.py)."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Object] = {}
@@ -139,22 +139,22 @@ class Dashboard:
         self.port = 0
 
     def add(self, request: Object) -> None:
-        """A job runs."""
+        """Add a running job."""
         kept = {key: request.get(key) for key in ("entrypoint", "runtime_env", "metadata")}
         id = request["submission_id"]
         self.jobs[id] = {"type": "SUBMISSION", "submission_id": id, "status": "RUNNING", **kept}
 
     def lose(self) -> None:
-        """The head is lost, and all that it knew."""
+        """Lose the head, with all its jobs."""
         self.jobs = {}
 
     async def listed(self, request: web.Request) -> web.Response:
-        """GET /api/jobs/."""
+        """Answer GET /api/jobs/."""
         driver = {"type": "DRIVER", "status": "RUNNING", "submission_id": None, "entrypoint": ""}
         return web.json_response([driver, *self.jobs.values()])
 
     async def submitted(self, request: web.Request) -> web.Response:
-        """POST /api/jobs/."""
+        """Answer POST /api/jobs/."""
         body = await request.json()
         if body["submission_id"] in self.jobs:
             self.refused.append(body["submission_id"])
@@ -163,11 +163,11 @@ class Dashboard:
         return web.json_response({"job_id": "x", "submission_id": body["submission_id"]})
 
     async def package(self, request: web.Request) -> web.Response:
-        """GET /api/packages/gcs/NAME."""
+        """Answer GET /api/packages/gcs/NAME."""
         return web.Response(status=200 if request.match_info["name"] in self.packages else 404)
 
     def routes(self) -> list[web.RouteDef]:
-        """The requests that it answers."""
+        """Return the requests that it answers."""
         return [
             web.get("/api/jobs/", self.listed),
             web.post("/api/jobs/", self.submitted),

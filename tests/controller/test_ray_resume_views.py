@@ -1,4 +1,4 @@
-"""What auto-resume reads of Ray's objects and dashboards, some of which are hostile."""
+"""Objects and dashboards of Ray as auto-resume reads them, some of which are hostile."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "1"}
 
 
 def row(id: str | None, status: str = "RUNNING", **more: Any) -> Object:
-    """A job, as a dashboard lists it."""
+    """Return a job, as a dashboard lists it."""
     return {"type": "SUBMISSION", "submission_id": id, "status": status, "entrypoint": "x", **more}
 
 
 def listed(*rows: object) -> list[msgspec.Raw]:
-    """The rows of an answer."""
+    """Return the rows of an answer."""
     return [msgspec.Raw(json.dumps(one).encode()) for one in rows]
 
 
@@ -159,7 +159,7 @@ def test_an_environment_that_is_no_map_is_refused(text: str) -> None:
 
 
 def job(**spec: Any) -> Object:
-    """A RayJob that asks to be resumed."""
+    """Return a RayJob that asks to be resumed."""
     metadata = {"name": "count", "uid": "j0", "resourceVersion": "7", "annotations": BOTH}
     status = {"jobDeploymentStatus": "Running", "rayClusterName": "ray"}
     return {"metadata": metadata, "spec": {"entrypoint": "x", **spec}, "status": status}

@@ -1,4 +1,4 @@
-"""The controller of RayClusters against both API servers; the test is the nodes."""
+"""The controller of RayClusters against both API servers; the test acts as the nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "raycluster-kuberay"
 
 @asynccontextmanager
 async def controller(place: Place) -> AsyncIterator[None]:
-    """The program; it works on every namespace."""
+    """Run the controller for every namespace."""
     informers = Informers(place.client)
     async with running(informers.run(), run_ray(place.client, informers)):
         await place.until("rayclusters", lambda _: True)
@@ -30,13 +30,13 @@ async def controller(place: Place) -> AsyncIterator[None]:
 
 
 def sample() -> Object:
-    """KubeRay's smallest sample."""
+    """Return KubeRay's smallest sample."""
     found: Object = yaml.safe_load((MANIFESTS / "raycluster-sample.yaml").read_text())
     return found
 
 
 async def pod_of(place: Place, node_type: str) -> Object:
-    """The pod of this type, once there is one."""
+    """Wait for the pod of this type; return it."""
 
     def named(listed: Object) -> list[Object]:
         return [
@@ -50,7 +50,7 @@ async def pod_of(place: Place, node_type: str) -> Object:
 
 
 async def say_ready(place: Place, pod: Object, address: str) -> None:
-    """What a node says of a pod that runs."""
+    """Set the status of a running pod, as a node does."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
     path = place.path(f"pods/{pod['metadata']['name']}/status")

@@ -1,6 +1,7 @@
-"""A job's orders as carried out, and its writes, on both API servers.
+"""The runner of a job: it carries out orders and writes, on both API servers.
 
-The machine here is a script: it orders what a test gives it and keeps what it is told.
+The job's machine is a script here: it returns the orders of the test, and keeps the events that it
+gets.
 """
 
 from __future__ import annotations
@@ -74,20 +75,20 @@ JOBS = "hyperpodpytorchjobs"
 
 
 class Script:
-    """Orders what it was given last, and keeps what it is told."""
+    """Returns the newest orders of the test, and keeps the events that it gets."""
 
     def __init__(self) -> None:
         self.told: Watcher[JobEvent] = Watcher()
         self.orders: list[JobEffect] = []
         self.runner: JobRunner
         self.order: list[type[JobEvent]] = []
-        """Of all that came, ticks too."""
+        """Types of all events, ticks too, in order."""
         self.together: list[int] = []
-        """How many came with each call."""
+        """Number of events in each call."""
         self.due: float | None = None
 
     def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
-        """Keep the events; give the orders out."""
+        """Keep the events; return the orders."""
         self.order += map(type, events)
         self.together.append(len(events))
         for event in events:
@@ -97,18 +98,18 @@ class Script:
         return orders
 
     def deadline(self) -> float | None:
-        """At once, as the test may have new orders, unless it says when."""
+        """Return now, since the test may have new orders, unless `due` is set."""
         return self.due or 0.05 + steady_clock()()
 
     async def until(self, kind: type[JobEvent]) -> Any:
-        """The first event of a kind."""
+        """Wait for the first event of a kind; return it."""
         await self.told.until(lambda told: any(isinstance(one, kind) for one in told))
         return next(one for one in self.told.seen if isinstance(one, kind))
 
 
 @asynccontextmanager
 async def surroundings(client: KubeClient) -> AsyncIterator[JobResources]:
-    """What runners share, at work."""
+    """Run the resources that runners share."""
     recorder = EventRecorder(client, "test")
     async with aiohttp.ClientSession() as session, running(recorder.run()):
         clock, slots = steady_clock(), asyncio.Semaphore(4)
@@ -117,7 +118,7 @@ async def surroundings(client: KubeClient) -> AsyncIterator[JobResources]:
 
 @pytest.fixture
 def scripted(place: Any) -> Callable[..., Any]:
-    """A runner of a job in a namespace of its own, with its script."""
+    """Provide a runner of a job in a namespace of its own, with its script."""
 
     @asynccontextmanager
     async def opened(given: Object | None = None) -> AsyncIterator[tuple[Place, Script]]:
@@ -168,7 +169,7 @@ async def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scrip
         while Tick not in script.order:  # it now waits for what is due
             await pause(0)
         script.order.clear()
-        # The whole loop stands still; what was said is then read, understood, and told.
+        # The whole loop is paused; messages from that time are then read and reported.
         time.sleep(0.8)  # noqa: ASYNC251
         gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
         loop.call_soon(loop.call_soon, loop.call_soon, told, gone)
@@ -206,14 +207,14 @@ async def test_a_pod_may_run_before_anything_is_read_about_it(scripted: Any) -> 
 
 
 class PauseLoop(asyncio.SelectorEventLoop):
-    """A real event loop that notes the length of each pause."""
+    """A real event loop that records the length of each pause."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pauses: list[float] = []
 
     def call_at(self, when: float, callback: Any, *given: Any, **options: Any) -> Any:
-        """Note a timer, and set it."""
+        """Record a timer, and set it."""
         if callback.__name__ == "_set_result_unless_cancelled":  # that of `asyncio.sleep`
             self.pauses.append(round(when - self.time(), 1))
         return super().call_at(when, callback, *given, **options)
@@ -320,7 +321,7 @@ async def test_a_fence_is_proven_by_the_node_as_it_is_now(scripted: Any) -> None
 
 
 def incident(number: int, outcome: str = "") -> Incident:
-    """A small one."""
+    """Return a small incident."""
     signal = Signal(1.0, "Signal", "killed")
     return Incident(
         number, 0, signal, (signal,), Remedy.PROCESS, "why", detected_at=1.0, outcome=outcome

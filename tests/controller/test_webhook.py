@@ -1,4 +1,4 @@
-"""What is said to an AdmissionReview, and the certificate that it is said with."""
+"""Answers to an AdmissionReview, and the certificate of the webhook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ["127.0.0.1"]
 
 
 def changed(job: Object, path: str, value: Any) -> Object:
-    """The job with something else at a path."""
+    """Return the job with another value at a path."""
     made = copy.deepcopy(job)
     *parents, last = path.split("/")
     place = made
@@ -33,13 +33,13 @@ def changed(job: Object, path: str, value: Any) -> Object:
 
 
 def stands(job: Object, type: str) -> Object:
-    """The job with a condition."""
+    """Return the job with a condition."""
     condition = {"type": type, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     return changed(job, "status/conditions", [condition])
 
 
 def review(new: Object, old: Object | None = None) -> Object:
-    """The response to a review."""
+    """Return the response to a review."""
     request: Object = {"uid": "u1", "namespace": "ns", "object": new, "oldObject": old}
     question = asked({"request": request})
     verdict, _ = judged(question)

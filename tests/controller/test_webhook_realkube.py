@@ -1,4 +1,4 @@
-"""What kubectl is told at `apply` by a real API server that asks the operator."""
+"""Answers of a real API server to kubectl's `apply` when it asks the operator's webhook."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Asking:
     namespace: str
 
     def kubectl(self, *words: str, given: Object | None = None) -> subprocess.CompletedProcess[str]:
-        """kubectl, whatever it ends with."""
+        """Run kubectl; return the result, whatever the exit code."""
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         return subprocess.run(
             [self.program, "-n", self.namespace, *words],
@@ -49,7 +49,7 @@ class Asking:
         )
 
     def done(self, *words: str, given: Object | None = None) -> str:
-        """What it says; it must succeed."""
+        """Run kubectl, which must succeed; return its output."""
         found = self.kubectl(*words, given=given)
         assert found.returncode == 0, found.stderr
         return found.stdout
@@ -59,13 +59,13 @@ class Asking:
         return self.kubectl("apply", "-f", "-", *words, given=given)
 
     def refuses(self) -> bool:
-        """Whether a bad job is refused now; nothing is stored either way."""
+        """Return whether a bad job is refused now; nothing is stored in any case."""
         found = self.apply(bad(), "--dry-run=server")
         return found.returncode != 0 and "spec.nprocPerNode" in found.stderr
 
 
 def bad() -> Object:
-    """A job with a problem in its spec and one in an annotation."""
+    """Return a job with a problem in its spec and one in an annotation."""
     made = copy.deepcopy(job("bad"))
     made["spec"]["nprocPerNode"] = "all"
     made["metadata"]["annotations"] = {"unbroken.dev/oops": "1"}
@@ -76,7 +76,7 @@ def bad() -> Object:
 def asking(
     clusters: Callable[[str], Cluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Asking]:
-    """An operator as a process, whose webhook is at work."""
+    """Run an operator as a process with a working webhook."""
     cluster = clusters("real")
     program = shutil.which("kubectl", path=Path(sys.executable).parent) or shutil.which("kubectl")
     assert program, "kubectl is missing; `make setup` installs it"

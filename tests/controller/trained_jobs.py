@@ -1,4 +1,4 @@
-"""Jobs of real processes in a local cluster, and what their workers wrote down."""
+"""Jobs of real processes in a local cluster, and the records of their workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print("done", flush=True)
 
 @dataclass(frozen=True)
 class Worker:
-    """One start of a worker, as it wrote it down itself."""
+    """One start of a worker, from its own record."""
 
     attempt: int
     rank: int
@@ -82,7 +82,7 @@ class Job:
         )
 
     def workers(self, attempt: int) -> dict[int, Worker]:
-        """Workers of an attempt that have started so far, by rank; no rank twice."""
+        """Return the started workers of an attempt by rank; assert that no rank has two."""
         found: dict[int, Worker] = {}
         diary = self.folder / "diary"
         for line in diary.read_text().splitlines() if diary.exists() else ():
@@ -94,7 +94,7 @@ class Job:
         return found
 
     def started(self, attempt: int, size: int = 4) -> dict[int, Worker]:
-        """All workers of an attempt, once they have started."""
+        """Wait until all workers of an attempt have started; return them."""
         until(lambda: len(self.workers(attempt)) == size, f"attempt {attempt}: {size} workers")
         found = self.workers(attempt)
         assert sorted(found) == list(range(size))
@@ -103,17 +103,17 @@ class Job:
         return found
 
     def object(self) -> Object:
-        """The job as the API has it."""
+        """Return the job as the API has it."""
         return self.cluster.get("hyperpodpytorchjobs", self.name)
 
     def wait(self, condition: str, seconds: int = 30) -> None:
-        """Until a condition is true."""
+        """Wait until a condition is true."""
         self.cluster.wait(
             f"hyperpodpytorchjobs/{self.name}", f"condition={condition}", seconds=seconds
         )
 
     def incident(self, number: int) -> Object:
-        """An incident, once it has ended."""
+        """Wait until an incident has ended; return it."""
         what = f"incidents/{self.name}-{number}"
         self.cluster.wait(what, "create")  # it is written after the status
         self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered")
@@ -126,7 +126,7 @@ class Job:
 
 
 class Operator:
-    """`unbroken operator` as a process of its own."""
+    """`unbroken operator` in a process of its own."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -139,16 +139,16 @@ class Operator:
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def restart(self) -> None:
-        """Start another one after `kill`."""
+        """Start another operator after `kill`."""
         self._start()
 
     def close(self) -> None:
-        """End it, and fail if it said anything of an error."""
+        """End it, and fail if its log has an error."""
         self.process.terminate()
         self.process.wait(timeout=20)
         self._log.close()
@@ -156,7 +156,7 @@ class Operator:
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    """Return once something holds that no event tells of."""
+    """Poll until something holds that no event reports."""
     end = monotonic() + PATIENCE_SECONDS
     while not holds():
         assert monotonic() < end, f"not in time: {what}"
@@ -164,7 +164,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -22,14 +22,14 @@ SOURCE = "s3://sagemaker-test/scripts"
 
 
 class Scripts:
-    """The directory that stands for the source, and a cluster that knows it."""
+    """The directory that stands for the source, and a cluster that uses it."""
 
     def __init__(self, directory: Path, cluster: Cluster) -> None:
         self.directory = directory
         self.cluster = cluster
 
     def write(self, name: str, text: str) -> None:
-        """Put a script there."""
+        """Write a script."""
         (self.directory / name).write_text(text)
 
     def machine(self, name: str, **life_cycle: str) -> None:
@@ -40,25 +40,25 @@ class Scripts:
         self.cluster.apply({**made, "spec": spec})
 
     def until(self, name: str, **wanted: str) -> dict[str, Any]:
-        """Wait until the machine's status has these; the whole status."""
+        """Wait until the machine's status has these values; return the whole status."""
         for field, value in wanted.items():
             self.cluster.wait(f"machine/{name}", f"jsonpath={{.status.{field}}}={value}")
         status: dict[str, Any] = self.cluster.get("machine", name)["status"]
         return status
 
     def log(self, instance: str) -> str:
-        """What the scripts of an instance of the group have said."""
+        """Return the log of the scripts of an instance of the group."""
         stream = self.cluster.directory / "logs" / "LifecycleConfig" / "worker"
         return (stream / f"{instance}.log").read_text()
 
     def has_node(self, name: str) -> bool:
-        """Whether the machine's node has joined."""
+        """Return whether the machine's node has joined."""
         return self.cluster.kubectl("get", "node", name, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
-    """A cluster without nodes, and a place for scripts."""
+    """Start a cluster without nodes, and a directory for scripts."""
     tmp_path = tmp_path_factory.mktemp("scripts")
     kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
     assert kubectl, "kubectl is missing; `make setup` installs it"
@@ -72,7 +72,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
 
 
 class Gate:
-    """A named pipe at which a script waits: for its process, and to let it go."""
+    """A named pipe at which a script waits, with its process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What runs beside a node of the pool: with its power, started again when it fails."""
+"""Companions of a node in the pool: they run while it has power, and restart when they fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORY_SECONDS = 60
 
 
 def first_index() -> int:
-    """Addresses of its own for each test process."""
+    """Return addresses of its own for each test process."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     return 160 + int(worker.removeprefix("gw"))
 
@@ -38,7 +38,7 @@ class Companion:
         self._moved = asyncio.Event()
 
     async def run(self, client: KubeClient, options: NodeOptions) -> None:
-        """As a companion of the pool."""
+        """Run as a companion of the pool."""
         # The node is there when its companions begin.
         await client.get(Node, options.name)
         if not self.story:
@@ -55,14 +55,14 @@ class Companion:
         self._moved.set()
 
     async def until(self, *words: str) -> None:
-        """Wait until the story is this."""
+        """Wait until the story has these words."""
         while self.story != list(words):
             self._moved.clear()
             await self._moved.wait()
 
 
 def options_in(directory: Path) -> Callable[[str, MachineSpec, int, str], NodeOptions]:
-    """Small nodes."""
+    """Return options of small nodes."""
 
     def make(name: str, spec: MachineSpec, index: int, boot_id: str) -> NodeOptions:
         place = directory / "nodes" / name
@@ -72,7 +72,7 @@ def options_in(directory: Path) -> Callable[[str, MachineSpec, int, str], NodeOp
 
 
 async def phase(informers: Informers, name: str, wanted: str) -> None:
-    """Wait until a machine has come to a phase."""
+    """Wait until a machine has reached a phase."""
     moved = asyncio.Event()
     machines = informers.of(MachineObject)
     machines.subscribe(lambda *_: moved.set())

@@ -1,4 +1,4 @@
-"""What the pool writes of its Machines, on both API servers, and how kubectl shows it."""
+"""Machines as the pool writes them, on both API servers, and as kubectl shows them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "written-machine"
 
 
 async def written(cluster: Cluster, *statuses: MachineStatus) -> list[Object]:
-    """What the status is after each of these was written; the Machine stays."""
+    """Write the statuses in turn; return the stored status after each. The Machine stays."""
     async with connect(cluster.kubeconfig) as client:
         await definitions.install(client)
         plain, requests = PlainRequests(client), MachineRequests(client)
@@ -39,7 +39,7 @@ async def written(cluster: Cluster, *statuses: MachineStatus) -> list[Object]:
 
 
 async def removed(cluster: Cluster) -> None:
-    """Nothing is left to the tests that share the server."""
+    """Remove all objects, since other tests share the server."""
     async with connect(cluster.kubeconfig) as client:
         plain = PlainRequests(client)
         await plain.merge(f"{MACHINE.path}/{NAME}", {"metadata": {"finalizers": None}})

@@ -1,4 +1,4 @@
-"""What a node of a machine offers and is labelled with."""
+"""Capacity and labels of a machine's node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
 
 
 def made(options: ClusterOptions, spec: MachineSpec | None = None) -> NodeOptions:
-    """The node of a machine `m` in a cluster of these options."""
+    """Return the node of a machine `m` in a cluster of these options."""
     return maker(Paths(Path("/d")), options, "token")("m", spec or MachineSpec(), 7, "boot")
 
 
 def offered(node: NodeOptions) -> tuple[str, str, int, dict[str, str]]:
-    """Its capacity."""
+    """Return its capacity."""
     return str(node.cpu), node.memory, node.gpus, dict(node.resources)
 
 

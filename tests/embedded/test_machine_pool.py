@@ -1,4 +1,4 @@
-"""Machines of the local cluster: made, rebooted, reset and deleted while pods run on them."""
+"""Machines of the local cluster: created, rebooted, reset and deleted while pods run on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One node."""
+    """Start a cluster of one node."""
     kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
     assert kubectl, "kubectl is missing; `make setup` installs it"
     made = Cluster(tmp_path / "state", str(kubectl))
@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def machine(name: str, **spec: Any) -> dict[str, Any]:
-    """A Machine to apply."""
+    """Return a Machine to apply."""
     return {
         "apiVersion": "unbroken.dev/v1",
         "kind": "Machine",
@@ -42,7 +42,7 @@ def machine(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def start(cluster: Cluster, name: str, node: str, **container: Any) -> list[int]:
-    """Run a pod on a node until it is ready; handles of its processes."""
+    """Run a pod on a node until it is ready; return handles of its processes."""
     mark = f"{name}-{os.getpid()}"
     program = python(f"{FOREVER}; {mark!r}")
     cluster.apply(pod(name, *program, restartPolicy="Always", nodeName=node, container=container))
@@ -59,7 +59,7 @@ def all_end(handles: list[int]) -> None:
 
 
 def alive(handles: list[int]) -> bool:
-    """Whether all of the processes live."""
+    """Return whether all of the processes live."""
     return not select.select(handles, [], [], 0)[0]
 
 
@@ -70,20 +70,20 @@ def order(cluster: Cluster, name: str, **spec: int) -> None:
 
 
 def kill_up(cluster: Cluster) -> None:
-    """SIGKILL `up`, and wait for its end."""
+    """Send SIGKILL to `up`, and wait for its end."""
     handle = os.pidfd_open(cluster.up_pid)
     os.kill(cluster.up_pid, 9)
     all_end([handle])
 
 
 def boot_of(cluster: Cluster, node: str) -> str:
-    """Boot ID of a node."""
+    """Return the boot ID of a node."""
     boot: str = cluster.get("node", node)["status"]["nodeInfo"]["bootID"]
     return boot
 
 
 def restarts(name: str, count: int) -> tuple[str, str]:
-    """For `Cluster.wait`."""
+    """Return arguments for `Cluster.wait`."""
     return f"pod/{name}", f"jsonpath={{.status.containerStatuses[0].restartCount}}={count}"
 
 

@@ -1,4 +1,4 @@
-"""What the built-in controller reads of a PyTorchJob's objects."""
+"""Objects of a PyTorchJob as the built-in controller reads them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Object = dict[str, Any]
 
 
 def job(**annotations: str) -> Object:
-    """A job without pods."""
+    """Return a job without pods."""
     metadata = {"name": "lm", "namespace": "default", "uid": "u", "annotations": annotations}
     return {"metadata": metadata, "spec": {"pytorchReplicaSpecs": {}}}
 
 
 def pod(name: str, labels: Object, **status: Any) -> Pod:
-    """A pod with these labels, without the domain, and this status."""
+    """Return a pod with these labels, without the domain, and this status."""
     keys = {f"training.kubeflow.org/{key}": value for key, value in labels.items()}
     metadata = {"name": name, "uid": f"{name}-uid", "labels": keys}
     return msgspec.convert({"metadata": metadata, "status": status}, Pod)

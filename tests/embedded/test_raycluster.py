@@ -1,4 +1,4 @@
-"""Which pods, service and status a RayCluster gets, from KubeRay's samples and test cases."""
+"""Pods, service and status that a RayCluster gets, by KubeRay's samples and test cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUP = "workergroup"
 
 
 def sample(name: str = "sample") -> Object:
-    """One of KubeRay's samples; others may follow it in its file."""
+    """Return one of KubeRay's samples; others may follow it in its file."""
     found: Object = next(yaml.safe_load_all((MANIFESTS / f"raycluster-{name}.yaml").read_text()))
     return found
 
@@ -31,7 +31,7 @@ def sample(name: str = "sample") -> Object:
 def seen(
     cluster: Object | None = None, *, has_service: bool = True, **fields: Any
 ) -> ClusterPicture:
-    """A RayCluster; `fields` replace fields of its spec."""
+    """Return the picture of a RayCluster; `fields` replace fields of its spec."""
     given = cluster or sample()
     picture = ClusterPicture(
         *(given["metadata"]["name"], "default", "uid", 1),
@@ -42,45 +42,45 @@ def seen(
 
 
 def with_service(picture: ClusterPicture) -> ClusterPicture:
-    """The same once its service is there."""
+    """Return the picture once its service exists."""
     (order,) = plan(picture, NOW, PORTS).orders
     assert isinstance(order, Create)
     return replace(picture, service=order.body)
 
 
 def head(**fields: Any) -> RayPod:
-    """A head that is ready."""
+    """Return a head that is ready."""
     ready: Object = {"address": "127.64.0.2", "phase": "Running", "is_ready": True, **fields}
     return RayPod("raycluster-kuberay-head-x", "head-uid", "head", "headgroup", **ready)
 
 
 def worker(picture: ClusterPicture, slot: int, **fields: Any) -> RayPod:
-    """A worker that has joined the head."""
+    """Return a worker that has joined the head."""
     name = pod_name(picture, GROUP, slot)
     ready: Object = {"phase": "Running", "is_ready": True, "head_uid": "head-uid", **fields}
     return RayPod(name, f"uid-{slot}", "worker", GROUP, f"127.64.1.{slot + 2}", **ready)
 
 
 def group_of(picture: ClusterPicture, **fields: Any) -> ClusterPicture:
-    """The same with other fields of its worker group."""
+    """Return the picture with other fields of its worker group."""
     (group,) = picture.spec["workerGroupSpecs"]
     return replace(picture, spec={**picture.spec, "workerGroupSpecs": [{**group, **fields}]})
 
 
 def created(picture: ClusterPicture) -> list[Object]:
-    """What a plan creates."""
+    """Return the objects that a plan creates."""
     orders = plan(picture, NOW, PORTS).orders
     return [dict(one.body) for one in orders if isinstance(one, Create)]
 
 
 def deleted(picture: ClusterPicture) -> list[str]:
-    """Names of the pods that a plan deletes."""
+    """Return the names of the pods that a plan deletes."""
     orders = plan(picture, NOW, PORTS).orders
     return [one.name for one in orders if isinstance(one, DeletePod)]
 
 
 def variables(pod: Object) -> Object:
-    """The variables of the Ray container that have plain values."""
+    """Return the variables of the Ray container that have plain values."""
     env = pod["spec"]["containers"][0]["env"]
     return {one["name"]: one["value"] for one in env if "value" in one}
 
@@ -193,7 +193,7 @@ def test_a_worker_that_cannot_come_back_is_replaced(fields: Object, goes: bool) 
     picture = seen()
     pods = (head(), worker(picture, 0, **fields))
     assert bool(deleted(replace(picture, pods=pods))) is goes
-    # A pod of the same name is made when it is gone, and not beside it.
+    # A pod of the same name is created when the old one is gone, and not before.
     assert created(replace(picture, pods=pods)) == []
 
 
@@ -336,14 +336,14 @@ def test_each_pod_has_a_folder_of_its_own_for_ray(name: str, volume: str) -> Non
 
 
 def status(picture: ClusterPicture) -> Object:
-    """The status that a plan writes."""
+    """Return the status that a plan writes."""
     found = plan(picture, NOW, PORTS).status
     assert found is not None
     return dict(found)
 
 
 def conditions(found: Object) -> dict[str, tuple[str, str]]:
-    """Status and reason by type."""
+    """Return status and reason by type."""
     return {one["type"]: (one["status"], one["reason"]) for one in found["conditions"]}
 
 

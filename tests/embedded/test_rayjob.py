@@ -1,4 +1,4 @@
-"""What becomes of a RayJob, from what its cluster and its dashboard say."""
+"""Course of a RayJob, by the state of its cluster and the answers of its dashboard."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ UNKNOWN = Answer("")
 
 
 def sample() -> Object:
-    """KubeRay's sample that deletes its cluster 10 s after the end."""
+    """Return KubeRay's sample that deletes its cluster 10 s after the end."""
     text = (MANIFESTS / "rayjob-shutdown.yaml").read_text()
     found: Object = next(yaml.safe_load_all(text))
     return found
 
 
 def new(**spec: Any) -> JobPicture:
-    """A job that was just applied; `spec` adds to its spec."""
+    """Return a job that was just applied; `spec` adds to its spec."""
     given = sample()
     return JobPicture(
         *(given["metadata"]["name"], "default", "uid", 1), spec={**given["spec"], **spec}, status={}
@@ -40,27 +40,27 @@ def new(**spec: Any) -> JobPicture:
 
 
 def after(seen: JobPicture, found: JobPlan) -> JobPicture:
-    """The job once a plan's status is written."""
+    """Return the job once a plan's status is written."""
     assert found.status is not None
     return replace(seen, status=found.status)
 
 
 def cluster(name: str, *, is_ready: bool = True) -> Object:
-    """Its cluster."""
+    """Return the job's cluster."""
     ready = {"type": "HeadPodReady", "status": str(is_ready)}
     status = {"state": "ready", "conditions": [ready], "head": {"podIP": "127.64.0.2"}}
     return {"metadata": {"name": name}, "status": status}
 
 
 def begun(**spec: Any) -> JobPicture:
-    """A job whose cluster is ready."""
+    """Return a job whose cluster is ready."""
     seen = new(**spec)
     seen = after(seen, plan_job(seen, None, NOW))
     return replace(seen, cluster=cluster(seen.status["rayClusterName"]))
 
 
 def running(**spec: Any) -> JobPicture:
-    """A job that runs."""
+    """Return a job that runs."""
     seen = begun(**spec)
     return after(seen, plan_job(seen, Answer("RUNNING"), NOW + 5))
 

@@ -1,4 +1,4 @@
-"""Ask a real API server for the answers in `recorded/`: `record_answers.py KUBECONFIG`."""
+"""Record the answers in `recorded/` from a real API server: `record_answers.py KUBECONFIG`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PASSING = ("Age", "Created At")
 IDENTITY = ("kind", "apiVersion", "metadata")
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 YEARS = re.compile(r'"[0-9]+y([0-9]+d)?"')
-"""Ages of what was long ago, which change from day to day."""
+"""Ages of old objects, which change from day to day."""
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 JSON = "application/json"
 OLD = {"poddisruptionbudgets.policy", "cronjobs.batch", "endpointslices.discovery.k8s.io"}
-"""Served as v1beta1 by v1.20."""
+"""Resources that v1.20 serves as v1beta1."""
 CLUSTER = {
     "namespaces",
     "nodes",
@@ -38,7 +38,7 @@ CLUSTER = {
 
 
 class Server:
-    """A few requests to the server of a kubeconfig that holds a token."""
+    """Requests to the server of a kubeconfig with a token."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -47,7 +47,7 @@ class Server:
         self._context = ssl._create_unverified_context()
 
     def ask(self, method: str, path: str, body: Any = None, form: str = JSON) -> Object:
-        """The decoded answer, whatever its code is."""
+        """Send a request; return the decoded answer, whatever its code."""
         request = urllib.request.Request(
             self._url + path,
             method=method,
@@ -67,7 +67,7 @@ class Server:
 
 
 def path_of(resource: str) -> str:
-    """Where the objects of a resource are."""
+    """Return the path of a resource's objects."""
     plural, _, group = resource.partition(".")
     version = "v1beta1" if resource in OLD else "v1"
     root = f"/apis/{group}/{version}" if group else "/api/v1"
@@ -75,20 +75,20 @@ def path_of(resource: str) -> str:
 
 
 def whole(case: Case) -> Object:
-    """The object with its apiVersion and kind."""
+    """Return the object with its apiVersion and kind."""
     kind = KINDS[case.resource]
     version = "v1beta1" if case.resource in OLD else "v1"
     return {"apiVersion": kind.api_version(version), "kind": kind.kind, **case.content}
 
 
 def remove(server: Server, place: str) -> None:
-    """Delete an object now, whatever would hold it."""
+    """Delete an object now, despite finalizers and grace periods."""
     server.ask("PATCH", place, {"metadata": {"finalizers": None}})
     server.ask("DELETE", f"{place}?gracePeriodSeconds=0&propagationPolicy=Background")
 
 
 def refusal(server: Server, case: Case) -> Any:
-    """Causes of the refusal, its message when it has none, None when the request was taken."""
+    """Return the causes of a refusal, or its message without causes. None: it was no refusal."""
     path, content = path_of(case.resource), whole(case)
     if case.change is None:
         answer = server.ask("POST", f"{path}?dryRun=All", content)
@@ -109,7 +109,7 @@ def refusal(server: Server, case: Case) -> Any:
 
 
 def shown(message: str) -> str:
-    """The first line; a value in Go's notation, which holds addresses, becomes VALUE."""
+    """Return the first line, in which a value in Go's notation, with addresses, becomes VALUE."""
     message = message.split("\n", 1)[0]
     start, _, rest = message.partition(" value: ")
     if start not in ("Invalid", "Unsupported", "Duplicate") or rest[:1] in '"-0123456789':
@@ -119,7 +119,7 @@ def shown(message: str) -> str:
 
 
 def stored(server: Server, case: Case) -> Any:
-    """What the server made of the object, and the cells of its row in a table."""
+    """Return the object as the server completes it, and the cells of its row in a table."""
     path, content = path_of(case.resource), whole(case)
     made = server.ask("POST", f"{path}?dryRun=All", content)
     assert made["kind"] != "Status", (case, made)
@@ -143,7 +143,7 @@ def stored(server: Server, case: Case) -> Any:
 
 
 def main() -> None:
-    """Record everything."""
+    """Record all answers."""
     server = Server(Path(sys.argv[1]))
     server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     # Without a token controller, pods are admitted only where no token is mounted.

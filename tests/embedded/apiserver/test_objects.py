@@ -1,7 +1,7 @@
 """Built-in objects are completed, and shown in tables, as by a real API server.
 
-Compared are what kube-apiserver v1.20.2 stored and showed of the objects in `recorded/`, and it is
-listed what later versions, or a cluster without a proxy, do otherwise.
+The tests compare them with the objects in `recorded/`, which kube-apiserver v1.20.2 stored and
+showed. Lists name the differences of later versions, and of a cluster without a proxy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BY_OTHERS = {
     "services": {"spec.clusterIPs"},
     "cronjobs.batch": {"spec.jobTemplate.metadata"},
 }
-"""What admission, the node itself or Go's zero values add."""
+"""Fields that admission, the node itself or Go's zero values add."""
 SINCE = {
     "namespaces": {"labels", "labels.kubernetes.io/metadata.name"},
     "services": {"spec.ipFamilies", "spec.ipFamilyPolicy", "spec.internalTrafficPolicy"},
@@ -52,7 +52,7 @@ SINCE = {
         *("labels.batch.kubernetes.io/controller-uid", "labels.batch.kubernetes.io/job-name"),
     },
 }
-"""What came after v1.20."""
+"""Fields that came after v1.20."""
 NEW_COLUMNS = {
     "persistentvolumeclaims": {"VolumeAttributesClass"},
     "persistentvolumes": {"VolumeAttributesClass"},
@@ -63,7 +63,7 @@ NEW_COLUMNS = {
 
 
 def complete(case: Case) -> Object:
-    """The object as a create completes it, in the form of its kind."""
+    """Return the object as a create completes it, in the form of its kind."""
     kind = KINDS[case.resource]
     content = copy.deepcopy(case.content)
     content["metadata"] |= {"uid": "UID", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -77,7 +77,7 @@ def complete(case: Case) -> Object:
 
 
 def differing(mine: Any, theirs: Any, path: str = "") -> Iterator[str]:
-    """Paths of what is not the same; what is empty is as good as absent."""
+    """Yield the paths of differences; an empty value equals an absent one."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in mine.keys() | theirs.keys():
             yield from differing(mine.get(key), theirs.get(key), f"{path}.{key}")
@@ -120,7 +120,7 @@ def test_every_known_difference_is_met(table_name: str) -> None:
 
 
 def shown(case: Case) -> Object:
-    """Our cells, by column."""
+    """Return our cells, by column."""
     kind = KINDS[case.resource]
     content = to_storage(kind, complete(case))
     if case.status is not None:

@@ -1,4 +1,4 @@
-"""Protobuf bodies become what the same objects are as JSON, and no bytes break the decoder."""
+"""Protobuf bodies decode to the JSON of the same objects, and no bytes break the decoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Part = tuple[int, int | str | bytes]
 
 
 def varint(value: int) -> bytes:
-    """`value` as protobuf writes it; a negative one takes ten bytes."""
+    """Return `value` as protobuf writes it; a negative one takes ten bytes."""
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:
@@ -34,7 +34,7 @@ def varint(value: int) -> bytes:
 
 
 def wire(*parts: Part) -> bytes:
-    """A message: (number, value) each, numbers as varints and the rest with its length."""
+    """Return a message of (number, value) pairs: numbers as varints, the rest with its length."""
     out = b""
     for number, value in parts:
         if isinstance(value, int):
@@ -46,13 +46,13 @@ def wire(*parts: Part) -> bytes:
 
 
 def body(version: str, kind: str, *parts: Part) -> bytes:
-    """A request's body, in the envelope that client-go makes."""
+    """Return a request's body, in the envelope that client-go makes."""
     identity = wire((1, version), (2, kind))
     return MAGIC + wire((1, identity), (2, wire(*parts)), (3, ""), (4, ""))
 
 
 METADATA = wire((1, "n"), (2, ""), (3, ""), (4, ""), (5, ""), (6, ""), (7, 0), (8, b""))
-"""As client-go writes it: what is no pointer is there, be it empty."""
+"""Metadata as client-go writes them: a field that is no pointer is there, even if empty."""
 
 
 def deployment(*spec: Part) -> bytes:
@@ -64,7 +64,7 @@ def pod(*spec: Part) -> bytes:
 
 
 def pod_raw(data: bytes) -> bytes:
-    """A Pod whose spec is `data`, well formed or not."""
+    """Return a Pod whose spec is `data`, well formed or not."""
     return body("v1", "Pod", (2, data))
 
 
@@ -348,7 +348,7 @@ def test_what_is_broken_is_refused_with_its_place(data: bytes, text: str) -> Non
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The data file as it is written."""
+    """Return the data file as written."""
     packed = resources.files(apiserver).joinpath("data/protobuf.json.gz").read_bytes()
     loaded: Mapping[str, Any] = json.loads(gzip.decompress(packed))
     return loaded
@@ -359,17 +359,17 @@ NOT_IN_SCHEMAS = {
     "k8s.io.apimachinery.pkg.apis.meta.v1.MicroTime",
     "k8s.io.apimachinery.pkg.util.intstr.IntOrString",
 }
-"""Messages that are one value as JSON."""
+"""Messages that are a single value in JSON."""
 ONLY_INLINE = {
     "k8s.io.api.core.v1.EphemeralContainerCommon",
     "k8s.io.api.core.v1.PersistentVolumeSource",
     "k8s.io.api.core.v1.ProbeHandler",
     "k8s.io.api.core.v1.VolumeSource",
 }
-"""Messages whose fields are, as JSON, those of the message around them."""
+"""Messages whose fields, in JSON, are those of the message around them."""
 ENVELOPE = {"k8s.io.apimachinery.pkg.runtime." + name for name in ("Unknown", "TypeMeta")}
 NOT_SENT = {"apiVersion", "kind"}
-"""Of an object they stand in the envelope."""
+"""Fields of an object that are in the envelope instead."""
 
 
 def schema_of(message: str) -> Mapping[str, Any]:
@@ -378,7 +378,7 @@ def schema_of(message: str) -> Mapping[str, Any]:
 
 
 def json_fields(message: str) -> set[str]:
-    """Names of all fields of `message` as JSON."""
+    """Return the JSON names of all fields of `message`."""
     names: set[str] = set()
     for name, kind, mode in table()["messages"][message].values():
         names |= json_fields(kind) if mode == "inline" else {name}

@@ -1,4 +1,4 @@
-"""What real kubectl sends as protobuf is, decoded, what the same kubectl prints as JSON."""
+"""Protobuf bodies of real kubectl: decoded, they equal the JSON that the same kubectl prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAM = shutil.which(
 
 
 def resources(version: str, *found: tuple[str, str]) -> Object:
-    """Discovery of one version: (plural, kind) of each resource in it."""
+    """Return the discovery of one version: (plural, kind) of each resource in it."""
     listed = [
         {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get", "list"]}
         for plural, kind in found
@@ -44,19 +44,19 @@ DISCOVERY: dict[str, Object] = {
     "/api/v1": resources("v1", ("pods", "Pod"), ("pods/log", "Pod")),
     "/apis/apps/v1": resources("apps/v1", ("deployments", "Deployment")),
 }
-"""What kubectl asks about before it writes a rule."""
+"""Discovery documents that kubectl requests before it writes a rule."""
 
 
 @dataclass(slots=True)
 class Capture:
-    """A server that keeps what is posted to it and answers with the same as JSON."""
+    """A server that keeps the posted bodies and answers with the same objects as JSON."""
 
     url: str = ""
     posted: list[tuple[str, bytes]] = field(default_factory=list)
     """Media type and body of each POST."""
 
     def from_protobuf(self) -> Object:
-        """The one object that was posted; skips the test if an old kubectl sent it as JSON."""
+        """Return the only posted object; skip the test if an old kubectl sent it as JSON."""
         ((media, body),) = self.posted
         if media == bodies.JSON:
             pytest.skip(f"{PROGRAM} is older than v1.32 and sends JSON")
@@ -64,7 +64,7 @@ class Capture:
         return protobuf.decode(body)
 
     def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints; the test fails with what it complains about."""
+        """Run kubectl; return its output. The test fails with its error text."""
         assert PROGRAM is not None
         done = subprocess.run(
             [PROGRAM, "--server", self.url, *arguments],
@@ -121,7 +121,7 @@ def capture() -> Iterator[Capture]:
 
 
 def without_nothing(value: Any) -> Any:
-    """`value` without nulls and without the structs that are empty in it."""
+    """Return `value` without nulls and without its empty structs."""
     if isinstance(value, list):
         return [without_nothing(item) for item in value]
     if not isinstance(value, dict):
@@ -178,7 +178,7 @@ def test_what_is_created_is_what_is_printed(command: str, capture: Capture, tmp_
     )
     name = capture.kubectl(*before, "-o", "name", "--namespace=ns", *after)
     assert without_nothing(capture.from_protobuf()) == without_nothing(printed)
-    # That it names the object shows that it has read the answer, which was JSON.
+    # Its output names the object, so kubectl has read the answer, which was JSON.
     assert name.strip().endswith("/" + printed["metadata"]["name"])
 
 

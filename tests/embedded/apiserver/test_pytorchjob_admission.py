@@ -1,4 +1,4 @@
-"""What the embedded API server says of a PyTorchJob when it is applied."""
+"""Admission of PyTorchJobs by the local API server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ admit = ADMISSIONS["pytorchjobs.kubeflow.org"]
 
 
 def job(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """A job of one worker; `container` entries join its container."""
+    """Return a job of one worker; `container` entries are added to its container."""
     whole = {"name": "pytorch", "image": "any", **(container or {})}
     template = {"spec": {"containers": [whole]}}
     workers = {"Worker": {"replicas": 1, "template": template}}

@@ -1,4 +1,4 @@
-"""What the local cluster's API server says of KubeRay's kinds when they are applied."""
+"""Admission of KubeRay's kinds by the local API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOMB = "\n".join(["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]", *LINES])
 
 
 def sample(name: str = "sample") -> Object:
-    """One of KubeRay's samples."""
+    """Return one of KubeRay's samples."""
     found: Object = next(yaml.safe_load_all((MANIFESTS / f"raycluster-{name}.yaml").read_text()))
     return found
 
@@ -73,7 +73,7 @@ def test_a_kind_that_nothing_runs_says_so() -> None:
 
 
 def job(**spec: Any) -> Object:
-    """KubeRay's sample of a RayJob; `spec` adds to its spec."""
+    """Return KubeRay's sample of a RayJob; `spec` adds to its spec."""
     found: Object = next(yaml.safe_load_all((MANIFESTS / "rayjob-shutdown.yaml").read_text()))
     return {**found, "spec": {**found["spec"], **spec}}
 

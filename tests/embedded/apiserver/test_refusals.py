@@ -1,7 +1,7 @@
 """The rules of built-in kinds refuse what a real API server refuses, in its words.
 
-Compared are the causes that kube-apiserver v1.20.2 gave for the requests in `recorded/`.  Where
-later versions say it in other words, ours are the later ones (`REWORDED`).
+The tests compare them with the causes that kube-apiserver v1.20.2 gave for the requests in
+`recorded/`. If later versions have other words, ours are the later ones (`REWORDED`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ DIFFERENT = {
     ("statefulsets.apps", '{"object": {"spec": {}}}'): "v1.20 did not look at the template",
     ("jobs.batch", '"ttlSecondsAfterFinished": -1'): "behind a gate in v1.20",
 }
-"""(resource, part of the case as it is written) -> why ours is another answer."""
+"""Reasons for other answers of ours, by resource and part of the case as written."""
 
 
 def ours(case: Case) -> list[tuple[str, str, str]]:
-    """The causes of our rules, after the same defaults as in a request."""
+    """Return the causes of our rules, after the same defaults as in a request."""
     kind = KINDS[case.resource]
     content = copy.deepcopy(case.content)
     content["metadata"].setdefault("uid", "u")
@@ -80,7 +80,7 @@ def ours(case: Case) -> list[tuple[str, str, str]]:
 
 
 def expected(title: str) -> list[tuple[str, str, str]]:
-    """The recorded causes, in later words."""
+    """Return the recorded causes, in later words."""
     found = set()
     causes = ANSWERS[title] or []
     if isinstance(causes, str):  # refused by admission, which gives no causes
@@ -94,7 +94,7 @@ def expected(title: str) -> list[tuple[str, str, str]]:
 
 
 def agree(mine: list[tuple[str, str, str]], theirs: list[tuple[str, str, str]]) -> bool:
-    """Whether the causes are the same, whatever is shown for VALUE."""
+    """Return whether the causes are the same, whatever stands for VALUE."""
     if len(mine) != len(theirs):
         return False
     return all(
@@ -105,7 +105,7 @@ def agree(mine: list[tuple[str, str, str]], theirs: list[tuple[str, str, str]]) 
 
 
 def difference(case: Case) -> str | None:
-    """Why ours is another answer; None when it should be the same."""
+    """Return the reason why our answer differs; None if it should be the same."""
     found = [
         why
         for (kind, part), why in DIFFERENT.items()

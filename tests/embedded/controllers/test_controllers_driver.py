@@ -1,4 +1,4 @@
-"""The controllers at work against API servers that have none of their own."""
+"""The controllers at work against API servers without controllers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World:
         self.namespace = namespace
 
     def path(self, plural: str, name: str = "", group: str = "api/v1") -> str:
-        """Path of a collection or an object in the namespace."""
+        """Return the path of a collection or an object in the namespace."""
         return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     async def post(self, path: str, body: Object) -> Object:
@@ -41,7 +41,7 @@ class World:
         return made
 
     async def get(self, path: str) -> Object | None:
-        """The object; None if it is not there."""
+        """Return the object; None if it does not exist."""
         try:
             found: Object = msgspec.json.decode(await self.client.raw("GET", path))
         except ApiRefusal as error:
@@ -51,7 +51,7 @@ class World:
         return found
 
     async def until(self, path: str, holds: Callable[[Object | None], object]) -> None:
-        """Return once `holds` of the object; it is asked for again and again."""
+        """Poll until `holds` is true of the object."""
         found: Object | None = None
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -61,7 +61,7 @@ class World:
             raise AssertionError(f"not in time: {path}: {found}") from None
 
     async def gone(self, path: str) -> None:
-        """Return once the object is not there."""
+        """Wait until the object is gone."""
         await self.until(path, lambda found: found is None)
 
     async def config_map(
@@ -78,7 +78,7 @@ class World:
 
 
 def owned_by(item: Object, block: bool = False) -> Object:
-    """A reference to an owner."""
+    """Return a reference to an owner."""
     return {
         "apiVersion": item["apiVersion"],
         "kind": item["kind"],
@@ -90,7 +90,7 @@ def owned_by(item: Object, block: bool = False) -> Object:
 
 @asynccontextmanager
 async def world(cluster: Cluster, folder: Path, grace: float = 40.0) -> AsyncIterator[World]:
-    """The controllers run; a new namespace to try them in, which they delete in the end."""
+    """Run the controllers; yield a new namespace, which they delete at the end."""
     options = ControllerOptions(folder / "volumes", grace, orphan_seconds=0.2)
     async with connect(cluster.kubeconfig) as client:
         made = await client.create(Namespace(metadata=ObjectMeta(generateName="controllers-")))
@@ -106,7 +106,7 @@ async def world(cluster: Cluster, folder: Path, grace: float = 40.0) -> AsyncIte
 
 
 async def test_dependents_follow_their_owner(cluster: Cluster, tmp_path: Path) -> None:
-    """Through several levels; with another owner left, they stay and lose the reference."""
+    """Delete several levels; a dependent with another owner stays without the reference."""
     async with world(cluster, tmp_path) as it:
         root, other = await it.config_map("root"), await it.config_map("other")
         child = await it.config_map("child", owned_by(root))
@@ -126,7 +126,7 @@ async def test_dependents_follow_their_owner(cluster: Cluster, tmp_path: Path) -
 
 
 async def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path: Path) -> None:
-    """The owner is there as long as a blocking dependent is."""
+    """Keep the owner as long as a blocking dependent exists."""
     async with world(cluster, tmp_path) as it:
         root = await it.config_map("root")
         await it.config_map("held", owned_by(root, block=True), finalizers=["example.com/hold"])
@@ -143,7 +143,7 @@ async def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path:
 
 
 async def test_orphans_stay(cluster: Cluster, tmp_path: Path) -> None:
-    """Without their owner."""
+    """Remove the reference to the owner."""
     async with world(cluster, tmp_path) as it:
         root = await it.config_map("root")
         await it.config_map("child", owned_by(root))
@@ -155,7 +155,7 @@ async def test_orphans_stay(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def definition(group: str) -> Object:
-    """A custom resource of any content."""
+    """Return the definition of a custom resource of any content."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -178,7 +178,7 @@ def definition(group: str) -> Object:
 
 
 async def test_custom_resources_are_owners_and_dependents(cluster: Cluster, tmp_path: Path) -> None:
-    """Of kinds that came after the controllers; and they go with their namespace."""
+    """Use kinds that came after the controllers, and delete objects with their namespace."""
     async with world(cluster, tmp_path) as it:
         group = f"{it.namespace}.example.com"
         definitions = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -207,7 +207,7 @@ async def test_custom_resources_are_owners_and_dependents(cluster: Cluster, tmp_
 async def test_namespace_waits_for_what_is_held_and_says_so(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """And goes once nothing is left."""
+    """Delete the namespace once nothing is left in it."""
     async with world(cluster, tmp_path) as it:
         await it.config_map("free")
         await it.config_map("held", finalizers=["example.com/hold"])
@@ -228,7 +228,7 @@ async def test_namespace_waits_for_what_is_held_and_says_so(
 
 
 async def test_namespace_has_its_account_and_certificate(cluster: Cluster, tmp_path: Path) -> None:
-    """Again, when somebody deletes them."""
+    """Create both again after a deletion."""
     async with world(cluster, tmp_path) as it:
         account = it.path("serviceaccounts", "default")
         certificate = it.path("configmaps", "kube-root-ca.crt")
@@ -245,12 +245,12 @@ async def test_namespace_has_its_account_and_certificate(cluster: Cluster, tmp_p
 
 
 def differs(uid: str) -> Callable[[Object | None], bool]:
-    """Another object is there under the name."""
+    """Return a check that another object has the name."""
     return lambda found: found is not None and found["metadata"]["uid"] != uid
 
 
 def pod(name: str, node: str = "", **spec: Any) -> Object:
-    """A pod of one container."""
+    """Return a pod of one container."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -271,12 +271,12 @@ def pod(name: str, node: str = "", **spec: Any) -> Object:
 
 
 def condition(kind: str, status: str) -> Object:
-    """A condition of a pod or a node."""
+    """Return a condition of a pod or a node."""
     return {"type": kind, "status": status, "lastTransitionTime": "2024-01-01T00:00:00Z"}
 
 
 def has_condition(kind: str, status: str) -> Callable[[Object | None], bool]:
-    """The object has the condition."""
+    """Return a check that the object has the condition."""
     return lambda found: (
         (kind, status)
         in [
@@ -287,7 +287,7 @@ def has_condition(kind: str, status: str) -> Callable[[Object | None], bool]:
 
 
 def taints(found: Object | None) -> list[str]:
-    """Keys and effects of a node's taints."""
+    """Return keys and effects of a node's taints."""
     return sorted(
         f"{one['key'].rpartition('/')[2]}:{one['effect']}"
         for one in ((found or {}).get("spec") or {}).get("taints") or []
@@ -295,7 +295,7 @@ def taints(found: Object | None) -> list[str]:
 
 
 async def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """Unknown, tainted, pods not ready and then gone; back, it is free again."""
+    """Set Unknown, taint the node, and delete its pods; remove the taints when it returns."""
     grace = 3.0  # who renews shares two processors with other tests
 
     async with world(cluster, tmp_path, grace=grace) as it:
@@ -349,7 +349,7 @@ async def keep_renewing(client: KubeClient, name: str) -> None:
 async def test_pod_leaves_a_node_that_it_does_not_tolerate(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """By anybody's NoExecute taint; at once or after its time."""
+    """Evict by any program's NoExecute taint, at once or after its time."""
     async with world(cluster, tmp_path) as it:
         name = f"{it.namespace}-node"
         await it.post(
@@ -383,19 +383,19 @@ async def test_pod_leaves_a_node_that_it_does_not_tolerate(
 
 
 def files(directory: Path) -> list[Path]:
-    """What is in a directory that may not be there."""
+    """Return the files in a directory that may not exist."""
     return list(directory.glob("*"))
 
 
 def bound(found: Object | None) -> bool:
-    """The claim or volume is bound."""
+    """Return whether the claim or volume is bound."""
     return bool(found and found["status"].get("phase") == "Bound")
 
 
 async def test_claim_is_given_a_directory_and_takes_it_along(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A volume of its own, which goes with the claim; a pod that uses it holds it."""
+    """Create a volume, which is deleted with the claim; a pod that uses the claim keeps it."""
     async with world(cluster, tmp_path) as it:
         body: Object = {
             "apiVersion": "v1",
@@ -432,7 +432,7 @@ async def test_claim_is_given_a_directory_and_takes_it_along(
 
 
 async def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path: Path) -> None:
-    """Which is kept when the claim goes."""
+    """Keep the volume when the claim is deleted."""
     async with world(cluster, tmp_path) as it:
         size: Object = {"storage": "1Gi"}
         body: Object = {
@@ -472,7 +472,7 @@ async def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path
 
 
 async def test_service_has_the_addresses_of_its_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """As they become ready and go; with the service they go too."""
+    """Follow the pods as they become ready and end; delete the addresses with the service."""
     async with world(cluster, tmp_path) as it:
         service: Object = {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""What the garbage collector decides, as small graphs of owners and dependents."""
+"""Decisions of the garbage collector, on small graphs of owners and dependents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def item(
     namespace: str = "ns",
     kind: ResourceKind = THING,
 ) -> Item:
-    """An object; an owner `x!` is blocked by it, an owner `X` is cluster-wide."""
+    """Return an object; an owner `x!` is blocked by it, an owner `X` is cluster-wide."""
     references = tuple(
         Owner(
             "v1",
@@ -52,7 +52,7 @@ def item(
 
 
 def decided(of: str, items: list[Item], missing: str = "") -> Verdict:
-    """What is done about the object `of`; `missing`: names of owners that the API does not have."""
+    """Return the decision about the object `of`; `missing` are owners that the API lacks."""
     graph = Graph()
     for one in items:
         graph.change(None, one)
@@ -170,7 +170,7 @@ GOING: Any = {"deleting": True, "finalizers": (FOREGROUND,)}
     ],
 )
 def test_verdicts(claim: str, of: str, items: list[Item], missing: str, verdict: Verdict) -> None:
-    """One object of a graph."""
+    """Judge one object of a graph."""
     assert decided(of, items, missing) == verdict, claim
 
 
@@ -197,7 +197,7 @@ def test_verdicts(claim: str, of: str, items: list[Item], missing: str, verdict:
 def test_what_is_looked_at(
     claim: str, items: list[Item], change: tuple[Item | None, Item | None], touched: str
 ) -> None:
-    """After a change."""
+    """Compare the objects to look at after a change."""
     graph = Graph()
     for one in items:
         graph.change(None, one)
@@ -206,7 +206,7 @@ def test_what_is_looked_at(
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdef")), min_size=1))
 def test_everything_below_a_deleted_root_goes_and_nothing_else(owners: dict[str, set[str]]) -> None:
-    """Background deletion of one object, worked off until nothing changes."""
+    """Delete one object in the background, until nothing changes any more."""
     root = sorted(owners)[0]
     present = {name: item(name, *sorted(above - {name})) for name, above in owners.items()}
     graph = Graph()

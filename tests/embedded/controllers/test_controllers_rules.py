@@ -36,7 +36,7 @@ LATER = "2023-11-14T22:13:10Z"
 
 
 def node(ready: str, *taints: Object, unschedulable: bool = False) -> Node:
-    """A node whose Ready condition is `ready`; empty: it has none."""
+    """Return a node whose Ready condition is `ready`; empty: it has none."""
     states = [{"type": "Ready", "status": ready}] if ready else []
     spec = {"taints": list(taints), "unschedulable": unschedulable}
     content = {"metadata": {"name": "n"}, "spec": spec, "status": {"conditions": states}}
@@ -44,7 +44,7 @@ def node(ready: str, *taints: Object, unschedulable: bool = False) -> Node:
 
 
 def taint(key: str, effect: str, added: str | None = None) -> Object:
-    """A taint as the API has it."""
+    """Return a taint as the API has it."""
     return {"key": key, "effect": effect, **({"timeAdded": added} if added else {})}
 
 
@@ -77,14 +77,14 @@ LOST = [taint(UNREACHABLE, "NoSchedule"), taint(UNREACHABLE, "NoExecute", "2023-
     ],
 )
 def test_taints_follow_the_state(claim: str, subject: Node, taints: list[str] | None) -> None:
-    """And no taint of anybody else is touched."""
+    """Change no taint of another program."""
     wanted = wanted_taints(subject, NOW)
     shown = None if wanted is None else [f"{one.key}:{one.effect}" for one in wanted]
     assert shown == taints, claim
 
 
 def test_silent_node_is_told_so_once() -> None:
-    """What was never said differs from what is not said any more."""
+    """Distinguish conditions that were never set from those that are no longer updated."""
     told = {one["type"]: (one["status"], one["reason"]) for one in silence(node("True"), NOW)}
     assert told["Ready"] == ("Unknown", "NodeStatusUnknown")
     assert told["MemoryPressure"] == ("Unknown", "NodeStatusNeverUpdated")
@@ -92,7 +92,7 @@ def test_silent_node_is_told_so_once() -> None:
 
 
 def test_only_the_node_itself_gives_a_sign_of_life() -> None:
-    """Its status changes with each heartbeat and each word of its own."""
+    """Ignore changes of the status that the node itself has not made."""
     assert len({heartbeat(node(ready)) for ready in ("True", "False", "")}) == 3
     assert heartbeat(node("Unknown")) == ""
     beats = [{"type": "Ready", "status": "True", "lastHeartbeatTime": at} for at in (SINCE, LATER)]
@@ -106,13 +106,13 @@ def test_only_the_node_itself_gives_a_sign_of_life() -> None:
 
 
 def pod(tolerations: list[Object] | None = None, **parts: Any) -> Pod:
-    """A pod of one container."""
+    """Return a pod of one container."""
     spec = {"containers": [{"name": "c"}], "tolerations": tolerations, **parts}
     return msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod)
 
 
 def tolerating(key: str, seconds: int | None) -> Object:
-    """A toleration of NoExecute."""
+    """Return a toleration of NoExecute."""
     return {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
 
 
@@ -135,20 +135,20 @@ def tolerating(key: str, seconds: int | None) -> Object:
 def test_stay_on_a_tainted_node(
     claim: str, tolerations: list[Object], key: str, until: float | None
 ) -> None:
-    """Until when; None: as long as it likes."""
+    """Compare the end of the stay; None: the pod may stay."""
     taints = [msgspec.convert(taint(key, "NoExecute", SINCE), Taint)]
     assert stay(pod(tolerations), taints, NOW).until == until, claim
 
 
 def volume(name: str, size: str, **parts: Any) -> PersistentVolume:
-    """A free volume."""
+    """Return a free volume."""
     metadata = {"name": name, "labels": parts.pop("labels", {})}
     spec = {"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], **parts}
     return msgspec.convert({"metadata": metadata, "spec": spec}, PersistentVolume)
 
 
 def claim_of(size: str, **parts: Any) -> PersistentVolumeClaim:
-    """A claim that is not bound."""
+    """Return a claim that is not bound."""
     metadata = {"name": "c", "namespace": "ns", "uid": "12345678-rest"}
     spec = {
         "resources": {"requests": {"storage": size}},
@@ -159,7 +159,7 @@ def claim_of(size: str, **parts: Any) -> PersistentVolumeClaim:
 
 
 def reserved(name: str, uid: str = "") -> Object:
-    """A volume's reference to a claim."""
+    """Return a volume's reference to a claim."""
     return {"claimRef": {"namespace": "ns", "name": name, **({"uid": uid} if uid else {})}}
 
 
@@ -224,7 +224,7 @@ NO_CLASS = Wait(
 def test_binding(
     claim: str, subject: PersistentVolumeClaim, volumes: list[PersistentVolume], chosen: object
 ) -> None:
-    """Which volume, by name, or what else."""
+    """Compare the name of the chosen volume, or the other decision."""
     found = bind(subject, volumes)
     if isinstance(found, Bind):
         assert found.volume.metadata is not None
@@ -234,12 +234,12 @@ def test_binding(
 
 
 def test_directories_are_told_apart() -> None:
-    """By namespace, claim and the claim's uid."""
+    """Name directories by namespace, claim and the claim's uid."""
     assert directory_name(claim_of("1Gi")) == "ns_c_12345678"
 
 
 def service(**spec: Any) -> Service:
-    """A service of app=web on port 80."""
+    """Return a service of app=web on port 80."""
     content = {
         "metadata": {"name": "s", "namespace": "ns", "uid": "u"},
         "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}], **spec},
@@ -248,7 +248,7 @@ def service(**spec: Any) -> Service:
 
 
 def web(name: str, address: str, ready: str = "True", **more: Any) -> Pod:
-    """A pod behind the service."""
+    """Return a pod behind the service."""
     metadata = {"name": name, "namespace": "ns", "labels": {"app": "web"}, "uid": f"u-{name}"}
     port = more.pop("port", {"name": "http", "containerPort": 8080})
     metadata.update(more.pop("metadata", {}))
@@ -301,7 +301,7 @@ GOING: Object = {"metadata": {"deletionTimestamp": "2024-01-01T00:00:00Z"}}
     ],
 )
 def test_addresses(claim: str, subject: Service, pods: list[Pod], subsets: list[str]) -> None:
-    """Of Endpoints; slices have the same addresses."""
+    """Compare the addresses of Endpoints; slices have the same addresses."""
     found = endpoints(subject, backends(subject, pods))
     shown = []
     for one in found.get("subsets", []):
@@ -314,7 +314,7 @@ def test_addresses(claim: str, subject: Service, pods: list[Pod], subsets: list[
 
 
 def test_slices_hold_a_hundred() -> None:
-    """And say which pods are going."""
+    """Mark the pods that are being deleted."""
     pods = [web(f"p{i:03}", f"127.0.1.{i}") for i in range(150)]
     pods.append(web("q", "127.0.2.1", **GOING))
     found = slices(service(), backends(service(), pods))
@@ -325,7 +325,7 @@ def test_slices_hold_a_hundred() -> None:
 
 
 def test_pod_of_the_services_domain_has_its_hostname() -> None:
-    """Only with the subdomain of that very service."""
+    """Require the subdomain of that very service."""
 
     def shown(subdomain: str) -> list[str | None]:
         one = web("a", "127.0.0.2")
@@ -339,14 +339,14 @@ def test_pod_of_the_services_domain_has_its_hostname() -> None:
 
 
 def test_headless_services_are_labelled() -> None:
-    """So that name servers and clients can tell."""
+    """Label them, so that name servers and clients can recognize them."""
     found = endpoints(service(clusterIP="None"), [])
     assert found["metadata"]["labels"] == {"service.kubernetes.io/headless": ""}
     assert endpoints(service(clusterIP="10.0.0.1"), [])["metadata"]["labels"] == {}
 
 
 def test_namespace_says_what_keeps_it() -> None:
-    """Counts by kind and by finalizer."""
+    """Count the remaining objects by kind and by finalizer."""
     kind = ResourceKind("example.com", "v1", "Lock", "locks", namespaced=True)
     left = [Item(kind, Key("ns", name), name, "1", (), ("example.com/hold",)) for name in "ab"]
     told = {one["type"]: (one["status"], one["message"]) for one in conditions(left, [])}

@@ -1,4 +1,4 @@
-"""How many evictions a PodDisruptionBudget allows."""
+"""Number of evictions that a PodDisruptionBudget allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = 1000.0
 
 
 def pods(ready: int, others: int = 0, deleting: int = 0) -> list[Pod]:
-    """Pods p0, p1, ...: those that are ready first, those being deleted last."""
+    """Return pods p0, p1, ...: ready ones first, those being deleted last."""
     found = []
     for number in range(ready + others + deleting):
         metadata: dict[str, Any] = {"name": f"p{number}"}

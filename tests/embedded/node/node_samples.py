@@ -18,16 +18,16 @@ from unbroken.local.node.pods.events import (
 from unbroken.local.node.pods.lifecycle import PodLifecycle
 
 START = 1_000_000.0
-"""When the pods of these tests come to their node."""
+"""Time at which the pods of these tests come to their node."""
 
 
 def container(name: str, **fields: Any) -> dict[str, Any]:
-    """A container with a command."""
+    """Return a container with a command."""
     return {"name": name, "image": "any", "command": ["true"], **fields}
 
 
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A pod of these containers; one named `main` if there are none."""
+    """Return a pod of these containers; one named `main` if there are none."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -37,12 +37,12 @@ def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def exit_of(code: int, at: float, reason: str = "", message: str = "") -> Exit:
-    """An end at this time, a second after the start."""
+    """Return an end at this time, a second after the start."""
     return Exit(code, reason, message, at - 1, at)
 
 
 class Script:
-    """Drives a machine through a story; notes are kept apart from what is to be done."""
+    """Drives a machine through a story, with notes apart from other effects."""
 
     def __init__(self, pod: dict[str, Any]) -> None:
         self.machine = PodLifecycle(pod, START)
@@ -50,35 +50,35 @@ class Script:
         self.notes: list[Note] = []
 
     def step(self, event: Event, after: float = 0.0) -> list[Effect]:
-        """Let time pass, then an event happen; what is to be done."""
+        """Let time pass, then an event happen; return the effects."""
         self.now += after
         effects = self.machine.step(event, self.now)
         self.notes += [effect for effect in effects if isinstance(effect, Note)]
         return [effect for effect in effects if not isinstance(effect, Note)]
 
     def prepare(self) -> list[Effect]:
-        """Bring the pod to where its first container is made."""
+        """Prepare the pod until its first container is to be created."""
         from unbroken.core.tick import Tick
 
         assert self.step(Tick()) == [Prepare()]
         return self.step(Prepared())
 
     def start(self, name: str, attempt: int = 0, after: float = 0.0) -> list[Effect]:
-        """The container was started."""
+        """Report the start of the container."""
         self.now += after
         return self.step(Started(name, attempt, f"{name}-{attempt}", self.now))
 
     def end(self, name: str, code: int, attempt: int = 0, after: float = 1.0) -> list[Effect]:
-        """The container has ended."""
+        """Report the end of the container."""
         self.now += after
         ended = exit_of(code, self.now)
         return self.step(Ended(name, attempt, f"{name}-{attempt}", ended))
 
     def reasons(self) -> list[str]:
-        """Of the events recorded so far."""
+        """Return the reasons of the recorded events."""
         return [note.reason for note in self.notes]
 
 
 def created(*names: str) -> list[Effect]:
-    """First starts of these containers."""
+    """Return the first starts of these containers."""
     return [Create(name, 0) for name in names]

@@ -1,6 +1,6 @@
-"""An API server and a node beside it, for tests of the whole runner.
+"""An API server and a node in this process, for tests of the whole runner.
 
-Logs and commands are asked of the node itself, as the API server asks for them.
+Tests request logs and commands from the node itself, as the API server does.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MARK = "TEST_WORLD"
 
 
 def node_index() -> int:
-    """A number of its own for the node of each test process."""
+    """Return a number of its own for the node of each test process."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     return 100 + int(worker.removeprefix("gw"))
 
 
 class World:
-    """What a story can do."""
+    """API server, node and helpers of a story."""
 
     def __init__(self, directory: Path, client: KubeClient) -> None:
         self.directory = directory
@@ -54,7 +54,7 @@ class World:
         self.moved.set()
 
     def options(self, **fields: Any) -> NodeOptions:
-        """The node of this world."""
+        """Return the options of this world's node."""
         given: dict[str, Any] = {
             "name": "n1",
             "directory": self.node_directory,
@@ -104,7 +104,7 @@ class World:
         await self.client.raw("DELETE", f"{PODS}/{name}", parameters=parameters)
 
     async def get(self, path: str) -> Object | None:
-        """Any object as it is now."""
+        """Return any object as it is now; None if it is gone."""
         try:
             found: Object = json.loads(await self.client.raw("GET", path))
         except ApiRefusal as refusal:
@@ -114,7 +114,7 @@ class World:
         return found
 
     async def until(self, name: str, is_so: Callable[[Object | None], bool]) -> Object:
-        """Wait until a pod is as wanted; None stands for a pod that is gone."""
+        """Wait until a pod fits; None stands for a pod that is gone."""
         while True:
             self.moved.clear()
             found = self.pods.get(name, "default")
@@ -160,14 +160,14 @@ class World:
             watching.cancel()
 
     async def address(self) -> str:
-        """Of the node's own server."""
+        """Return the address of the node's own server."""
         node = await self.get("api/v1/nodes/n1")
         assert node is not None
         port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
         return f"http://{node['status']['addresses'][0]['address']}:{port}"
 
     async def logs(self, name: str, container: str = "main", **query: str) -> str:
-        """A container's log."""
+        """Return a container's log."""
         url = f"{await self.address()}/containerLogs/default/{name}/{container}"
         asked = URL(url).with_query(query)
         async with (
@@ -179,7 +179,7 @@ class World:
     async def execute(
         self, name: str, *argv: str, stdin: bytes | None = None, tty: bool = False
     ) -> dict[int, bytes]:
-        """Run a command in `main`; what came on each channel."""
+        """Run a command in `main`; return the output of each channel."""
         query = [("command", part) for part in argv] + [("stdout", "true")]
         query += [("tty", "true")] if tty else [("stderr", "true")]
         query += [("stdin", "true")] if stdin is not None else []
@@ -199,13 +199,13 @@ class World:
 
 
 def headers(asked: URL) -> dict[str, str]:
-    """As the API server calls the node."""
+    """Return the headers with which the API server calls the node."""
     said = authorization(TOKEN, asked.authority, asked.raw_path_qs, wall())
     return {"Authorization": said}
 
 
 def processes_of(directory: Path, name: str = "") -> list[int]:
-    """Live processes of a pod of the world in this directory, or of all its pods."""
+    """Return the live processes of a pod of the world in this directory, or of all its pods."""
     mark = f"{MARK}={directory}/{name}{'/' if name else ''}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -220,13 +220,13 @@ def processes_of(directory: Path, name: str = "") -> list[int]:
 
 
 def condition(pod: Object | None, kind: str) -> str:
-    """Status of a pod's condition; empty where there is none."""
+    """Return the status of a pod's condition; empty if there is none."""
     conditions = ((pod or {}).get("status") or {}).get("conditions") or ()
     return next((c["status"] for c in conditions if c["type"] == kind), "")
 
 
 def state(pod: Object, container: str = "main") -> Object:
-    """Status of a container; a blank one before the node has said anything."""
+    """Return the status of a container; a blank one before the node has reported it."""
     statuses = [
         *(pod["status"].get("containerStatuses") or ()),
         *(pod["status"].get("initContainerStatuses") or ()),
@@ -236,12 +236,12 @@ def state(pod: Object, container: str = "main") -> Object:
 
 
 def shell(text: str, name: str = "main", **fields: Any) -> Object:
-    """A container that runs a shell script."""
+    """Return a container that runs a shell script."""
     return {"name": name, "image": "none", "command": ["sh", "-c", text], **fields}
 
 
 def in_world(directory: Path, story: Callable[[World], Awaitable[None]]) -> None:
-    """Tell a story in a world of its own; nothing of it may be left."""
+    """Run a story in a world of its own; check that no process of it remains."""
 
     async def go() -> None:
         async with asyncio.timeout(STORY_SECONDS), serving(directory / "api") as server:

@@ -44,7 +44,7 @@ CONFIG = {"data": {"key": "shown", "no variable!": "x"}, "binaryData": {"bin": "
 
 
 def around(**fields: Any) -> EnvironmentSources:
-    """What a pod of these tests has around it."""
+    """Return the sources of a test pod's environment."""
     given = {
         "pod": pod(nodeName="n1"),
         "pod_ip": "127.64.0.9",

@@ -57,14 +57,14 @@ class Host:
         return run
 
     async def result(self, name: str, *argv: str, **fields: Any) -> tuple[Exit, str]:
-        """Run a container to its end: how, and its output."""
+        """Run a container to its end; return its exit and its output."""
         run = await self.start(name, *argv, **fields)
         ended = run if isinstance(run, Exit) else await run.ended()
         return ended, output(self.directory / name)
 
 
 def output(directory: Path) -> str:
-    """What a container has printed."""
+    """Return the output of a container."""
     log = directory / "log"
     lines = log.read_bytes().split(b"\n") if log.exists() else []
     entries = [entry for line in lines if (entry := parsed(line))]
@@ -73,7 +73,7 @@ def output(directory: Path) -> str:
 
 @asynccontextmanager
 async def host(directory: Path) -> AsyncIterator[Host]:
-    """A launcher, gone again at the end."""
+    """Run a launcher, which is gone at the end."""
     launcher = Launcher(directory / "launcher")
     await launcher.start()
     try:
@@ -343,7 +343,7 @@ def test_the_launcher_is_started_again_when_it_dies(tmp_path: Path) -> None:
 
 
 def _open_error_file(pid: int) -> str:
-    """The file behind a launcher's stderr; empty for any other process."""
+    """Return the file behind a launcher's stderr; empty for any other process."""
     try:
         if b"launcher" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             return ""
@@ -355,7 +355,7 @@ def _open_error_file(pid: int) -> str:
 
 @pytest.fixture
 def limits() -> Iterator[Limits]:
-    """Control groups of a node for tests, where this host has them."""
+    """Provide control groups of a node for tests, if this host has them."""
     made = Limits(f"test-{os.getpid()}")
     made.find()
     if made.problem:
@@ -399,7 +399,7 @@ asyncio.run(main())
 
 
 def killed_runner(directory: Path, containers: dict[str, str]) -> None:
-    """Start containers from a runner of their own, which is then killed without warning."""
+    """Start containers from another runner, and kill that runner without warning."""
     arguments = [str(directory), str(Path(__file__).parent), json.dumps(containers)]
     runner = subprocess.Popen(
         [sys.executable, "-c", RUNNER, *arguments], stdout=subprocess.PIPE, text=True

@@ -20,11 +20,11 @@ from watching import Watcher, running
 
 Object = dict[str, Any]
 NAME = "test-scheduler"
-"""Of its own, so that no other scheduler of the cluster takes the pods."""
+"""Name of a scheduler of its own, so that no other one of the cluster takes the pods."""
 
 
 class World:
-    """A namespace, and what its pods and events become."""
+    """A namespace, with its pods and events."""
 
     def __init__(self, client: KubeClient, namespace: str, informers: Informers) -> None:
         self.client = client
@@ -36,7 +36,7 @@ class World:
         self.events.subscribe(lambda old, new: self.changes("event"))
 
     async def node(self, name: str, cpu: str) -> str:
-        """Register a node that only this namespace's pods select; its full name."""
+        """Register a node that only this namespace's pods select; return its full name."""
         name = f"{self.namespace}-{name}"
         await self.client.create(
             Node(metadata=ObjectMeta(name=name, labels={"of": self.namespace}))
@@ -68,7 +68,7 @@ class World:
         await self.client.create(msgspec.convert(content, Pod))
 
     async def until(self, name: str, holds: Callable[[Pod], bool]) -> None:
-        """Return once the pod is as wanted."""
+        """Wait until the pod fits."""
 
         def seen(_: list[str]) -> bool:
             found = self.pods.get(name, self.namespace)
@@ -77,11 +77,11 @@ class World:
         await self.changes.until(seen)
 
     async def gone(self, name: str) -> None:
-        """Return once the pod is not there."""
+        """Wait until the pod is gone."""
         await self.changes.until(lambda _: self.pods.get(name, self.namespace) is None)
 
     async def event(self, reason: str, message: str) -> None:
-        """Return once there is such an event in the namespace."""
+        """Wait for such an event in the namespace."""
         await self.changes.until(
             lambda _: any(
                 (one.reason, one.message) == (reason, message)
@@ -93,7 +93,7 @@ class World:
 
 @asynccontextmanager
 async def world(cluster: Cluster) -> AsyncIterator[World]:
-    """The scheduler runs; a new namespace to try it in."""
+    """Run the scheduler; yield a new namespace for it."""
     async with connect(cluster.kubeconfig) as client:
         made = await client.create(Namespace(metadata=ObjectMeta(generateName="scheduler-")))
         assert made.metadata is not None
@@ -115,12 +115,12 @@ async def world(cluster: Cluster) -> AsyncIterator[World]:
 
 
 def on(name: str) -> Callable[[Pod], bool]:
-    """The pod is bound to the node."""
+    """Return a check that the pod is bound to the node."""
     return lambda pod: bool(pod.spec and pod.spec.nodeName == name)
 
 
 def told(reason: str, message: str) -> Callable[[Pod], bool]:
-    """The pod has been told why it has no node."""
+    """Return a check that the pod's condition has this reason for its wait."""
     return lambda pod: any(
         (one.type, one.status, one.reason, one.message)
         == ("PodScheduled", "False", reason, message)
@@ -129,7 +129,7 @@ def told(reason: str, message: str) -> Callable[[Pod], bool]:
 
 
 async def test_pod_is_bound_and_the_next_waits_for_room(cluster: Cluster) -> None:
-    """Until the first is gone; both are told about it."""
+    """Bind the second pod once the first is gone; report the state of both."""
     async with world(cluster) as it:
         await it.pod("early", "1")
         await it.until(
@@ -154,7 +154,7 @@ async def test_pod_is_bound_and_the_next_waits_for_room(cluster: Cluster) -> Non
 
 
 async def test_many_pods_never_take_more_than_there_is(cluster: Cluster) -> None:
-    """Bindings under way count already."""
+    """Count bindings in progress already."""
     async with world(cluster) as it:
         nodes = [await it.node(name, "2") for name in ("n1", "n2", "n3")]
         async with asyncio.TaskGroup() as tasks:
@@ -180,7 +180,7 @@ async def test_many_pods_never_take_more_than_there_is(cluster: Cluster) -> None
 
 
 async def test_important_pod_takes_the_place_of_a_lesser_one(cluster: Cluster) -> None:
-    """The victim is deleted, both are told."""
+    """Delete the victim, and report the reason to both pods."""
     async with world(cluster) as it:
         priority = f"high-{it.namespace}"
         await it.client.create(PriorityClass(metadata=ObjectMeta(name=priority), value=1000))

@@ -1,4 +1,4 @@
-"""Where a pod goes and why not elsewhere, as tables of small clusters."""
+"""The node that a pod gets, and the reasons against other nodes, in tables of small clusters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 
 def node(name: str, labels: Object | None = None, **parts: Any) -> NodeInfo:
-    """A ready node of 4 cores, 8 GiB, 2 GPUs and 10 pods."""
+    """Return a ready node of 4 cores, 8 GiB, 2 GPUs and 10 pods."""
     spec = {key: parts.pop(key) for key in ("taints", "unschedulable") if key in parts}
     room = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2", "pods": "10"}
     ready = parts.pop("ready", "True")
@@ -40,7 +40,7 @@ def node(name: str, labels: Object | None = None, **parts: Any) -> NodeInfo:
 
 
 def pod(name: str, on: str = "", **parts: Any) -> PodInfo:
-    """A pod of one container; `needs` are its requests, other parts fields of its spec."""
+    """Return a pod of one container; `needs` are its requests, other parts fields of its spec."""
     needs = parts.pop("needs", {})
     labels = parts.pop("labels", {})
     namespace = parts.pop("namespace", "ns")
@@ -63,26 +63,26 @@ def pod(name: str, on: str = "", **parts: Any) -> PodInfo:
 
 
 def with_port(name: str, on: str, address: str) -> PodInfo:
-    """A pod that takes port 80 of its node."""
+    """Return a pod that takes port 80 of its node."""
     ports = [{"containerPort": 1, "hostPort": 80, "hostIP": address}]
     return pod(name, on, containers=[{"name": "c", "ports": ports}])
 
 
 def required(*rules: Object, fields: list[Object] | None = None) -> Object:
-    """Required node affinity of one term."""
+    """Return required node affinity of one term."""
     term = {"matchExpressions": list(rules), "matchFields": fields or []}
     name = "requiredDuringSchedulingIgnoredDuringExecution"
     return {"nodeAffinity": {name: {"nodeSelectorTerms": [term]}}}
 
 
 def pods_affinity(kind: str, key: str, labels: Object, **more: Any) -> Object:
-    """Required podAffinity or podAntiAffinity of one term."""
+    """Return required podAffinity or podAntiAffinity of one term."""
     term = {"topologyKey": key, "labelSelector": {"matchLabels": labels}, **more}
     return {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def rule(key: str, operator: str, *values: str) -> Object:
-    """One requirement."""
+    """Return one requirement."""
     return {"key": key, "operator": operator, "values": list(values)}
 
 
@@ -117,7 +117,7 @@ NODES = [
     ],
 )
 def test_node_affinity(claim: str, spec: Object, allowed: str) -> None:
-    """Each node alone: it is taken exactly if the pod's wishes allow it."""
+    """Try each node alone: it is chosen exactly if the pod's affinity allows it."""
     taken = "".join(
         one.name for one in NODES if place(pod("p", **spec), Cluster([one])).node is not None
     )
@@ -191,7 +191,7 @@ def test_node_affinity(claim: str, spec: Object, allowed: str) -> None:
 def test_refusals_are_told_as_kube_scheduler_does(
     claim: str, cluster: Cluster, wanted: PodInfo, sentence: str
 ) -> None:
-    """Word for word."""
+    """Compare the messages word for word."""
     decision = place(wanted, cluster)
     assert (decision.node, decision.sentence()) == (None, sentence), claim
 
@@ -209,13 +209,13 @@ def test_refusals_are_told_as_kube_scheduler_does(
     ],
 )
 def test_tolerations(toleration: Object, tolerated: bool) -> None:
-    """By key, value and effect; empty means any."""
+    """Compare key, value and effect; empty means any."""
     decision = place(pod("p", tolerations=[toleration]), Cluster([node("a", taints=[TAINT])]))
     assert (decision.node is not None) == tolerated
 
 
 def test_claim_must_be_bound() -> None:
-    """A pod waits for its volume."""
+    """Let a pod wait for its volume."""
     cluster = Cluster([node("a")])
     wanted = pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
     for claim, expected in ((Claim(False), None), (Claim(True, True), None), (Claim(True), "a")):
@@ -227,7 +227,7 @@ ZONES = [node("a", {"zone": "x"}), node("b", {"zone": "x"}), node("c", {"zone": 
 
 
 def allowed(wanted: PodInfo, *placed: PodInfo) -> str:
-    """The nodes of ZONES that do not refuse the pod."""
+    """Return the nodes of ZONES that do not refuse the pod."""
     decision = place(wanted, Cluster(ZONES, placed))
     names = []
     refusals = decision.refusals or {}
@@ -293,12 +293,12 @@ WEB = {"app": "web"}
     ],
 )
 def test_pod_affinity(claim: str, wanted: Object, placed: list[PodInfo], nodes: str) -> None:
-    """Pods of one cpu each, so that a full node refuses for its own reason."""
+    """Use pods of one cpu each, so that a full node refuses for its own reason."""
     assert allowed(pod("p", needs={"cpu": "1"}, **wanted), *placed) == nodes, claim
 
 
 def spread(**more: Any) -> Object:
-    """A hard constraint over zones for the pods of one app."""
+    """Return a hard constraint over zones for the pods of one app."""
     return {
         "labels": WEB,
         "topologySpreadConstraints": [
@@ -340,7 +340,7 @@ def spread(**more: Any) -> Object:
     ],
 )
 def test_topology_spread(claim: str, wanted: Object, placed: list[PodInfo], nodes: str) -> None:
-    """Hard constraints."""
+    """Test hard constraints."""
     assert allowed(pod("p", needs={"cpu": "1"}, **wanted), *placed) == nodes, claim
 
 
@@ -425,12 +425,12 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 def test_choice(
     claim: str, nodes: list[NodeInfo], placed: list[PodInfo], wanted: Object, chosen: str
 ) -> None:
-    """Which of several nodes that would do."""
+    """Choose one of several possible nodes."""
     assert place(pod("p", **wanted), Cluster(nodes, placed)).node == chosen, claim
 
 
 def test_a_packed_job_fills_one_spine_and_then_another() -> None:
-    """By the affinity that the operator writes; it prefers, and never keeps a pod waiting."""
+    """Prefer nodes by the operator's affinity, and never keep a pod waiting for it."""
     block, leaf = LEVELS[2][0], LEVELS[3][0]
     spine_of = {"a": "1", "b": "2", "c": "1", "d": "2"}
     nodes = [node(n, {block: spine, leaf: f"leaf-{n}"}) for n, spine in spine_of.items()]
@@ -449,7 +449,7 @@ def test_a_packed_job_fills_one_spine_and_then_another() -> None:
 
 
 def test_requests_are_those_of_the_largest_moment() -> None:
-    """Containers and sidecars together; init containers one by one; overhead on top."""
+    """Add containers and sidecars, take init containers one by one, and add the overhead."""
 
     def needs(cpu: str, **more: Any) -> Object:
         return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
@@ -465,13 +465,13 @@ def test_requests_are_those_of_the_largest_moment() -> None:
 
 
 def test_resources_of_the_pod_itself_count_before_those_of_its_containers() -> None:
-    """Pod-level requests replace the sum."""
+    """Let pod-level requests replace the sum."""
     wanted = pod("p", needs={"cpu": "1", "memory": "1"}, resources={"requests": {"cpu": "3"}})
     assert wanted.requests == {"cpu": 3000, "memory": 1}
 
 
 def test_pod_remembers_what_it_was_told() -> None:
-    """By the condition PodScheduled, not by others."""
+    """Read the condition PodScheduled, and no other."""
     conditions = [
         {"type": "Ready", "status": "False", "reason": "Other"},
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"},
@@ -487,7 +487,7 @@ def test_pod_remembers_what_it_was_told() -> None:
 
 
 def preempted(wanted: PodInfo, cluster: Cluster) -> tuple[str | None, list[str], str]:
-    """Node, names of the victims, explanation."""
+    """Return the node, the names of the victims, and the explanation."""
     decision = place(wanted, cluster)
     assert decision.node is None
     found = preempt(wanted, cluster, decision)
@@ -495,7 +495,7 @@ def preempted(wanted: PodInfo, cluster: Cluster) -> tuple[str | None, list[str],
 
 
 def test_fewest_and_least_important_pods_make_room() -> None:
-    """Not the important one, and not one more than is needed."""
+    """Spare the important pod, and remove no more pods than needed."""
     cluster = Cluster(
         [node("a"), node("b")],
         [
@@ -510,7 +510,7 @@ def test_fewest_and_least_important_pods_make_room() -> None:
 
 
 def test_victims_may_be_those_that_the_pod_does_not_bear() -> None:
-    """Their going counts for affinity too, and many lesser ones go before one that is more."""
+    """Count the removal of victims for affinity, and prefer many lesser ones to a greater one."""
     hates = pods_affinity("podAntiAffinity", "host", WEB)
     cluster = Cluster(
         [node("a"), node("b")],
@@ -526,7 +526,7 @@ def test_victims_may_be_those_that_the_pod_does_not_bear() -> None:
 
 
 def test_of_equal_victims_fewer_go() -> None:
-    """Also where their priority is negative."""
+    """Prefer fewer victims of negative priority, too."""
     cluster = Cluster(
         [node("a"), node("b")],
         [
@@ -551,7 +551,7 @@ def test_of_equal_victims_fewer_go() -> None:
 def test_pod_waits_for_its_victims(
     claim: str, nominated: str, on: str, deleting: bool, priority: int, waits: bool
 ) -> None:
-    """And pushes no others meanwhile."""
+    """Push no other pods meanwhile."""
     victim = replace(pod("victim", on, priority=priority), is_deleting=deleting)
     cluster = Cluster([node("a"), node("b")], [victim])
     wanted = replace(pod("p", priority=5), nominated=nominated)
@@ -582,7 +582,7 @@ def test_pod_waits_for_its_victims(
     ],
 )
 def test_preemption_is_no_use(claim: str, wanted: Object, explanation: str) -> None:
-    """And the pod is told why."""
+    """Explain the reason to the pod."""
     cluster = Cluster(
         [node("a"), node("b", taints=[TAINT])], [pod("q", "a", needs={"cpu": "4"}, priority=5)]
     )
@@ -590,7 +590,7 @@ def test_preemption_is_no_use(claim: str, wanted: Object, explanation: str) -> N
 
 
 def test_room_made_for_one_pod_is_not_given_to_a_lesser_one() -> None:
-    """A nominated pod counts for pods of its priority and below."""
+    """Count a nominated pod for pods of its priority and below."""
     cluster = Cluster([node("a")])
     first = replace(pod("first", needs={"cpu": "4"}, priority=5), nominated="a")
     cluster.nominated[first.key] = first
@@ -604,7 +604,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=40)
 
 @given(STEPS)
 def test_incremental_picture_equals_a_fresh_one(steps: list[tuple[int, int]]) -> None:
-    """However pods come, move and go, what is counted is what is there."""
+    """Compare the counts with the pods, however they come, move and go."""
     cluster = Cluster([node("a"), node("b")])
     present: dict[str, PodInfo] = {}
     for number, action in steps:
@@ -632,7 +632,10 @@ def test_incremental_picture_equals_a_fresh_one(steps: list[tuple[int, int]]) ->
 
 @pytest.mark.slow
 def test_decision_in_a_large_cluster_is_quick() -> None:
-    """100 nodes and 5,000 pods: well under 2 ms; the bound leaves room for a busy machine."""
+    """Decide among 100 nodes and 5,000 pods, well under 2 ms.
+
+    The bound leaves room for a busy machine.
+    """
     nodes = [node(f"n{i}", {"zone": f"z{i % 5}"}, room={"pods": "110"}) for i in range(100)]
     pods = [
         pod(f"p{i}", f"n{i % 100}", labels={"app": f"a{i % 50}"}, needs={"cpu": "10m"})
