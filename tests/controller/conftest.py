@@ -106,7 +106,7 @@ class Place:
 
     @asynccontextmanager
     async def operator(self, key: bytes = MASTER) -> AsyncIterator[None]:
-        """An operator of this namespace's jobs, beside the block."""
+        """Run an operator of this namespace's jobs while the block runs."""
         options = OperatorOptions(self.namespace, LeaderTerms("operator", self.namespace), key=key)
         async with running(run_operator(self.client, None, options)):
             await self.until("leases/operator", lambda lease: lease["spec"]["holderIdentity"])

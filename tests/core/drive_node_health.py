@@ -46,16 +46,16 @@ class Bench:
         self.now = 1_800_000_000.0
         self.version = 1
         self.nvml = GpuSample(problem="no driver")
-        """What the next look at the GPUs finds."""
+        """Result of the next look at the GPUs."""
         self.is_nvml_hung = False
         self.is_down = False
         self.log: list[str] = []
-        """What the kernel has said; a cursor is how much of it was read."""
+        """Lines that the kernel has logged; a cursor is the number of lines read."""
         self.kill_at: int | None = None
-        """Number of the moment, two for each write, at which the daemon is killed."""
+        """Number of the moment at which the daemon is killed; each write has two moments."""
         self.told: list[HealthEffect] = []
         self.order: list[str] = []
-        """What was written, of each write that was ordered."""
+        """Kind of each write that was ordered."""
         self.node: Object = {
             "metadata": {"name": "node-0", "uid": "u-1", "resourceVersion": "1"},
             "spec": {},
@@ -67,21 +67,21 @@ class Bench:
     # what happens to the node
 
     def see(self) -> None:
-        """The daemon's informer tells."""
+        """Give the daemon the node as its informer does."""
         self.step(OwnNodeSeen(node_state(self.node)))
 
     def change(self, patch: Object, *, is_seen: bool = True) -> None:
-        """Somebody else changes the node."""
+        """Change the node as another program."""
         self._apply(patch)
         if is_seen:
             self.see()
 
     def reboot(self, boot: str) -> None:
-        """The node has another boot ID."""
+        """Give the node another boot ID."""
         self.change({"status": {"nodeInfo": {"bootID": boot}}})
 
     def verify(self, value: str) -> None:
-        """The repairer has found the node well."""
+        """Report the node as repaired, as the repairer does."""
         gone = {HEALTH: "Schedulable", "sagemaker.amazonaws.com/fault-types": None}
         annotations = {VERIFIED: value, FAULT_DETAILS: None}
         self.change(
@@ -89,7 +89,7 @@ class Bench:
         )
 
     def restart(self) -> None:
-        """Another daemon in the place of this one, which reads what that has not."""
+        """Start another daemon in place of this one, which reads the lines still unread."""
         self.health = NodeHealth(self.table, self.gpus)
         self.see()
         start = int(self.health.cursor.partition(":")[2] or 0)
@@ -97,17 +97,17 @@ class Bench:
             self.step(LineRead(KernelLine(text), f"file:{number}"))
 
     def kernel(self, *texts: str) -> None:
-        """The kernel says something."""
+        """Log lines as the kernel."""
         for text in texts:
             self.log.append(text)
             self.step(LineRead(KernelLine(text), f"file:{len(self.log)}"))
 
     def xid(self, number: int, rest: str = "text", pci: str = "0000:3b:00") -> None:
-        """The driver says something."""
+        """Log a line as the GPU's driver."""
         self.kernel(f"NVRM: Xid (PCI:{pci}): {number}, {rest}")
 
     def wait(self, seconds: float) -> None:
-        """Time passes, with every deadline in it."""
+        """Let time pass, with every deadline in it."""
         until = self.now + seconds
         while (due := self.health.deadline()) is not None and due <= until:
             self.now = max(self.now, due)
@@ -116,7 +116,7 @@ class Bench:
         self.step(Tick())
 
     def step(self, event: HealthEvent) -> None:
-        """Give the machine an event, and carry out what it orders."""
+        """Give the machine an event, and carry out its effects."""
         try:
             self._step(event)
         except KilledError:
@@ -167,7 +167,7 @@ class Bench:
 
     @property
     def writes(self) -> int:
-        """That were ordered so far."""
+        """Number of writes ordered."""
         return len(self.order)
 
     @property
@@ -187,7 +187,7 @@ class Bench:
 
     @property
     def conditions(self) -> dict[str, tuple[str, str]]:
-        """Type -> (status, reason)."""
+        """Status and reason of each condition, by type."""
         listed = self.node["status"].get("conditions", ())
         return {one["type"]: (one["status"], one["reason"]) for one in listed}
 
@@ -198,5 +198,5 @@ class Bench:
 
     @property
     def events(self) -> list[str]:
-        """Reasons of the events so far."""
+        """Reasons of all events."""
         return [one.reason for one in self.told if isinstance(one, RecordNodeEvent)]

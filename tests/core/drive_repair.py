@@ -1,7 +1,7 @@
-"""A small world for the repairer: nodes that break, a provider, a checker, an API that is late.
+"""A small world for the repairer: nodes with faults, a provider, a checker, a late API.
 
-Effects of one node are carried out in order, as the driver does; what comes of them is told later,
-in order for each node, perhaps twice.  A restart loses all that is under way in the repairer, and
+Effects of one node are carried out in order, as the driver does. Their results are delivered later,
+in order for each node, perhaps twice. A restart loses all events in progress in the repairer, and
 the effects that it had not carried out.
 """
 
@@ -50,7 +50,7 @@ BEGIN = 1_800_000_000.0
 
 @dataclass
 class Execution:
-    """What the provider has really done."""
+    """An action that the provider has really executed."""
 
     node: str
     action: Action
@@ -71,25 +71,25 @@ class World:
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     pods: dict[str, tuple[str, ...]] = field(default_factory=dict)
     recovery: Recovery | None = None
-    """Of the cluster `c`, to which all nodes belong; None: there is no such Cluster."""
+    """Recovery of the cluster `c`, to which all nodes belong; None: there is no such Cluster."""
     executions: list[Execution] = field(default_factory=list)
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of times that a person ordered an action, by node and action."""
     orders: dict[str, str] = field(default_factory=dict)
     """Outcome of each order by identity."""
     effects: list[RepairEffect] = field(default_factory=list)
-    """All that were ordered."""
+    """All ordered effects."""
     events: deque[RepairEvent] = field(default_factory=deque)
     todo: dict[str, deque[RepairEffect]] = field(default_factory=dict)
     boots: int = 0
     joins_held_back: bool = True
-    """Whether the provider has what is to be tested join with the taint."""
+    """True if a machine to be tested joins with the taint."""
 
     def __post_init__(self) -> None:
         self.repairer = Repairer(self.settings)
 
     def add(self, *names: str, rack: str = "") -> None:
-        """Nodes that are well."""
+        """Add healthy nodes."""
         for name in names:
             self.change(RepairNode(name, True, self.now, boot_id=self._boot(), rack=rack))
 
@@ -98,18 +98,18 @@ class World:
         return f"boot-{self.boots}"
 
     def change(self, node: RepairNode) -> None:
-        """A node is so now; its news is on its way."""
+        """Replace the state of a node, and queue the event."""
         node = replace(node, cluster="c")
         self.nodes[node.name] = node
         self.events.append(RepairNodeSeen(node))
 
     def remove(self, name: str) -> None:
-        """A node's object is deleted."""
+        """Delete a node's object."""
         self.nodes.pop(name, None)
         self.events.append(RepairNodeGone(name))
 
     def start(self) -> None:
-        """A repairer, new or after another, is told all that there is."""
+        """Start a repairer, new or after another, and give it all objects."""
         self.repairer = Repairer(self.settings)
         self.todo.clear()
         self.events.clear()
@@ -123,7 +123,7 @@ class World:
             self.tell(event)
 
     def tell(self, event: RepairEvent) -> list[RepairEffect]:
-        """Give the repairer an event, and queue what it orders."""
+        """Give the repairer an event, and queue its effects."""
         ordered = self.repairer.step(event, self.now)
         self.effects += ordered
         for effect in ordered:
@@ -131,14 +131,14 @@ class World:
         return ordered
 
     def deliver(self) -> bool:
-        """Tell the oldest news; False: there is none."""
+        """Give the repairer the oldest event; return False if there is none."""
         if not self.events:
             return False
         self.tell(self.events.popleft())
         return True
 
     def carry_out(self, name: str | None = None) -> bool:
-        """Carry out the oldest effect of a node, or of the first that has one."""
+        """Carry out the oldest effect of a node, or of the first node that has one."""
         names = [name] if name else [one for one, queue in self.todo.items() if queue]
         if not names or not self.todo.get(names[0]):
             return False
@@ -146,14 +146,14 @@ class World:
         return True
 
     def settle(self) -> None:
-        """Until nothing is under way."""
+        """Run until no event or effect is in progress."""
         for _ in range(2000):
             if not (self.carry_out() or self.deliver()):
                 return
         raise AssertionError(f"no end of it: {self.effects[-10:]}")
 
     def wait(self, seconds: float) -> None:
-        """Let time go on, with all that comes of it."""
+        """Let time pass, with all deadlines and events in it."""
         end = self.now + seconds
         self.settle()
         for _ in range(20000):
@@ -169,10 +169,10 @@ class World:
             raise AssertionError("no end of it")
         self.now = end
 
-    # What people, daemons and misfortune do.
+    # Actions of people and daemons, and accidents.
 
     def fault(self, name: str, reason: str = "Xid79", action: Action = Action.REBOOT) -> None:
-        """The daemon says so."""
+        """Report a fault as the daemon does."""
         health = Health.PENDING_REPLACEMENT if action is Action.REPLACE else Health.PENDING_REBOOT
         node = self.nodes[name]
         fault = NodeFault("NvidiaGPUUnhealthy", reason, self.now, "bad")
@@ -188,29 +188,29 @@ class World:
         )
 
     def silence(self, name: str) -> None:
-        """The node is not heard of any more."""
+        """Let the node fall silent."""
         self.change(replace(self.nodes[name], is_ready=False, is_silent=True, ready_at=self.now))
 
     def speak(self, name: str) -> None:
-        """It is heard of again, in the same boot."""
+        """Let the node report again, in the same boot."""
         self.change(replace(self.nodes[name], is_ready=True, is_silent=False, ready_at=self.now))
 
     def join_late(self, name: str) -> None:
-        """What a `late` order was about joins after all."""
+        """Let the machine of a `late` order join after all."""
         held = RepairNode(name, True, self.now, boot_id=self._boot())
         self.change(replace(held, health=Health.UNSCHEDULABLE, has_taint=True))
 
     def order(self, name: str, what: str) -> None:
-        """A person's annotation."""
+        """Write the annotation of a person's order."""
         self.asked[name, what] += 1
         self.change(replace(self.nodes[name], order=what))
 
     def clear(self, name: str) -> None:
-        """A person grants the appeal."""
+        """Grant the appeal, as a person does."""
         self.records[name] = replace(self.records[name], cleared_at=self.now, cleared_by="me: ok")
         self.events.append(RecordSeen(name, self.records[name]))
 
-    # What effects do.
+    # Results of effects.
 
     def _do(self, effect: RepairEffect) -> None:
         match effect:
@@ -252,8 +252,11 @@ class World:
         self.change(node)
 
     def _execute(self, order: RepairOrder) -> OrderStatus:
-        """One of: done, failed, unsupported, gone, `never` (it does not come back), `stuck`, or
-        `late`: what takes the place is known, and not there."""
+        """Execute an order with one of the outcomes.
+
+        They are done, failed, unsupported, gone, `never` (the node does not come back), `stuck`, or
+        `late`: the replacement is known, but has not joined.
+        """
         is_new = order.id not in self.orders
         outcome = self.orders.setdefault(order.id, self.outcome(order))
         if outcome in ("failed", "unsupported"):
@@ -287,36 +290,36 @@ class World:
             )
 
     def _joined(self, order: RepairOrder, name: str) -> RepairNode:
-        """As the provider of Machines has it join."""
+        """Return a node as the provider of Machines lets it join."""
         found = RepairNode(name, True, self.now, boot_id=self._boot())
         if not (order.is_tested and self.joins_held_back):
             return found
         return replace(found, health=Health.UNSCHEDULABLE, has_taint=True)
 
-    # What tests look at.
+    # Views for tests.
 
     def told(self) -> list[str]:
-        """Reasons of the events so far."""
+        """Return the reasons of all events."""
         return [effect.reason for effect in self.effects if isinstance(effect, RecordRepairEvent)]
 
     def done(self) -> list[tuple[str, Action]]:
-        """What the provider has done."""
+        """Return the actions that the provider has executed without failure."""
         return [(one.node, one.action) for one in self.executions if not one.has_failed]
 
     def state(self, name: str) -> RepairState | None:
-        """Of the repair under way, as it is written."""
+        """Return the state of the repair under way, as written."""
         repair = self.records.get(name, NodeRecordSpec()).repair
         return repair and repair.state
 
     def message(self, name: str) -> str:
-        """Of the repair under way."""
+        """Return the message of the repair under way."""
         repair = self.records[name].repair
         assert repair is not None
         return repair.message
 
 
 def world(count: int = 5, **given: object) -> World:
-    """A started world of nodes that are well; settings or fields of the world by name."""
+    """Start a world of healthy nodes; `given` are settings or fields of the world by name."""
     fields = {
         key: given.pop(key)
         for key in ("outcome", "check", "recovery", "joins_held_back")
@@ -329,6 +332,6 @@ def world(count: int = 5, **given: object) -> World:
 
 
 def outcomes(words: Iterable[str]) -> Callable[[RepairOrder], str]:
-    """Orders end so, one after another; the last word stays."""
+    """Return a function that gives these outcomes in turn; the last one is repeated."""
     left = list(words)
     return lambda order: left.pop(0) if len(left) > 1 else left[0]

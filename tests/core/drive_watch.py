@@ -1,4 +1,4 @@
-"""A running job whose agents tell what their watchdogs see, and answer when they are asked."""
+"""A running job whose agents report their watchdogs' state, and answer questions."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ IN_DATA = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "train (trai
 
 
 def alarm(detector: Detector, since: float, at: float | None = None) -> Alarm:
-    """One that says its name."""
+    """Return an alarm with its own name as its text."""
     return Alarm(detector.value, since, since if at is None else at, f"it is {detector.value}")
 
 
 def well(rank: int, at: float, allowed: float | None = 10.0) -> RankWatch:
-    """A rank that has just made its step."""
+    """Return a rank that has just made its step."""
     return RankWatch(rank, "train", int(at), at, 1.0, at, allowed)
 
 
 def ill(rank: int, detector: Detector, since: float, allowed: float = 10.0) -> RankWatch:
-    """A rank that has made none since then."""
+    """Return a rank that has made no step since `since`."""
     return replace(well(rank, since, allowed), alarms=(alarm(detector, since),))
 
 
 def looked(
     rank: int, frames: tuple[str, ...] = ALL_REDUCE, state: str = "S", share: float = 0.0
 ) -> RankEvidence:
-    """A rank that was in the same place both times."""
+    """Return a rank that was in the same place both times."""
     threads = (ThreadStack("MainThread", True, frames),)
     return RankEvidence(rank, 100 + rank, state, cpu_share=share, is_same=True, threads=threads)
 
@@ -67,17 +67,17 @@ class WatchedJob(Script):
         return replace(seen, options=replace(seen.options, detectors=self.detectors))
 
     def tell(self, pod: str, at: float, *watch: RankWatch, attempt: int = 0) -> str:
-        """A report with the ranks; what is ordered for it."""
+        """Report the ranks of a pod; return the effects."""
         report = replace(self.report(f"runs {pod} {attempt}"), watch=watch)
         self.agents[pod] = report
         return shown(self.give(AgentReported(self._uid(pod), report), at))
 
     def tick(self, at: float) -> str:
-        """Time passes; what is ordered for it."""
+        """Let time pass; return the effects."""
         return shown(self.give(Tick(), at))
 
     def answer(self, pod: str, at: float, *ranks: RankEvidence) -> str:
-        """The agent's answer to the newest question; what is ordered for it."""
+        """Answer the newest question to an agent; return the effects."""
         uid = PodUid(f"{pod}.0")
         asked = [e for e in self.effects if isinstance(e, AskAgent) and e.pod == uid]
         command = asked[-1].request
@@ -87,21 +87,21 @@ class WatchedJob(Script):
 
     @property
     def ledger(self) -> Ledger:
-        """As last written."""
+        """The newest written ledger."""
         written = [e.ledger for e in self.effects if isinstance(e, WriteLedger)]
         return written[-1] if written else Ledger()
 
     def record(self, detector: Detector) -> tuple[int, int]:
-        """How often it was right and wrong."""
+        """Return how often a detector was right, and how often wrong."""
         found = self.ledger.detectors.get(detector.value)
         return (found.right, found.wrong) if found else (0, 0)
 
     def told(self, reason: str) -> list[str]:
-        """Messages of the events with a reason."""
+        """Return the messages of the events with a reason."""
         events = (e for e in self.effects if isinstance(e, RecordEvent))
         return [e.message for e in events if e.reason == reason]
 
 
 def shown(effects: list[JobEffect]) -> str:
-    """The orders to agents and of incidents, in words."""
+    """Return the orders to agents and of incidents, in words."""
     return ", ".join(word for effect in effects for word in show(effect, "incident"))

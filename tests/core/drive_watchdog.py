@@ -1,4 +1,4 @@
-"""A watchdog with ranks that do as the test says; looks are made when the machine asks."""
+"""A watchdog with ranks that a test controls; the driver looks when the machine asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Drive:
         self.cpu = self.io = self.waited = 0.0
         self.cores, self.rate, self.state = 1.0, 0.0, "R"
         self.queued = 0.0
-        """Processors that the rank waits for."""
+        """Number of processors that the rank waits for."""
         self.looks = 0
         self.raised: list[tuple[str, float]] = []
         """Alarms in order, with the time since the start."""
@@ -46,7 +46,7 @@ class Drive:
             self.give(RankStarted(rank))
 
     def restart(self) -> None:
-        """Another attempt, in which the rank's worker begins anew."""
+        """Start another attempt, with a new worker of the rank."""
         ranks = [view.rank for view in self.dog.views()]
         for rank in ranks:
             self.give(Ended(rank))
@@ -66,7 +66,7 @@ class Drive:
         return self.dog.views()[0].allowed_seconds
 
     def give(self, event: WatchdogEvent) -> None:
-        """To the machine, and what it asks for then."""
+        """Give the machine an event, and carry out its requests."""
         for effect in self.dog.step(event, self.now):
             assert effect.ranks
             if 0 in effect.ranks:
@@ -76,7 +76,7 @@ class Drive:
         self._open = found
 
     def wait(self, seconds: float) -> None:
-        """Nothing is shown for so long."""
+        """Show no sign of progress for a time."""
         end = self.now + seconds
         while (due := self.dog.deadline()) is not None and due <= end:
             self._pass(due)
@@ -86,15 +86,15 @@ class Drive:
         self._pass(end)
 
     def freeze(self, seconds: float) -> None:
-        """The machine stands still, with the agent."""
+        """Freeze the whole machine, with the agent."""
         self.now += seconds
 
     def be(self, cores: float = 0.0, rate: float = 0.0, state: str = "S") -> None:
-        """What /proc shows from now on."""
+        """Set the activity that /proc shows."""
         self.cores, self.rate, self.state = cores, rate, state
 
     def step(self, seconds: float, metrics: Mapping[str, float] = GOOD) -> None:
-        """One, that takes so long."""
+        """Make one step that takes `seconds`."""
         self.wait(seconds)
         page = self.page
         gap = self.now - page.step_at if page.visit_calls else 0.0
@@ -111,23 +111,23 @@ class Drive:
         )
 
     def steps(self, count: int, seconds: float = 0.5, loss: Collection[float] = (2.0,)) -> None:
-        """Some; the losses in turns."""
+        """Make steps, with the losses in turn."""
         values = list(loss)
         for i in range(count):
             self.step(seconds, {"loss": values[i % len(values)]})
 
     def phase(self, name: str) -> None:
-        """The script tells it."""
+        """Report a phase, as the script does."""
         visit, now = self.page.visit + 1, self.now
         page = replace(self.page, phase=name, visit=visit, phase_at=now, visit_calls=0)
         self.page = replace(page, longest_gap=0.0)
 
     def save(self) -> None:
-        """A checkpoint was written."""
+        """Report a written checkpoint."""
         self.page = replace(self.page, checkpoint_at=self.now, checkpoint_step=self.page.step)
 
     def write(self, seconds: float) -> None:
-        """Output, after so long."""
+        """Write output after a time."""
         self.wait(seconds)
         self._writes.append(self.now)
 

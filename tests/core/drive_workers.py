@@ -1,4 +1,4 @@
-"""Scripts for the agent's machine: what it is told, and what it orders, in short words."""
+"""Scripts for the agent's machine: its events and its effects, in short words."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Step = tuple[AgentEvent, str]
 
 
 def start(attempt: int, rank: int = 0) -> AgentEvent:
-    """Of one of two nodes."""
+    """Return the start of one of two nodes."""
     return Commanded(StartCommand(attempt, rank, 2, "10.0.0.1", 2000 + attempt))
 
 
@@ -54,7 +54,7 @@ def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> AgentE
 
 
 def started(attempt: int, **pids: int) -> AgentEvent:
-    """Processes by local rank: `_0=100`."""
+    """Return the started processes by local rank: `_0=100`."""
     ranks = tuple(int(name[1:]) for name in pids)
     return StageStarted(attempt, ProgramStage.TRAIN, tuple(pids.values()), ranks)
 
@@ -93,7 +93,7 @@ def _but(kept: tuple[int, ...]) -> str:
 
 
 def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
-    """Tell a machine the events, one a second, and compare what it orders beside reports."""
+    """Give a machine the events, one a second, and compare its effects, except reports."""
     machine = Workers(settings)
     machine.step(Prepared(), 0.0)
     for second, (event, expected) in enumerate(steps, 1):

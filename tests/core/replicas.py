@@ -1,7 +1,7 @@
-"""Nodes that save, agree and send, in simulated time; who dies when, and what is then left.
+"""Nodes that save, agree and send, in simulated time, and the steps that are left after a loss.
 
-Saves are in lockstep, as all-reduces make them; everything else takes as long as is drawn, and
-messages and transfers may be lost.  What is restored after a loss is judged by what is there.
+Saves are in lockstep, as all-reduces make them. All other durations are drawn, and messages and
+transfers may be lost. A restore after a loss is judged by the remaining copies.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from unbroken.core.snapshots.replication import Agreement, Arrival, Item, NextRo
 
 NAME = "state"
 REST_SECONDS = 200.0
-"""After the last save."""
+"""Seconds after the last save."""
 
 
 @dataclass
 class Speeds:
-    """How fast a world is, in seconds; each is drawn around it."""
+    """Mean durations of a world in seconds; each duration is drawn around its mean."""
 
     save: float = 1.0
-    """Between two saves."""
+    """Seconds between two saves."""
     transfer: float = 0.5
     message: float = 0.01
     copy: float = 0.05
     pause: float = 0.0
-    """How likely training pauses for long after a save."""
+    """Probability of a long pause of training after a save."""
     lost: float = 0.0
-    """How likely a message is, and a transfer."""
+    """Probability that a message or a transfer is lost."""
 
 
 @dataclass(eq=False)
@@ -43,18 +43,18 @@ class Node:
     rounds: Rounds = field(default_factory=Rounds)
     slots: dict[int, list[int]] = field(default_factory=lambda: {0: [], 1: []})
     own: dict[int, set[int]] = field(default_factory=lambda: {0: set(), 1: set()})
-    """Copied in this agent's memory."""
+    """Steps copied in this agent's memory, by rank."""
     away: dict[int, set[int]] = field(default_factory=lambda: {0: set(), 1: set()})
-    """At the buddy."""
+    """Steps at the buddy, by rank."""
     queue: list[Item] = field(default_factory=list)
     is_sending: bool = False
     told: Arrival | None = None
     asked: int = 0
-    """Messages so far: an answer to an older one is none."""
+    """Number of messages; an answer to an older one does not count."""
 
 
 class World:
-    """All of it; `run` yields at each moment at which something has changed."""
+    """All nodes; `run` yields at each moment at which something has changed."""
 
     def __init__(self, seed: int, nodes: int, speeds: Speeds, *, copies: bool) -> None:
         self._random, self.speeds, self.copies = random.Random(seed), speeds, copies
@@ -71,20 +71,20 @@ class World:
         self.ends = float("inf")
 
     def after(self, seconds: float, call: Callable[..., None], *values: object) -> None:
-        """Later, in simulated time."""
+        """Schedule a call in simulated time."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, call, values))
 
     def around(self, seconds: float) -> float:
-        """A length that is drawn."""
+        """Draw a duration around `seconds`."""
         return seconds * self._random.uniform(0.3, 1.7)
 
     def chance(self, probability: float) -> bool:
-        """Whether something unlikely happens."""
+        """Draw whether an event with this probability happens."""
         return self._random.random() < probability
 
     def run(self, saves: int) -> Iterator[None]:
-        """Until so many saves have been made, and everything rests."""
+        """Run until `saves` saves have been made, and nothing is in progress."""
         self.after(0, self._save, 0, saves)
         while self._events and self.now < self.ends + REST_SECONDS:
             self.now, _, call, values = heapq.heappop(self._events)
@@ -214,10 +214,10 @@ class World:
         self._send_next(node)
         self._tell(node)
 
-    # What would be left.
+    # Steps that would be left.
 
     def left(self, lost: int) -> set[int]:
-        """Steps that every rank could produce if a node were lost now."""
+        """Return the steps that every rank could produce if a node were lost now."""
         found = []
         for node in self.nodes:
             for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""What a new operator makes of what it finds."""
+"""Adoption of a running job by a new operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unbroken.wire.agent import AgentReport, AgentState
 
 
 def left(replicas: int = 2, spares: int = 0, script: str = "") -> Script:
-    """The successor of an operator that went away from a running job, or after a script."""
+    """Return the successor of an operator that left a running job, or one after a script."""
     old = Script(spec(replicas, spares))
     old.up()
     for name in old.views:
@@ -374,7 +374,7 @@ def test_ranks_wait_for_an_agent_that_may_yet_tell_its_own() -> None:
 
 
 def test_stock_agents_get_no_port_that_an_older_attempt_had() -> None:
-    """Attempt 0 may have had several ports, of which the status names the newest at most."""
+    """Offer no old port: attempt 0 may have had several, and the status has only the last."""
     stock = AgentReported(PodUid("w-0.0"), AgentReport("stock-w-0", AgentState.READY))
     old = Script(spec(1))
     old.run("0 job\n0 synced\n0 pod w-0 node=n0")
@@ -391,7 +391,7 @@ def test_stock_agents_get_no_port_that_an_older_attempt_had() -> None:
 
 
 def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:
-    """A stock agent that is ready may have run the attempt before, and been stopped."""
+    """Stop the attempt: a ready stock agent may have run it before, and been stopped."""
     old = Script()
     old.up("ready")
     for name in old.views:
@@ -409,7 +409,7 @@ def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:
 
 @pytest.mark.parametrize("seen", ["before", "after"])
 def test_operator_that_dies_with_a_node_leaves_the_node_to_be_blamed(seen: str) -> None:
-    """The next one has heard no agent of that node, before or after it hears that it is lost."""
+    """Blame the node, though the new operator has received no report from its agent."""
     new = left()
     if seen == "before":
         new.run("100 node n1 not-ready")

@@ -1,4 +1,4 @@
-"""When a PyTorchJob is restarted for the sake of its nodes, and what is never done."""
+"""Restarts of a PyTorchJob because of its nodes, and actions that never happen."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ WELL = Picture("PyTorchJob", "lm", "7", Resume(True, 2), pods=PODS, nodes=NODES)
 
 
 def with_node(name: str, **changes: object) -> Picture:
-    """All is well but one node."""
+    """Return a picture in which all is well but one node."""
     return replace(WELL, nodes={**NODES, name: replace(NODES[name], **changes)})  # type: ignore[arg-type]
 
 
 def with_pod(**changes: object) -> Picture:
-    """All is well but the second pod."""
+    """Return a picture in which all is well but the second pod."""
     return replace(WELL, pods=(PODS[0], replace(PODS[1], **changes)))  # type: ignore[arg-type]
 
 
 def decided(seen: Picture, now: float = 100.0) -> list[ResumeEffect]:
-    """What is done about a picture that stays as it is for the window."""
+    """Return the effects for a picture that does not change during the window."""
     machine = AutoResume()
     assert machine.step(seen, now) == []
     assert machine.deadline() == now + WINDOW_SECONDS
@@ -56,7 +56,7 @@ def decided(seen: Picture, now: float = 100.0) -> list[ResumeEffect]:
 
 
 def deletions(effects: Iterable[ResumeEffect]) -> list[DeleteResumedPod]:
-    """The pods that are to go."""
+    """Return the deletions of pods."""
     return [effect for effect in effects if isinstance(effect, DeleteResumedPod)]
 
 
@@ -133,7 +133,7 @@ def test_the_node_is_blamed_and_not_its_first_pod() -> None:
 
 
 def recorded(seen: Picture) -> Picture:
-    """The same once the record of the first restart is in the job's annotations."""
+    """Return the picture once the first restart is recorded in the job's annotations."""
     uids = frozenset(pod.uid for pod in seen.pods)
     return replace(seen, version="8", record=Record(1, "a fault", 100.0, uids))
 
@@ -206,7 +206,10 @@ def test_after_the_last_restart_it_is_said_once_and_nothing_more() -> None:
 
 
 def test_a_pod_that_is_put_on_the_unhealthy_node_again_is_not_moved_again() -> None:
-    """A node that only has the label takes pods: each retry would end there."""
+    """Move the pod only once.
+
+    A node that only has the label takes pods, so each retry would end there.
+    """
     write, _ = decided(LOST[0][0])
     assert isinstance(write, WriteResumeRecord)
     assert write.record.nodes == {"n1"}

@@ -1,4 +1,4 @@
-"""When a job that is restarted by suspension is suspended, and when it runs again."""
+"""Restarts of a job by suspension: when it is suspended, and when it runs again."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ LEAVING = tuple(replace(pod, ends_by=130.0) for pod in PODS)
 
 
 def only(effects: list[ResumeEffect], type: type[ResumeEffect]) -> ResumeEffect:
-    """The one effect of a type."""
+    """Return the only effect of a type."""
     (found,) = (effect for effect in effects if isinstance(effect, type))
     return found
 
 
 def written(effects: list[ResumeEffect]) -> WriteResumeRecord:
-    """The one write."""
+    """Return the only write."""
     found = only(effects, WriteResumeRecord)
     assert isinstance(found, WriteResumeRecord)
     return found
 
 
 def said(effects: list[ResumeEffect]) -> Say:
-    """The one event."""
+    """Return the only event."""
     found = only(effects, Say)
     assert isinstance(found, Say)
     return found
@@ -195,7 +195,7 @@ GRACE = 5.0
 
 @dataclass
 class World:
-    """What is really so, and what the program has heard of it."""
+    """Real state of a job, and the picture that the program has of it."""
 
     random: Random
     now: float = 100.0
@@ -203,10 +203,10 @@ class World:
     record: Record = field(default_factory=Record)
     is_suspended: bool = False
     jobs_hold: bool = False
-    """The Jobs have heard of the suspension."""
+    """True once the Jobs have received the suspension."""
     nodes: dict[str, PodNode] = field(default_factory=dict)
     pods: dict[str, PodState] = field(default_factory=dict)
-    """By uid."""
+    """Pods by uid."""
     cut: set[str] = field(default_factory=set)
     """Nodes that run their pods and cannot be reached."""
     made: int = 0
@@ -220,7 +220,7 @@ class World:
         self.tell(lost=0.0)
 
     def run_job(self) -> None:
-        """The controllers act, some of the times that they could."""
+        """Let the controllers act, sometimes when they could."""
         if self.random.random() < 0.5:
             self.jobs_hold = self.is_suspended
         if self.random.random() < 0.5:
@@ -239,7 +239,7 @@ class World:
                 self.pods[uid] = PodState(name, uid, self.random.choice(free), "Running")
 
     def pass_time(self, seconds: float) -> None:
-        """Kubelets end what was deleted; providers fence what was asked for."""
+        """Let time pass: kubelets end deleted pods, providers fence as requested."""
         self.now += seconds
         for uid, pod in list(self.pods.items()):
             if pod.ends_by is not None and pod.node not in self.cut and pod.node in self.nodes:
@@ -250,7 +250,7 @@ class World:
         self.run_job()
 
     def tell(self, lost: float) -> None:
-        """The program hears of all, or of nothing."""
+        """Give the program the whole picture, or nothing."""
         if self.random.random() >= lost:
             self.told = Picture(
                 *("JobSet", "lm", str(self.version), Resume(True, 3), self.record),
@@ -262,7 +262,7 @@ class World:
             )
 
     def step(self, crash: float = 0.0) -> None:
-        """The program looks and acts; it may die between any two acts."""
+        """Let the program look and act; it may die between any two acts."""
         for effect in self.machine.step(self.told, self.now):
             if self.random.random() < crash:
                 self.machine = AutoResume()
@@ -271,7 +271,7 @@ class World:
                 return
 
     def carry_out(self, effect: ResumeEffect) -> bool:
-        """One act, as the API takes it; False: what follows it is left undone."""
+        """Carry out one effect as the API does. False: the effects after it are lost."""
         match effect:
             case WriteResumeRecord(record, version, suspends):
                 if version != str(self.version):

@@ -1,4 +1,4 @@
-"""What is held against a node, how it fades, and what counts for nothing."""
+"""Faults that count for a node, their fading, and faults that do not count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY = 86400.0
 
 
 def incident(fault: str, node: str = "node-1", **given: object) -> Incident:
-    """An ended incident."""
+    """Return an ended incident."""
     exit_code = given.pop("exit_code", None)
     culprit = Signal(NOW, fault, "it broke", node=node, exit_code=exit_code)  # type: ignore[arg-type]
     found = Incident(1, 0, culprit, (culprit,), Remedy.POD, "", NOW, ended_at=NOW + 9)

@@ -1,4 +1,4 @@
-"""Who keeps copies of whose snapshots: what a choice must be, and who is told to have some."""
+"""Buddies for copies of snapshots: rules for the choice, and the copies that agents are to have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unbroken.wire.agent_bodies import HOLDERS_MAX
 
 
 def placed(*hosts: str) -> dict[int, NodePlace]:
-    """Node ranks on hosts, each named `zone/rack/host`."""
+    """Return node ranks on hosts, each named `zone/rack/host`."""
     return {rank: NodePlace(text, tuple(text.split("/")[:-1])) for rank, text in enumerate(hosts)}
 
 
@@ -133,7 +133,7 @@ class Agents:
     def put(
         self, rank: int, uid: str, *, node: str = "", port: int = 8080, address: str | None = None
     ) -> None:
-        """A new pod takes the rank, on a node of its own or this one."""
+        """Give the rank to a new pod, on a node of its own or this one."""
         for old in [one for one, had in self.ranks.items() if had == rank]:
             del self.ranks[old]
             self.roster.remove_pod(old)
@@ -149,13 +149,13 @@ class Agents:
         self.boot(rank, f"agent-{uid}")
 
     def boot(self, rank: int, agent: str, *, copies: tuple[int, ...] = ()) -> None:
-        """Its agent is this process now, and says so."""
+        """Let the process of a rank's agent report."""
         (pod,) = [one for one, had in self.ranks.items() if had == rank]
         report = AgentReport(agent, AgentState.READY, newest_attempt=0, nproc=1, copies=copies)
         self.roster.members[pod].accept(report)
 
     def start(self, buddies: Buddies) -> dict[int, Copies]:
-        """What each rank's agent is told."""
+        """Return the copies that each rank's agent is to send and to fetch."""
         found = buddies.start(self.ranks, self.roster)
         return {self.ranks[uid]: copies for uid, copies in found.items()}
 
@@ -236,7 +236,7 @@ def test_an_address_is_the_pods_and_the_port_its_agents() -> None:
 
 
 def copies(script: Script, attempt: int) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """What each pod was told at the start of an attempt."""
+    """Return buddy and holders in each pod's start of an attempt."""
     starts = [e for e in script.effects if isinstance(e, StartWorkers)]
     told = [(e.pod, e.command) for e in starts if e.command.attempt == attempt]
     return {uid: (command.buddy, command.holders) for uid, command in told}

@@ -1,4 +1,4 @@
-"""What a restart costs, and when there is none left."""
+"""Cost of restarts, and the end of the budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ P, J, F = Remedy.PROCESS, Remedy.JOB, Remedy.FAIL
 
 
 def rungs(policy: RunPolicy, times: list[float]) -> list[Remedy]:
-    """The rungs of faults at these times of the job's life."""
+    """Return the rungs of faults at these times of the job's life."""
     status, found = RestartStatus(), []
     for charged, at in enumerate(times):
         charged_now = charge(limits(policy), status, charged, at, "")

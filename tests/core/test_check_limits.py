@@ -1,4 +1,4 @@
-"""A link is held to what its instance type can do, told or learned, and to no more."""
+"""Limits of a link: those of its instance type, published or learned, and no higher ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USUAL = {BIG: 40.0, SMALL: 1.0}
 
 
 def met(pair: NodePair, speed: float, backend: str = "gloo") -> list[CheckResult]:
-    """What two nodes say of their meeting."""
+    """Return the results of two nodes' tests with each other."""
     tests = ((SUM, None), (BANDWIDTH, speed), (LATENCY, 100.0))
     return [
         CheckResult(node, PAIRS, test, Outcome.PASS, 1.0, backend, amount, peer=peer)
@@ -124,7 +124,7 @@ def test_a_published_limit_is_one_of_gpus(backend: str, least: float | None) -> 
 
 
 def test_the_device_of_a_slow_lane_is_named_with_its_node() -> None:
-    """The sum over all devices is as fast as ever: only one lane of eight is slow."""
+    """Name the device, though the sum over all devices is normal: one lane of eight is slow."""
     types = {f"n{number}": BIG for number in range(4)}
     asked, fleet = NodeCheckSpec(tuple(types), (PAIRS,)), Fleet(types)
     results: list[CheckResult] = []

@@ -1,4 +1,4 @@
-"""Results make a fault only where something was seen to be wrong and it is clear whose it is."""
+"""Results make a fault only if an error was seen, and if it is clear which node has it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def met(one: str, other: str, speed: float, outcome: Outcome = PASS) -> list[Che
 
 
 def conclude(asked: NodeCheckSpec, results: Sequence[CheckResult]) -> Conclusion:
-    """Of nodes of which nothing is known beforehand."""
+    """Return the conclusion about nodes without earlier results."""
     return conclude_with(asked, results, Fleet())
 
 
 def next_steps(
     asked: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step]
 ) -> list[Step]:
-    """Of nodes of which nothing is known beforehand."""
+    """Return the next steps for nodes without earlier results."""
     return next_steps_with(asked, results, running, Fleet())
 
 

@@ -1,4 +1,4 @@
-"""Clusters: machines for each place, and what is said of groups, operations and the cluster."""
+"""Clusters: machines for each place, and the reports on groups, operations and the cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEEP = {"OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"]}
 
 
 def spec(continuous: bool = False, groups: dict[str, Any] | None = None) -> ClusterSpec:
-    """A cluster with groups by name: how many, or (how many, members of the request)."""
+    """Return a cluster with groups by name: a count, or (count, members of the request)."""
     request: dict[str, Any] = {"ClusterName": "Train", "InstanceGroups": []}
     if continuous:
         request["NodeProvisioningMode"] = "Continuous"
@@ -81,7 +81,7 @@ class Bench:
     effects: tuple[ClusterEffect, ...] = ()
 
     def step(self) -> ClusterDecision:
-        """Decide once and carry it out; the state goes through JSON, as it does in life."""
+        """Decide once and carry it out; the state goes through JSON, as in the real program."""
         world = World(
             "train",
             self.spec,
@@ -138,7 +138,7 @@ class Bench:
                 pass
 
     def rest(self) -> None:
-        """Step until nothing more is ordered."""
+        """Step until there are no more orders."""
         for _ in range(20):
             self.step()
             if not self.effects:
@@ -146,39 +146,39 @@ class Bench:
         raise AssertionError(f"never at rest: {self.effects}")
 
     def come_up(self, *names: str) -> None:
-        """Machines run and their nodes are ready; no names: all that are there."""
+        """Let machines run with ready nodes; without names, all machines."""
         for name in names or [name for name, one in self.machines.items() if not one.is_deleting]:
             self.machines[name] = replace(self.machines[name], phase=MachinePhase.RUNNING)
             self.nodes[name] = replace(self.nodes[name], is_ready=True)
 
     def fail(self, name: str) -> None:
-        """A machine cannot come up."""
+        """Let the start of a machine fail."""
         self.machines[name] = replace(
             self.machines[name], phase=MachinePhase.FAILED, message="OnCreate ended with 1"
         )
 
     def vanish(self) -> None:
-        """Machines that are being deleted are gone."""
+        """Remove the machines that are being deleted."""
         for name in [name for name, one in self.machines.items() if one.is_deleting]:
             del self.machines[name], self.nodes[name]
 
     def scale(self, group: str, *ids: str) -> None:
-        """As UpdateCluster does."""
+        """Scale a group, as UpdateCluster does."""
         self.spec = retargeted(self.spec, {group: ids})
 
     @property
     def texts(self) -> list[str]:
-        """Of the events."""
+        """Texts of the events."""
         return [event.text for event in self.state.events]
 
     def group(self, name: str = "workers") -> GroupPhase:
-        """Phase of a group."""
+        """Return the phase of a group."""
         found = self.state.group(name)
         assert found is not None
         return found.phase
 
     def up(self, **arguments: Any) -> Bench:
-        """With all machines running."""
+        """Bring up all machines."""
         self.rest()
         self.come_up()
         self.rest()

@@ -21,13 +21,13 @@ WAITS = EXAMINE_SECONDS + GRACE_SECONDS
 
 
 def questions(effects: list[JobEffect]) -> list[CollectCommand]:
-    """What agents were asked."""
+    """Return the questions to agents."""
     asked = [one.request for one in effects if isinstance(one, AskAgent)]
     return [one for one in asked if isinstance(one, CollectCommand)]
 
 
 def silent(modes: str = "", allowed: float = 10.0) -> WatchedJob:
-    """A job whose two ranks have been silent since 10, and are looked at since 30."""
+    """Return a job whose two ranks have been silent since 10, and are looked at since 30."""
     job = WatchedJob(modes=modes)
     job.tell("w-1", 10, well(1, 10))
     job.tell("w-0", 10, well(0, 10))
@@ -304,7 +304,7 @@ HANGING = RuleView("loss", RuleState.HANGING, "some", 3, last_match_at=5.0, last
 
 
 def hang(job: WatchedJob, pod: str, at: float) -> str:
-    """The agent no longer hears the rule `loss`."""
+    """Report that the agent no longer sees the pattern of the rule `loss`."""
     report = replace(job.report(f"runs {pod} 0"), log_rules=(HANGING,))
     return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
 
@@ -331,7 +331,7 @@ def test_a_log_rule_is_not_dismissed_whatever_the_ranks_do() -> None:
 
 
 def rule_fault(job: Script, pod: str, text: str, at: float) -> str:
-    """The agent has found a rule broken, and lets its workers run."""
+    """Report a broken rule; the agent lets its workers run."""
     rank = int(pod[-1])
     fault = WorkerFault(FaultKind.LOG_RULE, 0, rank, 7, at, message=text)
     report = replace(job.report(f"failed {pod} 0"), faults=(fault,))
@@ -401,7 +401,7 @@ def test_a_job_without_steps_makes_progress_with_its_first_output() -> None:
 
 
 def stopped_after(job: WatchedJob, attempt: int, since: float, step: int) -> float:
-    """Let both ranks be silent in the same place; the silence after which the job is stopped."""
+    """Let both ranks be silent in the same place; return the silence until the job is stopped."""
     for at, alarmed in ((since, False), (since + 20, True)):
         for rank, pod in enumerate(("w-0", "w-1")):
             watch = ill(rank, SILENT, since) if alarmed else well(rank, since)

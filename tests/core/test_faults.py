@@ -1,4 +1,4 @@
-"""What a worker died of, told from real endings: texts are torch 2.13's own, shortened."""
+"""Causes of a worker's death, found in real endings: texts are torch 2.13's own, shortened."""
 
 from __future__ import annotations
 

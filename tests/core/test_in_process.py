@@ -1,4 +1,4 @@
-"""When workers that can leave their training keep their process, and what is told of it."""
+"""In-process restarts: the conditions for them, and the reports on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unbroken.wire.agent import AgentReport, AgentState
 def running(
     replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None
 ) -> Script:
-    """A job whose attempt 0 runs, and has told of a step or an output."""
+    """Return a job whose attempt 0 runs, and has reported a step or an output."""
     script = Script(spec(replicas, spares, policy))
     script.up()
     script.run("\n".join(told))
@@ -24,7 +24,7 @@ def running(
 
 
 def restart(script: Script, at: float, attempt: int, *, then: str = "") -> None:
-    """Let the attempt fail, and the next one run; `then`: what its rank 0 tells."""
+    """Let the attempt fail, and the next one run. `then` is the report of its rank 0."""
     script.run(f"""
         {at} failed w-1 {attempt}
         {at + 0.1} ready w-0 {attempt}
@@ -85,7 +85,8 @@ def test_a_job_may_forbid_it() -> None:
     [
         ("", "", "", "end"),
         ("", "output=10.25", "", "keep"),
-        # Where steps are told, nothing less is progress, and nobody fails twice at one step.
+        # If steps are reported, nothing less counts as progress, and no rank fails twice at one
+        # step.
         ("told=7", "output=10.25", "", "end"),
         ("told=7", "told=5", "told=9", "keep"),
         ("told=7", "told=5", "told=7", "end"),
@@ -167,7 +168,7 @@ def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() ->
 
 
 def stops(script: Script) -> list[StopWorkers]:
-    """All that were ordered."""
+    """Return all ordered stops."""
     return [effect for effect in script.effects if isinstance(effect, StopWorkers)]
 
 
@@ -187,14 +188,14 @@ STOCK = AgentReport("", AgentState.INIT, restart_mode="in_process_restart")
 
 
 def stock(script: Script, now: float, agent: str, *states: AgentState) -> None:
-    """A stock agent for in-process restart, which is known by the time of its INIT, says these."""
+    """Report states of a stock agent for in-process restart, known by the time of its INIT."""
     for state in states:
         report = replace(STOCK, agent_id=agent, state=state)
         script.give(AgentReported(script.views["w-0"].uid, report), now)
 
 
 def running_stock() -> Script:
-    """One pod with such an agent, that runs attempt 0."""
+    """Return one pod with such an agent, which runs attempt 0."""
     script = Script(spec(1))
     script.run("0 job\n0 synced\n0 pod w-0 node=n0")
     stock(script, 1.0, "first", AgentState.READY, AgentState.RUNNING)

@@ -1,4 +1,4 @@
-"""What is written of an incident is small, and the culprit's last words are in it."""
+"""Incidents as written: small, and with the culprit's last words."""
 
 from __future__ import annotations
 

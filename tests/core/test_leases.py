@@ -1,4 +1,4 @@
-"""When the operator takes the workers of a silent agent for ended: scripts of the job's machine."""
+"""Times at which the operator considers a silent agent's workers ended, in scripts of a job."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from core.drive_job import Script, spec
 from unbroken.core.job.events import StartWorkers
 
 LENGTH = 8 * 1.03 + 1.5
-"""From the last renewal that might have arrived until the workers have ended, in seconds."""
+"""Seconds from the last renewal that might have arrived until the workers have ended."""
 
 
 def running(job: str = "job", lease: str = "lease=0", nodes: int = 2, at: float = 0.0) -> Script:
-    """A job that runs its first attempt; `lease`: what the last agent says of leases."""
+    """Return a job that runs its first attempt; `lease` is the last agent's report on leases."""
     script = Script(spec(nodes))
     script.run(f"{at} {job}\n{at} synced")
     names = [f"w-{number}" for number in range(nodes)]
@@ -27,12 +27,12 @@ def running(job: str = "job", lease: str = "lease=0", nodes: int = 2, at: float 
 
 
 def leases(script: Script) -> set[float]:
-    """The leases of all starts so far."""
+    """Return the leases of all starts."""
     return {e.command.lease_seconds for e in script.effects if isinstance(e, StartWorkers)}
 
 
 def is_over_at(script: Script, at: float) -> None:
-    """The lost pod is given up at that time, and not a moment before."""
+    """Assert that the lost pod is given up at that time, and not a moment before."""
     script.run(f"{at - 0.1} tick")
     assert script.job.state.gang.unclear.keys() == {"w-1.0"}
     script.run(f"{at + 0.01} tick -> delete w-1 force")
@@ -110,8 +110,10 @@ def test_one_that_has_never_vouched_counts_before_those_that_became_clear_earlie
 
 
 def given_up_and_lost_again(nodes: str) -> Script:
-    """The rank of node n1 was given up and runs on n2, whose workers are given up, too; `nodes`:
-    what is seen of nodes between."""
+    """Return a job whose rank of node n1 was given up, and whose workers on n2 are given up, too.
+
+    `nodes` are the reports on nodes between both.
+    """
     script = running()
     script.run(f"""
         5 node n1 ready

@@ -1,4 +1,4 @@
-"""What is said of rules before a job has them, and that none of it is wrong."""
+"""Warnings about rules before a job has them, and a proof that none of them is wrong."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ PATTERNS = st.recursive(
 @settings(max_examples=1000)
 @given(PATTERNS, st.text("ab1\t é", max_size=6))
 def test_no_line_is_shorter_than_said(source: str, line: str) -> None:
-    """Least lengths are right for every line, so NEVER is never wrong."""
+    """Check that least lengths are right for every line, so that NEVER is never wrong."""
     least = shortest(read_pattern(source))
     with warnings.catch_warnings(action="ignore"):
         found = re.compile(source).match(line)

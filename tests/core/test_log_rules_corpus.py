@@ -37,7 +37,7 @@ Found = tuple[str, float, int | None]
 def findings(
     entries: Sequence[Mapping[str, Any]], chunks: Iterable[Chunk], end: float
 ) -> tuple[list[Found], LogRules]:
-    """Reason, time and rank of all that the rules find until `end`."""
+    """Return reason, time and rank of all that the rules find until `end`."""
     report = Report()
     rules = LogRules(read_rules(entries, report), (0, 1))
     assert report.problems == []
@@ -75,7 +75,7 @@ PATTERNS = {
 
 
 def rules_for(name: str) -> list[dict[str, Any]]:
-    """What a careful person writes for the format."""
+    """Return the rules that a careful person writes for the format."""
     loss, rate, _ = PATTERNS[name]
     low = 20 if name == "torchtitan" else 100
     return [
@@ -87,7 +87,7 @@ def rules_for(name: str) -> list[dict[str, Any]]:
 
 
 def shown_steps(name: str) -> list[int]:
-    """Steps that the format logs."""
+    """Return the steps that the format logs."""
     return list(range(0, STEPS, 2 if name == "hf_trainer" else 1))
 
 
@@ -96,7 +96,7 @@ def time_of(step: int) -> float:
 
 
 def expected(name: str, fault: str | None) -> list[Found]:
-    """What must be found, from when the script did what."""
+    """Return the expected findings, by the time of each output."""
     before = [step for step in shown_steps(name) if step < FAULT_STEP]
     after = [step for step in shown_steps(name) if step >= FAULT_STEP]
     rank = PATTERNS[name][2]
@@ -126,7 +126,7 @@ def test_each_fault_is_found_in_each_format_and_nothing_else(name: str, fault: s
 
 
 def documented(name: str, rule_set: int = 0) -> list[dict[str, Any]]:
-    """A rule set of the documentation, as it stands there."""
+    """Return a rule set of the documentation, verbatim."""
     document = list(yaml.safe_load_all((CORPUS / name).read_text()))[rule_set]
     policy = document.get("spec", document)["runPolicy"]
     return list(policy["logMonitoringConfiguration"])
@@ -155,7 +155,7 @@ def batch_line(step: int, loss: float, rate: float) -> str:
 
 
 def logged(line: Line, fault: str | None) -> Iterator[tuple[float, list[Written]]]:
-    """A script that writes one line a step."""
+    """Yield the output of a script that writes one line a step."""
 
     def form(step: Any) -> Iterator[Written]:
         yield Written(0, STDOUT, line(step.number, step.loss, step.rate) + "\n")
@@ -206,7 +206,7 @@ def test_rule_sets_of_the_documentation(
 
 
 def _below_two(line: Line) -> Line:
-    """The documented threshold of the loss is 2."""
+    """Lower the loss below the documented threshold, which is 2."""
     return lambda step, loss, rate: line(step, loss - 1 if loss < 3 else loss, rate)
 
 
@@ -228,7 +228,7 @@ def test_a_broken_collective_is_found_whatever_library_says_it(name: str) -> Non
 
 
 def main_example(fault: str | None, *, checkpoints: bool = True) -> Iterator[Chunk]:
-    """A run that the main example watches: start, batches every 30 s, a checkpoint every 300 s."""
+    """Yield a run for the main example: start, batches every 30 s, a checkpoint every 300 s."""
     written: list[tuple[float, list[Written]]] = []
     first = [] if fault == "start" else [Written(0, STDOUT, "INFO Experiment configuration: {}\n")]
     written.append((50.0, first))
@@ -273,7 +273,7 @@ def test_the_main_example_of_the_documentation(
 
 
 def test_nobody_is_called_hanging_because_another_rank_logs() -> None:
-    """Rank 0 logs, rank 1 is silent: the documentation's rules find nothing."""
+    """Find nothing by the documentation's rules if rank 0 logs and rank 1 is silent."""
     found, rules = findings(documented("main_example.yaml"), main_example(None), 3900)
     assert found == []
     assert {view.state for view in rules.views()} == {RuleState.HEALTHY}

@@ -1,7 +1,7 @@
 """The evaluator against a plain model that looks at the whole history at once.
 
-The model knows one rule, walks the matches of each who must log, and counts the values of each
-source; it shares no code with the evaluator.
+The model has one rule, walks the matches of each rank that must log, and counts the values of each
+source. It shares no code with the evaluator.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Said:
 
 
 def history(steps: list[tuple[int, str]]) -> tuple[list[Said], list[tuple[float, float]]]:
-    """Lines at the time that counts, and pauses as (wall start, wall end)."""
+    """Return lines with their running time, and pauses as (wall start, wall end)."""
     wall, paused, lines, pauses = 0.0, None, [], []
     for gap, word in steps:
         wall += gap
@@ -66,12 +66,12 @@ def history(steps: list[tuple[int, str]]) -> tuple[list[Said], list[tuple[float,
 
 
 def running(wall: float, pauses: list[tuple[float, float]]) -> float:
-    """Seconds of `wall` in which workers ran."""
+    """Return the seconds of `wall` in which workers ran."""
     return wall - sum(min(end, wall) - start for start, end in pauses if start < wall)
 
 
 def on_the_wall(at: float, pauses: list[tuple[float, float]]) -> float:
-    """When `at` seconds of running were over."""
+    """Return the wall time at which `at` seconds of running were over."""
     for start, end in pauses:
         if at >= start:
             at += end - start
@@ -79,7 +79,7 @@ def on_the_wall(at: float, pauses: list[tuple[float, float]]) -> float:
 
 
 def hangs(rule: dict[str, Any], who: list[Said], pauses: list[tuple[float, float]]) -> list[float]:
-    """When those who must log together were overdue; `who` are their lines."""
+    """Return when the ranks that must log together were late; `who` are their lines."""
     matched, stopped = [0.0], None
     for line in who:
         if re.match(rule["logPattern"], line.text):
@@ -97,7 +97,7 @@ def hangs(rule: dict[str, Any], who: list[Said], pauses: list[tuple[float, float
 
 
 def slow_points(rule: dict[str, Any], lines: list[Said]) -> list[tuple[float, int]]:
-    """When a source had its last needed bad value; `lines` of a rule that nothing has stopped."""
+    """Return when a source had its last needed bad value, for `lines` before any stop."""
     counts: dict[tuple[int, str], int] = {}
     found, has_number = [], False
     for line in lines:
@@ -114,7 +114,7 @@ def slow_points(rule: dict[str, Any], lines: list[Said]) -> list[tuple[float, in
 
 
 def before_stop(rule: dict[str, Any], lines: list[Said]) -> list[Said]:
-    """Lines up to the one that stops the rule."""
+    """Return the lines up to the one that stops the rule."""
     for index, line in enumerate(lines):
         if re.match(rule.get("stopPattern", r"\Zx"), line.text):
             return lines[: index + 1]
@@ -122,7 +122,7 @@ def before_stop(rule: dict[str, Any], lines: list[Said]) -> list[Said]:
 
 
 def expected(rule: dict[str, Any], steps: list[tuple[int, str]]) -> list[Found]:
-    """All violations, by the model."""
+    """Return all violations, by the model."""
     lines, pauses = history(steps)
     groups: list[tuple[int | None, list[Said]]] = [(None, lines)]
     if rule["ranks"] == "every":

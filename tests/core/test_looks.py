@@ -1,7 +1,7 @@
-"""Healthy pauses that look like hangs at two moments, told apart by what ranks do between looks.
+"""Healthy pauses that look like hangs at two moments, distinguished by counters between looks.
 
-The evaluation is seed 12 of `paused` on the scoreboard: before counters were read between looks, a
-look at 61 s of silence said `no rank differs from the others: ranks 0-3 sleep in _forward
+The evaluation is seed 12 of `paused` on the scoreboard. Before counters were read between looks, a
+look at 61 s of silence reported `no rank differs from the others: ranks 0-3 sleep in _forward
 (scoreboard_pauses.py:79)`, and the job was stopped.
 """
 
@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.5
 SINCE = 10.0
 
 Look = Callable[[int, float], RankEvidence]
-"""What a rank shows at a time."""
+"""Evidence of a rank at a time."""
 
 
 def acts(
@@ -45,7 +45,7 @@ def acts(
     cpu: float = 0.0,
     faults: float = 0.0,
 ) -> RankEvidence:
-    """With counters that have grown by so much each second."""
+    """Return the evidence with counters that have grown by so much each second."""
 
     def counted(at: float) -> Activity:
         return Activity(at, at * main, int(at * runs), at * max(main, cpu), int(at * faults))
@@ -54,8 +54,10 @@ def acts(
 
 
 def silence_of(world: int, look: Look, until: float) -> tuple[WatchedJob, float | None]:
-    """A job whose ranks have told steps and are silent since 10, looked at until then; when it was
-    stopped."""
+    """Look at a job whose ranks have reported steps and are silent since 10, until a time.
+
+    Return the job, and the silence at which it was stopped; None: it was not.
+    """
     job = WatchedJob(world)
     pods = [f"w-{rank}" for rank in range(world)]
     for rank, pod in enumerate(pods):
@@ -74,14 +76,14 @@ def silence_of(world: int, look: Look, until: float) -> tuple[WatchedJob, float 
 
 
 def late(watch: RankWatch) -> RankWatch:
-    """The same as its agent tells it, from a few usual steps on."""
+    """Return the watch as its agent reports it from a few usual steps on."""
     return replace(
         watch, bound=Bound.STEPS.value, look_seconds=2.5, act_seconds=2.5, late_since=SINCE
     )
 
 
 def evaluates(rank: int, at: float) -> RankEvidence:
-    """Half a second for each batch, then a metric."""
+    """Return evidence of half a second for each batch, then a metric."""
     return acts(looked(rank, FORWARD), at, main=0.004, runs=2)
 
 
@@ -91,7 +93,7 @@ def one_in_its_metric(rank: int, at: float) -> RankEvidence:
 
 
 def on_its_gpu(rank: int, at: float) -> RankEvidence:
-    """It waits with a loop that uses its processor."""
+    """Return evidence of a rank that waits in a loop that uses its processor."""
     return acts(looked(rank, ON_GPU, "R", 1.0), at, main=1.0, runs=20)
 
 
@@ -100,12 +102,12 @@ def computes(rank: int, at: float) -> RankEvidence:
 
 
 def without_stacks(rank: int, at: float) -> RankEvidence:
-    """The kernel lets nobody read the stacks of a process that computes."""
+    """Return evidence without stacks, as for a process whose stacks the kernel protects."""
     return replace(computes(rank, at), threads=(), is_same=None)
 
 
 def with_metrics_added_up(rank: int, at: float) -> RankEvidence:
-    """Each batch ends with a collective."""
+    """Return evidence in which each batch ends with a collective."""
     frames = ALL_REDUCE if (rank + int(at)) % 3 else FORWARD
     return acts(replace(looked(rank, frames), is_same=rank == 0), at, main=0.004, runs=2)
 
@@ -156,8 +158,11 @@ def test_a_look_that_did_not_end_in_time_is_not_quiet() -> None:
 
 
 def test_looks_that_nobody_answers_take_nothing_from_those_that_were_answered() -> None:
-    """Seed 2065140: half of the answers of a lone rank that slept were lost, and each lost answer
-    made its looks begin anew."""
+    """Keep answered looks, though lost answers come between them.
+
+    In seed 2065140, half of the answers of a lone sleeping rank were lost, and each lost answer
+    reset its looks.
+    """
     ranks = {0: acts(looked(0, FORWARD), SINCE)}
     looks, what = Looks(), blame(list(ranks.values()), SINCE, 1)
     for number in range(1 + QUIET_LOOKS):
@@ -172,7 +177,10 @@ def test_looks_that_nobody_answers_take_nothing_from_those_that_were_answered() 
 
 
 def test_looks_that_named_nobody_are_not_enough_for_a_rank_that_is_named_once() -> None:
-    """Seed 2231649: another fault ended the first look that showed a rank, which was blamed."""
+    """Require more than one look that names a rank.
+
+    In seed 2231649, another fault ended the first look that showed a rank, which was blamed.
+    """
     looks, nobody = Looks(), blame([looked(1), looked(2)], SINCE, 4)
     for at in (SINCE, SINCE + 20, SINCE + 40):
         looks.add({rank: acts(looked(rank), at) for rank in (1, 2)}, nobody)
@@ -183,7 +191,7 @@ def test_looks_that_named_nobody_are_not_enough_for_a_rank_that_is_named_once() 
 
 
 def held_up_by(one: RankEvidence, **per_second: float) -> Look:
-    """Rank 0 does this, and the others wait for it at a barrier."""
+    """Return evidence in which rank 0 acts, and the others wait for it at a barrier."""
 
     def look(rank: int, at: float) -> RankEvidence:
         if rank:

@@ -1,4 +1,4 @@
-"""When a lifecycle script runs, again and no more, and what it is told."""
+"""Lifecycle scripts: when they run, when they run again, and their inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from unbroken.local.machines.decisions.scripts import (
 
 
 class Script:
-    """A machine for one script, and what it ordered."""
+    """A machine for one script, and its effects."""
 
     def __init__(self, record: ScriptRecord | None = None) -> None:
         known = record or ScriptRecord()
@@ -38,7 +38,7 @@ class Script:
         self.now = 100.0
 
     def told(self, event: Event, seconds: float = 0.0) -> str:
-        """What follows the event, in short."""
+        """Return the effects of the event, in short words."""
         self.now += seconds
         words = []
         for effect in self.machine.step(event, self.now):
@@ -78,7 +78,7 @@ def test_one_that_fails_is_tried_again_later_and_later_and_given_up() -> None:
         (Looked(is_alive=True), ""),
         (Looked(exit_code=0), "Succeeded:2"),
         (Looked(exit_code=1), "Running:2"),
-        # Killed with its pool or its machine: the same attempt begins anew.
+        # Killed with its pool or its machine: the same attempt starts again.
         (Looked(), "Running:2 start:2"),
     ],
 )

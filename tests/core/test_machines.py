@@ -1,4 +1,4 @@
-"""What a pool does next about a machine, and that a kill between any two orders loses nothing."""
+"""The next action of a pool for a machine; a kill between two orders must lose nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ UP = MachineStatus(phase=MachinePhase.RUNNING, index=0, boot_id="b", started_at=
 
 
 def seen(**changes: Any) -> Seen:
-    """A machine that runs, but for `changes`."""
+    """Return a machine that runs, except for `changes`."""
     given = Seen(uid="u", spec=MachineSpec(), status=UP, index=0, stage=Stage.ON)
     return replace(given, **changes)
 
 
 def told(found: Seen) -> str:
-    """What is done, in short."""
+    """Return the decision, in short words."""
     words = []
     for effect in decide(found, NOW):
         if isinstance(effect, WriteMachineStatus):
@@ -122,7 +122,7 @@ def test_a_pool_that_takes_a_machine_up_leaves_its_start_as_it_was() -> None:
 
 @dataclass
 class World:
-    """A machine, what the API says of it, and what really runs."""
+    """A machine, its state in the API, and what really runs."""
 
     spec: MachineSpec = field(default_factory=MachineSpec)
     status: MachineStatus = field(default_factory=MachineStatus)
@@ -135,7 +135,7 @@ class World:
     """Boot IDs under which its node joined, each once."""
 
     def act(self, orders_max: int) -> int:
-        """Carry out what is decided, up to so many effects; how many there were."""
+        """Carry out at most `orders_max` effects of the decision; return their number."""
         done = 0
         while not self.is_gone:
             facts = Seen(
@@ -153,7 +153,7 @@ class World:
         return done
 
     def carry_out(self, effect: Order | WriteMachineStatus) -> None:
-        """Do it."""
+        """Carry out one effect."""
         match effect:
             case WriteMachineStatus(status):
                 if status.boots > self.status.boots:

@@ -1,4 +1,4 @@
-"""What the daemon writes of its node, when, and when it takes it back."""
+"""Records that the daemon writes to its node, when it writes them, and when it removes them."""
 
 from __future__ import annotations
 
@@ -469,7 +469,7 @@ def test_whatever_happens_labels_taint_and_conditions_agree_in_the_end(
 
 
 def result(bench: Bench) -> object:
-    """What counts of a node in the end."""
+    """Return the relevant final state of a node."""
     memory = read_memory(bench.annotations.get(DAEMON_MEMORY, ""))
     reasons = {one["reason"] for one in bench.details}
     keys = [taint["key"] for taint in bench.taints]

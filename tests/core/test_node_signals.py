@@ -1,4 +1,4 @@
-"""What is a sign of a fault in readings of GPUs, system and counters, and which entry it is of."""
+"""Signs of faults in readings of GPUs, system and counters, and the entry of each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GOOD = GpuReading(
 def gpu_signs(
     *gpus: GpuReading, uptime: float | None = LONG, expected: int | None = 1
 ) -> list[GpuSign]:
-    """Signs of the last of several looks at one GPU."""
+    """Return the signs at the last of several looks at one GPU."""
     watch, found = GpuWatch(expected), list[GpuFinding]()
     for gpu in gpus:
         found = list(watch.look(GpuSample((gpu,)), uptime))
@@ -93,7 +93,7 @@ def test_missing_gpus_count_after_the_grace_and_twice() -> None:
 
 
 def host_signs(*samples: HostSample, limits: dict[str, float] | None = None) -> list[object]:
-    """Findings of the last of several looks, ten seconds apart."""
+    """Return the findings at the last of several looks, ten seconds apart."""
     watch = HostWatch(0.05, limits or {})
     found: list[object] = []
     for number, sample in enumerate(samples):
@@ -122,7 +122,7 @@ def test_a_clock_that_was_never_synchronised_is_no_fault() -> None:
 
 
 def blocked_for(*looks: tuple[float, Blocked], limit: float | None = 60.0) -> list[str]:
-    """What is told at looks at these times; the last is made twice."""
+    """Return the findings of looks at these times; the last look is made twice."""
     watch = HostWatch(None, {}, limit)
     told: list[str] = []
     for now, one in [*looks, looks[-1]]:

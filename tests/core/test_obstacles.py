@@ -1,4 +1,4 @@
-"""What keeps a job from its start: the words, the condition, the events, and the end of it."""
+"""Obstacles to the start of a job: their words, condition, events, and end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOP = "CrashLoopBackOff"
 
 
 def begun(replicas: int = 1, policy: RunPolicy | None = None) -> Script:
-    """A job whose pods were created."""
+    """Return a job whose pods were created."""
     script = Script(spec(replicas, 0, policy))
     script.run("0 job\n0 synced")
     for name in [e.name[2:] for e in script.effects if isinstance(e, CreatePod)]:
@@ -34,12 +34,12 @@ def begun(replicas: int = 1, policy: RunPolicy | None = None) -> Script:
 
 
 def told(script: Script) -> list[RecordEvent]:
-    """Warnings so far."""
+    """Return all warnings."""
     return [e for e in script.effects if isinstance(e, RecordEvent) and e.is_warning]
 
 
 def wait(script: Script) -> list[str]:
-    """What the newest condition says of the wait."""
+    """Return the reasons for the wait in the newest condition."""
     return split_wait(script.condition.message)[1]
 
 

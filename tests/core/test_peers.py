@@ -1,4 +1,4 @@
-"""Agents vouch for each other; nobody is told that all run an attempt after one has stopped."""
+"""Agents vouch for each other; none learns that all run an attempt after one has stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTEMPT = 3
 
 
 class Network:
-    """Agents that ask their parents; messages take their time, and some are lost."""
+    """Agents that ask their parents; messages take time, and some are lost."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.random = random.Random(seed)
@@ -60,7 +60,7 @@ class Network:
             self._send(to, of, asked_at, answer)
 
     def all_at(self, rank: int) -> float:
-        """When all ran the attempt, as this agent knows it, on the clock of the world."""
+        """Return when all ran the attempt, as this agent knows it, on the clock of the world."""
         vouches, now = self.vouches(rank), self.clock(rank)
         return self.agents[rank].all_at(vouches=vouches, now=now) - self.clocks[rank]
 

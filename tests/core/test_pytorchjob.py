@@ -1,4 +1,4 @@
-"""What is done about a PyTorchJob, pod by pod, and what its status says."""
+"""Orders for a PyTorchJob, pod by pod, and its status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 def tells(found: Plan) -> list[str]:
-    """Reasons of its events."""
+    """Return the reasons of its events."""
     return [order.reason for order in found.orders if isinstance(order, RecordJobEvent)]
 
 
@@ -230,7 +230,7 @@ def test_the_job_of_another_manager_is_left_alone() -> None:
 
 
 def variables(job: Script, name: str) -> dict[str, str]:
-    """Of the pod's first container."""
+    """Return the variables of the pod's first container."""
     job.look()
     listed = job.bodies[name]["spec"]["containers"][0]["env"]
     assert len({one["name"] for one in listed}) == len(listed)

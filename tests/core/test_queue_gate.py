@@ -1,4 +1,4 @@
-"""What a Workload means for its job, and what the job's machine makes of it."""
+"""Meaning of a Workload for its job, and the reaction of the job's machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ADMITTED = replace(
 
 
 def with_said(workload: Workload, **conditions: WorkloadCondition) -> Workload:
-    """The Workload with some conditions more."""
+    """Return the Workload with more conditions."""
     return replace(workload, conditions={**workload.conditions, **conditions})
 
 

@@ -1,4 +1,4 @@
-"""When pods of a RayCluster are deleted, when its jobs run again, and what is never done."""
+"""Deletions of a RayCluster's pods, restarts of its jobs, and actions that never happen."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ BOTH = pytest.mark.parametrize("well", [WELL, JOB_WELL], ids=["raycluster", "ray
 
 
 def with_node(name: str, seen: RayPicture = WELL, **changes: Any) -> RayPicture:
-    """The picture with another state of a node."""
+    """Return the picture with another state of a node."""
     return replace(seen, nodes={**NODES, name: replace(NODES[name], **changes)})
 
 
 def without_head(seen: RayPicture = WELL) -> RayPicture:
-    """The picture once the head is gone."""
+    """Return the picture once the head is gone."""
     return replace(seen, pods=PODS[1:], heads={}, ready=frozenset(), answer=None)
 
 
 def with_new_head(seen: RayPicture = WELL, *others: PodState) -> RayPicture:
-    """The picture once a new head is ready, beside other pods."""
+    """Return the picture once a new head is ready, with other pods."""
     pod = PodState("ray-head", "h1", "n3", "Running")
     found = replace(seen, pods=(pod, *others), heads={"h1": NEXT}, ready=frozenset({"h1"}))
     return replace(found, answer=Answer(NEXT))
 
 
 def decided(seen: RayPicture, now: float = 100.0) -> Effects:
-    """The effects of a picture that stays as it is for the window."""
+    """Return the effects for a picture that does not change during the window."""
     machine = RayResume()
     assert machine.step(seen, now) == []
     assert machine.deadline() == now + WINDOW_SECONDS
@@ -102,21 +102,21 @@ def decided(seen: RayPicture, now: float = 100.0) -> Effects:
 
 
 def written(effects: Effects) -> WriteRayRecord:
-    """The decision, which comes first."""
+    """Return the decision, which comes first."""
     write = effects[0]
     assert isinstance(write, WriteRayRecord)
     return write
 
 
 def after(effects: Effects, seen: RayPicture) -> RayPicture:
-    """The picture once the decision is written."""
+    """Return the picture once the decision is written."""
     write = written(effects)
     assert write.version == seen.version
     return replace(seen, record=write.record, state=write.state, version=seen.version + "1")
 
 
 def deletions(effects: Iterable[object]) -> dict[str, bool]:
-    """The pods that are deleted, by uid: whether by force."""
+    """Return for each deleted pod, by uid, whether it is deleted by force."""
     return {one.uid: one.force for one in effects if isinstance(one, DeleteResumedPod)}
 
 
@@ -168,7 +168,7 @@ def test_two_lost_nodes_are_one_restart_and_an_earlier_pod_stays_condemned() -> 
 
 
 def decided_after(seen: RayPicture, now: float) -> Effects:
-    """The decision of a machine that also repeats the orders of the decision before."""
+    """Return the decision of a machine that also repeats the orders of the decision before."""
     machine = RayResume()
     machine.step(seen, now)
     effects = machine.step(seen, now + WINDOW_SECONDS)

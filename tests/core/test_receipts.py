@@ -1,4 +1,4 @@
-"""What an incident says of where each rank went on, from what agents report."""
+"""Sources from which ranks resumed, in an incident, from the agents' receipts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from unbroken.wire.observation import RankWatch
 def receipt(
     rank: int, source: str = "memory", step: int = 41, checksum: str = "s", replicas: str = ""
 ) -> Receipt:
-    """Of the attempt after the first."""
+    """Return a receipt of the attempt after the first."""
     return Receipt(rank, 1, step, source, 0.1 * rank, checksum, 0, "state", replicas)
 
 
 def all_of(*checksums: str, replicas: str = "0-2") -> list[Receipt]:
-    """Ranks that call each other replicas."""
+    """Return receipts of ranks that call each other replicas."""
     return [receipt(i, checksum=one, replicas=replicas) for i, one in enumerate(checksums)]
 
 
@@ -139,14 +139,14 @@ def test_a_thousand_shards_are_one_group() -> None:
 def told(
     script: Script, now: float, name: str, *receipts: Receipt, step: int | None = None
 ) -> None:
-    """The agent of a pod runs attempt 1 and has these."""
+    """Report that the agent of a pod runs attempt 1 and has these receipts."""
     watch = () if step is None else (RankWatch(0, step=step),)
     report = replace(script.agents[name], receipts=receipts, watch=watch)
     script.give(AgentReported(script.views[name].uid, report), now)
 
 
 def restarted() -> Script:
-    """Two pods whose workers run again after a fault at step 42."""
+    """Return two pods whose workers run again after a fault at step 42."""
     script = Script(spec(2))
     script.up()
     script.run("5 runs w-0 0 told=42\n5 runs w-1 0 told=41\n6 failed w-1 0")
@@ -238,14 +238,14 @@ def test_a_new_operator_takes_the_receipts_that_agents_still_have(is_closed: boo
 def counted(
     script: Script, now: float, name: str, step: int, samples: float, **more: object
 ) -> None:
-    """The only rank of a pod tells a step with the samples of its data so far."""
+    """Report a step of a pod's only rank, with the number of samples of its data."""
     watch = RankWatch(int(name[-1]), step=step, metrics={"samples": samples})
     report = replace(script.agents[name], watch=(watch,), **more)  # type: ignore[arg-type]
     script.give(AgentReported(script.views[name].uid, report), now)
 
 
 def count_until_fault() -> Script:
-    """Two ranks that count 8 samples a step, of which one is lost after step 42."""
+    """Return two ranks that count 8 samples a step, of which one is lost after step 42."""
     script = Script(spec(2))
     script.up()
     script.run("5 runs w-0 0\n5 runs w-1 0")
@@ -290,7 +290,7 @@ def test_samples_of_a_job_that_fails_again_at_once_are_not_made_up() -> None:
 
 
 def count_of_one(steps: bool) -> Script:
-    """Two ranks of which only the first counts samples; `steps`: the other tells its steps."""
+    """Return two ranks of which only the first counts samples. `steps`: the other reports steps."""
     script = Script(spec(2))
     script.up()
     script.run("5 runs w-0 0\n5 runs w-1 0")

@@ -1,4 +1,4 @@
-"""What the repairer does about one node, and in which order."""
+"""Actions of the repairer for one node, and their order."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ REBOOT_ONLY = frozenset({Action.REBOOT})
 
 
 def history(found: World, name: str) -> list[tuple[Action, RepairState]]:
-    """Ended repairs of a node."""
+    """Return the ended repairs of a node."""
     return [(one.action, one.state) for one in found.records[name].history]
 
 
 def is_well(found: World, name: str) -> bool:
-    """In service, with nothing left of its fault."""
+    """Return whether a node is in service, with nothing left of its fault."""
     node = found.nodes[name]
     return (
         node.health is Health.SCHEDULABLE

@@ -1,4 +1,4 @@
-"""Whatever happens, and wherever a repairer ends: nothing is done twice, no storm, and rest."""
+"""Invariants of a repairer, for all events and restarts: nothing twice, no storm, and rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = {"reset": Action.RESET_GPU, "reboot": Action.REBOOT, "replace": Action.R
 
 
 def befall(found: World, what: str, name: str) -> None:
-    """What happens to a node that is there."""
+    """Let one event happen to an existing node."""
     match what:
         case "silence":
             found.silence(name)
@@ -58,7 +58,7 @@ def befall(found: World, what: str, name: str) -> None:
 
 
 def happen(found: World, what: str, name: str) -> None:
-    """One step of the world."""
+    """Let one step of the world happen."""
     if name in found.nodes:
         befall(found, what, name)
     match what:
@@ -80,7 +80,7 @@ def happen(found: World, what: str, name: str) -> None:
 
 
 def begun(ends: list[str], verdicts: list[CheckPhase], **given: object) -> World:
-    """A world of some nodes; orders and checks end so, one after another."""
+    """Return a world of some nodes; orders and checks have these outcomes in turn."""
     left = list(verdicts)
     found = World(
         RepairSettings(share=SHARE, **given),  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def begun(ends: list[str], verdicts: list[CheckPhase], **given: object) -> World
 
 
 def active(found: World) -> list[RepairRecord]:
-    """Repairs that the repairer has under way of its own accord."""
+    """Return the repairs in progress that no person has ordered."""
     repairs = [found.repairer.record(name).repair for name in (*NODES, *found.nodes)]
     names = {id(one): one for one in repairs if one is not None}
     return [
@@ -104,7 +104,7 @@ def active(found: World) -> list[RepairRecord]:
 
 
 def assert_nothing_twice(found: World) -> None:
-    """No boot was ended twice, no machine replaced twice, unless a person ordered it again."""
+    """Assert that no boot was ended twice, nor a machine replaced twice, but by a person."""
     own = 0 if found.settings.recovery is Recovery.NONE else 1
     done = Counter(
         (one.node, one.action, one.boot_id if one.action is Action.REBOOT else "")

@@ -1,4 +1,4 @@
-"""An error that comes again: whose it is, and what is done about it."""
+"""Repeated errors: their origin, and the reaction to them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def raised(
     error: str = "e",
     text: str = "x",
 ) -> Signal:
-    """A rank's exception."""
+    """Return a rank's exception."""
     is_raised = fault in ("PythonException", "OutOfMemory")
     return Signal(1, fault, text, node=node, fingerprint=error if is_raised else "", step=step)
 
 
 def history(*signals: Signal, apart: float = 100.0) -> list[Incident]:
-    """Incidents with these culprits, one after the other, the last 100 s before now."""
+    """Return incidents with these culprits, one after the other, the last 100 s before now."""
     count = len(signals)
     return [
         Incident(
@@ -45,7 +45,7 @@ USERS, NODE, TOLD, NEW = "users", "node", "told", "new"
 
 
 def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
-    """What is made of an error."""
+    """Return the origin of an error."""
     repeat = find_repeat([found], None, before, 1000, elsewhere)
     if repeat is None:
         return NEW
@@ -78,7 +78,7 @@ def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
         (raised("a", fault="OutOfMemory"), [raised("b", fault="OutOfMemory")], USERS),
         (raised("a", fault="OutOfMemory", error=""), [raised("b", fault="OutOfMemory", error="")],
          TOLD),
-        # All ranks have the same NaN: that one node tells it says nothing.
+        # All ranks have the same NaN: a report from only one node means nothing.
         (raised("a", fault="BadMetric"), [raised("a", fault="BadMetric")], USERS),
         (raised("a", None, fault="BadMetric"), [raised("a", None, fault="BadMetric")], NEW),
         (raised("a", fault="LogRule", text="LogFault_nan: x"),
@@ -126,7 +126,7 @@ ERROR = "kind=PythonException print=e step=9 lines=Traceback|ValueError:bad text
 
 
 def running() -> Script:
-    """A job of two pods on two nodes of three, with a budget that is not soon used up."""
+    """Return a job of two pods on two nodes of three, with a large budget."""
     script = Script(spec(2, policy=RunPolicy(job_max_retry_count=9)))
     script.run("0 node n0 ready\n0 node n1 ready\n0 node n9 ready")
     script.up()
@@ -168,7 +168,10 @@ def test_an_error_that_keeps_to_a_node_leaves_it() -> None:
 
 
 def test_reports_that_come_together_are_judged_together() -> None:
-    """By the first report alone a well pod would be deleted, or all for a full restart."""
+    """Judge them together: by the first report alone, a healthy pod would be deleted.
+
+    Or all pods would be deleted for a full restart.
+    """
     script = running()
     fail(script, 10, 0, "w-1")
     other = ERROR.replace("bad", "other").replace("print=e", "print=o")

@@ -1,4 +1,4 @@
-"""What of an agent's reports is news."""
+"""Order of an agent's reports: a late one must not undo a newer one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unbroken.wire.agent import AgentReport, AgentState
 
 
 def member() -> Member:
-    """A pod that runs."""
+    """Return a pod that runs."""
     return Member(PodView(PodName("p"), PodUid("u"), "w", 0, PodPhase.RUNNING), UNHEARD)
 
 

@@ -1,4 +1,4 @@
-"""What is said of repeated and skipped samples is what a count of every sample gives."""
+"""Repeated and skipped samples in a report, compared with a count of every sample."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from unbroken.wire.observation import RankWatch
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's data over a fault, sample by sample."""
+    """One rank's data around a fault, sample by sample."""
 
     batch: int
     behind: int
     """Steps by which its last report is older than the newest step of the job."""
     resumes_at: int | None
-    """Where its data goes on after the fault; None: where the state is."""
+    """Step at which its data resumes after the fault; None: at that of the state."""
 
 
 RANKS = st.builds(
@@ -32,7 +32,7 @@ RANKS = st.builds(
 
 
 def track(*seen: tuple[int, float]) -> Track:
-    """A rank as reports have it."""
+    """Return a rank's track from reports."""
     tracks: Tracks = {}
     for step, samples in seen:
         observe(tracks, [RankWatch(0, step=step, metrics={"samples": samples})])

@@ -1,4 +1,4 @@
-"""Who is blamed for a job that stands still, by real stacks and by planted ones."""
+"""Blame for a job that hangs, from real and from made-up stacks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from unbroken.core.diagnosis.stacks import GROUPS_MAX, RANGES_CHARACTERS, Blame,
 from unbroken.wire.observation import Collective, RankEvidence, ThreadStack
 
 STACKS = Path(__file__).parent / "stacks"
-"""What py-spy 0.4 said of two ranks with torch 2.13 on gloo, with native frames and without."""
+"""Folder of py-spy 0.4's output of two ranks with torch 2.13 on gloo.
+
+It has stacks with and without native frames.
+"""
 
 
 def recorded(name: str, way: str) -> list[RankEvidence]:
-    """Evidence as an agent would have sent it."""
+    """Return the evidence as an agent would have sent it."""
     ranks = json.loads((STACKS / f"{name}.json").read_text())[way]
     return [
         RankEvidence(
@@ -39,7 +42,7 @@ def recorded(name: str, way: str) -> list[RankEvidence]:
 
 
 def at(rank: int, *frames: str, state: str = "S", **more: object) -> RankEvidence:
-    """A rank whose main thread is here, innermost first."""
+    """Return a rank whose main thread has these frames, innermost first."""
     threads = (ThreadStack("MainThread", True, frames),) if frames else ()
     found = RankEvidence(rank, 100 + rank, state, cpu_share=0.0, is_same=True, threads=threads)
     return replace(found, **more)  # type: ignore[arg-type]
@@ -203,7 +206,7 @@ def test_the_flight_recorder_names_the_collective_that_no_stack_tells() -> None:
         (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.05, waited_share=0.9), True, False),
         (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.01, waited_share=0.9), False, False),
         (at(0, *SPIN, cpu_share=0.1, state="R"), False, True),
-        # Who waits for its peers does no work of its own, whatever its threads do.
+        # A rank that waits for its peers does no work of its own, whatever its threads do.
         (at(0, *REDUCE, cpu_share=1.0, is_same=False, io_bytes=10_000_000), False, False),
         (at(0, *GPU, cpu_share=1.0), False, False),
         (at(0, *SPIN, state="T", is_same=False), False, False),
@@ -223,7 +226,7 @@ def test_a_pipe_is_no_file() -> None:
 
 
 def numbers(blamed: Blame) -> list[int]:
-    """Every rank of its groups."""
+    """Return every rank of its groups."""
     found: list[int] = []
     for group in blamed.groups:
         for part in group.ranks.split(","):

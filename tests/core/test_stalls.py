@@ -1,4 +1,4 @@
-"""What the watchdogs' alarms amount to for the whole job."""
+"""Meaning of the watchdogs' alarms for the whole job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_alarm_that_only_one_rank_has_waits_a_moment_for_the_others(detector:
 
 
 def nan(rank: int, since: float, step: int | None = None) -> RankWatch:
-    """A rank whose loss is no number since a step."""
+    """Return a rank whose loss has been NaN since a step."""
     return replace(well(rank, since), alarms=(replace(alarm(NAN, since), step=step),))
 
 

@@ -1,4 +1,7 @@
-"""What a new operator must not do twice, forget or overlook: scripts of worlds that once failed."""
+"""Takeovers by a new operator, which must repeat, forget and overlook nothing.
+
+They are scripts of worlds that once failed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ ERROR = "kind=PythonException text=ValueError:bad print=f1 lines=Traceback|Value
 
 
 def left(replicas: int = 2, spares: int = 0, script: str = "", retries: int = 9) -> Script:
-    """The successor of an operator that went away after the script, from a running job."""
+    """Return the successor of an operator that left a running job after the script."""
     old = Script(spec(replicas, spares, RunPolicy(job_max_retry_count=retries)))
     old.up()
     for name in old.views:
@@ -25,7 +28,7 @@ def left(replicas: int = 2, spares: int = 0, script: str = "", retries: int = 9)
 
 
 def forget_incidents(script: Script) -> None:
-    """Lose what was to be written after the status."""
+    """Discard the writes that were to follow the status."""
     script.effects = [one for one in script.effects if not isinstance(one, WriteIncident)]
 
 
@@ -220,7 +223,7 @@ def test_a_stock_spare_that_follows_an_old_start_is_stopped() -> None:
 
 
 def running_stock_agents(replicas: int, spares: int = 0) -> Script:
-    """A job whose stock agents run attempt 0."""
+    """Return a job whose stock agents run attempt 0."""
     script = Script(spec(replicas, spares))
     script.run("0 job\n0 synced")
     for number in range(replicas + spares):
@@ -232,16 +235,16 @@ def running_stock_agents(replicas: int, spares: int = 0) -> Script:
 
 
 def stops(script: Script) -> list[tuple[str, int | None]]:
-    """The pod and the attempt of each order to stop."""
+    """Return the pod and the attempt of each order to stop."""
     return [(e.pod, e.command.attempt) for e in script.effects if isinstance(e, StopWorkers)]
 
 
 def starts(script: Script) -> list[int]:
-    """The attempt of each order to start."""
+    """Return the attempt of each order to start."""
     return [e.command.attempt for e in script.effects if isinstance(e, StartWorkers)]
 
 
 def stock(script: Script, name: str, state: AgentState, now: float, agent: str = "first") -> None:
-    """A stock agent tells its state; `agent` names its process."""
+    """Report the state of a stock agent; `agent` names its process."""
     report = AgentReport(f"stock-{name}-{agent}", state, rank=int(name[-1]))
     script.give(AgentReported(script.views[name].uid, report), now)

@@ -1,4 +1,4 @@
-"""Where a job's time went: every second once, whatever the records and the clocks say."""
+"""A job's time by activity: every second once, whatever the records and the clocks say."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def at(seconds: float) -> float:
 
 
 def broken(number: int = 1, fault: str = "ProcessExited", **times: float | int | None) -> Incident:
-    """An incident; times in seconds after the start of the job."""
+    """Return an incident; times are seconds after the start of the job."""
     culprit = Signal(START, fault, "killed")
     is_time = {"step", "resumed_step", "step_seconds"}
     given = {k: v if k in is_time or v is None else at(v) for k, v in times.items()}

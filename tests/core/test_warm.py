@@ -1,4 +1,4 @@
-"""When templates are started, workers parked, and starts warm."""
+"""Warm starts: when templates start, when workers are parked, and when a start is warm."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from unbroken.core.tick import Tick
 
 
 def fed(machine: Warm, *events: WarmEvent, at: float = 0.0) -> list[WarmEffect]:
-    """What the events lead to."""
+    """Return the effects of the events."""
     return [effect for event in events for effect in machine.step(event, at)]
 
 
 def parked(nproc: int = 2) -> Warm:
-    """An attempt trains, and as many as it has workers are parked."""
+    """Return an attempt that trains, with as many parked workers as it has running ones."""
     machine = Warm(nproc)
     fed(machine, Began(), StepReported(), TemplateReady(), *[Parked()] * nproc)
     return machine

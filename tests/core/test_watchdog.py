@@ -1,4 +1,4 @@
-"""What each detector finds, and how soon."""
+"""Findings of each detector, and their delays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN = float("nan")
 
 
 def trained(count: int = 400, seconds: float = 0.5, cores: float = 1.0) -> Drive:
-    """A rank that has told its steps for a while."""
+    """Return a rank that has reported its steps for a while."""
     drive = Drive()
     drive.be(cores=cores, state="R")
     drive.steps(count, seconds)
@@ -204,7 +204,7 @@ def test_steps_that_take_twice_as_long_are_found_and_end() -> None:
 
 
 def phased(drive: Drive, count: int, seconds: float) -> None:
-    """Steps, each with two phases."""
+    """Make steps with two phases each."""
     for _ in range(count):
         drive.phase("data")
         drive.wait(0.2 * seconds)

@@ -1,4 +1,4 @@
-"""What looks like a hang and is none; and that learning ends false alarms."""
+"""Activity that looks like a hang but is none, and false alarms that learning ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unbroken.core.watchdog.events import Continued, Halted
 
 
 def trained(count: int = 1200, seconds: float = 0.5) -> Drive:
-    """A rank that trains as on a GPU."""
+    """Return a rank that trains as on a GPU."""
     drive = Drive()
     drive.be(cores=1, state="R")
     drive.steps(count, seconds)
@@ -17,7 +17,7 @@ def trained(count: int = 1200, seconds: float = 0.5) -> Drive:
 
 
 def idle(drive: Drive, seconds: float) -> None:
-    """Nothing at all for so long, then training again."""
+    """Show nothing at all for a time, then train again."""
     drive.be()
     drive.wait(seconds)
     drive.be(cores=1, state="R")

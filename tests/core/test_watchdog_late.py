@@ -1,4 +1,4 @@
-"""When a rank is late: long before a silence is judged by time alone."""
+"""Lateness of a rank, which is noticed long before a silence is judged by time alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def view(drive: Drive) -> RankWatch:
-    """The rank."""
+    """Return the view of the rank."""
     return drive.dog.views()[0]
 
 
 def late_after(drive: Drive, longest: float = 700.0) -> float:
-    """Seconds of silence until the rank is late; it ends by `longest`."""
+    """Return the seconds of silence until the rank is late; it ends by `longest`."""
     began = drive.now
     while view(drive).late_since is None and drive.now - began < longest:
         drive.wait(0.25)

@@ -1,4 +1,4 @@
-"""What holds of the watchdog for any training, by generated examples."""
+"""Properties of the watchdog for any training, by generated examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt teaches the next one, and what is found while little was learned."""
+"""Knowledge that an attempt passes to the next one, and findings while little was learned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from drive_watchdog import START, Drive
 
 
 def restarted(start_seconds: float = 20.0, count: int = 400) -> Drive:
-    """In its second attempt, which was started just now."""
+    """Return a rank in its second attempt, which has just started."""
     drive = Drive()
     drive.be(cores=1, rate=5000, state="R")
     drive.wait(start_seconds)
@@ -132,7 +132,7 @@ def test_floors_are_higher_again_after_a_restart() -> None:
 
 
 def printed(count: int, seconds: float = 2.0) -> Drive:
-    """A rank that only prints, in its second attempt."""
+    """Return a rank that only prints, in its second attempt."""
     drive = Drive()
     drive.be(cores=1.5, rate=5000, state="R")
     drive.wait(20)

@@ -1,4 +1,4 @@
-"""How numbers are told."""
+"""Numbers and plurals in texts."""
 
 from __future__ import annotations
 

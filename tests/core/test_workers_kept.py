@@ -1,4 +1,4 @@
-"""The agent's machine where workers live on over a stop: the barrier, the fence, late ones."""
+"""The agent's machine with workers that survive a stop: the barrier, the fence, late ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def test_all_may_be_kept_and_the_attempt_is_told_of_all_the_same() -> None:
 def test_before_a_planned_move_workers_may_save_their_step(
     arrive_seconds: float, save_seconds: float
 ) -> None:
-    """Less time than they have to come to the barrier: they can still be made to leave."""
+    """Give workers less time to save than to reach the barrier.
+
+    Workers that have not saved by then can still be made to leave.
+    """
     order = keep(is_graceful=True)
     check(
         *RUNNING,
@@ -102,7 +105,7 @@ def test_before_a_planned_move_workers_may_save_their_step(
 
 
 def test_kept_processes_are_replaced_if_their_node_gets_another_rank() -> None:
-    """Another operator may not know which rank they had."""
+    """Replace them, since another operator may not know which rank they had."""
     machine = check(
         *RUNNING,
         (keep(), "recall 0 1 of 0, kill but 0 1, stopping"),
@@ -460,7 +463,7 @@ def test_a_death_of_theirs_before_the_barrier_is_a_fault(local_rank: int) -> Non
 
 
 class World:
-    """Processes as the kernel has them, driven by a machine; obeys it, late and in any order."""
+    """Processes as the kernel has them; the world obeys a machine, late and in any order."""
 
     def __init__(self, settings: Settings) -> None:
         self.machine = Workers(settings)
@@ -468,22 +471,22 @@ class World:
         self.alive: dict[int, int] = {}
         """Pids by local rank."""
         self.attempts: dict[int, int] = {}
-        """What each pid trains in; missing: it is at the barrier."""
+        """Attempt that each pid trains; missing: the process is at the barrier."""
         self.released: dict[int, list[int]] = {}
         self.recalled: set[int] = set()
         self.left: list[AgentEvent] = []
-        """News that the machine has yet to hear, in order."""
+        """Events that the machine has not received yet, in order."""
         self.feed(Prepared())
 
     def feed(self, event: AgentEvent) -> None:
-        """Let the machine take it, and do what it says."""
+        """Give the machine an event, and carry out its effects."""
         self.now += 1.0
         for effect in self.machine.step(event, self.now):
             self.act(effect)
         self.check()
 
     def act(self, effect: AgentEffect) -> None:
-        """Carry it out."""
+        """Carry out an effect."""
         match effect:
             case Spawn(stage, command, kept):
                 assert set(self.alive) == set(kept), "a second process of a rank, or a survivor"
@@ -510,13 +513,13 @@ class World:
                 pass
 
     def die(self, rank: int, end: WorkerEnd) -> None:
-        """A process ends; the news comes later."""
+        """End a process; its event comes later."""
         pid = self.alive.pop(rank)
         attempt = self.attempts.pop(pid, self.machine.report().newest_attempt or 0)
         self.left += [Disconnected(rank, pid), ended(rank, pid, end, attempt)]
 
     def arrive(self, rank: int) -> None:
-        """A process that was told to leaves its training, once what it had said before is heard."""
+        """Let a recalled process leave its training, once its earlier messages are received."""
         pid = self.alive.get(rank)
         waits = [one for one in self.left if isinstance(one, Passed) and one.pid == pid]
         if pid in self.recalled and not waits:
@@ -525,7 +528,7 @@ class World:
             self.left.append(Arrived(rank, pid))
 
     def check(self) -> None:
-        """READY is a promise."""
+        """Check that READY is true."""
         report = self.machine.report()
         if report.state is AgentState.READY:
             trains = [pid for pid in self.alive.values() if pid in self.attempts]
@@ -542,7 +545,7 @@ ACTIONS = st.one_of(
 
 
 def act(world: World, kind: str, number: int, attempt: int) -> int:
-    """One thing happens; the attempt that is next."""
+    """Let one event happen; return the number of the next attempt."""
     pid = world.alive.get(number)
     match kind:
         case "start":

@@ -1,7 +1,7 @@
 """Output of training runs in the formats of real frameworks, healthy or with one fault.
 
-A run has two ranks on one node.  Each format says who logs what of a step, and to which stream;
-a fault changes what is written from `FAULT_STEP` on.  A seeded random cuts the bytes into reads.
+A run has two ranks on one node. Each format defines which rank logs a step, and to which stream. A
+fault changes the output from `FAULT_STEP` on. A seeded random cuts the bytes into reads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ STDOUT, STDERR = "stdout", "stderr"
 
 @dataclass(frozen=True)
 class Step:
-    """One step as the script knows it."""
+    """One step with the values that a script knows."""
 
     number: int
     loss: float
     rate: float
-    """Samples a second, or TFLOPs, or tokens: what the format shows."""
+    """Samples a second, or TFLOPs, or tokens: the rate that the format shows."""
 
     @property
     def done(self) -> float:
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank writes at a time."""
+    """Text that one rank writes at a time."""
 
     rank: int
     stream: str
@@ -41,7 +41,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one read gives."""
+    """Result of one read."""
 
     at: float
     rank: int
@@ -124,7 +124,7 @@ def tqdm_loop(step: Step) -> Iterator[Written]:
 
 
 def deepspeed(step: Step) -> Iterator[Written]:
-    """DeepSpeed's engine: `[Rank 0]` inside the line, a timer line beside it."""
+    """DeepSpeed's engine: `[Rank 0]` inside the line, followed by a timer line."""
     stamp = "[2025-06-17 05:51:29,300] [INFO]"
     yield Written(
         0,
@@ -159,7 +159,7 @@ COLLECTIVES = {
         "peer [127.0.0.1]:25881\n"
     ),
 }
-"""What a rank writes when a collective breaks."""
+"""Text that a rank writes when a collective fails, by backend."""
 NOISE = (
     "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n",
     "/usr/lib/python3/torch/utils/checkpoint.py:87: UserWarning: None of the inputs\n",
@@ -175,7 +175,7 @@ OUT_OF_MEMORY = (
 
 
 def step_at(number: int, fault: str | None) -> Step:
-    """What a step shows under the fault."""
+    """Return the values of a step under the fault."""
     is_faulty = number >= FAULT_STEP
     loss = 2.5 - number / 100
     if is_faulty and fault in ("nan", "spike"):
@@ -186,7 +186,7 @@ def step_at(number: int, fault: str | None) -> Step:
 def training(
     form: Format, fault: str | None, seed: int, *, first: int = 0
 ) -> Iterator[tuple[float, list[Written]]]:
-    """What is written, and when: `fault` is None, hang, nan, spike, slow or oom."""
+    """Yield times and texts of a run; `fault` is None, hang, nan, spike, slow or oom."""
     chance = random.Random(seed)
     yield 1.0, [Written(rank, STDERR, text) for rank in (0, 1) for text in NOISE]
     for number in range(first, STEPS):
@@ -202,7 +202,7 @@ def training(
 
 
 def reads(run: Iterator[tuple[float, list[Written]]], seed: int) -> Iterator[Chunk]:
-    """The bytes as an agent reads them: cut anywhere, a little late."""
+    """Yield the bytes as an agent reads them: cut anywhere, a little late."""
     chance = random.Random(seed)
     for at, written in run:
         for one in written:
