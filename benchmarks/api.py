@@ -315,7 +315,7 @@ def stop_ours(directory: Path) -> None:
 
 
 async def measure_both(servers: list[Server], count: int, rounds: int) -> None:
-    """Everything that both can do: pods that no scheduler places."""
+    """Measure what both servers can do: pods that no scheduler places."""
     for server in servers:
         path = await make_namespace(server, "bench")
         await measure_writes(server, path, count)

@@ -10,7 +10,7 @@ samples, are measured in turns.
 `watching` is the processor time that agent and keeper use for the rank between looks, as a share
 of one core.  `look` and `samples` are, for each of them, the lost training time, and the processor
 time used in addition to the worker's.  A rank without any other sign of progress is looked at each
-60 s at most (`WORK_PAUSE_SECONDS`): `look, share` is the share of time that is lost then.
+60 s at most (`WORK_PAUSE_SECONDS`).  `look, share` is the share of time that is lost then.
 """
 
 from __future__ import annotations

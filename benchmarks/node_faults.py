@@ -41,7 +41,7 @@ def started(base: Path, number: int) -> FaultyNodes:
 
 
 def measure(faults: list[Fault], runs: int, base: Path) -> list[Trial]:
-    """Each fault so often; what went wrong is in the trial, and a new cluster follows."""
+    """Try each fault `runs` times; a trial with an error records it, and a new cluster follows."""
     trials: list[Trial] = []
     job: FaultyNodes | None = None
     try:

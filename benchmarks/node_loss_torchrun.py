@@ -52,7 +52,7 @@ def try_torchrun(release: Release, name: str, number: int, *, has_spare: bool) -
 
 
 def _look(job: Job, trial: Trial, lost: str, struck_at: float) -> None:
-    """Until both ranks have made a step after the loss, and not on the lost node."""
+    """Wait until both ranks have made a step after the loss, and not on the lost node."""
 
     def lives() -> list[float]:
         found = [one for one in job.lives() if one.began_at > struck_at and one.node != lost]

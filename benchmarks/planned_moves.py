@@ -48,10 +48,10 @@ class Trial:
 
     notice: str
     until_stop: float | None = None
-    """From the notice to the last step on the old node. The new pod starts meanwhile."""
+    """Seconds from the notice to the last step on the old node; the new pod starts meanwhile."""
     pause: float | None = None
     until_left: float | None = None
-    """From the notice until no pod of the job is on the node."""
+    """Seconds from the notice until no pod of the job is on the node."""
     steps_lost: int | None = None
     why_wrong: str = ""
 

@@ -41,7 +41,7 @@ OURS, ALONE = "auto-resume", "ray-train-alone"
 LOSSES = ("worker-pod", "worker-node", "head-pod", "head-node")
 NODES = 5
 SETTLE_SECONDS = 240.0
-"""For a RayCluster to be ready and training to make steps, before a loss."""
+"""Seconds for a RayCluster to be ready and training to make steps, before a loss."""
 CALM_STEPS = 12
 """Steps of the present start before the next loss."""
 CALM_SECONDS = 5.0
@@ -64,7 +64,7 @@ class Trial:
     mode: str
     loss: str
     seconds: float | None = None
-    """Until the first step after it; None: no step within the bound."""
+    """Seconds until the first step after it; None: no step within the bound."""
     lost_steps: int | None = None
     load: float = 0.0
     """Load of this machine over the last minute, at the end."""

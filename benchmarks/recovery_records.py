@@ -24,15 +24,15 @@ class Recovery:
     rank: int
     killed_at: float
     detected_at: float | None = None
-    """The launcher knows: it has collected the exit status of the worker."""
+    """Time at which the launcher has collected the exit status of the worker."""
     stopped_at: float | None = None
-    """No worker of the broken attempt lives."""
+    """Time at which no worker of the broken attempt lives."""
     ready_at: float | None = None
-    """Every agent may start the next attempt."""
+    """Time from which every agent may start the next attempt."""
     started_at: float | None = None
-    """Every process of the next attempt exists."""
+    """Time at which every process of the next attempt exists."""
     stepped_at: float | None = None
-    """Every rank has completed a step again."""
+    """Time at which every rank has completed a step again."""
     why_not: str = ""
     """Reason why the job never continued."""
     fault: str = "worker"

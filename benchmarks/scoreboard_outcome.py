@@ -38,7 +38,7 @@ class Outcome:
     """Rank that was broken; -1: none."""
     step: int
     survived: bool = False
-    """All ranks came to the last step with the right result."""
+    """True if all ranks reached the last step with the right result."""
     ending: str = ""
     """Either "right", "wrong result", or the reason why the job never ended."""
     stall_seconds: float | None = None

@@ -20,7 +20,7 @@ SAMPLES_MAX = 1_000_000
 """Then the next part of the index begins: the memory of the machine is not for it alone."""
 CHUNK_BYTES = 1 << 20
 COMPILER = ("sh", "-c", "while :; do :; done")
-"""Not Python, as compilers are; it uses a whole core, if it gets it."""
+"""Command that stands for a compiler: it is not Python, and uses a whole core if it can."""
 LOWEST = 19
 """Priority of what computes at full speed: many trials share the machine."""
 

@@ -71,7 +71,7 @@ def measure() -> dict[str, list[float]]:
     page = os.memfd_create("page")
     os.write(page, empty())
     os.environ[VARIABLE] = str(page)
-    # As if this process began here.
+    # Reset the writer, as if this process began here.
     worker._writer = worker._UNCLAIMED
     for call in (no_metrics, one_metric, three_metrics, eight_metrics, visit):
         found[f"{call.__name__.replace('_', ' ')} (ns)"] = nanoseconds(call)

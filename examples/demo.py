@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run `make demo`: a training job loses a worker, then a node, and resumes by itself.
 
-It starts a cluster of four nodes on this machine, and a job of two pods of two ranks and a spare,
+It starts a cluster of four nodes on this machine. The job has two pods of two ranks and a spare,
 with real PyTorch processes. Every wait is for an event that must happen. If it does not happen, the
 demo fails.
 """

@@ -23,7 +23,7 @@ from demo import DemoFailed, LocalDemo, Training, show, title
 HERE = Path(__file__).parent / "ray"
 CLUSTER = "rayml"
 SECONDS = 600.0
-"""For one recovery.  It takes less than a minute on two cores that have nothing else to do."""
+"""Seconds for one recovery; two idle cores need less than a minute."""
 TRAIN = "python3 /fsx/fsdp_ray.py --storage /fsx/runs --steps 100000 --print-every 5"
 Object = dict[str, Any]
 

@@ -27,7 +27,7 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CLI_TEST", "JOB_RESTART_COUNT")
 told = {name: os.environ.get(name) for name in names}
 print(json.dumps({**told, "argv": sys.argv[1:], "cwd": os.getcwd(), "python": sys.executable}))
 """
-"""Tells what it was started with, and ends."""
+"""Program that prints its arguments and environment, and ends."""
 
 FAIL = """
 import os, sys, time
@@ -54,7 +54,7 @@ class Cli:
 
     @property
     def environment(self) -> dict[str, str]:
-        """As of a person who has told this directory to the shell."""
+        """The environment of a person who has set this directory in the shell."""
         ours = {"UNBROKEN_DIR": str(self.directory), "COLUMNS": "200", "NO_COLOR": "1"}
         rest = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
         return {**rest, **ours}

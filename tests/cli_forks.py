@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 SECONDS = 100.0
-"""Until a command must have ended."""
+"""Seconds until a command must have ended."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["unbroken.cli.job.jobs", "unbroken.cli.nodes.commands", "unbroken.cli.local.up",

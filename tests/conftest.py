@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Cluster]]:
     """Start a cluster on its first request, and stop all at the end.
 
-    The parametrized fixture does not do that: pytest would stop and start the servers at each
+    The parametrized fixture does not do that. pytest would stop and start the servers at each
     change of the parameter, which under xdist is twice a file.
     """
     started: dict[str, Cluster] = {}

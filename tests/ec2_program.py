@@ -1,9 +1,9 @@
-"""moto's server beside a test: EC2 and Auto Scaling, with a log of what was asked.  Run by path.
+"""moto's server in a process for tests: EC2 and Auto Scaling, with a log of actions. Run by path.
 
-`ec2_program.py FOLDER`, with a Python that has moto.  It prints its port, and writes each action as
-a line to FOLDER/actions (`RebootInstances i-0abc`).  While FOLDER/refuse exists, an action
-that is its first line is answered with the status and the error code of its second and third line
-instead; `hang` as the second line: it is never answered.
+`ec2_program.py FOLDER`, with a Python that has moto. It prints its port, and writes each action as
+a line to FOLDER/actions (`RebootInstances i-0abc`). The file FOLDER/refuse has an action, a status
+and an error code, one a line. While it exists, that action gets this error as its answer. With
+`hang` in the second line, the action is never answered.
 """
 
 from __future__ import annotations

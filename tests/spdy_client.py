@@ -22,7 +22,7 @@ class Client:
         self._deflate = zlib.compressobj(9, zdict=DICTIONARY)
 
     def control(self, kind: int, body: bytes, *, version: int = 3, flags: int = 0) -> bytes:
-        """Any control frame."""
+        """Return a control frame of any kind."""
         head = struct.pack(">II", 1 << 31 | version << 16 | kind, flags << 24 | len(body))
         return head + body
 

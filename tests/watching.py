@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 40.0
-"""Nothing in a test takes that long, except on a machine that is very busy."""
+"""Seconds that no event of a test takes, except on a very busy machine."""
 
 
 class Watcher(Generic[T]):
@@ -25,7 +25,7 @@ class Watcher(Generic[T]):
         self._changed.set()
 
     def change(self, old: object, new: object) -> None:
-        """As an informer's callback: collects names, `+a`, `~a` or `-a`."""
+        """Collect names as an informer's callback: `+a`, `~a` or `-a`."""
         item: Any = new if new is not None else old
         sign = "+" if old is None else "-" if new is None else "~"
         self(f"{sign}{item.metadata.name}")  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ class Watcher(Generic[T]):
 
 @asynccontextmanager
 async def running(*programs: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run programs that never end beside a block; they are cancelled at its end."""
+    """Run programs that never end while the block runs; cancel them at its end."""
     async with asyncio.TaskGroup() as tasks:
         started = [tasks.create_task(program) for program in programs]
         try:

@@ -105,7 +105,7 @@ class _Visitor(ast.NodeVisitor):
 
 
 def refused(root: Path) -> Iterator[str]:
-    """Every use that is refused below `root`, as FILE:LINE: reason."""
+    """Yield every use that is refused below `root`, as FILE:LINE: reason."""
     for path in sorted(root.rglob("*.py")):
         visitor = _Visitor(path.relative_to(root).as_posix())
         visitor.visit(ast.parse(path.read_text("utf-8")))

@@ -82,7 +82,7 @@ def parse(text: str, instance_types: list[str]) -> dict[str, Any]:
             if found[2]:
                 current["union"] = True
             if name in shapes and "members" in shapes[name]:
-                current = {"type": "structure", "members": {}}  # told a second time
+                current = {"type": "structure", "members": {}}  # documented a second time
             else:
                 shapes[name] = current
         elif found := MEMBER.fullmatch(line):

@@ -103,7 +103,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def descriptors(program: bytes) -> dict[str, tuple[list[dict[int, Any]], bool]]:
-    """By name of message: its FieldDescriptorProtos, and whether it is the entry of a map."""
+    """Return, by message, its FieldDescriptorProtos, and whether it is the entry of a map."""
     found: dict[str, tuple[list[dict[int, Any]], bool]] = {}
 
     def add(package: str, message: bytes) -> None:

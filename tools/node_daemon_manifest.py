@@ -24,7 +24,7 @@ POLICY_HEAD = """\
 #   kubectl apply -f deploy/node-daemon-policy.yaml
 """
 FILES = {"node-daemon.yaml": HEAD, "node-daemon-policy.yaml": POLICY_HEAD}
-"""Each file of deploy/ with its head; templates of the chart have the same names."""
+"""Files of deploy/ with their heads; templates of the chart have the same names."""
 OF_HELM = ("helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:")
 """Labels that say something of a release only."""
 

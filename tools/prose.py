@@ -195,7 +195,7 @@ def prose(sentence: str) -> bool:
 
 
 def findings(text: Text) -> Iterator[Finding]:
-    """All findings in one text."""
+    """Yield all findings in one text."""
     opening = HEADLESS.match(text.words)
     if opening and text.first and text.source in ("docstring", "help"):
         yield Finding("headless", text.source, text.path, text.line, text.words[:100])

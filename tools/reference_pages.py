@@ -98,7 +98,7 @@ def _required(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]
 
 
 def environment() -> Iterator[str]:
-    """Every environment variable that users and workers see."""
+    """Yield every environment variable that users and workers see."""
     sections = tomllib.loads(VARIABLES.read_text())["section"]
     _compare({name for one in sections for name in one["variables"]})
     yield from ("# Environment variables", "")
@@ -220,7 +220,7 @@ def _remedies() -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    """Every metric family, with type, labels and meaning."""
+    """Yield every metric family, with type, labels and meaning."""
     jobs, resumed, nodes, own = (CollectorRegistry() for _ in range(4))
     JobMetrics(jobs, 0.0, lambda: 0.0)
     ResumedMetrics(resumed, 0.0)
@@ -428,7 +428,7 @@ def _field_texts(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def endpoints() -> Iterator[str]:
-    """Every path that the programs serve."""
+    """Yield every path that the programs serve."""
     server = AgentServer(cast(Any, SimpleNamespace(snapshots=None)), None)
     routes = server._application(has_link=True).router.routes()
     rows = []

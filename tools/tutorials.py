@@ -29,7 +29,7 @@ FENCE = re.compile(
     re.DOTALL,
 )
 SECONDS = 150
-"""For one command, on a busy machine."""
+"""Seconds for one command, on a busy machine."""
 FIELD = re.compile(r"  +(what|why|timeline|cost|also seen|boot|state|data|score|differs|others)  ")
 TIMES = re.compile(r"\s+\d\d:\d\d:\d\d\.\d+  ([a-z ]+?)  +.*")
 
@@ -141,7 +141,7 @@ def written(page: str, home: Path) -> str:
         old = "\n".join([f"$ {step.command}", *step.shown])
         text = printed.replace(str(home), "/home/you").rstrip("\n")
         new = "\n".join([f"$ {step.command}", *([text] if text else [])])
-        start = made.index(old, end)  # The same command may stand further up.
+        start = made.index(old, end)  # The same command may be further up.
         made, end = made[:start] + new + made[start + len(old) :], start + len(new)
         print(new, flush=True)
     return made

@@ -102,8 +102,8 @@ async def test_an_operator_that_was_held_up_itself_loses_nobody(tmp_path: Path) 
     with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
         async with linked(agent) as operator:
             await operator.state(AgentState.READY)
-            # The whole loop stands still, as on a machine that is starved of processor time;
-            # the next heartbeat is too far away then to be what saves the agent.
+            # The whole loop is paused, as on a machine without free processor time. The next
+            # heartbeat is then too far away to save the agent.
             for beyond in (0.05, 0.5):
                 await operator.more(1)
                 time.sleep(SILENCE_SECONDS + beyond)  # noqa: ASYNC251
@@ -142,7 +142,7 @@ async def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> Non
             report = await one.workers(0)
             assert await other.workers(0) == report
             await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
-            other.send(start(0))  # It has not heard yet, and comes too late.
+            other.send(start(0))  # It has received nothing yet, and comes too late.
             await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
             report = await other.workers(1)
             assert (await one.workers(1)).workers == report.workers

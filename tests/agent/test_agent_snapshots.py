@@ -105,7 +105,7 @@ def test_memory_is_promised_once(memory: Memory) -> None:
     assert "raise the pod's memory limit" in refused
     memory.room += ROOM
     memory.open(0, 1, bytes=size)
-    # The same slot anew gives the old one back first.
+    # A new request for the same slot gives the old one back first.
     memory.room = SPARE_BYTES + 2 * size
     memory.open(0, 1, bytes=size)
 

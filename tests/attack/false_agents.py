@@ -19,14 +19,14 @@ REPORT = encode_report(AgentReport("false", AgentState.READY, nproc=2, pid=1)).e
 
 @dataclass
 class FalseAgent:
-    """Greets with a key and a uid (None: not at all), and then says what it is told to say."""
+    """Greets with a key and a uid (None: no greeting), and then sends the frames of a test."""
 
     key: bytes | None
     uid: str = ""
     says: list[str] = field(default_factory=list)
     """`good`, `again`, `forged`, `later`, `plain`: one frame each."""
     heard: list[bytes] = field(default_factory=list)
-    """All that whoever has linked has said."""
+    """Messages of all clients."""
     links: int = 0
     port: int = 0
 

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-# A benchmark may run beside the test.
+# A benchmark may run at the same time as the test.
 os.environ["CONTROL_PLANE_NET"] = "240"
 
 from control_plane_agents import PORT, WEBSOCKET, address
@@ -55,7 +55,7 @@ async def lists(_: bytes, out: asyncio.StreamWriter) -> None:
 
 
 async def small_lists(_: bytes, out: asyncio.StreamWriter) -> None:
-    """As many empty lists as a report may have, another number each time."""
+    """Send as many empty lists as a report may have, in different numbers."""
     await repeat(out, _frames("small_lists"))
 
 
@@ -107,7 +107,7 @@ async def pings(_: bytes, out: asyncio.StreamWriter) -> None:
 
 
 async def unread(_: bytes, out: asyncio.StreamWriter) -> None:
-    """Frames of a WebSocket after the protocol was broken: who closes must not go on reading."""
+    """Send frames after a violation of the protocol: the closing side must stop reading."""
     await repeat(out, [frame(b"x")])
 
 
@@ -179,9 +179,9 @@ LINKED: dict[str, Attack] = {
         fat,
     )
 }  # fmt: skip
-"""Over a link that was opened well."""
+"""Attacks over a link that was opened correctly."""
 PLAIN: dict[str, Attack] = {one.__name__: one for one in (body, headers, informed)}
-"""Over HTTP."""
+"""Attacks over HTTP."""
 
 
 async def serve(kind: str, source: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:

@@ -25,7 +25,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=10,
 )
-"""Any JSON that an API server would store."""
+"""All JSON that an API server would store."""
 
 
 def nested(levels: int) -> str:

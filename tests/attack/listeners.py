@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 ANSWER_SECONDS = 30.0
 """A listener must answer or close within this time.  Longer counts as a failure."""
 PATIENCE_SECONDS = 0.1
-"""A listener that has not answered after this time is told that no more bytes will come."""
+"""Seconds without an answer, after which the listener learns that no more bytes will come."""
 OTHERS = int(os.environ.get("UNBROKEN_FUZZ", "0"))
 fuzzed = settings(
     max_examples=OTHERS or 150,
@@ -63,7 +63,7 @@ class Siege:
     """Bytes that the listener's process holds more than before, at the end."""
 
     def connect(self) -> socket.socket:
-        """Open a connection of a stranger."""
+        """Open a connection of an untrusted client."""
         if isinstance(self.address, str):
             plain = socket.socket(socket.AF_UNIX)
             plain.settimeout(ANSWER_SECONDS)
@@ -73,9 +73,9 @@ class Siege:
         return self.tls.wrap_socket(plain) if self.tls else plain
 
     def send(self, data: bytes) -> bytes:
-        """Send the bytes on a new connection; the start of the answer, empty if there is none.
+        """Send the bytes on a new connection; return the start of the answer, or b"" without one.
 
-        A listener that waits for more is told that there is no more.  Fails if it then neither
+        A listener that waits for more learns that there is no more. Fails if it then neither
         answers nor closes.
         """
         self.inputs += 1
@@ -331,7 +331,7 @@ def _receive(source: socket.socket) -> bytes | None:
 
 
 def besiege(siege: Siege, recorded: Sequence[bytes]) -> None:
-    """Throw generated inputs at the listener, with half requests held open beside."""
+    """Send generated inputs to the listener, while half requests are held open."""
 
     @fuzzed
     @given(requests(recorded))

@@ -150,7 +150,7 @@ def item(name: str, version: int, *, spec: str = "{}", uid: str = "") -> str:
 
 
 def odd(name: str, version: int) -> dict[str, str]:
-    """The same job in forms that cannot be read."""
+    """Return the job in forms that cannot be read."""
     long = json.dumps("x" * (2 << 20))
     return {
         **{f"{depth} levels": item(name, version, spec=nested(depth)) for depth in DEPTHS},
@@ -169,7 +169,7 @@ def odd(name: str, version: int) -> dict[str, str]:
 async def test_a_job_that_cannot_be_read_is_told_and_hides_no_other(
     form: str, tmp_path: Path
 ) -> None:
-    """In a list, in a watch, changed while it is known, and deleted."""
+    """Put the object into a list and a watch, change it while it is known, and delete it."""
     bad, worse, gone = odd("bad", 4)[form], odd("good", 7)[form], odd("good", 9)[form]
     told = [
         ("ADDED", odd("late", 6)[form]),
@@ -410,7 +410,7 @@ def test_any_garbage_that_the_api_stores_stops_nobody(place: Any, data: Any) -> 
             name = ours(listed)[0]["metadata"]["name"]
             await at.delete(f"pods/{name}", gracePeriodSeconds=0)
             await at.until("pods", ours)
-            # Operators of later tests would go on with those that want thousands of pods.
+            # Operators of later tests would resume the jobs that want thousands of pods.
             for number in range(5):
                 with suppress(ApiRefusal):
                     await at.delete(f"hyperpodpytorchjobs/hype-{at.namespace}-{number}")
@@ -457,7 +457,7 @@ def _call(read: Callable[[Any], object], old: Any, new: Any) -> None:
 def test_whatever_one_object_holds_the_next_is_told(
     kind: type[Any], data: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Everything that reads this kind hears of it from the informer."""
+    """Use the informer, from which all readers of this kind get their objects."""
     path = tmp_path_factory.mktemp("c2") / "kubeconfig"
     path.write_text(kubeconfig_of("http://127.0.0.1:1", "", "t"))
 

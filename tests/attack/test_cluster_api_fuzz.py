@@ -1,4 +1,4 @@
-"""The cluster API under garbage: from strangers, changed calls of real clients, and signed ones.
+"""The cluster API under garbage: from untrusted clients, changed calls, and signed calls.
 
 It must refuse them with a status below 500, keep its memory, and answer an honest boto3 meanwhile.
 """
@@ -67,7 +67,7 @@ HUGE = [
 
 
 class Programs:
-    """`unbroken cluster-api` as a program of its own, and boto3 beside it."""
+    """`unbroken cluster-api` in a process of its own, and boto3 in another one."""
 
     def __init__(self, endpoint: str, pid: int, honest: subprocess.Popen[str]) -> None:
         self.endpoint = endpoint

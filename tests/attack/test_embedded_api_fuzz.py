@@ -1,4 +1,4 @@
-"""The embedded API server under generated garbage and changed requests of a real kubectl.
+"""The local API server under generated garbage and changed requests of a real kubectl.
 
 It must refuse them with a status below 500, keep its memory, and serve an honest client meanwhile.
 """

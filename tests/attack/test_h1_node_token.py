@@ -1,8 +1,8 @@
-"""The attack: a local user listens where a node was and is handed the nodes' token.
+"""The attack: a local user listens at the address of a lost node, and gets the nodes' token.
 
-The API server sent the token of all nodes to whoever listened at a node's address.  While a node is
-off, any user of the machine may listen there, wait for `kubectl logs`, and then run commands in the
-pods of the other nodes as the user of `unbroken up`.
+The API server sent the token of all nodes to any program that listened at a node's address. While a
+node is off, any user of the machine could listen there and wait for `kubectl logs`. Such a user
+could then run commands in the pods of the other nodes as the user of `unbroken up`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """H4: a snapshot's structure was a restricted pickle, and its restriction could be removed.
 
 A pickle of three names (numpy.dtypes.__builtins__, builtins.slice, torch._import_dotted_name) ran
-`os.system` in the worker that restored it.  Whoever could PUT a snapshot, any rank of the job, and
-whoever wrote a flight recorder's dump had that way in.
+`os.system` in the worker that restored it. Any rank of the job could PUT such a snapshot. A program
+that wrote a flight recorder's dump could do the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finding H5: one tenant had every node of the cluster put into quarantine.
 
-The repairer counted every Incident object of every namespace against the node that its text named,
-whoever had made it, and believed a program's own word that a GPU was broken.  Five objects made by
-hand, or a script that ended five times with a CUDA error, were enough for each node; nothing
-limited the number of nodes.
+The repairer counted every Incident object of every namespace for the node that its text named,
+whatever user had made it. It also believed a program's own report that a GPU was broken. Five
+objects made by hand, or a script that ended five times with a CUDA error, were enough for each
+node. Nothing limited the number of nodes.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def forge(cluster: Cluster, name: str, node: str) -> None:
 
 
 def counted(cluster: Cluster) -> list[tuple[str, float]]:
-    """Incidents that are held against any node: source and weight."""
+    """Return source and weight of incidents that count for any node."""
     listed = json.loads(cluster.kubectl("get", "noderecords", "-o", "json").stdout)["items"]
     held = [one for record in listed for one in record["spec"].get("blame") or ()]
     return [(one["source"], one["weight"]) for one in held if one["kind"] == "incident"]

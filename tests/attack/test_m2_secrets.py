@@ -1,4 +1,4 @@
-"""M2: the operator took a stranger's Secret `JOB-agent` for the key of the job of that name.
+"""M2: the operator took another user's Secret `JOB-agent` for the key of the job of that name.
 
 It gave it to the job's pods, sent it to their agents in clear, and undid its owner's rotation.
 """
@@ -27,7 +27,7 @@ async def test_a_strangers_secret_is_neither_used_nor_touched(place: Any) -> Non
                     one.get("secret", {}).get("secretName") for one in pod["spec"]["volumes"]
                 }
             rotated = await here.merge("secrets/gitlab-agent", {"stringData": {"token": "new"}})
-            # New pods were what made the operator look after the Secret.
+            # New pods made the operator check the Secret.
             await here.delete(f"{PODS}/gitlab-pods-1", gracePeriodSeconds=0)
             await here.until(f"{PODS}/gitlab-pods-1", bool)
         assert await here.get("secrets/gitlab-agent") == rotated

@@ -1,6 +1,6 @@
-"""M7: the operator sent its token in clear to whoever listened at a pod's address, and believed it.
+"""M7: the operator sent its token in clear to any listener at a pod's address, and believed it.
 
-Whoever heard the token could start, stop and end every agent of the job, and read its snapshots.
+A program with the token could start, stop and end every agent of the job, and read its snapshots.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_tag_is_the_hmac_of_the_number_and_the_message(size: int) -> None:
 async def test_who_is_not_the_agent_is_told_nothing_and_not_believed(
     false: FalseAgent, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the address of a pod went to a pod of another tenant, while the watch lags."""
+    """Give a pod's address to a pod of another tenant, as happens while the watch lags."""
     caplog.set_level(logging.INFO)
     async with false_agent(false), linked(false.port) as operator:
         operator.send(stop(0))
@@ -102,7 +102,7 @@ async def test_a_report_that_is_forged_repeated_or_out_of_order_ends_the_link(
 
 
 async def test_the_key_is_never_sent_and_what_was_heard_is_worth_nothing(tmp_path: Path) -> None:
-    """Everything is recorded, and said again to the same agent and to the next one of the pod."""
+    """Replay all recorded messages to the same agent, and to the next one of the pod."""
     with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
         async with eavesdropping(agent.port) as between:
             async with linked(between.port) as operator:

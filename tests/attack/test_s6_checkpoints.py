@@ -1,7 +1,7 @@
-"""S6: whoever could write to the checkpoint folder ran code in all ranks that restored from it.
+"""S6: a user who could write to the checkpoint folder ran code in all ranks that restored from it.
 
-The metadata and the results of writing were unpickled, each rank's own file and whatever was no
-tensor was loaded with `weights_only=False`.
+The metadata and the results of writing were unpickled. Each rank's own file, and all data that was
+no tensor, was loaded with `weights_only=False`.
 """
 
 from __future__ import annotations

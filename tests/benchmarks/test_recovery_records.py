@@ -121,7 +121,7 @@ def test_a_mode_that_never_recovered_has_no_figures() -> None:
 
 
 def incident(number: int, detected_after: float, ready_after: float) -> Incident:
-    """As the operator writes it; times after the kill."""
+    """Return an incident as the operator writes it; times are seconds after the kill."""
     at = KILL.killed_at + detected_after
     culprit = Signal(at, "Signal", "rank 1: killed by SIGKILL", rank=1)
     return Incident(

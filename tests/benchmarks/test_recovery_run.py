@@ -1,4 +1,4 @@
-"""Kills of `benchmarks/recovery.py` for real: unbroken's modes beside torchrun."""
+"""Real kills of `benchmarks/recovery.py`: unbroken's modes and torchrun."""
 
 from __future__ import annotations
 

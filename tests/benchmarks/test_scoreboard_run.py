@@ -1,4 +1,4 @@
-"""Some trials of `benchmarks/scoreboard.py` for real: unbroken beside torchrun."""
+"""Real trials of `benchmarks/scoreboard.py`: unbroken and torchrun."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from unbroken.operator.driver import OperatorOptions, run_operator
 from unbroken.operator.election import LeaderTerms
 
 KEY = bytes(32)
-"""All operators of a cluster have the same."""
+"""The operator's key, which all operators of a cluster share."""
 
 
 async def main() -> None:

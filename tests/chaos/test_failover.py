@@ -1,6 +1,6 @@
-"""A leader that is stopped, ended or cut off, beside a job that must not notice.
+"""A leader that is stopped, ended or cut off, while a job runs that must not notice.
 
-With the terms that `unbroken operator` has.
+The terms of the lease are those of `unbroken operator`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_a_leader_stands_still_for_a_minute(whole: World, tmp_path: Path) -> Non
         leader.freeze()
         took = taken_after(whole, 1, stopped)
         one.steps(0)
-        # What happens now is the other's affair; the one that sleeps knows nothing of it.
+        # The other operator handles this fault; the paused one knows nothing of it.
         one.kill(first[3])
         second = one.steps(1)
         one.events.until(lambda events: events[-1].at > stopped + PAUSE_SECONDS)

@@ -40,7 +40,7 @@ def counting(
 
 
 def wait_recovered(process: subprocess.Popen[str], number: int) -> str:
-    """The line that tells of an incident."""
+    """Return the line about an incident."""
     lines = read_until(process, lambda line: f"unbroken: incident {number}: " in line)
     read_until(process, lambda line: line.startswith("step "))
     return lines[-1]

@@ -31,7 +31,7 @@ PATHS = [
     for size in (0, 1, 2)
     for rest in itertools.product(ConditionType, repeat=size)
 ]
-"""All ways of up to two steps from the first state, among them a job that is resumed."""
+"""Paths of up to two steps from the first state, among them a job that is resumed."""
 TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}
 
 

@@ -94,7 +94,7 @@ def suspend(value: bool) -> str:
 
 
 def check_recovery(hyp: Hyp, cluster: Cluster) -> None:
-    """Kill a worker that `hyp get-logs` names; the job goes on and `hyp` still reads it."""
+    """Kill a worker that `hyp get-logs` names; the job continues and `hyp` still reads it."""
     logs = hyp("get-logs", "--job-name", JOB, "--pod-name", POD)
     lines = [line for line in logs.splitlines() if "of 4 pid" in line]
     assert {line.split("rank ")[1].split(" ")[0] for line in lines} == {"0", "1"}

@@ -30,7 +30,7 @@ def aws_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def running(clusters: Callable[[str], Cluster]) -> Iterator[Running]:
-    """The cluster API over the embedded API server."""
+    """Run the cluster API over the local API server."""
     with running_api(clusters("embedded")) as found:
         yield found
 

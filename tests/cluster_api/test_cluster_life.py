@@ -187,7 +187,7 @@ def test_an_update_waits_for_the_one_before(running: Running, hands: Hands) -> N
     hands.fails.add("slow")
     running.ok("CreateCluster", ClusterName="waits", InstanceGroups=[group("slow", 1)])
     answer = running.call("UpdateCluster", ClusterName="waits", InstanceGroups=[group("slow", 2)])
-    # It is Creating, or has Failed already, which may be mended.
+    # It is Creating, or has Failed already: then an update may repair it.
     assert answer.code in ("ConflictException", "")
     running.until_phase("waits", "Failed")
     text = running.call(

@@ -33,7 +33,7 @@ except client.exceptions.ResourceLimitExceeded as refusal:
 def bare(
     clusters: Callable[[str], Cluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """The cluster API as it is served beside any node provider but `machines`."""
+    """Run the cluster API as it is with any node provider but `machines`."""
     keys = credentials_file(tmp_path_factory.mktemp("keys"))
     with running_api(clusters("embedded"), ClusterApiOptions(keys, makes_machines=False)) as found:
         yield found

@@ -1,4 +1,4 @@
-"""Watching: where it starts, what it tells, how it ends."""
+"""Watches: their start, their events, and their end."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_object_that_enters_or_leaves_a_selector(here: Api) -> None:
     with here.watch("configmaps", resourceVersion=start, labelSelector="in=yes") as events:
         seen = [events.event() for _ in range(4)]
     assert [event["type"] for event in seen] == ["ADDED", "MODIFIED", "DELETED", "ADDED"]
-    # What leaves is shown as it last matched, at the version of the change.
+    # An object that no longer matches is shown as it last matched, at the version of the change.
     assert seen[2]["object"]["metadata"]["labels"] == {"in": "yes"}
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in seen]
     assert versions == sorted(set(versions))
@@ -180,7 +180,7 @@ def test_resumed_watch_neither_loses_nor_doubles(here: Api) -> None:
 
 
 def resume(events: Watch, seen: list[tuple[str, str]]) -> str:
-    """Take one event; the version to go on from."""
+    """Take one event; return the version from which to resume."""
     event = events.event()
     metadata = event["object"]["metadata"]
     seen.append((event["type"], metadata["name"]))

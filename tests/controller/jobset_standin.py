@@ -118,7 +118,7 @@ def owned(owner: Object) -> list[Object]:
 
 
 class Controllers:
-    """All of them, for one namespace; a test runs `run` beside itself."""
+    """The controllers and kubelets of one namespace; a test runs `run` in a task."""
 
     def __init__(
         self, place: Place, nodes: list[str], pods: int = 2, backoff_limit: int = 0

@@ -28,7 +28,7 @@ class PlainRequests:
         return await self.call("PATCH", path, body=body, headers=MERGE)
 
     async def get(self, path: str) -> Object | None:
-        """None: it is not there."""
+        """Return the object; None if it does not exist."""
         try:
             return await self.call("GET", path)
         except ApiRefusal as error:

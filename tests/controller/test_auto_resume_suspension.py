@@ -1,4 +1,4 @@
-"""Auto-resume of TrainJobs and JobSets against both API servers, beside their controllers."""
+"""Auto-resume of TrainJobs and JobSets with their controllers, on both API servers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_all_pods_of_a_trainjob_are_replaced_and_none_counts_as_failed(pla
             after = await here.until("pods", run_on(2))
             assert not before & uids(after)
             assert node(here, 0) not in {pod["spec"]["nodeName"] for pod in after["items"]}
-        # No new pod was there beside an old one.
+        # No new pod existed at the same time as an old one.
         assert not [uid for uid, there in controllers.made if uid not in before and before & there]
         assert await failures(here) == 0
         (said,) = await events(here, "TrainJobRestarting")

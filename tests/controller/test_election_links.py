@@ -32,7 +32,7 @@ REPORT = AgentReport(agent_id="a", state=AgentState.READY)
 
 
 class Agent:
-    """Takes note of what it is told; the stock agent's way, or ours."""
+    """Records its commands and questions, with the protocol of the stock agent or of ours."""
 
     def __init__(self, is_stock: bool) -> None:
         self.commands: Watcher[str] = Watcher()
@@ -41,7 +41,7 @@ class Agent:
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[int]:
-        """Its port."""
+        """Serve; yield the port."""
         app = web.Application()
         if not self._is_stock:
             app.router.add_get(LINK_PATH, self._link)
@@ -87,7 +87,7 @@ async def test_a_command_waits_for_leave_and_the_newest_goes_out(is_stock: bool)
         async with running(link.run()):
             await told.until(lambda seen: len(seen) >= 1)
             link.send(StopCommand(0))
-            # It is still heard, and asked, as often as ever.
+            # The agent's reports still arrive, and it is asked as often as before.
             asked = 3 if is_stock else 0
             await agent.questions.until(lambda seen: len(seen) >= asked)
             assert len(agent.questions.seen) <= asked + 1, "who waits does not ask the more"

@@ -1,6 +1,7 @@
-"""Processes that stand still while they lead, and what of theirs reaches the API server after that.
+"""Processes that are paused while they lead, and their writes that reach the API server later.
 
-Each has a proxy of its own, which notes what it writes, and when: by the one clock of the machine.
+Each has a proxy of its own, which records its writes and their times, by the only clock of the
+machine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Writer:
 
     @property
     def calls(self) -> list[Call]:
-        """All that it asked so far."""
+        """All requests of the process."""
         return list(self.proxy.calls)
 
     def signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Which pods are those of a job whose pods other objects own."""
+"""Pods of a job that belong to it through other objects."""
 
 from __future__ import annotations
 

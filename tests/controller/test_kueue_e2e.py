@@ -25,7 +25,7 @@ FLAVOR = "any"
 
 
 class QueuedCluster(Cluster):
-    """Its jobs wait in a queue."""
+    """A cluster whose jobs wait in a queue."""
 
     def apply(self, *objects: Object) -> None:
         """Apply them with the queue's label."""
@@ -77,7 +77,7 @@ def test_a_preempted_job_stops_gives_its_quota_back_and_runs_again(job: Job) -> 
 
     as_kueue(job, lambda place: evict(place, "Preempted", "to make room"))
     given = as_kueue(job, has("QuotaReserved", "False"))
-    # Whoever gets the quota now finds the machines free.
+    # A job that gets the quota now finds the machines free.
     assert not any(is_alive(worker.pid) for worker in first.values())
     assert said(given, "Requeued") == ("True", "Preempted")
     assert job.cluster.get("incidents")["items"] == []

@@ -68,7 +68,7 @@ async def test_one_operator_makes_the_secret_and_the_other_waits_for_its_file(
         second = asyncio.ensure_future(mounted_key(here.client, files[1], secret))
         done, _ = await asyncio.wait([second], timeout=0.2)
         assert not done
-        # What the kubelet does.
+        # Mount the Secret as the kubelet does.
         files[1].parent.mkdir()
         draft = files[1].with_name("draft")
         draft.write_bytes(base64.b64decode(kept["data"]["key"]))

@@ -1,4 +1,4 @@
-"""The operator beside a real kube-apiserver, with a scheduler, controllers and nodes of ours."""
+"""The operator on a real kube-apiserver, with a scheduler, controllers and nodes of ours."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def status(name: str, restarts: int, last: Object | None = None, **state: Object
 
 
 def trouble(**parts: Any) -> Trouble:
-    """The trouble of a pod of an init container, a sidecar before the agent, and two beside it."""
+    """Return the trouble of a pod with an init container, a sidecar and two containers."""
     spec = {
         "initContainers": [{"name": "prep"}, {"name": "mesh", "restartPolicy": "Always"}],
         "containers": [{"name": "logs"}, {"name": "pytorch"}],

@@ -1,8 +1,8 @@
 """The contract of providers of machines, tested on each: each order once, and gone means gone.
 
-Each provider has a ground of machines (`provider_grounds`). They are a real API server with the
-definitions of Karpenter and Cluster API, moto's server with boto3, unbroken's own cluster API for
-HyperPod with boto3, a user's script, and the pool of a running local cluster.
+Each provider has a ground of machines (`provider_grounds`). Karpenter and Cluster API have a real
+API server with their definitions. EC2 has moto's server with boto3, and HyperPod has unbroken's own
+cluster API with boto3. The others are a user's script, and the pool of a running local cluster.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ async def test_only_members_of_a_group_are_terminated_and_it_keeps_its_size(
         await ground.provider().order(order(node, Action.REPLACE))
         after = ec2.call("autoscaling", "describe_auto_scaling_groups")["AutoScalingGroups"][0]
         assert after["DesiredCapacity"] == before["DesiredCapacity"] == len(after["Instances"])
-        # What is terminated cannot be rebooted: it is gone, and that is what is said.
+        # A terminated instance cannot be rebooted: the answer is that it is gone.
         gone = await ground.provider().order(order(node, Action.REBOOT))
         assert gone.answer is Answer.GONE
 

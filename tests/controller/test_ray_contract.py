@@ -29,11 +29,14 @@ HOST = "127.99.0.2"
 """The address of the head, at which the stand-in for its dashboard listens."""
 DASHBOARD_PORT = 8265
 ENDED = "2026-01-01T00:00:00Z"
-"""The time that the dashboard tells as the end of a job."""
+"""End of a job in the dashboard."""
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
 PORTS = {"dashboard": 8265, "client": 10001}
-"""Ports that all samples declare beside that of the GCS, by name.  KubeRay adds `metrics` to the
-service, which the local cluster leaves out: there each pod has a port of its own for it."""
+"""Ports that all samples declare in addition to that of the GCS, by name.
+
+KubeRay adds `metrics` to the service, which the local cluster leaves out: there each pod has a port
+of its own for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,7 @@ class Dashboard:
         return web.json_response({"submission_id": self.submissions[-1]["submission_id"]})
 
     async def job(self, request: web.Request) -> web.Response:
-        """Tell of a job."""
+        """Answer with the status of a job."""
         if request.match_info["id"] not in {one["submission_id"] for one in self.submissions}:
             return web.Response(status=404)
         told = {"status": self.status, "message": "told by the test"}

@@ -37,7 +37,7 @@ RULES = json.dumps(
     ]
 )
 LOG = "starting\nstep=1 token=hf_0123456789abcdefgh\nstep=2\nwaiting for \x1b[31mrank 3\x1b[0m\n"
-"""The log of a job that stands still after its second step."""
+"""Log of a job that hangs after its second step."""
 
 
 class Head(Dashboard):

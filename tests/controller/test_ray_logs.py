@@ -128,7 +128,7 @@ def test_the_last_line_is_bounded_and_has_no_secrets(line: str) -> None:
 
 
 class Logs:
-    """The dashboard of a head with one job, whose log is sent anew at each connection."""
+    """The dashboard of a head with one job, whose whole log is sent at each connection."""
 
     def __init__(self) -> None:
         self.messages = ["step=1\n"]

@@ -118,7 +118,7 @@ class Script:
         self.job = Job("j", status or JobStatus())
         self.spec = given or spec()
         self.effects: list[JobEffect] = []
-        """All so far."""
+        """All effects."""
         self.views: dict[str, PodView] = {}
         self.agents: dict[str, AgentReport] = {}
         self.nodes: dict[str, NodeView] = {}
@@ -160,7 +160,7 @@ class Script:
             self.run_ordered(4.0)
 
     def run_ordered(self, now: float) -> None:
-        """Let every agent that was last told to start do so."""
+        """Let every agent start that has received the newest start."""
         last: dict[str, StartWorkers] = {}
         for effect in self.effects:
             if isinstance(effect, StartWorkers):
@@ -172,7 +172,7 @@ class Script:
                 self.run(f"{now} runs {name} {newest}")
 
     def successor(self, now: float) -> Script:
-        """A machine that knows what the API does, and has yet to hear the agents."""
+        """Return a machine that knows the API's state, and has received no report of an agent."""
         new = Script(self.spec, self.status)
         new.views = dict(self.views)
         for view in self.views.values():
@@ -184,13 +184,13 @@ class Script:
 
     @property
     def status(self) -> JobStatus:
-        """As last written."""
+        """The status as last written."""
         written = (e.status for e in reversed(self.effects) if isinstance(e, WriteStatus))
         return next(written, self.job.status)
 
     @property
     def incidents(self) -> dict[int, Incident]:
-        """As last written, by number."""
+        """The incidents as last written, by number."""
         found = [e.incident for e in self.effects if isinstance(e, WriteIncident)]
         return {incident.number: incident for incident in found}
 

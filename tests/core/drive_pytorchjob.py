@@ -78,7 +78,7 @@ class Script:
         self.pods[name] = replace(self.pods[name], **changes)
 
     def run_all(self) -> None:
-        """All pods run."""
+        """Let all pods run."""
         self.look()
         for name in self.pods:
             self.change(name, phase="Running")

@@ -1,7 +1,7 @@
-"""Pods and nodes of a job with auto-resume, as they are and as the machine has heard of them.
+"""Pods and nodes of a job with auto-resume: the real ones, and those that the machine knows.
 
-News of an object may come late, twice or never.  Pods are deleted with a grace period, which only
-a kubelet that answers can end, and nodes break and come back at random.
+Events of an object may come late, twice or never. Pods are deleted with a grace period, which only
+a kubelet that answers can end. Nodes fail and return at random.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRACE = 5.0
 
 @dataclass
 class ResumedWorld:
-    """The real state of nodes and pods, and the state that the machine has heard of."""
+    """The real state of nodes and pods, and the state that the machine knows."""
 
     random: Random
     most: int

@@ -62,7 +62,7 @@ def _to_machine(bench: Bench, action: str, name: str, number: int) -> None:
 
 
 def heal(bench: Bench) -> None:
-    """From now on all goes well; nobody asks for anything."""
+    """Let all machines and checks succeed, without any further request."""
     for _ in range(12):
         for name, one in list(bench.machines.items()):
             if one.phase is MachinePhase.FAILED:

@@ -58,7 +58,7 @@ def test_what_was_entered_last_is_the_standing(path: list[ConditionType]) -> Non
     conditions = FIRST
     for at, to in enumerate(path):
         conditions = advance(conditions, to, "r", "m", at)
-        # What `kubectl get` prints, and what HyperPod's client does.
+        # This is what `kubectl get` and HyperPod's client print.
         assert (conditions[-1].type, conditions[-1].status) == (to.value, "True")
         assert current_condition(conditions) is to
         (created,) = (c for c in conditions if c.type == "Created")

@@ -1,4 +1,4 @@
-"""The culprits that dumps of the flight recorder tell, with the truth beside."""
+"""Culprits in dumps of the flight recorder, compared with the truth."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = 
 
 
 def terminated(at: float, pod: str) -> Signal:
-    """A worker that was told to stop."""
+    """Return the end of a worker that received a stop."""
     return replace(sign(at, "Signal", pod), exit_code=143)
 
 
@@ -44,7 +44,7 @@ def opened(*signals: Signal) -> Incidents:
         ([sign(3, "PeerLost", "a"), sign(2, "PeerLost", "b")], "b"),
         ([sign(1, RESTART_REQUESTED, "a"), sign(2, pod="b")], "b"),
         ([sign(1, RESTART_REQUESTED, "a"), sign(2, "PeerLost", "b")], "b"),
-        # Who was told to stop is no cause, but more than who misses somebody.
+        # A worker that received a stop is no cause, but more likely than one that misses a peer.
         ([terminated(1, "a"), sign(2, pod="b")], "b"),
         ([terminated(2, "a"), sign(1, "PeerLost", "b")], "a"),
         ([terminated(2, "a"), sign(3, "NodeLost", "b")], "b"),

@@ -41,7 +41,7 @@ OTHER = ["job suspend=yes", "job suspend=no", "job restart=50", "tick", "synced"
 
 
 def lines_of(*parts: list[str]) -> st.SearchStrategy[str]:
-    """Any line made of one of each."""
+    """Return a strategy of lines with one word of each list."""
     return st.sampled_from(["".join(words) for words in product(*parts)])
 
 
@@ -68,7 +68,7 @@ POLICIES = st.sampled_from(
 
 
 def rests(script: Script, now: float) -> None:
-    """Ticks at its deadlines let time go on; the machine never asks for the same moment again."""
+    """Check that each tick moves the deadline: the machine never asks for the same moment again."""
     for _ in range(30):
         due = script.job.deadline()
         if due is None:

@@ -18,7 +18,7 @@ from unbroken.spec.job.log_rule_ranks import read_watch
 AT = 1750139489.0
 """2025-06-17 05:51:29 UTC."""
 YEARLESS = AT - 1750139489 + 961221089.0
-"""The same in 2000."""
+"""The same day and time in 2000, as a log without years means it."""
 
 
 @pytest.mark.parametrize(

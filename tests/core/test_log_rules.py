@@ -41,7 +41,7 @@ def machine(*rules: Mapping[str, Any], nnodes: int = 2) -> LogRules:
 
 
 def run(rules: LogRules, script: str, end: float = END) -> list[LogRuleEffect]:
-    """Everything that the script leads to, until `end`."""
+    """Return all effects of the script until `end`."""
     effects: list[LogRuleEffect] = []
     for at, event in [*_steps(script), (end, Tick())]:
         while (deadline := rules.deadline()) is not None and deadline < at:

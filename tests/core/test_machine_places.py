@@ -1,4 +1,4 @@
-"""Which machines a pool has, and their addresses."""
+"""Machines of a pool, and their addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def listed(text: str) -> list[Listed]:
         # Others' machines are neither counted nor deleted.
         ("hyperpod-i-0123456789abcdef0/w-0@c mine", 1, "+node-0"),
         ("node-1/node-1@c", 0, ""),
-        # What was made by hand in the name of a place fills it.
+        # An object that was made by hand with the name of a place fills it.
         ("node-0", 1, ""),
         # One that leaves has still its name.
         ("node-0/node-0!", 1, "?node-0"),

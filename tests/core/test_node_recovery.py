@@ -1,4 +1,4 @@
-"""NodeRecovery `None`: whatever befalls a node, nothing is ordered, drained, tested or labelled."""
+"""NodeRecovery `None`: no order, drain, test or label, whatever happens to a node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def label(health: Health) -> Callable[[World], None]:
 
 
 def quarantine(found: World) -> None:
-    """It was put into quarantine while recovery was automatic, and somebody took the taint away."""
+    """Restore a quarantine from automatic recovery, without the taint that a person removed."""
     found.records["node-0"] = NodeRecordSpec(quarantined_at=found.now - 60)
     found.start()
 

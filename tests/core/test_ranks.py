@@ -1,4 +1,4 @@
-"""Which pod gets which rank."""
+"""Ranks of pods."""
 
 from __future__ import annotations
 

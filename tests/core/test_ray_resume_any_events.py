@@ -1,9 +1,9 @@
-"""Auto-resume of Ray against an API whose news come late, twice or never, which breaks anywhere,
-and beside an operator of KubeRay's kind that deletes and makes the same pods at any moment.
+"""Auto-resume of Ray against an API whose events come late, twice or never.
 
-The truth is kept here.  These fail the test at once: a job that runs on two heads at a time, a
-restart too many, a pod deleted that no decision was about, and a force-delete of a pod whose node
-may still run it.  After the faults end, the job must run on good nodes.
+The API may fail at any point, and an operator like KubeRay deletes and creates the same pods at any
+moment. The true state is kept here. The test fails at once if a job runs on two heads at a time, or
+restarts too often. It also fails if a pod is deleted without a decision, or by force while its node
+may still run it. After the faults end, the job must run on good nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = ("head", *(f"w-{number}" for number in range(WORKERS)))
 
 @dataclass
 class Heard:
-    """State of the job and its RayCluster that the machine has heard of."""
+    """State of the job and its RayCluster that the machine knows."""
 
     version: int = 1
     record: Record = field(default_factory=Record)

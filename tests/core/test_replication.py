@@ -1,4 +1,4 @@
-"""Which snapshots go to the buddies: whatever node is lost whenever, all have a step in common."""
+"""Snapshots that go to the buddies: after any loss, all nodes have a step in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which spares are told what to import beforehand, by whom, and how often."""
+"""Orders to spares to import in advance: their receivers, sources and number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def script() -> Script:
 
 
 def warmed(script: Script) -> list[str]:
-    """The pods that were told."""
+    """Return the pods that got an order."""
     return [one.pod for one in script.effects if isinstance(one, AskAgent)]
 
 

@@ -42,7 +42,7 @@ def gil(rank: int = 1) -> RankEvidence:
 
 
 def looks(*pairs: RankEvidence, count: int = 3, world: int = 2) -> StillRanks | None:
-    """The same look so many times; rank 0 waits in a collective."""
+    """Repeat a look `count` times; rank 0 waits in a collective."""
     found = None
     for _ in range(count):
         found = still_ranks(found, [looked(0), *pairs], world)
@@ -163,7 +163,7 @@ def late(rank: int, since: float, act: float = 5.0, bound: Bound = Bound.STEPS) 
 
 
 def start(rank: int = 1) -> RankWatch:
-    """A rank that tells nothing and has no rhythm."""
+    """Return a rank that reports nothing and has no rhythm."""
     return RankWatch(rank, "startup", bound=Bound.START.value)
 
 

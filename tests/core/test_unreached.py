@@ -1,4 +1,4 @@
-"""Pods that do not reach each other, while the operator hears both."""
+"""Pods that do not reach each other, while the operator reaches both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def working(nodes: int = 2) -> WatchedJob:
 
 
 def look(job: WatchedJob, at: float, *frames: tuple[str, ...]) -> str:
-    """All agents answer the newest question; what is ordered for the last answer."""
+    """Answer the newest question to each agent; return the effects of the last answer."""
     found = ""
     for rank in range(len(job.agents)):
         found = job.answer(f"w-{rank}", at, looked(rank, *frames[rank : rank + 1]))
@@ -36,7 +36,7 @@ def look(job: WatchedJob, at: float, *frames: tuple[str, ...]) -> str:
 
 
 def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() -> None:
-    """Without a rhythm of steps: the packets between two nodes may be lost from the start on."""
+    """Have no rhythm of steps: the packets between two nodes may be lost from the start on."""
     job = working()
     assert cut(job, "w-1", 12) == "look w-0, look w-1"
     assert look(job, 12.5) == ""

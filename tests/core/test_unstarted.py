@@ -25,7 +25,7 @@ from unbroken.spec.job.types import RunPolicy
 
 
 def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:
-    """A job whose pods run, and of whose agents none was heard."""
+    """Return a job whose pods run, but whose agents have not reported."""
     script = Script(spec(replicas, 0, policy))
     script.run("0 job\n0 synced")
     for name in [e.name[2:] for e in script.effects if isinstance(e, CreatePod)]:
@@ -118,7 +118,7 @@ def test_a_worker_that_ends_without_an_error_is_told_what_it_lacks() -> None:
 
 
 def test_operator_and_agent_come_to_an_end_together() -> None:
-    """Both machines as they are: the worker of the one pod ends at once, each time."""
+    """Connect both machines; the worker of the only pod ends at once, each time."""
     script = begun(RunPolicy(job_max_retry_count=3), replicas=1)
     agent, now, pid, starts = Workers(THEIRS), 1.0, 100, 0
     todo = list(agent.step(Prepared(), now))

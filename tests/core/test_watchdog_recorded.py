@@ -35,7 +35,7 @@ class Recorded:
             self.dog.step(RankStarted(rank), 0.0)
 
     def run(self, until: float) -> None:
-        """As an agent would."""
+        """Replay the trace as an agent would."""
         while (now := self.dog.deadline()) is not None and now < until:
             for effect in self.dog.step(Tick(), now):
                 for rank in effect.ranks:

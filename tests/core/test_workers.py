@@ -104,7 +104,7 @@ def short(effect: AgentEffect) -> str:
 
 
 def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
-    """Tell a machine that is ready the events, one a second, and compare what it orders."""
+    """Give a ready machine the events, one a second, and compare its effects."""
     machine = Workers(settings)
     machine.step(Prepared(), 0.0)
     for second, (event, expected) in enumerate(steps, 1):

@@ -1,4 +1,4 @@
-"""Whoever makes nodes of machines, where none is: the test's own hands, in a thread."""
+"""Provider of machines in a thread of the test, for tests without a real one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.charts import Object
 MACHINES = "/apis/unbroken.dev/v1/machines"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 SECONDS = 0.2
-"""Between two looks."""
+"""Seconds between two looks."""
 FAILS = "fails"
 """Instance group whose machines cannot come up."""
 INFO = dict.fromkeys(

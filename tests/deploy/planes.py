@@ -107,7 +107,8 @@ def plane(folder: Path) -> Iterator[Plane]:
     options = (
         f"--audit-policy-file={policy}",
         f"--audit-log-path={folder / 'audit.log'}",
-        # As OpenShift has it: who lets an object keep its owner must have a right to the owner.
+        # OpenShift has this plugin: an account that sets `blockOwnerDeletion` needs a right to the
+        # owner.
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
     )
     with real_cluster(folder, options) as cluster, closing(Api(cluster)) as api:

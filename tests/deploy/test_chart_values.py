@@ -14,7 +14,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "deploy/helm/examples").g
 
 
 def rendered(name: str) -> list[dict[str, Any]]:
-    """Every object of the chart with the values of an example."""
+    """Return every object of the chart with the values of an example."""
     return render(yaml.safe_load(EXAMPLES[name].read_text()))
 
 

@@ -30,7 +30,7 @@ def rules() -> list[Object]:
 
 
 def dashboards() -> Iterator[Object]:
-    """As Grafana's sidecar finds them."""
+    """Yield the dashboards as Grafana's sidecar finds them."""
     for one in of_kind(render(EVERYTHING), "ConfigMap"):
         if one["metadata"]["labels"].get("grafana_dashboard") == "1":
             (text,) = one["data"].values()
@@ -38,7 +38,7 @@ def dashboards() -> Iterator[Object]:
 
 
 def expressions() -> Iterator[str]:
-    """All that Prometheus is asked."""
+    """Yield all expressions for Prometheus."""
     yield from (rule["expr"] for rule in rules())
     for board in dashboards():
         yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])

@@ -23,7 +23,7 @@ def test_the_certificate_stays_over_upgrades(plane: Plane) -> None:
     plane.helm.upgrade(str(CHART), "unbroken", values(replicas=2))
     assert plane.api.get(SECRET).made["data"] == first["data"]
 
-    # Whoever wants a new one deletes it.
+    # To get a new certificate, delete the Secret.
     plane.api.delete(SECRET).done()
     plane.helm.upgrade(str(CHART), "unbroken", values())
     assert plane.api.get(SECRET).made["data"] != first["data"]

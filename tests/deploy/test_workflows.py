@@ -23,7 +23,7 @@ def read(path: Any) -> dict[Any, Any]:
 
 
 def steps() -> Iterator[dict[str, Any]]:
-    """Every step of every workflow."""
+    """Yield every step of every workflow."""
     for path in WORKFLOWS:
         for job in read(path)["jobs"].values():
             yield from job["steps"]

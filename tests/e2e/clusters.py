@@ -38,7 +38,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For kubectl and client libraries."""
+        """Environment for kubectl and client libraries."""
         return {**os.environ, "KUBECONFIG": str(self.directory / "kubeconfig")}
 
     def unbroken(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -104,7 +104,7 @@ class Cluster:
 
     @property
     def operator_options(self) -> tuple[str, ...]:
-        """Which cluster an operator of its own is for."""
+        """Options that select the cluster of an operator."""
         return ("--dir", str(self.directory))
 
     def restart(self) -> None:

@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iter
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """The same without an operator."""
+    """Start a cluster without an operator."""
     with two_nodes(tmp_path_factory.mktemp("alone"), kubectl_path, "--no-operator") as found:
         yield found
 

@@ -1,6 +1,6 @@
 """The log rules of HyperPod's documentation, verbatim, over jobs of real processes.
 
-Each job breaks one rule; others with the same rules break none, and run beside them all the time.
+Each job breaks one rule. Others with the same rules break none, and run at the same time.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_what_cannot_be_done_is_refused_at_apply(hyperpod: Cluster) -> None:
 
 @pytest.mark.heavy
 def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Path) -> None:
-    # DDP of torch 2.13.0 for CPUs dies of SIGSEGV with DETAIL, whoever starts it.
+    # DDP of torch 2.13.0 for CPUs dies of SIGSEGV with DETAIL, under any launcher.
     text = fsdp(tmp_path, EXAMPLE).replace("DETAIL", "INFO")
     job = yaml.safe_load(text)
     job["spec"]["nprocPerNode"] = "1"
@@ -243,7 +243,7 @@ def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Pa
 def test_the_first_job_of_the_installation_guide_survives_its_own_fault(
     cluster: Cluster,
 ) -> None:
-    """All of it as written; only the registry is none, and the run is shorter."""
+    """Run the job as written, but with a config map for the registry, and fewer steps."""
     manifest = EXAMPLE.with_name("first_job.yaml").read_text()
     assert "--steps=2000" in manifest
     cluster.kubectl("create", "configmap", "train-lm", f"--from-file={EXAMPLE}")

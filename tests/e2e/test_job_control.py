@@ -1,8 +1,8 @@
-"""Operator and API server are killed or stand still while a job runs, and while it restarts.
+"""Operator and API server are killed or paused while a job runs, and while it restarts.
 
-How long they are away decides nothing here: the operator and the nodes have no time limit on the
-API server, and the agents have none on the operator.  So each is away until the job has shown what
-it does alone, not a minute.
+The length of the outage decides nothing here. The operator and the nodes have no time limit on the
+API server, and the agents have none on the operator. So each outage lasts until the job has shown
+its behaviour alone, not a minute.
 """
 
 from __future__ import annotations
@@ -124,8 +124,10 @@ def test_an_operator_that_stood_still_goes_on_where_it_was(
 def test_a_job_recovers_while_the_api_server_stands_still(
     alone: Cluster, operator: Operator, tmp_path: Path
 ) -> None:
-    """With it stand the nodes, whose silence must not be held against them afterwards: they are
-    away for longer than the grace that a node has (4 s)."""
+    """Pause the nodes too, for longer than a node's grace (4 s).
+
+    Their silence must not count for them afterwards.
+    """
     with job(alone, tmp_path) as one:
         starts = one.steps(0)
         one.until_standing("Running")

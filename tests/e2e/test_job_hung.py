@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "programs/hung.py"
 TOLD_SECONDS, PRINTED_SECONDS = 10.0, 60.0
 """Bounds from docs/detectors.md."""
 BUSY_FACTOR = 2.0
-"""For a machine that runs other tests meanwhile."""
+"""Factor for a machine that runs other tests at the same time."""
 
 
 def hang(one: Job, how: str, steps: int, bound: float) -> Object:

@@ -21,7 +21,7 @@ def test_all_but_the_one_that_was_killed_keep_their_process(
     cluster: Cluster, tmp_path: Path, victim: int
 ) -> None:
     with job(cluster, tmp_path, program=PROGRAM) as one:
-        # So many that each rank has been reported.
+        # These are enough steps for a report of each rank.
         first = one.steps(0, more=100)
         one.kill(first[victim])
         second = one.steps(1)
@@ -38,7 +38,7 @@ def test_all_but_the_one_that_was_killed_keep_their_process(
     assert (incident["remedy"], incident["kept"]) == ("in-process", 3)
     assert incident["reason"].startswith("3 of 4 ranks kept their process; ")
     assert set(incident["slowest"]) <= {"stopped", "ready", "started"}
-    # Steps begin anew in all of them, the data in the new process alone.
+    # Steps start again in all of them, the data in the new process alone.
     begun = {e.rank: e.more["seen"] - BATCH for e in events if e.more["step"] == 1}
     assert {rank for rank, samples in begun.items() if not samples} == {victim}
     assert incident["samplesSkipped"] == sum(begun.values())

@@ -1,7 +1,7 @@
-"""A node dies and nobody says so: its Node stays ready, and no fence is answered.
+"""A node dies without a report: its Node stays ready, and no fence is answered.
 
-That is a real cluster in the minute before it misses the node, and for ever after that if nobody
-repairs it. The lease on the node's workers tells the operator all the same.
+A real cluster is in this state in the minute before it misses the node, and for ever after that if
+no one repairs it. The lease on the node's workers informs the operator all the same.
 """
 
 from __future__ import annotations

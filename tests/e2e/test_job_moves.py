@@ -35,7 +35,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Ite
 
 @pytest.fixture
 def api(machines: Cluster) -> Iterator[Api]:
-    """Its API; every node is without a notice at the end."""
+    """Provide the cluster's API; remove all notices from nodes at the end."""
     made = api_of(machines)
     yield made
     for index in range(NODES):

@@ -23,7 +23,7 @@ TELLS = Path(__file__).parent / "programs/gang_that_tells.py"
 
 
 class Still(NamedTuple):
-    """A job of which the pod `lost` stands still; `end` holds what is left to do with it."""
+    """A job whose pod `lost` is stopped with SIGSTOP; `end` is the rest of its test."""
 
     job: Job
     end: ExitStack
@@ -34,10 +34,10 @@ class Still(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def still(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Still]:
-    """From the first test on, since the pod is given 20 s to come back."""
+    """Start the job with the first test, since the pod is given 20 s to come back."""
     with ExitStack() as end:
         directory = tmp_path_factory.mktemp("still")
-        # Under a lease its keeper would end what stands still.
+        # Under a lease, the keeper would end the stopped processes.
         fenced = {"unbroken.dev/fence-by": "provider"}
         one = end.enter_context(job(cluster, directory, spares=1, annotations=fenced))
         starts = one.steps(0)
@@ -193,7 +193,7 @@ async def test_the_ranks_of_a_deleted_pod_start_warm_on_a_spare(
 
 
 def test_a_pod_that_stands_still_is_gone_before_a_spare_takes_its_ranks(still: Still) -> None:
-    """Its workers are alive, though nobody can ask: only the end of the pod proves their end."""
+    """Wait for the end of the pod: only that proves the end of its workers, which live."""
     one, end, starts, before, lost = still
     with end:
         spare = (set(before) - set(places(starts).values())).pop()

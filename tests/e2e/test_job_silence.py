@@ -22,7 +22,7 @@ def watched(one: Job) -> list[Object]:
 
 
 def tell(one: Job, what: str) -> None:
-    """To hang, by a file of that name, as soon as the silence of every rank would be noticed."""
+    """Let a rank hang, by a file of that name, once silence of every rank would be noticed."""
     one.steps(0)
     while any(rank.get("allowed_seconds") is None for rank in watched(one)):
         one.steps(0, more=20)
@@ -62,7 +62,7 @@ def test_a_rank_that_saves_for_long_is_let_be(cluster: Cluster, tmp_path: Path) 
 
 
 def silent(one: Job) -> set[int]:
-    """Ranks of which the watchdog says that nothing is heard."""
+    """Return the ranks that the watchdog reports as silent."""
     return {
         rank["rank"]
         for rank in watched(one)

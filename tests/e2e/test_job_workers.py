@@ -1,4 +1,4 @@
-"""Workers of a job die in every way, and the job goes on."""
+"""Workers of a job die in all ways, and the job continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Auto-resume of real Ray on the local cluster: jobs that lose a node or their head go on."""
+"""Auto-resume of real Ray on the local cluster: jobs that lose a node or their head resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_COUNT, RESUME_RA
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 PATIENCE_SECONDS = 180.0
-"""Ray needs 15 s to start a head and workers on two cores, and much more beside other work."""
+"""Seconds to wait: Ray starts a head and workers in 15 s on two cores, or much later if busy."""
 BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "3"}
 SIZES = ("--nodes", "3", "--cpu-per-node", "2", "--memory-per-node", "6Gi")
 SCRIPT = """\
@@ -89,7 +89,7 @@ class Training:
         self.entrypoint = f"python3 {self.script} {self.place}"
 
     def steps(self) -> list[Object]:
-        """All steps that were made, by all attempts."""
+        """Return the steps of all attempts."""
         file = self.place / "steps"
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines]

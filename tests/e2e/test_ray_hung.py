@@ -1,4 +1,4 @@
-"""Jobs of real Ray that hang on the local cluster are found by their log rules and go on."""
+"""Jobs of real Ray that hang on the local cluster: log rules find them, and they resume."""
 
 from __future__ import annotations
 

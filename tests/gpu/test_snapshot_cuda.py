@@ -15,13 +15,13 @@ from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
 BUSY_CYCLES = 1 << 30
-"""Half a second and more: long beside what the host does."""
+"""Clock cycles of half a second and more, much longer than the host's work."""
 SIZE = 64 * 1024 * 1024
 
 
 @pytest.fixture
 def line() -> Iterator[Channel]:
-    """To an agent."""
+    """Provide a channel to an agent."""
     with agent() as memory, channel(memory) as found:
         yield found
 
@@ -80,7 +80,7 @@ def test_slots_of_one_process_after_another_are_written_where_all_see_it(
     addresses = set()
     for round_ in range(6):
         tensor.fill_(round_ + 1.5)
-        # Of another size, so that the agent's memory is another, and mapped where the last one was.
+        # Use another size, so that the agent's memory is new, and mapped where the last one was.
         snapshot = Snapshot(tensor=tensor, line=tensor[: round_ + 1], channel=line)
         snapshot.save(round_)
         snapshot.flush()
@@ -90,7 +90,7 @@ def test_slots_of_one_process_after_another_are_written_where_all_see_it(
         assert raw.is_pinned()
         addresses.add(raw.data_ptr())
         del raw, slot
-        # `find` maps the agent's file anew, and sees what other processes see.
+        # `find` maps the agent's file again, and sees what other processes see.
         assert restored(snapshot, tensor) == round_
         assert bool((tensor == round_ + 1.5).all())
         snapshot.close()

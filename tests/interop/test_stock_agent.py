@@ -81,7 +81,10 @@ def test_a_job_is_suspended_and_resumed(
 def test_an_agent_that_restarts_in_process_is_given_all_addresses(
     cluster: Cluster, stock: StockAgent, tmp_path: Path
 ) -> None:
-    """It starts no worker without.  One pod: two would keep their tables in one file here."""
+    """Give the agent all addresses, without which it starts no worker.
+
+    There is one pod: two would keep their tables in one file here.
+    """
     options, shape = f"{OPTIONS} --inprocess-restart", {"replicas": 1, "nproc": 2}
     with training(cluster, stock, tmp_path, program=IN_PROCESS, options=options, **shape) as one:
         first = one.steps(0)

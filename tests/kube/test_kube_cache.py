@@ -64,7 +64,7 @@ def text(old: ConfigMap | None, new: ConfigMap | None) -> str:
 def test_cache_takes_events(
     claim: str, events: list[tuple[str, str, int]], changes: list[str]
 ) -> None:
-    """Each row is one claim."""
+    """Apply events to a cache; each row is one claim."""
     cache: Cache[ConfigMap] = Cache()
     seen = [change for kind, name, v in events for change in told(cache, kind, item(name, v))]
     assert seen == changes, claim

@@ -118,7 +118,7 @@ def page(version: int, *names: str, more: str | None = None) -> Object:
 
 
 def check(tmp: Any, script: Script, changes: list[str], requests: list[str]) -> None:
-    """Run an informer on the script; what it tells and what it asks."""
+    """Run an informer on the script; compare its changes and requests."""
 
     async def scenario() -> None:
         told: Watcher[str] = Watcher()
@@ -140,7 +140,7 @@ def test_pages_are_one_list(tmp_path: Any) -> None:
 
 
 def test_watch_resumes_from_the_last_version_it_saw(tmp_path: Any) -> None:
-    """Bookmarks count; what is sent twice is told once; nothing is listed again."""
+    """Count bookmarks, report each change once, and never list again."""
     script = Script(
         page(5, "a"),
         [event("ADDED", "b", 7), bookmark(9)],
@@ -152,7 +152,7 @@ def test_watch_resumes_from_the_last_version_it_saw(tmp_path: Any) -> None:
 
 
 def test_forgotten_version_lists_again_and_tells_what_was_deleted(tmp_path: Any) -> None:
-    """As an event of the watch or as the answer to it."""
+    """Send 410 as an event of the watch, and as the answer to it."""
     script = Script(page(5, "a"), [GONE], page(20, "b"), 410, page(30, "b", "c"), [])
     requests = ["list", "watch 5", "list", "watch 20", "list", "watch 30"]
     check(tmp_path, script, ["+a", "-a", "+b", "~b", "+c"], requests)
@@ -179,7 +179,7 @@ def test_errors_are_survived(tmp_path: Any) -> None:
 
 
 async def test_object_that_cannot_be_read_hides_no_other(tmp_path: Any) -> None:
-    """It is counted and left out."""
+    """Count the object, and leave it out."""
     odd = config_map("odd", 5)
     odd["spec"] = {"resources": "none"}
     listed = {"metadata": {"resourceVersion": "5"}, "items": [odd, config_map("even", 5)]}

@@ -132,7 +132,7 @@ async def test_a_command_is_carried_out(clusters: Callable[[str], Cluster], tmp_
 async def test_writes_get_over_changes_of_their_definition(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
-    """On a real 1.36, until one of them was put off."""
+    """Write to a real 1.36 until it has put off one write."""
     cluster = clusters("crds")
     objects = f"apis/{GROUP}/v1/namespaces/default/widgets"
     async with (

@@ -61,7 +61,7 @@ async def test_informer_follows_what_happens(cluster: Cluster) -> None:
 
 
 async def test_errors_of_the_api_are_ours(cluster: Cluster) -> None:
-    """With code and reason, so that callers can tell absent from refused."""
+    """Keep code and reason, so that callers can distinguish absent from refused."""
     async with connect(cluster.kubeconfig) as client:
         with pytest.raises(ApiRefusal) as refused, api_errors("get it"):
             await client.get(ConfigMap, "absent", namespace="default")
@@ -82,7 +82,7 @@ async def test_lease_is_made_and_renewed(cluster: Cluster) -> None:
 
 
 async def test_equal_events_are_counted_in_one_object(cluster: Cluster) -> None:
-    """As `kubectl describe` shows them: x3 over ..."""
+    """Count equal events, which `kubectl describe` shows as "x3 over ..."."""
     async with connect(cluster.kubeconfig) as client:
         place = await namespace(client, "events")
         about = await client.create(config_map("a", place))
@@ -129,7 +129,7 @@ def test_object_with_too_many_events_loses_the_rest() -> None:
     ],
 )
 def test_times_are_written_as_kubernetes_does(seconds: float, time: str, micro: str) -> None:
-    """And read back, with any fraction or offset."""
+    """Write times, and read them back with any fraction or offset."""
     assert (rfc3339(seconds), micro_time(seconds)) == (time, micro)
     assert parse_time(micro) == seconds
     assert parse_time("2023-11-14T23:13:20.25+01:00") == 1_700_000_000.25

@@ -56,7 +56,7 @@ def test_earliest_of_several_times_counts() -> None:
 
 
 def test_failures_grow_the_delay_and_success_forgets_them() -> None:
-    """Each delay is between half of the back-off and the whole."""
+    """Draw each delay between half of the back-off and the whole."""
     queue = backlog()
     queue.add("a")
     now = 0.0
@@ -100,7 +100,7 @@ def test_error_with_a_time_is_retried_then_and_within_seconds_after_any_outage()
 
 
 def test_error_that_no_retry_helps_waits_until_the_key_is_added() -> None:
-    """Also where it was added during the attempt that failed."""
+    """Keep a key that was added during the attempt that failed, too."""
     queue = backlog()
     queue.add("a")
     queue.take(0.0)

@@ -1,4 +1,4 @@
-"""The daemon beside each node of a local cluster, told by files of the node's directory."""
+"""The daemon on each node of a local cluster, controlled by files of the node's directory."""
 
 from __future__ import annotations
 

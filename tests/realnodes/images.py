@@ -93,7 +93,8 @@ def _build(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "made"
         options = ["--build-arg", f"PYTHON={_base(Path(scratch))}", *_pip(Path(scratch))]
-        # As it has a name, torch outlives `--prune`, and need not be installed again.
+        # The image of torch has a name, so `--prune` keeps it, and torch need not be installed
+        # again.
         for target, name in NAMES.items():
             where = ["--file", str(FILE), "--target", target, "--tag", f"localhost/{name}"]
             _buildah("build", "--layers", "--isolation", "chroot", *options, *where, str(ROOT))

@@ -1,9 +1,10 @@
 """Machines of a real cluster: kubelet and containerd in their own namespaces, and their power.
 
 `../shared/envtest/node` starts them from a folder, the room, that its `start` has made. Two
-programs are put before those that it starts. containerd has the built images, or does without them:
-then it mounts this host's programs into every container, so that an empty image runs Python and
-this package. kubelet gets a boot ID for its own machine, since all machines share this host's.
+programs are put before those that it starts. The first is containerd's: it uses the built images,
+or mounts this host's programs into every container. In the second case an empty image runs Python
+and this package. The second is kubelet's: it gives each machine its own boot ID, since all machines
+share this host's.
 """
 
 from __future__ import annotations

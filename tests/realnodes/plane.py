@@ -135,7 +135,7 @@ def _clear(cluster: RealCluster) -> None:
     for name in machines.names(room):
         machines.switch_off(room, name)
     if (room / "namespaces").exists():
-        # As long as the lock is held; `stop` leaves a bridge that no node has joined.
+        # Delete it while the lock is held: `stop` leaves a bridge that no node has joined.
         subprocess.run(["ip", "link", "del", "unbr0"], check=False, capture_output=True)
     cluster.plane.stop()
     for name in machines.names(room):

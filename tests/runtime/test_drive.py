@@ -34,7 +34,7 @@ async def test_a_tick_comes_at_the_deadline_and_none_without_a_deadline() -> Non
 
 async def test_who_stood_still_hears_all_that_waits_before_it_is_ticked() -> None:
     loop, box = asyncio.get_running_loop(), inbox(time.monotonic() + SOON)
-    # What waits to be heard takes a few rounds of the loop to arrive.
+    # Waiting messages take a few rounds of the loop to arrive.
     loop.call_soon(time.sleep, STOOD_STILL)
     for round_trip in (2, 3):
         loop.call_later(STOOD_STILL + round_trip * SOON, box.put_nowait, "heard late")

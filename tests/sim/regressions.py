@@ -109,4 +109,4 @@ SEEDS = {
 }
 
 FAILING: dict[int, str] = {}
-"""Seeds that still fail, and why; who mends one moves it to SEEDS."""
+"""Seeds that still fail, with the reason. The author of a fix moves them to SEEDS."""

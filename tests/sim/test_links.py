@@ -1,4 +1,4 @@
-"""Links of simulated worlds: what comes late is not the last that is heard, polls take turns."""
+"""Links of simulated worlds: late messages never replace newer ones, and polls take turns."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = examination.blame
     patch.setattr(examination, "blame", lambda *a: replace(real(*a), is_working=False))
-    # What a rank does is heeded in more than one way.
+    # Activity of a rank is used in more than one place.
     patch.setattr(looks, "_does_something", lambda *_: False)
     patch.setattr(looks, "seconds_given", lambda *_, **__: 0.0)
 

@@ -63,7 +63,7 @@ env_vars:
  NCCL_DEBUG: INFO
  EMPTY: null
 """
-"""As the guides have it."""
+"""Configuration file as in the guides."""
 P5 = InstanceType(cpu=192, memory_gib=2048, gpus=8, gpu="H100", efa=32)
 
 

@@ -1,4 +1,4 @@
-"""Which marks on a Node are notices that it will be lost, and when."""
+"""Marks on a Node that are notices of its loss, and their times."""
 
 from __future__ import annotations
 

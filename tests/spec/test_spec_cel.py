@@ -38,7 +38,7 @@ TWINS: list[tuple[str, Object]] = [
     ("an operator needs a metricThreshold", rule(operator="gt")),
     ("metricEvaluationDataPoints needs", rule(metricEvaluationDataPoints=2)),
 ]
-"""For each rule, a part of its message and a job that it refuses."""
+"""A part of each rule's message, and a job that the rule refuses."""
 EDGES: list[tuple[str, list[Any]]] = [
     (
         "spec/nprocPerNode",
@@ -64,7 +64,7 @@ def schema_rules(schema: Any) -> Iterator[str]:
 
 
 def refused_by_webhook(manifest: Object) -> str:
-    """All problems that the webhook names; empty if it accepts the job."""
+    """Return the problems that the webhook names; empty if it accepts the job."""
     verdict, _ = judged(asked({"request": {"uid": "u", "object": manifest}}))
     return "\n".join(map(str, verdict.problems))
 
@@ -91,8 +91,11 @@ def newest(
 @CUSTOM_RESOURCES
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_definition_is_accepted(api: Api, file: Path) -> None:
-    """Without a word; Kubernetes before 1.25 leaves the rules out, and the local cluster says that
-    it does not evaluate them."""
+    """Accept each definition without a warning.
+
+    Kubernetes before 1.25 leaves the rules out, and the local cluster warns that it does not
+    evaluate them.
+    """
     found = yaml.safe_load(file.read_text())
     path = f"{CRDS}/{found['metadata']['name']}"
     everywhere = api.within("")
@@ -156,7 +159,7 @@ def test_the_largest_jobs_are_accepted(newest: Callable[[Object], Answer]) -> No
 def test_a_job_stored_before_the_rules_can_be_changed_and_freed(
     clusters: Callable[[str], Cluster],
 ) -> None:
-    """As long as what breaks a rule stays; 1.30 and later look at changed fields alone."""
+    """Refuse changes while the broken field stays; 1.30 and later check only changed fields."""
     group = "before.example.com"
     body = job_definition()
     body["metadata"]["name"] = f"{body['spec']['names']['plural']}.{group}"

@@ -18,7 +18,7 @@ KEY = re.compile(
 
 
 def literals(module: ast.Module) -> Iterator[ast.Constant]:
-    """Every literal of a module that is no docstring."""
+    """Yield every literal of a module that is no docstring."""
     documented = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
     for node in ast.walk(module):
         if isinstance(node, ast.Constant) and id(node) not in documented:

@@ -88,7 +88,7 @@ EVIDENCE = st.builds(Evidence, COUNTS, COUNTS, TEXTS, TIMES, st.lists(RANKS, max
 
 
 def strict(frame: str) -> object:
-    """As programs read JSON that are not Python's."""
+    """Decode JSON as strictly as programs in other languages do."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")

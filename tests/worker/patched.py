@@ -32,7 +32,7 @@ NUMBERS = {*signal.Signals, *range(signal.SIGRTMIN, signal.SIGRTMAX)}
 
 
 def look() -> dict[str, object]:
-    """Every function and class that torch's users meet, signal handlers, environment variables."""
+    """Return the functions and classes that torch's users see, signal handlers and variables."""
     found: dict[str, object] = {
         f"{owner}.{name}": value
         for owner, place in OWNERS.items()

@@ -38,7 +38,7 @@ def tell(what: str, **values: Any) -> None:
 
 
 def reduce_forever() -> None:
-    """In collectives, nearly always."""
+    """Run collectives, so that the rank is in one nearly always."""
     tensor = torch.ones(1000)
     while True:
         dist.all_reduce(tensor)
@@ -53,7 +53,7 @@ def compute_forever() -> None:
 
 
 def finalize_forever() -> None:
-    """In a finalizer, nearly always: what is raised there is only printed."""
+    """Run finalizers nearly always: an exception in one is only printed."""
 
     class Slow:
         def __del__(self) -> None:
@@ -81,7 +81,7 @@ def reduce_and_fail() -> None:
 
 
 def ddp_forever() -> None:
-    """As most scripts do it: groups of a model, cycles of objects."""
+    """Train like most scripts: with groups of a model, and cycles of objects."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     second = dist.new_group([0, 1])
     while True:

@@ -30,7 +30,7 @@ from unbroken.worker.snapshot.snapshot import Snapshot
 
 
 def model(mode: str) -> nn.Module:
-    """The same on all ranks."""
+    """Return a model that is the same on all ranks."""
     torch.manual_seed(3)
     found = nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Dropout(0.2), nn.Linear(33, 1))
     if mode == "ddp":
@@ -40,7 +40,7 @@ def model(mode: str) -> nn.Module:
 
 
 def whole(tensor: Any) -> Any:
-    """All of a DTensor."""
+    """Return the whole of a DTensor."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

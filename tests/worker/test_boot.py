@@ -1,4 +1,4 @@
-"""A program started by boot.py, cold or warm, cannot tell it from `python`."""
+"""Programs started by boot.py, cold or warm: they see no difference from `python`."""
 
 from __future__ import annotations
 

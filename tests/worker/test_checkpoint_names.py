@@ -1,4 +1,4 @@
-"""Which checkpoints count and which are deleted, whatever lies in the directory."""
+"""Names of checkpoints that count, and of those to delete, in a directory with any other files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_deletion_spares_what_it_should(
         assert name.attempt <= attempt
         assert suffix != BAD
         assert suffix or not (retention.spares(name) or (name in counting and name >= safe))
-    # What an attempt is writing now is newer than what is complete.
+    # The checkpoint that an attempt is writing is newer than any complete one.
     writing = Name(attempt, max((name.step for name in counting), default=0) + 1)
     assert f"{writing}{UNFINISHED}" not in gone
 

@@ -120,12 +120,12 @@ def test_stopped_at_every_point_an_old_attempt_changes_nothing(
         assert restore(directory) == (step + 1, NEXT), (point, endings[-1], os.listdir(directory))
     assert len(endings) > 40
     assert {"superseded", "could not write"} <= set(endings)
-    # Those had completed before they were stopped, and had only to tidy up.
+    # These children had completed before they were stopped, and had only to tidy up.
     assert endings.count("through") < len(endings) / 3
 
 
 def test_a_late_completion_does_not_count(tmp_path: Path) -> None:
-    """Even one that was renamed after the newer attempt had begun, by whatever means."""
+    """Ignore a checkpoint that was renamed in any way after the newer attempt had begun."""
     first = worker.checkpoints(tmp_path)
     save(first, 10)
     second = worker.checkpoints(tmp_path)

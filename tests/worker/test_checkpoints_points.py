@@ -77,7 +77,7 @@ def test_killed_before_a_step_of_a_save(stride: int, killer: Killer, memory: Pat
         os.close(reading)
         found.append(restore(place))
         assert found[-1] == (2, 2.0) or (found[-1] == (1, 1.0) and not has_saved), point
-        # Training goes on, and what the killed one left behind goes.
+        # Training continues, and removes the files of the killed process.
         saved = worker.checkpoints(place, keep=1)
         saved.restore()
         save(saved, 3)

@@ -23,7 +23,7 @@ def test_what_arrives_after_an_abort_is_no_snapshot(monkeypatch: pytest.MonkeyPa
         snapshot.flush()
         arriving: list[Any] = []
         with monkeypatch.context() as slow:
-            # As copies from a device, which are waited for by another thread.
+            # Simulate copies from a device, for which another thread waits.
             slow.setattr(snapshot._copies, "then", lambda work, thread: arriving.append(work))
             assert snapshot.save(1)
         doubt.begin()

@@ -1,4 +1,4 @@
-"""Nothing of a process group outlives its end, whatever was imported meanwhile."""
+"""Process groups, of which nothing survives their end, whatever was imported meanwhile."""
 
 from __future__ import annotations
 

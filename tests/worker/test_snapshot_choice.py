@@ -1,4 +1,4 @@
-"""Which step is taken, who is asked for it, and who gives it to whom."""
+"""Choice of the step to restore, of its sources, and of their receivers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unbroken.worker.snapshot.choice import (
 
 
 def offers(*steps: str, replicas: bool = False, attempt: int = 0, asked: str = "") -> list[Offer]:
-    """Each rank's steps as digits; who has asked its buddies, as digits."""
+    """Return offers with each rank's steps as digits; `asked` are ranks that asked buddies."""
     everybody = tuple(range(len(steps)))
     return [
         Offer(
@@ -64,7 +64,7 @@ def test_a_newer_attempt_comes_before_a_later_step() -> None:
         (offers("34", ""), [1]),
         (offers("34", "3"), [1]),
         (offers("34", "3", asked="1"), []),
-        # What the buddies of rank 1 have is older than what rank 0 has: it may have it there too.
+        # The buddies of rank 1 have a step older than rank 0's: rank 0's buddies may have it, too.
         (offers("34", "2", asked="1"), [0]),
         (offers("34", "2", asked="01"), []),
         (offers("", "", replicas=True), [0, 1]),
@@ -114,7 +114,7 @@ def test_a_replica_that_is_declared_on_one_side_alone_gives_nothing() -> None:
 
 
 def shared(*ranks: str, world: int, steps: str = "34") -> list[Offer]:
-    """Each rank's agent has these steps of these ranks, as digits, of a world of so many."""
+    """Return offers whose agents have these steps of these ranks, in a world of that size."""
     return [
         Offer((), (one,), False, {(0, int(step)): _shares(world, own) for step in steps})
         for one, own in enumerate(ranks)

@@ -27,7 +27,7 @@ def test_all_pages_are_taken_and_missing_ones_are_an_error() -> None:
     memory = mmap.mmap(fd, SIZE)
     take(memory, fd)
     assert os.fstat(fd).st_blocks * 512 >= SIZE
-    # As where the machine has no page left: who wrote there would be killed.
+    # Simulate a machine without free pages: a process that writes there would be killed.
     os.ftruncate(fd, mmap.PAGESIZE)
     with pytest.raises(WorldError, match=f"no memory for a snapshot of {SIZE} bytes"):
         take(memory, fd)

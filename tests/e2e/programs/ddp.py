@@ -11,7 +11,7 @@ from torch import distributed, nn
 
 
 def main() -> None:
-    """Train until told to end."""
+    """Train until DIRECTORY/finish exists."""
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment = {name: os.environ.get(name) for name in names}
     report("start", others=lock(), agent=os.getppid(), environment=environment)

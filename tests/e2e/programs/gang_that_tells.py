@@ -1,4 +1,4 @@
-"""As gang.py, but it tells its agent of a first step, from which on warm workers are made ready."""
+"""Worker as gang.py, which reports a first step to its agent: warm workers are prepared then."""
 
 import runpy
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A script as the guides' manifests start it, without torch: it logs, and ends when it may.
+"""Script that stands for those in the guides' manifests, without torch: it logs and ends.
 
-Takes any arguments.  It ends once a file `finish` is beside it; rank 0 of the first attempt fails
-if there is a file `fail`.
+It takes any arguments. It ends once a file `finish` is next to it; rank 0 of the first attempt
+fails if there is a file `fail`.
 """
 
 from __future__ import annotations

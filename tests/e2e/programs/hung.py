@@ -1,8 +1,9 @@
-"""Worker of the tests of hangs: DDP-like training over gloo, in which rank 3 hangs for good.
+"""Worker of the tests of hangs: training over gloo like DDP, in which rank 3 hangs for good.
 
-What DIRECTORY has decides: `told` lets every rank tell its steps, else rank 0 only prints a line
-for each; `gil` lets a thread of rank 3 take the GIL for ever in the first attempt, `sleep` lets
-rank 3 sleep for ever, `rest` lets rank 0 work for a while at something of its own.
+Files in DIRECTORY select the behaviour. With `told` every rank reports its steps; otherwise rank 0
+only prints a line for each. In the first attempt, with `gil` a thread of rank 3 takes the GIL for
+ever, and with `sleep` rank 3 sleeps for ever. With `rest` rank 0 works for a while at something of
+its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def keep_gil() -> None:
 
 
 def hang() -> None:
-    """As the test has asked."""
+    """Hang or rest, as the files in DIRECTORY select."""
     if RANK == 3 and ATTEMPT == 0 and (DIRECTORY / "gil").exists():
         threading.Thread(target=keep_gil, name="holder", daemon=True).start()
     if RANK == 3 and ATTEMPT == 0 and (DIRECTORY / "sleep").exists():
@@ -47,7 +48,7 @@ def evaluate() -> None:
 
 
 def main() -> None:
-    """Train until told to end."""
+    """Train until DIRECTORY/finish exists."""
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment = {name: os.environ.get(name) for name in names}
     report("start", others=lock(), agent=os.getppid(), environment=environment)

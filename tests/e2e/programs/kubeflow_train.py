@@ -1,6 +1,6 @@
-"""Adds numbers up over all ranks, step by step, and goes on where it was: `STATE FIFO STEPS`.
+"""Adds numbers up over all ranks, step by step, and resumes from its state: `STATE FIFO STEPS`.
 
-Rank 0 keeps the number of steps in STATE and tells each one through FIFO.
+Rank 0 keeps the number of steps in STATE and reports each one through FIFO.
 """
 
 from __future__ import annotations

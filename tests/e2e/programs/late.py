@@ -1,7 +1,7 @@
-"""Worker of a world of one that keeps its state in memory and on disk; in attempt 0 it wakes late.
+"""Worker of a world of one with its state in memory and on disk; in attempt 0 it resumes late.
 
-Its weight tells attempt and step.  After step 3 of attempt 0 it waits at DIRECTORY/wake, tries to
-save what is long past, and writes to DIRECTORY/told what came of it.
+Its weight encodes attempt and step. After step 3 of attempt 0 it waits at DIRECTORY/wake, tries to
+save an old step, and writes the result to DIRECTORY/told.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 def save_late(snapshot: worker.Snapshot, disk: Checkpoints, model: nn.Module) -> None:
-    """Once woken; the test hears of it beside the attempt that runs."""
+    """Save an old step after the wake; report to the test while the next attempt runs."""
     (DIRECTORY / "wake").read_bytes()
     is_kept = snapshot.save(LATE_STEP)
     snapshot.flush()
@@ -37,7 +37,7 @@ def save_late(snapshot: worker.Snapshot, disk: Checkpoints, model: nn.Module) ->
 
 
 def main() -> None:
-    """Make steps until told to end."""
+    """Make steps until DIRECTORY/finish exists."""
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment = {name: os.environ.get(name) for name in names}
     report("start", agent=os.getppid(), environment=environment)

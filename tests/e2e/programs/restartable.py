@@ -1,7 +1,6 @@
-"""Worker whose function leaves its training when it is told, and is called again; without torch.
+"""Worker whose function leaves its training on a job fault and is called again; without torch.
 
-Everything that happens is sent to EVENTS, a socket of the test.  The job ends when DIRECTORY/finish
-is there.
+It sends all events to EVENTS, a socket of the test. The job ends when DIRECTORY/finish exists.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from unbroken import worker
 STEP_SECONDS = 0.02
 BATCH = 8
 seen = 0
-"""Samples: like a loader outside of the function, in those that live on it goes on."""
+"""Number of samples; like a loader outside of the function, it survives a restart."""
 _events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def report(what: str, **more: object) -> None:
-    """Tell the test, with what the environment says now."""
+    """Report to the test, with the values of the environment now."""
     environment = os.environ
     event = {
         "what": what,
@@ -38,7 +37,7 @@ def report(what: str, **more: object) -> None:
 
 @worker.restartable
 def train(directory: Path) -> None:
-    """Make steps until told to end."""
+    """Make steps until DIRECTORY/finish exists."""
     global seen
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     report("start", environment={name: os.environ.get(name) for name in names})

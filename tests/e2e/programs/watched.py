@@ -1,7 +1,7 @@
-"""Worker of the hang tests: `gang` that tells its steps, saves checkpoints, and hangs when asked.
+"""Worker of the hang tests: `gang` that reports steps, saves checkpoints, and hangs on request.
 
-What DIRECTORY has decides: `stuck` lets rank 2 wait for a batch that never comes, in the first
-attempt; `saving` lets rank 0 write a checkpoint, until `saved` is there too.
+Files in DIRECTORY select the behaviour. With `stuck` rank 2 waits for a batch that never comes, in
+the first attempt. With `saving` rank 0 writes a checkpoint, until `saved` is there too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STUCK, SAVING, SAVED = (gang.DIRECTORY / name for name in ("stuck", "saving", "s
 
 
 class Loader:
-    """Has no more batches, and does not say so."""
+    """Loader whose next batch never comes."""
 
     def next_batch(self) -> NoReturn:
         """Wait for ever."""
@@ -49,7 +49,7 @@ def save(step: int) -> None:
 
 
 def main() -> None:
-    """Train from the checkpoint until told to end."""
+    """Train from the checkpoint until DIRECTORY/finish exists."""
     step = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     environment = {name: os.environ.get(name) for name in names}

@@ -1,7 +1,7 @@
-"""Requests of which the answers of a real API server are recorded, under `recorded/`.
+"""Requests with recorded answers of a real API server, under `recorded/`.
 
-The YAML files hold the requests, the JSON files beside them the answers of kube-apiserver v1.20.2;
-`record_answers.py` asks a server again.
+The YAML files hold the requests, the JSON files of the same name the answers of kube-apiserver
+v1.20.2. `record_answers.py` asks a server again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Case:
 
 
 def cases(file: str) -> Iterator[Case]:
-    """Every case of `recorded/FILE.yaml`."""
+    """Yield every case of `recorded/FILE.yaml`."""
     given = yaml.safe_load((FOLDER / f"{file}.yaml").read_text())
     for resource, items in given.items():
         for item in items:

@@ -1,4 +1,4 @@
-"""Any bytes a client may send become a value or a 4xx."""
+"""Bodies of any bytes, which become a value or a 4xx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables, beside what `recorded/objects` holds to the real server: later columns, ages, rows."""
+"""Tables: columns, ages and rows that `recorded/objects` does not compare with the real server."""
 
 from __future__ import annotations
 

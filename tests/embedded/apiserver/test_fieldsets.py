@@ -70,8 +70,8 @@ def pod(container: Object, **spec: Any) -> Object:
     return {"spec": {"containers": [{"name": "a", **container}], **spec}}
 
 
-# What kubectl v1.32 and the real v1.20.2 write for such configurations, but for the parts that
-# have become atomic since.
+# Results of kubectl v1.32 and the real v1.20.2 for such configurations, without the parts that have
+# become atomic since.
 @pytest.mark.parametrize(
     ("value", "schema", "expected"),
     [

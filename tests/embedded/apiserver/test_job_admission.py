@@ -234,7 +234,7 @@ def test_patterns_that_say_nothing_are_warned_of(here: Api) -> None:
 
 
 def test_job_that_was_bad_before_can_be_changed_and_deleted(tmp_path: Path) -> None:
-    """As after an update of the server that brings new rules."""
+    """Change and delete the job, as after an update of the server with new rules."""
     manifest = changed("spec/nprocPerNode", "all")
     manifest["metadata"]["finalizers"] = ["example.com/keep"]
     with running(tmp_path) as api:

@@ -1,4 +1,4 @@
-"""Names and the rest of metadata, beside what `recorded/refusals` holds to the real server."""
+"""Names and metadata that `recorded/refusals` does not compare with the real server."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def v2(kinds: Any = KINDS) -> dict[str, Any]:
 
 
 def references(value: Any) -> Iterator[str]:
-    """Every reference in a document."""
+    """Yield every reference in a document."""
     if isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]

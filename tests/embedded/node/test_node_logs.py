@@ -58,7 +58,7 @@ def written(path: Path, *lines: bytes) -> LogFile:
 
 
 async def read(path: Path, options: LogOptions) -> bytes:
-    """All of a log whose container has ended."""
+    """Return the whole log of a container that has ended."""
     ended = asyncio.Event()
     ended.set()
     return b"".join([data async for data in stream(path, options, ended)])

@@ -1,4 +1,4 @@
-"""The node beside a real control plane: kube-apiserver, its scheduler and its controllers."""
+"""The node under a real control plane: kube-apiserver, its scheduler and its controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node with real processes under the embedded API server."""
+"""A node with real processes under the local API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tell = Callable[[Story], None]
 
 @pytest.fixture
 def tell(tmp_path: Path) -> Iterator[Tell]:
-    """Tells a story; at its end no process of the world's pods may live."""
+    """Run a story; check at its end that no process of the world's pods lives."""
     yield lambda story: in_world(tmp_path, story)
     asyncio.run(stop_pods(tmp_path / "node"))
     assert processes_of(tmp_path) == []
@@ -174,7 +174,7 @@ def test_a_failing_liveness_probe_restarts_the_container(tell: Tell) -> None:
         async with world.node():
             await world.create("p", main, terminationGracePeriodSeconds=1)
             await world.ready("p")
-            # Running is told before the shell has come to its first line.
+            # Running is reported before the shell has reached its first line.
             await world.execute("p", "sh", "-c", "until rm alive; do sleep 0.01; done")
             pod = await world.until(
                 "p", lambda pod: pod is not None and state(pod)["restartCount"] == 1

@@ -96,7 +96,7 @@ def opened(client: Client, stream: int, kind: str, port: str, request: str) -> b
 
 
 def pair(client: Client, number: int, port: str) -> tuple[bytes, int]:
-    """Both streams of a connection, and the number of the one for data."""
+    """Open both streams of a connection; return the frames, and the number of the data stream."""
     error, data = 4 * number + 1, 4 * number + 3
     both = opened(client, error, "error", port, str(number))
     return both + opened(client, data, "data", port, str(number)), data

@@ -22,7 +22,7 @@ _events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def report(what: str, **more: object) -> None:
-    """Tell the test, with what the environment says now."""
+    """Report to the test, with the values of the environment now."""
     environment = os.environ
     event = {
         "what": what,
@@ -43,7 +43,7 @@ def watch(client: InProcessRestartSocketClient, fault: threading.Event) -> None:
 
 
 def train(directory: Path, fault: threading.Event) -> bool:
-    """Make steps until told to end, which is True, or until a fault."""
+    """Make steps; return True once DIRECTORY/finish exists, or False after a fault."""
     step = 0
     while not (directory / "finish").exists():
         if fault.is_set():

@@ -11,7 +11,7 @@ plain = argparse.ArgumentParser.__init__
 
 
 def resolving(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> None:
-    """As argparse's own, but the later of two options of one name counts."""
+    """Resolve conflicts as argparse does, but let the later of two options of one name count."""
     plain(self, *arguments, **{**options, "conflict_handler": "resolve"})
 
 

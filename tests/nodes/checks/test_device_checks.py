@@ -1,4 +1,4 @@
-"""All devices of a machine are tested together: processes with gloo where there is no GPU."""
+"""Checks of all devices of a machine together: processes with gloo where there is no GPU."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_memory_that_the_kernel_took_out_of_use_is_read(tmp_path: Path) -> None:
 
 
 def test_a_stopwatch_counts_sleep_and_not_the_queue_for_a_processor() -> None:
-    """As many processes as fill one processor make each wait, which is not its work's time."""
+    """Fill one processor with processes, so that each waits; the wait must not count as work."""
     processor = min(os.sched_getaffinity(0))
     burn = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(3)]

@@ -252,7 +252,7 @@ def failure(gpu: int, severity: int, warning: str) -> dict[str, Any]:
 
 
 def test_a_setting_that_dcgm_complains_of_is_no_fault() -> None:
-    """Without persistence mode level 1 fails for every GPU, with severity 5 (CONFIG)."""
+    """Use a GPU without persistence mode: level 1 then fails with severity 5 (CONFIG)."""
     off = "Persistence Mode: Persistence mode for GPU {} is disabled."
     (found,) = read_diagnosis(diagnosis(*(failure(n, 5, off.format(n)) for n in range(8))))
     assert found.outcome is Outcome.UNKNOWN
