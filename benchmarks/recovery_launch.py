@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def is_large(self) -> bool:
-        """Return whether a step takes seconds on a small machine."""
+        """True if a step takes seconds on a small machine."""
         return self.parameters > 10_000_000
 
     def environment(self, directory: Path, **uses: object) -> dict[str, str]:

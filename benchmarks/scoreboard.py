@@ -101,7 +101,7 @@ def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
 def contests(options: argparse.Namespace, launchers: Iterable[Launcher]) -> list[Contest]:
     """Return all trials in random order, so that noise affects all launchers alike.
 
-    The order also keeps trials apart that use much processor time.
+    The order also makes it unlikely that trials which use a whole core run together.
     """
     listed = list(launchers)
     found = [

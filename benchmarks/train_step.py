@@ -52,7 +52,7 @@ class Reporter:
         self("began", at, process_at=process_started_at())
 
     def pace(self, idle_seconds: float) -> None:
-        """Return at once if the gate is open, else after `idle_seconds`.
+        """Wait until the gate is open, at most `idle_seconds`.
 
         Python code runs now and then meanwhile, since some watchdogs require it.
         """

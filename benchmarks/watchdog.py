@@ -81,7 +81,7 @@ class Side:
         page["bad_calls"] = _int(page["bad_calls"]) + (not math.isfinite(loss))
 
     def events(self, is_deep: bool) -> Iterator[PageRead | Wrote | Sampled]:
-        """Return the events of one look."""
+        """Yield the events of one look."""
         yield PageRead(self.rank, Page(**self.page))  # type: ignore[arg-type]
         if self.wrote:
             times = [self._wrote_at or self.wrote[0], *self.wrote]

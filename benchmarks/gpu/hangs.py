@@ -58,7 +58,7 @@ async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) ->
 
 
 def measure(machine: Machine) -> Iterator[Outcome]:
-    """Let ranks hang on each backend, and check the agent's evidence."""
+    """Let ranks hang on each backend; yield whether the agent's evidence is right."""
     has_nccl = bool(machine.gpus and machine.nccl)
     ranks = max(1, min(8, len(machine.gpus))) if has_nccl else 2
     backend = "nccl" if has_nccl else "gloo"

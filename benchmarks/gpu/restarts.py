@@ -239,7 +239,7 @@ async def _measured(mode: str, machine: Machine, kills: int, folder: Path) -> Ou
 
 
 def measure(machine: Machine, kills: int, modes: tuple[str, ...], out: Path) -> Iterator[Outcome]:
-    """Measure each mode. The logs of a mode with errors are left in `out`."""
+    """Yield the outcome of each mode. The logs of a mode with errors are left in `out`."""
     for mode in modes:
         # A socket's path is short.
         with tempfile.TemporaryDirectory(prefix="bench") as folder:

@@ -47,7 +47,7 @@ def parameters(machine: Machine) -> int:
 
 
 def measure(machine: Machine, rounds: int) -> Iterator[Outcome]:
-    """Measure in a process of its own."""
+    """Yield the outcome of a measurement in a process of its own."""
     count = parameters(machine)
     command = [sys.executable, __file__, machine.device, str(count), str(rounds)]
     try:

@@ -15,7 +15,7 @@ BOMB = compress(bytes(64 << 20))
 
 @dataclass
 class Redirecting:
-    """Answers requests below `paths` with a redirect, and all others with `status`."""
+    """Answers requests below `paths` with the redirect `status`, and others as a pod does."""
 
     status: int = 302
     paths: tuple[str, ...] = ("",)

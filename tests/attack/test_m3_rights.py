@@ -51,7 +51,7 @@ def test_the_api_server_lets_the_operator_make_secrets_and_nothing_else(plane: P
 
 
 def secret_verbs(api: Api, namespace: str) -> Iterator[str]:
-    """Return the verbs that an account may use on Secrets of a namespace, as the server reports."""
+    """Yield the verbs that an account may use on Secrets of a namespace, as the server reports."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

@@ -183,7 +183,7 @@ async def until_given(mandate: Mandate, is_given: bool) -> None:
 
 @pytest.mark.slow
 async def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) -> None:
-    """End the mandate in an outage, unless only this program can reach the server."""
+    """End the mandate in an outage, unless no other operator can reach the server either."""
     folder = tmp_path / "server"
 
     async def check(cluster: Cluster) -> None:

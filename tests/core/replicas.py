@@ -84,7 +84,7 @@ class World:
         return self._random.random() < probability
 
     def run(self, saves: int) -> Iterator[None]:
-        """Run until `saves` saves have been made, and nothing is in progress."""
+        """Run until `saves` saves are done and nothing is in progress; yield after each change."""
         self.after(0, self._save, 0, saves)
         while self._events and self.now < self.ends + REST_SECONDS:
             self.now, _, call, values = heapq.heappop(self._events)

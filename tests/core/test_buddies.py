@@ -149,7 +149,7 @@ class Agents:
         self.boot(rank, f"agent-{uid}")
 
     def boot(self, rank: int, agent: str, *, copies: tuple[int, ...] = ()) -> None:
-        """Let the process of a rank's agent report."""
+        """Let a new process of the rank's agent report."""
         (pod,) = [one for one, had in self.ranks.items() if had == rank]
         report = AgentReport(agent, AgentState.READY, newest_attempt=0, nproc=1, copies=copies)
         self.roster.members[pod].accept(report)

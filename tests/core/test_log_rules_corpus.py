@@ -155,7 +155,7 @@ def batch_line(step: int, loss: float, rate: float) -> str:
 
 
 def logged(line: Line, fault: str | None) -> Iterator[tuple[float, list[Written]]]:
-    """Yield the output of a script that writes one line a step."""
+    """Return the output of a script that writes one line a step."""
 
     def form(step: Any) -> Iterator[Written]:
         yield Written(0, STDOUT, line(step.number, step.loss, step.rate) + "\n")
@@ -228,7 +228,7 @@ def test_a_broken_collective_is_found_whatever_library_says_it(name: str) -> Non
 
 
 def main_example(fault: str | None, *, checkpoints: bool = True) -> Iterator[Chunk]:
-    """Yield a run for the main example: start, batches every 30 s, a checkpoint every 300 s."""
+    """Return a run for the main example: start, batches every 30 s, a checkpoint every 300 s."""
     written: list[tuple[float, list[Written]]] = []
     first = [] if fault == "start" else [Written(0, STDOUT, "INFO Experiment configuration: {}\n")]
     written.append((50.0, first))

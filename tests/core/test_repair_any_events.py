@@ -104,7 +104,7 @@ def active(found: World) -> list[RepairRecord]:
 
 
 def assert_nothing_twice(found: World) -> None:
-    """Assert that no boot was ended twice, nor a machine replaced twice, but by a person."""
+    """Assert that only a person's order ends a boot or replaces a machine twice."""
     own = 0 if found.settings.recovery is Recovery.NONE else 1
     done = Counter(
         (one.node, one.action, one.boot_id if one.action is Action.REBOOT else "")

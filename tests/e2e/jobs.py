@@ -42,7 +42,7 @@ class Job:
 
     @property
     def ranks(self) -> list[int]:
-        """Return all ranks."""
+        """All ranks of the job."""
         return list(range(self.nnodes * self.nproc))
 
     def starts(self, attempt: int) -> dict[int, Event]:

@@ -243,7 +243,7 @@ def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Pa
 def test_the_first_job_of_the_installation_guide_survives_its_own_fault(
     cluster: Cluster,
 ) -> None:
-    """Run the job as written, but with a config map for the registry, and fewer steps."""
+    """Run the job as written, but without an image registry, and with fewer steps."""
     manifest = EXAMPLE.with_name("first_job.yaml").read_text()
     assert "--steps=2000" in manifest
     cluster.kubectl("create", "configmap", "train-lm", f"--from-file={EXAMPLE}")

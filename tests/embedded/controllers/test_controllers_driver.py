@@ -295,7 +295,7 @@ def taints(found: Object | None) -> list[str]:
 
 
 async def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """Set Unknown, taint the node, and delete its pods; remove the taints when it returns."""
+    """Set Unknown, taint the node, and delete its pods; remove the taints once it is back."""
     grace = 3.0  # who renews shares two processors with other tests
 
     async with world(cluster, tmp_path, grace=grace) as it:
