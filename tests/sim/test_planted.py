@@ -25,7 +25,7 @@ from unbroken.core.job.record import receipts, samples
 from unbroken.core.job.recovery import budgets, decision, incidents, ladder, reading, recovery
 from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
-from unbroken.core.job.watch import examination, looks, questions, stalls, standing
+from unbroken.core.job.watch import examination, looks, questions, stalls, still_ranks
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
 from unbroken.sim.scenario import LEASE_FAULT_SEEDS, WAITING_SEEDS
@@ -388,7 +388,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @planted("what ranks do between looks is not seen", seed=118)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(looks, "is_active", lambda *_: False)
-    patch.setattr(standing, "is_active", lambda *_: False)
+    patch.setattr(still_ranks, "is_active", lambda *_: False)
 
 
 @planted("a look that not everybody answers has no end", seed=118)

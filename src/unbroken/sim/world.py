@@ -15,7 +15,7 @@ from unbroken.core.job.machine import Job
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.watch.examination import REPEAT_FACTOR, REPEATS_MAX
 from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS
-from unbroken.core.job.watch.standing import ACTIVE_SECONDS, SLOW_SECONDS
+from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS, SLOW_SECONDS
 from unbroken.sim.actors.agents import Agent, AgentResources, Leasing
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node

@@ -1,7 +1,7 @@
 """Limits for late ranks: when a look at all ranks is due, and when it may act.
 
 Lateness is no alarm.  It begins much earlier than a silence that is judged by time alone, since
-what the look shows decides (`core.job.watch.standing`).
+what the look shows decides (`core.job.watch.still_ranks`).
 """
 
 from __future__ import annotations

@@ -401,9 +401,11 @@ class JobRunner:
 
     def guard(self, status: JobStatus) -> None:
         """Let no pod be evicted while the job trains or recovers; a move is made instead."""
-        standing = {condition.type for condition in status.conditions if condition.status == "True"}
+        true_types = {
+            condition.type for condition in status.conditions if condition.status == "True"
+        }
         is_on = self._seen is not None and self._seen.options.planned_moves is Switch.ON
-        is_guarded = is_on and not standing.isdisjoint(GUARDED)
+        is_guarded = is_on and not true_types.isdisjoint(GUARDED)
         if is_guarded != self._is_guarded:
             self._is_guarded = is_guarded
             self._writer.guard(is_guarded)

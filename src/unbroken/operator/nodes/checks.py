@@ -349,11 +349,11 @@ class Checker:
             if new and conclusion.verdicts[name] is CheckPhase.PASSED:
                 await self._requests.patch_node(node, {"metadata": {"annotations": new}})
 
-    async def _release(self, check: str, standing: Mapping[str, CheckPhase]) -> None:
+    async def _release(self, check: str, phases: Mapping[str, CheckPhase]) -> None:
         for node in list(self._nodes.items()):
             if holds.held_by(node) == check:
                 name = key_of(node).name
-                patch = holds.give_back(node, standing.get(name, CheckPhase.UNKNOWN))
+                patch = holds.give_back(node, phases.get(name, CheckPhase.UNKNOWN))
                 if patch is not None:
                     await self._requests.patch_node(node, patch)
 

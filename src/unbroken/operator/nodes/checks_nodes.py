@@ -52,7 +52,7 @@ def take(node: Node, check: str) -> Object | None:
     return patch
 
 
-def give_back(node: Node, standing: CheckPhase) -> Object | None:
+def give_back(node: Node, phase: CheckPhase) -> Object | None:
     """Return a merge patch that ends a check's hold with its findings; None: it holds nothing."""
     hold = _hold(node)
     if not hold:
@@ -61,10 +61,10 @@ def give_back(node: Node, standing: CheckPhase) -> Object | None:
     result = {
         CheckPhase.PASSED: DeepCheck.PASSED.value,
         CheckPhase.FAILED: DeepCheck.FAILED.value,
-    }.get(standing, "" if before == DeepCheck.IN_PROGRESS.value else before)
+    }.get(phase, "" if before == DeepCheck.IN_PROGRESS.value else before)
     patch = _patch(node, {DEEP_CHECK: result or None}, None)
     health = health_of(_labels(node))
-    if standing is CheckPhase.FAILED:
+    if phase is CheckPhase.FAILED:
         # The taint stays, or is added: the repair removes it.
         if health not in PENDING:
             patch["metadata"]["labels"][HEALTH] = Health.PENDING_REPLACEMENT.value

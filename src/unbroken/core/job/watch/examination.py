@@ -37,7 +37,7 @@ from .origins import RankPlace
 from .progress import FIRST_SECONDS, before
 from .questions import Question, ask
 from .stalls import Stall, Stalls
-from .standing import LOOKS_MIN, SLOW_SECONDS, StillRanks, is_unread, still_ranks
+from .still_ranks import LOOKS_MIN, SLOW_SECONDS, StillRanks, is_unread, still_ranks
 from .unreached import NOT_REACHABLE, Unreached
 
 REPEAT_FACTOR, REPEATS_MAX = 8.0, 2
@@ -250,8 +250,8 @@ class Examination:
 
     def _lose_unreached(self, now: float) -> list[Signal]:
         """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
-        since, standing = self._unreached.since, self._still
-        is_cut = standing is not None and standing.is_mutual and standing.looks >= LOOKS_MIN
+        since, still = self._unreached.since, self._still
+        is_cut = still is not None and still.is_mutual and still.looks >= LOOKS_MIN
         is_long = since is not None and now >= since + UNREACHED_SECONDS
         found = self._unreached.worst() if is_cut and is_long else None
         if found is None or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
@@ -274,12 +274,12 @@ class Examination:
         world = self._world()
         is_whole = not case.question.awaited and not any(map(is_unread, looks))
         before, asked = self._still, self._seconds
-        self._still = standing = still_ranks(before, looks, world)
-        self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
+        self._still = still = still_ranks(before, looks, world)
+        self._seconds = EXAMINE_SECONDS if still is None else CONFIRM_SECONDS
         if not is_whole:
             self._seconds = min(2 * asked, SECONDS_MAX)
-        if standing is not None:
-            pause = SLOW_PAUSE_SECONDS if standing.is_slow else STAND_PAUSE_SECONDS
+        if still is not None:
+            pause = SLOW_PAUSE_SECONDS if still.is_slow else STAND_PAUSE_SECONDS
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
             pause = min(max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW_PAUSE_SECONDS)
@@ -298,10 +298,10 @@ class Examination:
 
     def _certain(self, now: float) -> StillRanks | None:
         """The ranks that surely keep the others waiting; None: there are none so far."""
-        standing, late = self._still, self._stalls.late
-        if standing is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+        still, late = self._still, self._stalls.late
+        if still is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
             return None
-        if standing.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
+        if still.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
             return None
         silences = [now - (one.late_since or now) for one in late.values()]
         is_long = all(
@@ -309,10 +309,10 @@ class Examination:
             for one, seconds in zip(late.values(), silences, strict=True)
         )
         since = now - min(silences)
-        if not is_long or not standing.is_certain(min(silences), self._times(since)):
+        if not is_long or not still.is_certain(min(silences), self._times(since)):
             return None
-        away = [self._stalls.watch(rank) for rank in standing.places]
-        return standing if all(_is_still_too_long(one, now) for one in away) else None
+        away = [self._stalls.watch(rank) for rank in still.places]
+        return still if all(_is_still_too_long(one, now) for one in away) else None
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
         self._look_at = stall.since + 2.0 * (now - stall.since)

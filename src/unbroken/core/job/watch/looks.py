@@ -21,7 +21,7 @@ from unbroken.wire.observation import Activity, RankEvidence
 
 from .activity import WATCH_SECONDS, is_active, watched_seconds
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS
-from .standing import LOOKS_MIN, SLOW_SECONDS, functions_of, seconds_given
+from .still_ranks import LOOKS_MIN, SLOW_SECONDS, functions_of, seconds_given
 
 UNSEEN_SECONDS, BLIND_SECONDS = 80.0, 600.0
 """Silence that is given while some ranks, or all, cannot be looked at.  Their agents say that they

@@ -238,15 +238,15 @@ class Stalls:
             self._open(Detector.SPINNING, self._stall_text(self.stall))
         elif self.stall is not None and not is_silent:
             self._end_stall()
-        for detector, standing in self._alarms_now.items():
+        for detector, raised in self._alarms_now.items():
             if detector in _ALL:
                 continue
-            if standing and detector in COMPARED:
+            if raised and detector in COMPARED:
                 self._compare(detector, now)
-            elif standing and detector not in self._episodes:
-                place, alarm = next(iter(standing.items()))
+            elif raised and detector not in self._episodes:
+                place, alarm = next(iter(raised.items()))
                 self._open(detector, f"rank {place[1]}: {alarm.why}")
-            elif not standing:
+            elif not raised:
                 self._close(detector, is_right=False)
 
     def _end_stall(self) -> None:
@@ -360,8 +360,8 @@ class Stalls:
         self._report_counts.clear()
         self.late.clear()
         self._rhythmic = self._silent = 0
-        for standing in self._alarms_now.values():
-            standing.clear()
+        for raised in self._alarms_now.values():
+            raised.clear()
         self._episodes.clear()
         self._events.clear()
         self._due.clear()

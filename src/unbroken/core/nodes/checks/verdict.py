@@ -145,16 +145,16 @@ def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) 
     if CheckKind.CONNECTIVITY in spec.kinds and not any(result.peer for result in results):
         compared += [_alone(node) for node in spec.nodes]
     final = tuple(_own(check_result) for check_result in compared)
-    standing = {node: _verdict_of(node, final) for node in spec.nodes}
-    faulty = tuple(node for node in spec.nodes if standing[node] is CheckPhase.FAILED)
-    unknown = [node for node in spec.nodes if standing[node] is CheckPhase.UNKNOWN]
+    phases = {node: _verdict_of(node, final) for node in spec.nodes}
+    faulty = tuple(node for node in spec.nodes if phases[node] is CheckPhase.FAILED)
+    unknown = [node for node in spec.nodes if phases[node] is CheckPhase.UNKNOWN]
     if faulty:
         phase, text = CheckPhase.FAILED, f"at fault: {', '.join(faulty)}"
     elif unknown:
         phase, text = CheckPhase.UNKNOWN, f"could not be judged: {', '.join(unknown)}"
     else:
         phase, text = CheckPhase.PASSED, f"{len(spec.nodes)} node(s) without a fault"
-    return Conclusion(phase, text, final, faulty, standing)
+    return Conclusion(phase, text, final, faulty, phases)
 
 
 def _alone(node: str) -> CheckResult:

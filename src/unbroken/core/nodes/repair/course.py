@@ -164,27 +164,27 @@ class RepairCourse:
         self._desk.record_event(name, "RepairOrdered", text)
 
     def _act(self, name: str, repair: RepairRecord, now: float) -> None:
-        standing = self._facts.statuses.get(name) or OrderStatus(Answer.WORKING)
-        match standing.answer:
+        order_status = self._facts.statuses.get(name) or OrderStatus(Answer.WORKING)
+        match order_status.answer:
             case Answer.FAILED:
-                self._retry(name, repair, standing.text, now)
+                self._retry(name, repair, order_status.text, now)
             case Answer.UNSUPPORTED:
-                self._leave_to_person(name, repair, standing.text, now)
+                self._leave_to_person(name, repair, order_status.text, now)
             case Answer.GONE:
-                self.end(name, RepairState.DONE, standing.text or "the machine is gone", now)
+                self.end(name, RepairState.DONE, order_status.text or "the machine is gone", now)
             case Answer.DONE:
-                self._await_return(name, repair, standing, now)
+                self._await_return(name, repair, order_status, now)
             case Answer.WORKING:
                 limit = limit_seconds(repair.action, self._settings)
                 # A repairer that has taken over asks first: the order may be done, and a new
                 # machine be there.
                 is_answered = name in self._facts.statuses
                 if is_answered and now >= (repair.acted_at or now) + limit:
-                    text = standing.text or f"{self._settings.provider} has not ended it"
+                    text = order_status.text or f"{self._settings.provider} has not ended it"
                     self.fail(name, f"{text}, for {limit:.0f} s", now)
                     return
-                if standing.text:
-                    self._desk.set_message(name, standing.text)
+                if order_status.text:
+                    self._desk.set_message(name, order_status.text)
                 order = order_of(name, repair)
                 self._ask(replace(order, is_tested=bool(self._settings.check)), now)
 
@@ -199,9 +199,9 @@ class RepairCourse:
         self._asked[order.node] = (order.id, math.inf)
 
     def _await_return(
-        self, name: str, repair: RepairRecord, standing: OrderStatus, now: float
+        self, name: str, repair: RepairRecord, order_status: OrderStatus, now: float
     ) -> None:
-        target = standing.replacement or name
+        target = order_status.replacement or name
         node = self._facts.nodes.get(target)
         if node is None or not _is_back(node, name, repair):
             limit = limit_seconds(repair.action, self._settings)
@@ -366,8 +366,8 @@ class RepairCourse:
     def _disown(self, name: str, repair: RepairRecord, now: float) -> None:
         """Quarantine a late replacement that may yet join: it was not tested, and no repair will
         return it."""
-        standing = self._facts.statuses.get(name)
-        late = standing.replacement if standing is not None else ""
+        order_status = self._facts.statuses.get(name)
+        late = order_status.replacement if order_status is not None else ""
         if late and repair.state is RepairState.ACTING and self._settings.check:
             reason = f"it was to take the place of {name}, and came too late to be tested"
             self._desk.quarantine(late, reason, now)

@@ -151,9 +151,7 @@ class RepairFacts:
         return (event.order.node,)
 
     def _replaced_by(self, name: str) -> list[str]:
-        result = [
-            other for other, standing in self.statuses.items() if standing.replacement == name
-        ]
+        result = [other for other, status in self.statuses.items() if status.replacement == name]
         for other, record in self.records.items():
             if record.repair is not None and record.repair.replacement == name:
                 result.append(other)

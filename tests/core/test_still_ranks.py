@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.drive_watch import IN_DATA, WatchedJob, looked, well
-from unbroken.core.job.watch.standing import (
+from unbroken.core.job.watch.still_ranks import (
     ALL_WAIT_SECONDS,
     CHECKPOINT_SECONDS,
     COMPILE_SECONDS,
