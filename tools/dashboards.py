@@ -30,7 +30,7 @@ class Panel:
 
 
 TRAINING = (
-    Panel("Jobs", "sum by (standing) (unbroken_jobs)", "{{standing}}", kind="stat", width=12),
+    Panel("Jobs", "sum by (state) (unbroken_jobs)", "{{state}}", kind="stat", width=12),
     Panel(
         "Goodput",
         f"unbroken_job_goodput_ratio{{{JOB}}}",

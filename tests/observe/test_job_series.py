@@ -132,11 +132,11 @@ def test_an_open_incident_shows() -> None:
     told.metrics.job(NAME, job("Faulted"))
     told.metrics.incident(NAME, "1", replace(ENDED, outcome="", ended_at=None))
     assert told.value("unbroken_job_incident_open", OURS) == 1
-    assert told.value("unbroken_jobs", {"standing": "Faulted"}) == 1
+    assert told.value("unbroken_jobs", {"state": "Faulted"}) == 1
     told.metrics.job(NAME, job("Running"))
     told.metrics.incident(NAME, "1", ENDED)
     assert told.value("unbroken_job_incident_open", OURS) == 0
-    assert told.value("unbroken_jobs", {"standing": "Faulted"}) == 0
+    assert told.value("unbroken_jobs", {"state": "Faulted"}) == 0
 
 
 def test_a_deleted_jobs_gauges_go_at_once_and_its_counters_later() -> None:

@@ -40,7 +40,7 @@ class JobMetrics(Collector):
         self._stages = Histogram(
             "unbroken_recovery_stage_seconds",
             "Length of the stages of incidents that have ended: detect (from the first sign), "
-            "examine (until every rank was looked at, where there was doubt), stop (until no "
+            "examine (until every rank was examined, if a hang was suspected), stop (until no "
             "worker of the attempt lives), ready (until every agent can start), start (until "
             "every agent runs the next attempt), progress (until a worker's first output).",
             ("stage", "remedy"),
@@ -57,7 +57,7 @@ class JobMetrics(Collector):
         )
         self._steps = Histogram(
             "unbroken_incident_lost_steps",
-            "Steps that had to be made again after an incident, where the script tells its steps.",
+            "Steps repeated after an incident. Only for scripts that report their steps.",
             ("remedy",),
             buckets=STEPS,
             registry=registry,
@@ -109,8 +109,8 @@ class JobMetrics(Collector):
 def _conditions(records: Iterable[JobRecord]) -> Metric:
     family = GaugeMetricFamily(
         "unbroken_jobs",
-        "Jobs by where they stand: the job's last condition that is true.",
-        labels=("standing",),
+        "Jobs by state: the last condition of the job that is true.",
+        labels=("state",),
     )
     result = Counter(
         current_condition(record.now.status.conditions)
@@ -142,7 +142,7 @@ def _gauges(records: Iterable[JobRecord], now: float) -> Iterator[Metric]:
     )
     is_open = gauge(
         "unbroken_job_incident_open",
-        "1 while something is broken that is not yet made good, else 0.",
+        "1 while an incident of the job is open, else 0.",
         labels=JOB,
     )
     share = gauge(

@@ -156,7 +156,7 @@ class NodeMetrics(Collector):
     def _under_way(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
             "unbroken_node_repairs_under_way",
-            "Repairs under way, by where they stand.",
+            "Repairs in progress, by action and stage.",
             labels=("action", "state"),
         )
         repairs = [record.repair for record in self._records.values() if record.repair is not None]
