@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from deploy.charts import tool
 
 ROOT = Path(__file__).parents[2]
 docs = tool("docs")
+FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+FLAT_ITEM = re.compile(r"^ {1,3}(?:[-*]|\d+\.) .*", re.MULTILINE)
+"""Item of a list in a list, in fewer columns than the four that Python-Markdown asks for."""
 
 
 @pytest.fixture
@@ -38,3 +42,8 @@ def test_a_page_that_is_not_named_is_shown_in_the_section_of_its_folder(
     assert {"docs/guide/install.md", "docs/guide/queues.md"} <= set(guides)
     pages = {page.relative_to(ROOT).as_posix() for page in docs.pages()}
     assert set(docs.named(found)) == pages
+
+
+def test_lists_in_lists_are_shown_as_such() -> None:
+    flat = {page.name: FLAT_ITEM.findall(FENCED.sub("", page.read_text())) for page in docs.pages()}
+    assert {name: items for name, items in flat.items() if items} == {}
