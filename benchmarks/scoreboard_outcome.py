@@ -20,7 +20,7 @@ ORDER = (
     "dlrover-run",
 )
 """Order of the launchers in tables."""
-QUIET, BUSY = "quiet", "busy"
+QUIET, BUSY, UNKNOWN = "quiet", "busy", "-"
 BUSY_LOAD = 6.0
 """Load average of a busy machine: three times the cores of the machine of these trials."""
 
@@ -68,9 +68,9 @@ class Outcome:
 
     @property
     def machine(self) -> str:
-        """QUIET or BUSY, by the load of the machine when the fault was injected."""
+        """QUIET or BUSY, by the load when the fault was injected; UNKNOWN without a fault."""
         if self.load_average is None:
-            return BUSY if self.load else QUIET
+            return BUSY if self.load else UNKNOWN if self.rank < 0 else QUIET
         return BUSY if self.load_average >= BUSY_LOAD else QUIET
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scoreboard_outcome import BUSY, QUIET
+from scoreboard_outcome import BUSY, UNKNOWN
 from scoreboard_trials import BY_NAME, WELL
 
 _SECTION = re.compile(r"^## .*?(?:\(`(?P<fault>[\w-]+)`\))?$")
@@ -38,7 +38,13 @@ class Peers:
     def left(self, fault: str, mine: Sequence[str]) -> list[str]:
         """Return the rows of a fault whose launcher, program or machine is not in `mine`."""
         known = {_key(row) for row in mine}
-        return [row for row in self.rows.get(fault, ()) if _key(row) not in known]
+        launchers = {key[:2] for key in known}
+        return [
+            row
+            for row in self.rows.get(fault, ())
+            if _key(row) not in known
+            and not (_key(row)[2] == UNKNOWN and _key(row)[:2] in launchers)
+        ]
 
 
 NO_PEERS = Peers()
@@ -71,4 +77,4 @@ def _key(row: str) -> tuple[str, ...]:
 
 def _with_machine(line: str) -> str:
     """Return the row of an older page with QUIET or BUSY for its number of busy processes."""
-    return _LOAD.sub(lambda found: f"{found[1]} {BUSY if int(found[2]) else QUIET} |", line)
+    return _LOAD.sub(lambda found: f"{found[1]} {BUSY if int(found[2]) else UNKNOWN} |", line)

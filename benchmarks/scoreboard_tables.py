@@ -112,7 +112,9 @@ def markdown(
     outcomes = read_outcomes(documents)
     found = rows(outcomes)
     before = ["", "Rows of faults and launchers that were not run again are from:", ""]
-    parts = [_commands(documents), *(before if earlier.commands else []), *earlier.commands]
+    mine = _commands(documents)
+    others = [command for command in earlier.commands if command not in mine]
+    parts = [mine, *(before if others else []), *others]
     commands = "\n".join(parts)
     head = HEAD.format(commands=commands) + (f"\n{fill(note, 100)}\n" if note else "")
     has_hangs = any(BY_NAME[row.fault].is_hang for row in found)

@@ -249,11 +249,11 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     found = peers(earlier)
     assert found.rows == {
         "healthy": [
-            "| unbroken | plain | quiet | 20/20 | 0/20 |",
-            "| torchrun | plain | quiet | 1/1 | 0/1 |",
+            "| unbroken | plain | - | 20/20 | 0/20 |",
+            "| torchrun | plain | - | 1/1 | 0/1 |",
         ],
         "stop": [
-            "| unbroken | plain | quiet | 20/20 | 20/20 |",
+            "| unbroken | plain | - | 20/20 | 20/20 |",
             "| ft_launcher | plain | busy | 2/2 | 2/2 |",
         ],
     }
@@ -261,8 +261,8 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     assert len(found.commands) == 2
     page = markdown([document([RIGHT])], found)
     assert "| ft_launcher | plain | busy | 2/2 | 2/2 |" in page
-    assert "| unbroken | plain | quiet | 20/20 | 0/20 |" in page
-    assert "| unbroken | plain | quiet | 20/20 | 20/20 |" not in page, "it was run again"
+    assert "| unbroken | plain | - | 20/20 | 0/20 |" in page
+    assert "| unbroken | plain | - | 20/20 | 20/20 |" not in page, "it was run again"
 
 
 def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_machine() -> None:
