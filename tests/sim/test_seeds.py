@@ -14,7 +14,7 @@ CHUNK = 50
 
 @pytest.mark.parametrize("first", range(0, 600, CHUNK))
 def test_no_rule_is_broken_and_a_healed_world_comes_to_its_end(first: int) -> None:
-    _, _, failures = run_chunk(range(first, first + CHUNK))
+    _, _, failures, _ = run_chunk(range(first, first + CHUNK))
     shown = [f"{text}\npython -m unbroken.sim --seed {seed}" for seed, text in failures]
     assert not failures, "\n\n".join(shown)
 
