@@ -21,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from .probes import unreached
 from .progress import Progress
@@ -37,8 +38,7 @@ anywhere."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C has ended."""
 Result = tuple[int, Counter[str], list[tuple[int, str]], int]
-"""Worlds, their probes, their failures, and the sum of the digests of their traces."""
-DIGEST_BITS = 256
+"""Worlds, their probes, their failures, and the digests of their traces, joined by XOR."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Found:
     probes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
     digest: int = 0
-    """Sum of the digests of the traces: the order of the worlds does not matter."""
+    """Digests of the traces, joined by XOR: the order of the worlds does not matter."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranges.append(seeds)
         _print(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
         _print(f"    python -m unbroken.sim --first {seeds[0]} --seeds {len(seeds)}")
-    return _many(ranges, options.processes, run_and_digest if options.digest else run_chunk)
+    return _many(ranges, options.processes, is_digested=options.digest)
 
 
 def fresh_seeds(commit: str) -> range:
@@ -83,19 +83,10 @@ def fresh_seeds(commit: str) -> range:
     return range(first, first + FRESH_SEEDS)
 
 
-def run_chunk(seeds: Sequence[int]) -> Result:
-    """Run these worlds."""
-    return _run_all(seeds, is_digested=False)
-
-
-def run_and_digest(seeds: Sequence[int]) -> Result:
-    """Run these worlds and digest their traces."""
-    return _run_all(seeds, is_digested=True)
-
-
-def _run_all(seeds: Sequence[int], *, is_digested: bool) -> Result:
+def run_chunk(seeds: Sequence[int], *, is_digested: bool = False) -> Result:
+    """Run these worlds; a digest of their traces is made only on request, for it takes time."""
     probes: Counter[str] = Counter()
-    failures, total = [], 0
+    failures, joined = [], 0
     for seed in seeds:
         digest = hashlib.sha256(str(seed).encode())
         try:
@@ -105,8 +96,8 @@ def _run_all(seeds: Sequence[int], *, is_digested: bool) -> Result:
         else:
             probes.update(world.schedule.probes.keys())
             probes["events"] += world.schedule.events
-        total += int(digest.hexdigest(), 16)
-    return len(seeds), probes, failures, total % 2**DIGEST_BITS
+        joined ^= int(digest.hexdigest(), 16)
+    return len(seeds), probes, failures, joined
 
 
 def _digester(digest: hashlib._Hash) -> Callable[[str], None]:
@@ -127,18 +118,16 @@ def _run_seed(seed: int, tell: Callable[[str], None] | None) -> int:
     return 0
 
 
-def _many(
-    ranges: Iterable[range], processes: int, run_some: Callable[[Sequence[int]], Result]
-) -> int:
+def _many(ranges: Iterable[range], processes: int, *, is_digested: bool) -> int:
     chunks = [seeds[i : i + CHUNK] for seeds in ranges for i in range(0, len(seeds), CHUNK)]
     progress = Progress(sum(map(len, chunks)), sys.stderr, time.perf_counter)
     result, is_whole = Found(), True
     try:
-        for seeds, probes, failures, digest in _results(chunks, processes, run_some):
+        for seeds, probes, failures, digest in _results(chunks, processes, is_digested):
             result.seeds += seeds
             result.probes.update(probes)
             result.failures += failures
-            result.digest = (result.digest + digest) % 2**DIGEST_BITS
+            result.digest ^= digest
             for seed, _ in failures:
                 # A long run may be looked into before it ends.
                 progress.write_line(f"seed {seed} failed")
@@ -147,7 +136,7 @@ def _many(
         is_whole = False
     progress.close()
     missing = _tell(result, progress.seconds, is_whole=is_whole)
-    if run_some is run_and_digest and is_whole:
+    if is_digested and is_whole:
         _print(f"digest {result.digest:064x}")
     if not is_whole:
         return INTERRUPTED
@@ -173,9 +162,8 @@ def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:
     return missing
 
 
-def _results(
-    chunks: Sequence[range], processes: int, run_some: Callable[[Sequence[int]], Result]
-) -> Iterator[Result]:
+def _results(chunks: Sequence[range], processes: int, is_digested: bool) -> Iterator[Result]:
+    run_some = partial(run_chunk, is_digested=is_digested)
     if processes == 1:
         yield from map(run_some, chunks)
         return
