@@ -39,12 +39,8 @@ class Peers:
         """Return the rows of a fault whose launcher, program or machine is not in `mine`."""
         known = {_key(row) for row in mine}
         launchers = {key[:2] for key in known}
-        return [
-            row
-            for row in self.rows.get(fault, ())
-            if _key(row) not in known
-            and not (_key(row)[2] == UNKNOWN and _key(row)[:2] in launchers)
-        ]
+        replaced = known | {(*launcher, UNKNOWN) for launcher in launchers}
+        return [row for row in self.rows.get(fault, ()) if _key(row) not in replaced]
 
 
 NO_PEERS = Peers()

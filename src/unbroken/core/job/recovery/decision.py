@@ -31,7 +31,7 @@ class Decision:
 
 def decide(state: JobState, found: Sequence[Signal], was: Before, now: float) -> Decision:
     """Decide about a fault with these signs; `was` is the job's progress before it."""
-    charge, again = _charge(state, found, was, now), find_repeat(state, found, was["step"], now)
+    charge, again = _charge(state, found, was, now), repeated_error(state, found, was["step"], now)
     if again is None or charge.remedy is Remedy.FAIL:
         return Decision(charge)
     if again.is_users and state.options.same_error is SameError.STOP:
@@ -41,7 +41,7 @@ def decide(state: JobState, found: Sequence[Signal], was: Before, now: float) ->
     return Decision(replace(charge, reason=f"{again.text}; {charge.reason}"), suspect, again.text)
 
 
-def find_repeat(
+def repeated_error(
     state: JobState, found: Sequence[Signal], step: int | None, now: float
 ) -> repeats.RepeatedError | None:
     """Return the repetition of the error in this life of the job; None: it has not come before."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unbroken.core.job.gang import GangStage
 from unbroken.core.job.roster import Member, is_stock
 from unbroken.core.job.state import JobState
-from unbroken.spec.job.incident import PLANNED_MOVE, Signal
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Signal
 from unbroken.wire.agent import IN_PROCESS_RESTART, LEASE_OVER, AgentReport, AgentState, FaultKind
 
 from . import signals
@@ -45,8 +45,9 @@ def in_report(state: JobState, received: Received) -> list[Signal]:
     """Return the signs of a fault in a report of a pod whose workers run or are being stopped."""
     if state.gang.is_training(received.member.uid):
         return _while_training(state, received)
-    if state.gang.stage is GangStage.HALTED and state.incidents.open is not None:
-        return _while_stopping(state, received)
+    incident = state.incidents.open
+    if state.gang.stage is GangStage.HALTED and incident is not None:
+        return _while_stopping(state, incident, received)
     return []
 
 
@@ -109,11 +110,9 @@ def _while_training(state: JobState, received: Received) -> list[Signal]:
     return [signals.of_pod(fault, text, member, received.at)] if fault else []
 
 
-def _while_stopping(state: JobState, received: Received) -> list[Signal]:
+def _while_stopping(state: JobState, incident: Incident, received: Received) -> list[Signal]:
     """Return the signs that belong to the open incident, whose attempt is being stopped."""
-    incident, report, member = state.incidents.open, received.report, received.member
-    if incident is None:
-        return []
+    report, member = received.report, received.member
     if not received.is_same_agent:
         return in_loss(state, member, signals.AGENT_LOST, RESTARTED, received.at)
     if received.attempt != incident.attempt:

@@ -18,7 +18,7 @@ from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import PROCESS_RESTART
 
 from . import ladder, reading, repeats, signals
-from .decision import decide, find_repeat
+from .decision import decide, repeated_error
 from .incidents import culprit
 
 FAULTY_MAX = 32
@@ -283,7 +283,7 @@ class Recovery:
         assert incident is not None
         if incident.remedy is Remedy.FAIL or state.options.same_error is not SameError.STOP:
             return
-        repeat = find_repeat(state, incident.signals, incident.step, now)
+        repeat = repeated_error(state, incident.signals, incident.step, now)
         if repeat is not None and repeat.is_users:
             state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
             # The pods of a job that ends are left to its clean-up policy.

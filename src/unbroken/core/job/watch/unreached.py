@@ -51,8 +51,10 @@ class Unreached:
                 self._state.record_event(NOT_REACHABLE, self._text(member), is_warning=True)
 
     def worst(self) -> tuple[Member, str] | None:
-        """Return the pod that most pods do not reach, or that reaches none, and what is seen. Of
-        two that only do not reach each other, it is the one with the higher rank."""
+        """Return the pod that most pods do not reach, or that reaches none, and the text about it.
+
+        If two pods only miss each other, it is the pod with the higher rank.
+        """
         members, counts = self._state.roster.members, Counter[PodUid]()
         for uid in self._since:
             parent = self._parent(uid)
