@@ -192,6 +192,17 @@ def write(path: Path, outcomes: Sequence[Outcome], options: argparse.Namespace) 
     part.rename(path)
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """Return a file that `write` has written. SystemExit: it is no such file."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        found["trials"], found["command"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else error
+        raise SystemExit(f"error: {path}: not a whole file of figures: {why}") from None
+    return found
+
+
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     names = [kind.name for kind in LAUNCHERS]
@@ -250,7 +261,7 @@ def main() -> None:
     options = parse()
     if options.markdown:
         earlier = peers(options.peers.read_text()) if options.peers else NO_PEERS
-        documents = [json.loads(path.read_text()) for path in options.sources]
+        documents = [read_document(path) for path in options.sources]
         options.markdown.write_text(markdown(documents, earlier, options.note))
         return
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter

@@ -62,3 +62,16 @@ def test_an_interrupt_ends_all_that_was_started() -> None:
     assert "interrupted" in said
     assert processes(directory) == []
     assert not Path(directory).exists()
+
+
+@pytest.mark.parametrize("text", ['{"trials": [{"fau', "{}", "[]", None])
+def test_a_file_that_is_no_whole_file_of_figures_is_named(tmp_path: Path, text: str | None) -> None:
+    figures, page = tmp_path / "figures.json", tmp_path / "page.md"
+    if text is not None:
+        figures.write_text(text)
+    words = command(f"--markdown={page}", f"--from={figures}")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {figures}: not a whole file of figures: ")
+    assert done.stderr.count("\n") == 1
+    assert not page.exists()
