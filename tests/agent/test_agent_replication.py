@@ -235,7 +235,8 @@ if ATTEMPT == 0:
     for bad in ({"step": -1}, {"step": "7"}, {"source": ""}, {"source": "x" * 300},
                 {"seconds": True}, {"seconds": float("nan")}, {"checksum": 1}, {"rank": 9},
                 {"attempt": 3}, {"replicas": None}):
-        rank.say("receipt", **{"name": NAME, "rank": RANK, "attempt": ATTEMPT, **good, **bad})
+        wrong = {**good, "step": 5, **bad}  # a text that is too long is cut and kept for a moment
+        rank.say("receipt", **{"name": NAME, "rank": RANK, "attempt": ATTEMPT, **wrong})
     rank.say("receipt", name=NAME, rank=RANK, attempt=ATTEMPT, **{**good, "step": 6})
     rank.say("receipt", name=NAME, rank=RANK, attempt=ATTEMPT, **good)
 tell(up=True)
