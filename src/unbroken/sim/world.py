@@ -13,8 +13,13 @@ from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.core.job.recovery import signals
-from unbroken.core.job.watch.examination import REPEAT_FACTOR, REPEATS_MAX
-from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS
+from unbroken.core.job.watch.examination import (
+    REPEAT_FACTOR,
+    REPEATS_MAX,
+    SECONDS_MAX,
+    SLOW_PAUSE_SECONDS,
+)
+from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS, SLOW_SECONDS
 from unbroken.sim.actors.agents import Agent, AgentResources, Leasing
 from unbroken.sim.actors.agents import Machine as AgentMachine
@@ -39,6 +44,8 @@ from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
 """Seconds of rest of a healed world, until its job must have ended."""
+LOST_LOOK_SECONDS = SECONDS_MAX + SLOW_PAUSE_SECONDS + 1.0
+"""Most seconds by which a lost question or answer delays the next look."""
 SETTLE_SECONDS = 60.0
 """After the end, until everything must be in order."""
 ACTIONS = faults.ACTIONS | lease_faults.ACTIONS
@@ -368,11 +375,11 @@ class World:
             return ACTIVE_SECONDS
         workers = [worker for worker in self.training.live.values() if worker.attempt == attempt]
         agents = [self.agent_of(worker) for worker in workers]
-        is_lost = self.schedule.probes["lost_look"] >= QUIET_LOOKS
-        if is_lost or not any(agent is not None and not agent.is_blind for agent in agents):
+        if not any(agent is not None and not agent.is_blind for agent in agents):
             return BLIND_SECONDS
-        repeats = self._stalls_at(self.training.step(workers[0]))
-        return SLOW_SECONDS * REPEAT_FACTOR ** min(repeats, REPEATS_MAX) if repeats else 0.0
+        lost = LOST_LOOK_SECONDS * self.schedule.probes["lost_look"]
+        repeats = min(self._stalls_at(self.training.step(workers[0])), REPEATS_MAX)
+        return lost + (SLOW_SECONDS * REPEAT_FACTOR**repeats if repeats else 0.0)
 
     def _stalls_at(self, step: int | None) -> int:
         """Return how many of the newest incidents in a row are hangs at this step."""

@@ -111,8 +111,7 @@ class Ending:
         if used.without_progress is not None and not any(
             fault.kind == "user_restart" for fault in self.truth.faults
         ):
-            made = "".join("x" if new else "." for new in self._new_steps(self.reached))
-            row = max(map(len, made.split("x")))
+            row = self._restarts_without_progress()
             # The state that an attempt restored shows the progress of the one before.
             self.checkers.require(row <= used.without_progress + 2, "too many restarts", row)
         if used.total is not None:
@@ -121,6 +120,17 @@ class Ending:
         if is_one_period and used.restarts is not None and used.full_restarts is not None:
             most = used.restarts * (used.full_restarts + 1) + used.full_restarts
             self.checkers.require(charged <= most, "too many restarts", charged, used)
+
+    def _restarts_without_progress(self) -> int:
+        """Return the longest row of attempts that neither made new steps nor told steps that the
+        operator had not heard of: the last report of an attempt may be lost, and the next one
+        that gets through says what it made."""
+        told, newest_told, marks = self.checkers.hearing.steps, 0, ""
+        for attempt, new in enumerate(self._new_steps(self.reached)):
+            is_news = told.get(attempt, 0) > newest_told
+            newest_told = max(newest_told, told.get(attempt, 0))
+            marks += "x" if new or is_news else "."
+        return max(map(len, marks.split("x")))
 
     def _judge_incidents(self, incidents: list[Incident]) -> None:
         require = self.checkers.require
