@@ -171,13 +171,15 @@ class Script:
                 name = next(n for n, view in self.views.items() if view.uid == order.pod)
                 self.run(f"{now} runs {name} {newest}")
 
-    def successor(self, now: float) -> Script:
-        """Return a machine that knows the API's state, and has received no report of an agent."""
+    def successor(self, now: float, *, is_incident_written: bool = True) -> Script:
+        """Return a machine that knows the API's state, and has received no report of an agent.
+
+        `is_incident_written`: False if the one before could only write its status."""
         new = Script(self.spec, self.status)
         new.views = dict(self.views)
         for view in self.views.values():
             new.give(PodSeen(view), now)
-        for incident in self.incidents.values():
+        for incident in self.incidents.values() if is_incident_written else ():
             new.give(IncidentSeen(incident), now)
         new.run(f"{now} job")
         return new

@@ -102,6 +102,22 @@ def test_a_new_operator_charges_no_fault_that_was_charged() -> None:
     assert new.job.phase.value == "Training"
 
 
+def test_a_new_operator_charges_no_fault_that_was_charged_without_an_incident() -> None:
+    script = begun(replicas=2)
+    says(script, "w-0", 2, "ready", INIT=0, READY=1)
+    says(script, "w-0", 3, "faulted", INIT=0, READY=1, FAULTED=3)
+    new = script.successor(5.0, is_incident_written=False)
+    new.run("5 synced")
+    says(new, "w-0", 6, "faulted", INIT=0, READY=1, FAULTED=3)
+    says(new, "w-1", 6, "ready", INIT=0, READY=1)
+    new.run("17 tick -> stop w-0 0")
+    assert (new.status.restart_count, new.incidents) == (1, {})
+    says(new, "w-0", 18, "init", INIT=17)
+    says(new, "w-0", 19, "ready", INIT=17, READY=18)
+    says(new, "w-0", 20, "faulted", INIT=17, READY=18, FAULTED=20)
+    assert (new.status.restart_count, list(new.incidents)) == (2, [1]), "it failed again"
+
+
 def waiting(policy: RunPolicy | None = None) -> Script:
     """A job whose two agents say INIT, and nothing more."""
     script = begun(policy or RunPolicy(job_max_retry_count=2), replicas=2)

@@ -108,6 +108,9 @@ SEEDS = {
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
     11467076167: "rule: a hang was to be noticed in 110 s though questions of looks were lost",
     13593858433: "rule: progress that the operator heard of two attempts later was not progress",
+    31000005533: "world: an attempt that was stopped after its last step had made none",
+    31000023037: "the failure of a stock agent before the start was charged again, as its incident "
+    "was not written",
 }
 
 FAILING: dict[int, str] = {}

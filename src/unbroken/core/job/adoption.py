@@ -241,8 +241,7 @@ class Adoption:
         if incident is not None and incident.ready_at is not None:
             return count
         broken = count if incident is None else incident.attempt
-        if incident is None and state.condition is ConditionType.FAULTED:
-            # The status is written first, so it may record a fault whose incident was lost.
+        if state.is_incident_unwritten:
             broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
         spec = state.spec

@@ -116,6 +116,12 @@ class JobState:
             return Hold("JobSuspended", "the job is suspended")
         return self.gate if isinstance(self.gate, Hold) else None
 
+    @property
+    def is_incident_unwritten(self) -> bool:
+        """True if an earlier operator charged a fault, and could not write its incident: it writes
+        the status first."""
+        return self.condition is ConditionType.FAULTED and self.incidents.open is None
+
     def set_status(self, **changes: object) -> None:
         """Change the status; it is written at the end of the step."""
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]

@@ -77,6 +77,8 @@ class Unstarted:
         state, incident = self._state, self._state.incidents.open
         if state.phase is not Phase.PREPARING or member.condemned:
             return
+        if state.is_incident_unwritten and member.early_attempt < state.attempt:
+            return  # An earlier operator has charged it, and this one has told the agent to stop.
         found = signals.of_unstarted(member, report, now)
         if incident is not None and member.early_attempt <= incident.attempt:
             self._recovery.fault(found, now)

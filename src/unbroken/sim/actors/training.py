@@ -318,6 +318,7 @@ class Training:
             return
         self.is_work_done = place.is_done = True
         for worker in place.members.values():
+            self.reached[worker.attempt] = self.step(worker) or 0
             seconds = self._schedule.between(0.0, self._habits.finish_seconds)
             self._schedule.after(seconds, self._fail, worker, SUCCESS)
         self.finishing()

@@ -252,8 +252,7 @@ class Recovery:
         """
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
-        is_unwritten = state.condition is ConditionType.FAULTED and state.incidents.open is None
-        return member.view.is_deleting or (is_older and is_unwritten)
+        return member.view.is_deleting or (is_older and state.is_incident_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
         """True if the pod is out of reach together with its node.
