@@ -44,13 +44,13 @@ e2e: setup
 
 # On real nodes, kubelets with containerd, beside a real control plane; needs root (CONTRIBUTING.md).
 e2e-kube: setup
-	@$(BIN)/python -m pytest tests/realnodes
-	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" $(JOB_PATH)
+	@$(BIN)/python -m pytest -rs tests/realnodes
+	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" $(JOB_PATH)
 
 # The tests of jobs that also run on a real control plane, whose nodes are processes of ours; e2e-kube-short in CI.
 JOB_PATH := $(foreach name,control hangs hung inprocess pods scripts starts torch workers,tests/e2e/test_job_$(name).py)
 e2e-kube-short: setup
-	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" tests/e2e/test_job_workers.py
+	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" tests/e2e/test_job_workers.py
 
 # A real control plane whose parts are killed and frozen while a job fails; ROUNDS=10 runs as many seeds.
 SEED ?= 0

@@ -41,11 +41,12 @@ def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
 
 def check(cluster: RealCluster, *nodes: str) -> tuple[int, dict[str, Any]]:
     """Run `unbroken check` of these nodes, or of all; return its exit code and output."""
-    command = [*UNBROKEN, *CHECK, *nodes]
+    command = [*UNBROKEN, *CHECK, "--kubeconfig", cluster.environment["KUBECONFIG"], *nodes]
     done = subprocess.run(
         command, env=cluster.environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode in (0, 1, 2), done.stderr
+    assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
