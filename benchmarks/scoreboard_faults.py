@@ -241,6 +241,7 @@ BREAKERS: Mapping[str, Callable[[Injector], object]] = {
     "silent": lambda _: time.sleep(1e9),
     "gil": lambda _: ctypes.PyDLL(None).pause(),
     "locks": lambda _: lock_each_other(),
+    "loop-gpu": lambda _: spin(),
     "loop-c": lambda _: spin_in_c(keeps_gil=True),
     "loop-c-free": lambda _: spin_in_c(keeps_gil=False),
     "pipe": lambda _: fill_pipe(),

@@ -2,15 +2,19 @@
 
 The plain group starts at once and behaves like gloo. A rank waits in the kernel for the others, for
 ever or for the time limit of the group. A message of another collective is put aside. A rank that
-loses a peer fails with gloo's words.
+loses a peer fails with gloo's words. The GPU group is the plain one with host threads that wait as
+they do for a collective on a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
+import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +32,29 @@ WELCOME_SECONDS = 10.0
 After that, the address belongs to a rank 0 that is gone, or to one that still waits for others.
 """
 
+DRIVER = b"""
+#include <poll.h>
+#include <sched.h>
+int cudaStreamSynchronize(int collective) {
+    struct pollfd found = {collective, POLLIN, 0};
+    while (poll(&found, 1, 0) == 0)
+        sched_yield();
+    return 0;
+}
+"""
+"""How CUDA waits if a machine has fewer cores than contexts (cudaDeviceScheduleYield)."""
+
+
+def gpu_driver(directory: Path) -> Callable[[int], int]:
+    """Compile the library that stands for CUDA's into the directory; return its
+    `cudaStreamSynchronize`, which ends once the file descriptor can be read."""
+    directory.mkdir(parents=True, exist_ok=True)
+    library = directory / "libcudart.so"
+    compiler = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
+    subprocess.run(compiler, input=DRIVER, check=True)
+    found: Callable[[int], int] = ctypes.CDLL(str(library)).cudaStreamSynchronize
+    return found
+
 
 class Peer:
     """A connection to another rank."""
@@ -38,6 +65,8 @@ class Peer:
         self.seconds = seconds
         self.name = "{}:{}".format(*connection.getpeername())
         self._aside: dict[int, list[float]] = {}
+        self.synchronize: Callable[[int], object] = lambda _: None
+        """Waits for the next message; by default `receive` does it."""
 
     def send(self, kind: int, value: float) -> None:
         """Send a message. RuntimeError: the peer has gone."""
@@ -49,6 +78,7 @@ class Peer:
     def receive(self, kind: int) -> float:
         """Wait for a message of this kind; others are kept.  RuntimeError: gone, or too late."""
         while not self._aside.get(kind):
+            self.synchronize(self.connection.fileno())
             try:
                 data = self.connection.recv(MESSAGE.size, socket.MSG_WAITALL)
             except ConnectionError:
@@ -131,6 +161,21 @@ class PlainGroup:
         peer.connection.settimeout(self._seconds)
         self._peers = [peer]
         return step
+
+
+class GpuGroup(PlainGroup):
+    """The plain group, whose host threads spin in the driver until a collective has ended."""
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        super().__init__(directory, seconds)
+        self._synchronize = gpu_driver(directory / f"gpu/{self.rank}")
+
+    def meet(self, step: int) -> int:
+        """Wait for all ranks; return the step of rank 0, from which all ranks resume."""
+        found = super().meet(step)
+        for peer in self._peers:
+            peer.synchronize = self._synchronize
+        return found
 
 
 class TorchGroup:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from scoreboard_faults import SPIKE_FACTOR, Injector, Loader
-from scoreboard_group import PlainGroup, TorchGroup
+from scoreboard_group import GpuGroup, PlainGroup, TorchGroup
 from scoreboard_pauses import PAUSES
 from scoreboard_trials import (
+    BY_NAME,
     CHECKPOINT_STEPS,
     LOG_STEPS,
     PAUSED,
@@ -156,7 +157,8 @@ def main() -> None:
     launcher, injector = telling(uses), Injector(plan, DIRECTORY, tell)
     loader, checkpoints = Loader(), Checkpoints(DIRECTORY / "checkpoints")
     seconds = float(os.environ["SCOREBOARD_COLLECTIVE_SECONDS"])
-    group = (TorchGroup if "torch" in uses else PlainGroup)(DIRECTORY, seconds)
+    plain = GpuGroup if BY_NAME[plan.fault].is_on_gpu else PlainGroup
+    group = (TorchGroup if "torch" in uses else plain)(DIRECTORY, seconds)
     injector.before_meeting()
     step = group.meet(checkpoints.newest())
     state = checkpoints.load(step)

@@ -56,6 +56,8 @@ class Fault:
     """True if the fault is tried in all three modes: steps reported, output only, neither."""
     is_shared: bool = False
     """True if the fault lies between ranks, so that naming no rank is right, too."""
+    is_on_gpu: bool = False
+    """True if the ranks wait for collectives as with a GPU."""
 
 
 FAULTS = (
@@ -80,6 +82,12 @@ FAULTS = (
     ),
     Fault("barrier", "one rank leaves out a barrier", is_hang=True),
     Fault("parent", "SIGSTOP of the parent process of one rank", is_hang=True),
+    Fault(
+        "loop-gpu",
+        "infinite loop on one rank, while the others' host threads spin for their GPU (simulated)",
+        is_hang=True,
+        is_on_gpu=True,
+    ),
     Fault("nan", "the loss of one rank is NaN; all have it a step later", steps_after=150),
     Fault("spike", "the loss of one rank is 30 times what it was", steps_after=300),
     Fault("slow", "one rank takes twice as long for each step", steps_after=600),
