@@ -83,6 +83,7 @@ def here(tmp_path: Path) -> Cli:
             "--dir and --context name two clusters",
         ),
         (["jobs"], "no cluster runs from "),
+        (["jobs", "-o", "xml"], "'--output': 'xml' is not one of 'text',"),
         (["explain"], "Missing argument 'JOB'"),
         (["stacks"], "Missing argument 'JOB'"),
         (["stacks", "job", "--seconds", "0"], "--seconds"),

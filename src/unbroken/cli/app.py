@@ -24,8 +24,13 @@ def option(*names: str, default: Any = None, **settings: Any) -> Any:
     return field(default=default, metadata={_OPTION: typer.Option(*names, **settings)})
 
 
-class _WithPlainFlags:
-    """A command whose help shows no `<bool>` for options that take no value."""
+VALIDATOR = "Value error, "
+"""What pydantic, with which typer reads options, puts before a message."""
+
+
+class _Plain:
+    """A command whose help shows no `<bool>` for options that take no value, and whose errors name
+    no validator."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -34,12 +39,20 @@ class _WithPlainFlags:
                 option.metavar = ""
         return params
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix(VALIDATOR)
+            raise
+        return left
 
-class Command(_WithPlainFlags, TyperCommand):
+
+class Command(_Plain, TyperCommand):
     """A command of an `App`."""
 
 
-class Group(_WithPlainFlags, TyperGroup):
+class Group(_Plain, TyperGroup):
     """A group of commands of an `App`."""
 
 

@@ -31,8 +31,7 @@ from .losses import Loss, closed, noted
 from .wording import all_of, counted
 
 WINDOW_SECONDS = 2.0
-"""From the first sign of a fault to the decision: all effects of one cause show within that time
-(DESIGN.md, section 2.5)."""
+"""Time from the first sign of a fault to the decision: all effects of one cause show by then."""
 NOT_READY_SECONDS = 40.0
 """A node that reports that it is not ready may be ready again soon.  Kubernetes has already waited
 for a silent node (kube-controller-manager --node-monitor-grace-period, 40 s until v1.31)."""
