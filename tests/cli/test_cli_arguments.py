@@ -43,6 +43,9 @@ def here(tmp_path: Path) -> Cli:
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "control.yaml").write_text("a: \x01")
     (tmp_path / "ray.yaml").write_text("kind: RayJob")
+    kinds = "\n---\n".join(f"kind: Kind{number}" for number in range(9))
+    (tmp_path / "kinds.yaml").write_text(kinds)
+    (tmp_path / "red.yaml").write_text('kind: "\\e[31mRed"')
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     (tmp_path / "list.yaml").write_text("- 1")
     return found
@@ -69,6 +72,8 @@ def here(tmp_path: Path) -> Cli:
         (["run", "control.yaml"], "control.yaml is not YAML: character U+0001 at position 4: "),
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "ray.yaml"], "holds no HyperPodPyTorchJob, but RayJob; create it with: kubectl"),
+        (["run", "kinds.yaml"], "but Kind0, Kind1, Kind2, Kind3, Kind4, others; create"),
+        (["run", "red.yaml"], "but \\x1b[31mRed; create"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
         (["run", "--nnodes", "2", "job.json"], "which must contain sizes and arguments"),
         (["run", "--nnodes", "2", "job.json"], "write it to spec.replicaSpecs[].replicas"),

@@ -21,6 +21,8 @@ Object = dict[str, Any]
 SUFFIXES = (".yaml", ".yml", ".json")
 STOP_SECONDS = 10
 """Grace period of a script's pods after SIGTERM."""
+KINDS_SHOWN, KIND_CHARACTERS = 5, 63
+"""Most kinds of a file's objects that an error names, and most characters of each."""
 NAME_LENGTH = 40
 """Longest name of a script's job: the names of its pods have 63 characters at most."""
 
@@ -50,9 +52,10 @@ def read(path: str) -> Manifest:
             raise SpecError(f"{path}: every document must be an object with a kind")
     jobs = [item for item in documents if item["kind"] in (KIND, OTHER_KIND)]
     if documents and not jobs:
-        kinds = ", ".join(sorted({item["kind"] for item in documents}))
+        kinds = sorted({item["kind"][:KIND_CHARACTERS] for item in documents})
+        named = ", ".join(kinds[:KINDS_SHOWN] + ["others"] * (len(kinds) > KINDS_SHOWN))
         raise SpecError(
-            f"{path} holds no {KIND}, but {kinds}; create it with: kubectl apply -f {path}"
+            f"{path} holds no {KIND}, but {named}; create it with: kubectl apply -f {path}"
         )
     if len(jobs) != 1:
         raise SpecError(f"{path} holds {len(jobs)} objects of kind {KIND}; it must hold one")
