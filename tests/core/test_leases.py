@@ -109,10 +109,10 @@ def test_one_that_has_never_vouched_counts_before_those_that_became_clear_earlie
     is_over_at(script, 10 + LENGTH)
 
 
-def given_up_and_lost_again(nodes: str) -> Script:
+def given_up_and_lost_again(nodes: str, lost: float = 53.0) -> Script:
     """Return a job whose rank of node n1 was given up, and whose workers on n2 are given up, too.
 
-    `nodes` are the reports on nodes between both.
+    `nodes` are the reports on nodes between both, `lost` is when the second agent is lost.
     """
     script = running()
     script.run(f"""
@@ -128,9 +128,9 @@ def given_up_and_lost_again(nodes: str) -> Script:
         32 tick
         33 runs w-0 1 lease=8 unvouched=1
         33 runs w-1 1 agent=b rank=1 lease=8 unvouched=1
-        53 lost w-1 seconds=3
-        54 ready w-0 1 lease=8 unvouched=1
-        {50 + LENGTH} tick
+        {lost} lost w-1 seconds=3
+        {lost + 1} ready w-0 1 lease=8 unvouched=1
+        {lost - 3 + LENGTH} tick
     """)
     return script
 
@@ -143,6 +143,11 @@ def test_a_node_that_was_given_up_is_used_again_once_it_is_back() -> None:
 def test_a_node_that_was_given_up_and_has_never_left_is_avoided() -> None:
     script = given_up_and_lost_again("25 node n1 ready topology=rack")
     script.run("61 gone w-1 -> create w-1 avoid=n1/n2")
+
+
+def test_a_node_that_was_given_up_and_stayed_ready_for_a_minute_is_used_again() -> None:
+    script = given_up_and_lost_again("25 node n1 ready topology=rack", lost=75.0)
+    script.run("83 gone w-1 -> create w-1 avoid=n2")
 
 
 def test_a_new_operator_keeps_the_lease_of_the_attempt_that_it_finds_running() -> None:

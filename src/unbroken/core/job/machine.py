@@ -507,7 +507,7 @@ class Job:
             state.has_changed = True
             state.commands += state.gang.observe(member, now)
             if member.view.node is not None:
-                state.plan.given_up[member.view.node] = False
+                state.plan.give_up(member.view.node, now)
             state.objects += state.plan.retry_deletions([member], now)
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"

@@ -31,9 +31,22 @@ from .roster import Member, Roster
 
 AVOID_SECONDS = 30.0
 """Seconds that a pod may look for a place away from the nodes that it is to avoid."""
+ALIVE_SECONDS = 60.0
+"""Seconds after which a node is known to live that was given up and has stayed ready: Kubernetes
+says within 55 s that a node is silent (kube-controller-manager, --node-monitor-grace-period of 50
+s, 40 s until v1.31, and --node-monitor-period of 5 s)."""
 UNKNOWN_NODES = frozenset({NodeName("")})
 RETRY_SECONDS = 5.0
 """Seconds after which an order to the API server without visible effect is repeated."""
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """A node whose workers have ended with their lease."""
+
+    since: float
+    was_away: bool = False
+    """True if it was not ready since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +87,11 @@ class PodPlan:
         """Pods not yet on a node: when they were made, and the nodes that they avoid."""
         self.avoid: frozenset[NodeName] = frozenset()
         """Nodes to be avoided in addition to those that are unusable now."""
-        self.given_up: dict[NodeName, bool] = {}
-        """Nodes whose workers have ended with their lease; True: the node was not ready since.
+        self.given_up: dict[NodeName, GivenUp] = {}
+        """Nodes whose workers have ended with their lease.
 
-        They are avoided, too, until they have been not ready and are ready again.
+        They are avoided, too, until they have been not ready and are ready again, or have stayed
+        ready for `ALIVE_SECONDS`.
         """
 
     def deadline(self) -> float | None:
@@ -167,6 +181,7 @@ class PodPlan:
             self._retry_later(now)
         if not chosen:
             return []
+        self._take_back(now)
         avoid = self.avoid.union(self.given_up, self._roster.unusable_nodes())
         for name in chosen:
             self._empty[name] = now
@@ -204,7 +219,7 @@ class PodPlan:
 
     def retry_deletions(self, members: Iterable[Member], now: float) -> list[JobEffect]:
         """A node has changed: fence it or force what was waiting for the fence."""
-        self._take_back()
+        self._take_back(now)
         fenced = set[NodeName]()
         effects: list[JobEffect] = []
         for member in members:
@@ -212,15 +227,20 @@ class PodPlan:
                 effects += self._end(member, now, fenced)
         return effects
 
-    def _take_back(self) -> None:
-        """Stop avoiding the given-up nodes that were not ready since, and are ready now."""
-        for name, was_away in list(self.given_up.items()):
+    def give_up(self, node: NodeName, now: float) -> None:
+        """Avoid a node whose workers have ended with their lease."""
+        self.given_up[node] = GivenUp(now)
+
+    def _take_back(self, now: float) -> None:
+        """Stop avoiding the given-up nodes that are ready again, or were ready all the time."""
+        for name, known in list(self.given_up.items()):
             node = self._roster.nodes.get(name)
             is_away = node is None or not node.is_ready
-            if was_away and not is_away:
+            is_alive = known.was_away or now >= known.since + ALIVE_SECONDS
+            if is_away:
+                known.was_away = True
+            elif is_alive:
                 del self.given_up[name]
-            else:
-                self.given_up[name] = was_away or is_away
 
     def tick(self, now: float) -> list[JobEffect]:
         """Repeat every order that has shown no effect."""
