@@ -285,8 +285,8 @@ def try_loss(release: Release, job: Job, loss: Loss) -> Trial:
     if loss.follows == MOVES:
         _add_stages(job, trial, struck_at)
     # Otherwise the operator takes a node for bad that a job has lost again and again.
-    why = ("--why", "it was lost on purpose")
-    release.cluster.unbroken("nodes", "clear", place.node, *why, check=False)
+    why = ("--why", "it was lost on purpose", *release.cluster.operator_options)
+    release.cluster.unbroken("nodes", "clear", place.node, *why)
     since = time.time()
     if not wait(lambda: job.goes_on(since + 2.0), SETTLE_SECONDS):
         trial.why_wrong += "; the job does not go on after it"
