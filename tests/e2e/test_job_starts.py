@@ -182,7 +182,7 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
                 reason="the real API server is started without admission of service accounts",
             ),
         ),
-        ({}, {"nodeSelector": {"disk": "none"}}, "didn't match Pod's node affinity/selector; make"),
+        ({}, {"nodeSelector": {"disk": "none"}}, "didn't match Pod's node affinity"),
         ({"resources": {"requests": {"cpu": "900"}}}, {}, "2 Insufficient cpu; make room"),
     ],
 )
