@@ -168,4 +168,9 @@ def real_cluster(folder: Path, kubectl_path: str, *, is_led: bool) -> Iterator[C
         for number in range(2):
             cluster.wait(f"node/node-{number}", "create", seconds=55)
             cluster.wait(f"node/node-{number}", "condition=Ready")
+        # The controller of nodes removes their taint a moment after they are ready.
+        until(
+            lambda: not any(one["spec"].get("taints") for one in cluster.get("nodes")["items"]),
+            "pods may go to the nodes",
+        )
         yield cluster
