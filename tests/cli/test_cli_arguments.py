@@ -45,7 +45,6 @@ def here(tmp_path: Path) -> Cli:
     (tmp_path / "ray.yaml").write_text("kind: RayJob")
     kinds = "\n---\n".join(f"kind: Kind{number}" for number in range(9))
     (tmp_path / "kinds.yaml").write_text(kinds)
-    (tmp_path / "red.yaml").write_text('kind: "\\e[31mRed"')
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     (tmp_path / "list.yaml").write_text("- 1")
     return found
@@ -73,7 +72,6 @@ def here(tmp_path: Path) -> Cli:
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "ray.yaml"], "holds no HyperPodPyTorchJob, but RayJob; create it with: kubectl"),
         (["run", "kinds.yaml"], "but Kind0, Kind1, Kind2, Kind3, Kind4, others; create"),
-        (["run", "red.yaml"], "but \\x1b[31mRed; create"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
         (["run", "--nnodes", "2", "job.json"], "which must contain sizes and arguments"),
         (["run", "--nnodes", "2", "job.json"], "write it to spec.replicaSpecs[].replicas"),

@@ -157,7 +157,7 @@ def call(program: typer.Typer) -> None:
         program()
     except UnbrokenError as error:
         with guarded():
-            print(f"error: {escaped(str(error))}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -165,8 +165,3 @@ def call(program: typer.Typer) -> None:
 
 if __name__ == "__main__":
     run()
-
-
-def escaped(text: str) -> str:
-    """Return a text that cannot control the terminal: it may quote a file or a server."""
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
