@@ -19,6 +19,9 @@ from e2e.jobs import INCIDENTS, JOBS, message, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENDS_EARLY = Path(__file__).parent / "programs/ends_early.py"
+IS_REAL = os.environ.get("UNBROKEN_E2E") == "real"
+SELECTOR = "Pod's node affinity" if IS_REAL else "Pod's node affinity/selector"
+"""Words of the scheduler; the real one is of Kubernetes 1.20."""
 Object = dict[str, Any]
 
 
@@ -178,11 +181,11 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
             {"serviceAccountName": "ghost"},
             'serviceaccount "ghost" not found; the pod is created as soon as the API server',
             marks=pytest.mark.skipif(
-                os.environ.get("UNBROKEN_E2E") == "real",
+                IS_REAL,
                 reason="the real API server is started without admission of service accounts",
             ),
         ),
-        ({}, {"nodeSelector": {"disk": "none"}}, "didn't match Pod's node affinity"),
+        ({}, {"nodeSelector": {"disk": "none"}}, f"didn't match {SELECTOR}; make"),
         ({"resources": {"requests": {"cpu": "900"}}}, {}, "2 Insufficient cpu; make room"),
     ],
 )

@@ -41,7 +41,7 @@ def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
 
 def check(cluster: RealCluster, *nodes: str) -> tuple[int, dict[str, Any]]:
     """Run `unbroken check` of these nodes, or of all; return its exit code and output."""
-    command = [*UNBROKEN, *CHECK, "--kubeconfig", cluster.environment["KUBECONFIG"], *nodes]
+    command = [*UNBROKEN, *CHECK, *cluster.operator_options, *nodes]
     done = subprocess.run(
         command, env=cluster.environment, capture_output=True, text=True, timeout=600
     )

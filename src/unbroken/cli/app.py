@@ -25,7 +25,7 @@ def option(*names: str, default: Any = None, **settings: Any) -> Any:
 
 
 VALIDATOR = "Value error, "
-"""What pydantic, with which typer reads options, puts before a message."""
+"""Beginning of the messages of pydantic, with which typer reads options."""
 
 
 class _Plain:
