@@ -7,8 +7,9 @@ cluster API with boto3. The others are a user's script, and the pool of a runnin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,14 @@ from controller.provider_grounds import (
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
+from unbroken.kube.errors import Conflict
 from unbroken.operator import definitions
 from unbroken.spec.nodes.values import Action
+from watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 REBOOT, REPLACE = Action.REBOOT, Action.REPLACE
+Ask = Callable[[RepairOrder], Awaitable[OrderStatus]]
 IS_OFF = (Answer.GONE, Answer.DONE)
 """Answers to a replacement which say that no process of the machine runs any more."""
 
@@ -119,18 +123,26 @@ async def order(ground: Ground, node: str, action: Action, identity: str = "1") 
     )
 
 
+async def asked(ask: Ask, wanted: RepairOrder) -> OrderStatus:
+    """Ask a provider, again while its object changes meanwhile, as the operator's queue does."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with suppress(Conflict):
+                return await ask(wanted)
+
+
 async def asked_often(ground: Ground, wanted: RepairOrder) -> None:
     """Give an order three times, by two providers without shared memory."""
     first = ground.provider()
     for ask in (first.order, first.status, ground.provider().order):
-        answer = await ask(wanted)
+        answer = await asked(ask, wanted)
         # The execution continues meanwhile.
         assert answer.answer in (Answer.WORKING, *IS_OFF), answer
 
 
 async def ended(ground: Ground, wanted: RepairOrder) -> OrderStatus:
     """Return the status of an executed order from another provider without memory."""
-    return await ground.provider().status(wanted)
+    return await asked(ground.provider().status, wanted)
 
 
 async def test_reboot_is_made_once_for_an_order_however_often_it_is_asked(opened: Any) -> None:
@@ -146,7 +158,7 @@ async def test_reboot_is_made_once_for_an_order_however_often_it_is_asked(opened
         assert answer.answer is Answer.DONE, answer
         assert await ground.asked(node, REBOOT) == 1
         # Another order is another reboot.
-        await ground.provider().order(await order(ground, node, REBOOT, "2"))
+        await asked(ground.provider().order, await order(ground, node, REBOOT, "2"))
         assert await ground.asked(node, REBOOT) == 2
         assert await ground.asked(node, REPLACE) == 0
         assert await ground.asked(neighbour, REBOOT) == 0
@@ -180,7 +192,7 @@ async def test_node_that_nothing_is_behind_is_named_and_nothing_else_is_touched(
         neighbour = await ground.add()
         stranger, named = await ground.add_stranger()
         for action in ground.provider().supports - {Action.RESET_GPU}:
-            answer = await ground.provider().order(await order(ground, stranger, action))
+            answer = await asked(ground.provider().order, await order(ground, stranger, action))
             assert answer.answer in (Answer.UNSUPPORTED, Answer.FAILED), answer
             assert named in answer.text
             assert await ground.asked(neighbour, action) == 0
@@ -193,12 +205,13 @@ async def test_order_about_a_boot_that_is_over_touches_nothing(opened: Any) -> N
         node = await ground.add()
         old = {action: await order(ground, node, action) for action in (REBOOT, REPLACE)}
         await ground.boot(node, "another boot")
-        replaced = await ground.provider().order(old[REPLACE])
+        replaced = await asked(ground.provider().order, old[REPLACE])
         assert replaced.answer is Answer.FAILED
         assert "booted since" in replaced.text
         assert await ground.asked(node, REPLACE) == 0
         if REBOOT in ground.provider().supports:
-            assert (await ground.provider().order(old[REBOOT])).answer is Answer.DONE
+            rebooted = await asked(ground.provider().order, old[REBOOT])
+            assert rebooted.answer is Answer.DONE
             assert await ground.asked(node, REBOOT) == 0
 
 

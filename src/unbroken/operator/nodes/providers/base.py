@@ -26,7 +26,8 @@ class Provider(Protocol):
     async def order(self, order: RepairOrder) -> OrderStatus:
         """See to the order; doing it once is enough, however often it is asked.
 
-        WorldError and PeerError as `unbroken.kube.client.api_errors` raises them; asked again then.
+        Raises WorldError and PeerError as `unbroken.kube.client.api_errors`, of them Conflict where
+        an object has just changed; the order is asked for again then.
         """
 
     async def status(self, order: RepairOrder) -> OrderStatus:
@@ -43,7 +44,7 @@ async def node_boot(client: KubeClient, name: str) -> str | None:
 
 
 async def annotate(client: KubeClient, path: str, found: Object, notes: dict[str, str]) -> None:
-    """Annotate this very object; WorldError where it has just changed."""
+    """Annotate this very object. Raises Conflict if another has its name now."""
     await client.merge(path, {"metadata": {"annotations": notes}}, uid=found["metadata"]["uid"])
 
 
