@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from unbroken.core.nodes.checks.limits import (
     BANDWIDTH,
+    BANDWIDTH_QUEUED,
     DEVICE_LINKS,
     FLEET_LEAST,
     FLEET_SHARE,
     LATENCY,
+    LATENCY_QUEUED,
     SUM,
     Fleet,
     LinkLimits,
@@ -34,9 +36,21 @@ BIG, SMALL = "ml.p5.48xlarge", "ml.c5.2xlarge"
 USUAL = {BIG: 40.0, SMALL: 1.0}
 
 
-def met(pair: NodePair, speed: float, backend: str = "gloo") -> list[CheckResult]:
-    """Return the results of two nodes' tests with each other."""
-    tests = ((SUM, None), (BANDWIDTH, speed), (LATENCY, 100.0))
+def met(
+    pair: NodePair,
+    speed: float,
+    backend: str = "gloo",
+    latency: float = 100.0,
+    queued: tuple[float, float] = (0.0, 0.0),
+) -> list[CheckResult]:
+    """Return the results of two nodes' tests with each other; `queued` in percent for each."""
+    tests = (
+        (SUM, None),
+        (BANDWIDTH, speed),
+        (LATENCY, latency),
+        (BANDWIDTH_QUEUED, queued[0]),
+        (LATENCY_QUEUED, queued[1]),
+    )
     return [
         CheckResult(node, PAIRS, test, Outcome.PASS, 1.0, backend, amount, peer=peer)
         for node, peer in (pair, pair[::-1])
@@ -181,6 +195,46 @@ def test_a_busy_machines_latency_is_no_fault() -> None:
     assert limits.latency == 2000.0
     assert not limits.is_late(Seen(True, 1.0, 1999.0))
     assert limits.is_late(Seen(True, 1.0, 2001.0))
+
+
+@pytest.mark.parametrize(
+    ("speed", "latency", "queued", "expected"),
+    [
+        (8.0, 100.0, (0.0, 0.0), Link.BAD),
+        (8.0, 100.0, (29.0, 0.0), Link.BAD),
+        (8.0, 100.0, (31.0, 0.0), Link.UNKNOWN),
+        (8.0, 100.0, (100.0, 0.0), Link.UNKNOWN),
+        (0.5, 100.0, (31.0, 90.0), Link.BAD),
+        (30.0, 5000.0, (0.0, 29.0), Link.BAD),
+        (30.0, 5000.0, (0.0, 31.0), Link.UNKNOWN),
+        (30.0, 5000.0, (90.0, 0.0), Link.BAD),
+        (8.0, 5000.0, (31.0, 31.0), Link.UNKNOWN),
+        (8.0, 5000.0, (31.0, 0.0), Link.BAD),
+        (30.0, 100.0, (100.0, 100.0), Link.GOOD),
+    ],
+)
+def test_what_waiting_for_processors_explains_is_held_against_nobody(
+    speed: float, latency: float, queued: tuple[float, float], expected: Link
+) -> None:
+    """Both ends waited for that share of the time: 31 % make 0.38 of what is measured."""
+    limits = LinkLimits({"a": BIG, "b": BIG}, {BIG: 20.0}, 2000.0)
+    pairs = measured_pairs(met(("a", "b"), speed, "gloo", latency, queued))
+    assert links(pairs, limits)["a", "b"] is expected
+
+
+def test_two_that_had_no_processor_are_not_named_and_the_reason_is_said() -> None:
+    types = {f"n{number}": BIG for number in range(4)}
+    asked, fleet = NodeCheckSpec(tuple(types), (PAIRS,)), Fleet(types)
+    results: list[CheckResult] = []
+    while steps := next_steps(asked, results, [], fleet):
+        for step in steps:
+            one, other = step.nodes
+            is_busy = "n2" in (one, other)
+            results += met((one, other), 10.0 if is_busy else 40.0, queued=(40.0 * is_busy, 0.0))
+    found = conclude(asked, results, fleet)
+    assert (found.phase, found.faulty) == (CheckPhase.UNKNOWN, ())
+    [said] = [one for one in found.results if one.node == "n2" and not one.peer]
+    assert "10.0 GB/s, expected 20.0; no processor was free" in said.message
 
 
 def test_a_pair_says_of_each_node_what_it_can_say() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +73,32 @@ def test_two_machines_sum_with_all_devices_whatever_their_numbers(tmp_path: Path
         assert by_test["all-reduce"]["message"] == "gloo, 5 processes, 16 MiB, every sum right"
         assert by_test["all-reduce-bandwidth"]["measured"] > 0
         assert by_test["device-links"]["message"].startswith("the slowest is device ")
+
+
+@contextmanager
+def one_busy_processor(others: int) -> Iterator[None]:
+    """Let this process and what it starts share one processor with others that always compute."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def test_links_say_for_how_long_no_processor_was_free(tmp_path: Path) -> None:
+    without_gpus()
+    with one_busy_processor(others=4):
+        busy = pair(tmp_path, (2, 2))
+    for results in busy:
+        shares = {one["test"]: one["measured"] for one in results if one.get("unit") == "%"}
+        assert set(shares) == {"all-reduce-bandwidth-queued", "all-reduce-latency-queued"}
+        assert 10 < shares["all-reduce-bandwidth-queued"] <= 100
+        assert 0 <= shares["all-reduce-latency-queued"] <= 100
 
 
 def test_the_device_with_the_slow_link_is_named_by_its_node(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from unbroken.kube.clock import monotonic
 
 from .plants import Plants
 from .sides import at_each
+from .stopwatch import LEAST_SECONDS, queued_threads
 
 if TYPE_CHECKING:
     import torch
@@ -93,8 +94,12 @@ class Report:
     """Numbers of sums that were wrong."""
     seconds: float = 0.0
     """Seconds of one all-reduce."""
+    queued: float = 0.0
+    """Share of these seconds in which a thread of the process waited for a processor, 0 to 1."""
     latency: float = 0.0
     """Seconds of an all-reduce of 8 bytes."""
+    latency_queued: float = 0.0
+    """Share of the latency, as `queued`."""
     exchanges: tuple[Exchange, ...] = ()
 
     @property
@@ -251,8 +256,10 @@ def _measure(group: Group, ranks: _Ranks, report: Report) -> Report:
     return replace(
         report,
         wrong=wrong,
-        seconds=taken,
-        latency=latency,
+        seconds=taken.seconds,
+        queued=taken.queued_share,
+        latency=latency.seconds,
+        latency_queued=latency.queued_share,
         exchanges=tuple(_exchanges(group, ranks)),
     )
 
@@ -271,8 +278,8 @@ class _Sum:
         self._times = ranks.world * (ranks.world + 1) // 2
         self.wrong = 0
 
-    def __call__(self) -> float:
-        """Sum once and compare; the seconds that the sum took."""
+    def __call__(self) -> _Taken:
+        """Sum once and compare; the time that the sum took."""
         import torch.distributed as dist
 
         ranks, plants = self._ranks, self._plants
@@ -282,12 +289,13 @@ class _Sum:
         ranks.meet()
         taken = _timed(ranks, lambda: dist.all_reduce(self._sent))
         brake = plants.number("slow-link")
+        seconds = taken.seconds
         if brake is not None:
             most = bus_bandwidth(BYTES[ranks.backend], 1.0, ranks.world) * 1000 / brake
-            taken += _wait(most - taken)
-        taken += _slowed(plants, ranks, taken, SLOWED_SUM)
+            seconds += _wait(most - seconds)
+        seconds += _slowed(plants, ranks, seconds, SLOWED_SUM)
         self.wrong = max(self.wrong, int((self._sent != self._wanted * self._times).sum()))
-        return taken
+        return replace(taken, seconds=seconds)
 
 
 def _pattern(count: int, ranks: _Ranks) -> torch.Tensor:
@@ -347,21 +355,41 @@ def _swap(group: Group, ranks: _Ranks, sent: Any, got: Any, other: int) -> float
         for work in works:
             work.wait()
 
-    taken = _timed(ranks, both)
+    taken = _timed(ranks, both).seconds
     return taken + _slowed(group.plants, ranks, taken, SLOWED)
 
 
-def _timed(ranks: _Ranks, work: Callable[[], object]) -> float:
+@dataclass(frozen=True, slots=True, order=True)
+class _Taken:
+    """Time that something took."""
+
+    seconds: float
+    queued: float
+    """Seconds for which the threads of this process waited for a processor: the most of one
+    thread. GPUs need none."""
+
+    @property
+    def queued_share(self) -> float:
+        return min(1.0, self.queued / max(self.seconds, LEAST_SECONDS))
+
+
+def _timed(ranks: _Ranks, work: Callable[[], object]) -> _Taken:
     import torch
 
+    if ranks.backend == "nccl":
+        began = monotonic()
+        work()
+        torch.cuda.synchronize()
+        return _Taken(monotonic() - began, 0.0)
+    queued = queued_threads()
     began = monotonic()
     work()
-    if ranks.backend == "nccl":
-        torch.cuda.synchronize()
-    return monotonic() - began
+    taken = monotonic() - began
+    waits = [after - queued.get(thread, 0.0) for thread, after in queued_threads().items()]
+    return _Taken(taken, max(waits))
 
 
-def _usual(once: Callable[[], float], rounds: int) -> float:
+def _usual(once: Callable[[], _Taken], rounds: int) -> _Taken:
     """Return the median of the faster half: what the links can do, even if others are busy for a
     moment."""
     taken = sorted(once() for _ in range(rounds))

@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from unbroken.core.nodes.checks.devices import slow_lanes, slow_text
-from unbroken.core.nodes.checks.limits import BANDWIDTH, DEVICE_LINKS, LATENCY, SUM
+from unbroken.core.nodes.checks.limits import (
+    BANDWIDTH,
+    BANDWIDTH_QUEUED,
+    DEVICE_LINKS,
+    LATENCY,
+    LATENCY_QUEUED,
+    SUM,
+)
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
@@ -82,6 +89,11 @@ def _judge(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[F
     yield passed(BANDWIDTH, summary(first), speed, "GB/s")
     latency = max(one.latency for one in found)
     yield passed(LATENCY, first.backend, round(latency * 1e6, 1), "us")
+    for test, queued in (
+        (BANDWIDTH_QUEUED, max(one.queued for one in found)),
+        (LATENCY_QUEUED, max(one.latency_queued for one in found)),
+    ):
+        yield passed(test, "time in which no processor was free", round(queued * 100, 1), "%")
     yield from _lanes(found, peer, settings)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from unbroken.kube.clock import monotonic
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
+THREADS = Path("/proc/self/task")
 LEAST_SECONDS = 1e-6
 
 
@@ -13,8 +16,17 @@ def queued_seconds() -> float:
 
     (Linux, Documentation/scheduler/sched-stats.rst: the second number, in nanoseconds.)
     """
+    return _queued(SCHEDSTAT)
+
+
+def queued_threads() -> dict[str, float]:
+    """Return `queued_seconds` of each thread of this process, by its id."""
+    return {task.name: _queued(task / "schedstat") for task in THREADS.iterdir()}
+
+
+def _queued(schedstat: Path | str) -> float:
     try:
-        with open(SCHEDSTAT, encoding="ascii") as file:
+        with open(schedstat, encoding="ascii") as file:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0

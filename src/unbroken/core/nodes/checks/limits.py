@@ -8,7 +8,7 @@ this check and in earlier ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
@@ -20,6 +20,9 @@ RUN = "run"
 """Name of the result that says why tests could not be run or completed."""
 SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
 """Names of the results of a pair."""
+BANDWIDTH_QUEUED, LATENCY_QUEUED = f"{BANDWIDTH}-queued", f"{LATENCY}-queued"
+"""Names of the results that say for how much of a measurement, in percent, the node had no
+processor free."""
 DEVICE_LINKS = "device-links"
 """Name of the result about single devices, of a pair and of one node."""
 DEVICE_SUM, DEVICE_BANDWIDTH = "device-all-reduce", "device-bandwidth"
@@ -44,6 +47,8 @@ A link above both is bad. A busy machine causes less than that by itself (judgem
 """
 PAIRS_LEAST = 2
 """Pairs of a type that must have results before a usual value is derived."""
+SHARE_LEAST = 0.01
+"""Least share of the time of a measurement that counts as spent with a processor."""
 FLEET_LEAST = 3
 """Nodes of a type that must have earlier results before a usual value is derived."""
 
@@ -90,6 +95,10 @@ class Measured:
     """GB/s, the lower one of the two measurements."""
     latency: float | None = None
     """Microseconds, the higher one of the two measurements."""
+    queued: float = 0.0
+    """Share of the time of `bandwidth` for which the two nodes had no processor free, 0 to 1."""
+    latency_queued: float = 0.0
+    """Share of the latency, as `queued`."""
     slow: str = ""
     """The device whose link is slower than the others or wrong, in words; empty: none is."""
     is_nccl: bool = False
@@ -122,9 +131,16 @@ def _measured(said: Sequence[CheckResult]) -> Measured:
         True,
         min((one.measured for one in speeds if one.measured is not None), default=None),
         max(delays, default=None),
+        _queued(said, BANDWIDTH_QUEUED),
+        _queued(said, LATENCY_QUEUED),
         "; ".join(dict.fromkeys(slow)),
         is_nccl=bool(speeds) and all(one.message.startswith(NCCL) for one in speeds),
     )
+
+
+def _queued(said: Sequence[CheckResult], test: str) -> float:
+    """Return the share of both ends together: each of them waits for the other."""
+    return min(1.0, sum(one.measured or 0.0 for one in said if one.test == test) / 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +165,25 @@ class LinkLimits:
     def is_late(self, seen: Measured) -> bool:
         """True if a pair's latency is above the limit."""
         return self.latency is not None and (seen.latency or 0.0) > self.latency
+
+    def is_slow(self, one: str, other: str, seen: Measured) -> bool:
+        """True if a pair's bandwidth is below the limit."""
+        least = self.of_pair(one, other)
+        return least is not None and (seen.bandwidth or 0.0) < least
+
+    def waited(self, one: str, other: str, seen: Measured) -> bool:
+        """True if a pair that is slow or late might be neither with a processor free all the
+        time."""
+        best = replace(
+            seen,
+            bandwidth=(seen.bandwidth or 0.0) / max(1 - seen.queued, SHARE_LEAST),
+            latency=(seen.latency or 0.0) * (1 - seen.latency_queued),
+        )
+        is_bad, is_still_bad = (
+            self.is_late(measured) or self.is_slow(one, other, measured)
+            for measured in (seen, best)
+        )
+        return is_bad and not is_still_bad
 
 
 def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
@@ -222,12 +257,15 @@ def link_of(node: str, other: str, seen: Measured, limits: LinkLimits) -> Link:
     """Return the state of the link for one of the two nodes."""
     if seen.is_right is None:
         return Link.UNKNOWN
-    if not seen.is_right or seen.slow or limits.is_late(seen):
+    if not seen.is_right or seen.slow:
         return Link.BAD
-    least = limits.of_pair(node, other)
-    if limits.of(node) is None or least is None or (seen.bandwidth or 0.0) >= least:
+    is_late = limits.is_late(seen)
+    is_slow = limits.of(node) is not None and limits.is_slow(node, other, seen)
+    if not is_late and not is_slow:
         return Link.GOOD
-    return Link.UNKNOWN if limits.of(other) is None else Link.BAD
+    if limits.waited(node, other, seen):
+        return Link.UNKNOWN
+    return Link.BAD if is_late or limits.of(other) is not None else Link.UNKNOWN
 
 
 def links(pairs: Mapping[NodePair, Measured], limits: LinkLimits) -> dict[NodePair, Link]:

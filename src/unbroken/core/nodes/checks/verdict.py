@@ -64,8 +64,12 @@ def compare_pairs(
             outcome, text = Outcome.PASS, "works with other nodes"
         else:
             outcome = Outcome.UNKNOWN
+            waited = [other for other in seen if limits.waited(node, other, seen[other])]
             if broken:
                 text += "; no node is proven good, so either may be at fault"
+            elif waited:
+                text = _trouble(node, waited[0], seen[waited[0]], limits)
+                text += "; no processor was free for long: test again when both nodes are idle"
             elif right := [other for other in seen if seen[other].is_right]:
                 # No node of its type was available, so this is the best possible verdict: the node
                 # passes.
