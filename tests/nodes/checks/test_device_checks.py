@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from check_calls import CHECKS, call, failures
 
+from apiservers import free_port
+
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")
 
@@ -55,7 +57,7 @@ def test_a_wrong_sum_over_the_devices_is_a_fault(tmp_path: Path) -> None:
 
 def pair(tmp_path: Path, ranks: tuple[int, int], plant: str = "") -> list[list[dict[str, Any]]]:
     """The results of two machines that meet; the fault is planted on the second."""
-    arguments = ["InstanceConnectivity", "--meet", "127.91.7.4:29531", "--json"]
+    arguments = ["InstanceConnectivity", "--meet", f"127.91.7.4:{free_port()}", "--json"]
     first = [*CHECKS, *arguments, "--seconds", "0.2", "--rank", "0", "--peer", "b"]
     first += ["--ranks", str(ranks[0])]
     with subprocess.Popen(first, stdout=subprocess.PIPE, text=True) as process:

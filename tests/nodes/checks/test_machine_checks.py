@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from check_calls import CHECKS, call, failures
 
+from apiservers import free_port
 from unbroken.errors import SpecError
 from unbroken.nodes.checks import gpu_count
 from unbroken.nodes.checks.basic import meminfo
@@ -101,7 +102,8 @@ def test_a_disk_that_is_not_there_is_unknown(tmp_path: Path) -> None:
 
 def test_two_machines_sum_and_a_wrong_sum_is_found(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    arguments = ["InstanceConnectivity", "--meet", "127.91.7.3:29531", "--json", "--seconds", "0.2"]
+    address = f"127.91.7.3:{free_port()}"
+    arguments = ["InstanceConnectivity", "--meet", address, "--json", "--seconds", "0.2"]
     with subprocess.Popen(
         [*CHECKS, *arguments, "--rank", "0", "--peer", "b"], stdout=subprocess.PIPE, text=True
     ) as first:
