@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
@@ -379,7 +379,12 @@ async def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> 
 
 @pytest.mark.slow
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4,
+    deadline=None,
+    # An example takes seconds: a smaller one would be looked for until the test is out of time, and
+    # the error not shown.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_any_garbage_that_the_api_stores_stops_nobody(place: Any, data: Any) -> None:

@@ -22,6 +22,8 @@ def test_each_rank_in_turn_is_killed(cluster: Cluster, tmp_path: Path) -> None:
             starts = one.steps(rank + 1)
             assert places(starts) == where, "survivors keep their node ranks"
             assert {event.more["agent"] for event in starts.values()} == agents
+            # The operator hears of a kill at once, and may hear of the first steps after it.
+            one.incidents(rank + 1)
         ended = one.finish()
         assert ended["status"]["restartCount"] == len(one.ranks)
         incidents = one.incidents(len(one.ranks))
