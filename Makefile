@@ -21,9 +21,10 @@ demo-kube: setup
 	@$(BIN)/python examples/demo_kube.py
 
 # What CI runs: static checks, then every test. A test process that crashes ends the run: a new one would
-# only repeat the test that crashed it.
+# only repeat the test that crashed it. Two for each processor: many tests wait for processes that they start.
+PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 8 ? 2 * n : 16)))
 test: check
-	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
 	    -m "not heavy"
 
 # The wheel of the last commit in clean environments: every Python from 3.11 to 3.14 that this machine has, pip, pipx
