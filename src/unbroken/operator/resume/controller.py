@@ -8,11 +8,9 @@ and writes its own annotations, nothing else. The kind may be installed, or remo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from lightkube.generic_resource import GenericNamespacedResource as Job
-from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import AutoResume
@@ -23,16 +21,14 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
+from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import JobKind
 
 from .changes import JobChanges, counting, pods_and_nodes
 from .orders import Orders
 from .views import concerns, picture, uid_of
-
-log = Log(__name__)
 
 WORKERS = 4
 
@@ -57,48 +53,6 @@ async def run_auto_resume(
             await _resume(client, informers, recorder, kind, jobs, namespace)
 
     await while_served(client, kind, resume)
-
-
-async def while_served(
-    client: KubeClient, kind: JobKind, work: Callable[[], Coroutine[None, None, None]]
-) -> None:
-    """Run `work` whenever the API serves a kind, until cancelled."""
-    definition = _Definition()
-    name = f"metadata.name={kind.resource}"
-    watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(watch.run())
-        while True:
-            await definition.becomes(True)
-            log.info("auto-resume runs", kind=kind.name)
-            running = tasks.create_task(work())
-            await definition.becomes(False)
-            log.info("auto-resume waits: the API does not serve the kind", kind=kind.name)
-            running.cancel()
-
-
-class _Definition:
-    """True if the API serves the kind."""
-
-    def __init__(self) -> None:
-        self._is_served = False
-        self._change = asyncio.Event()
-
-    def changed(
-        self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
-    ) -> None:
-        """Take in a change of the definition."""
-        conditions = (new.status and new.status.conditions) if new is not None else None
-        self._is_served = any(
-            one.type == "Established" and one.status == "True" for one in conditions or ()
-        )
-        self._change.set()
-
-    async def becomes(self, wanted: bool) -> None:
-        """Return once the kind is served (`wanted`), or no longer served."""
-        while self._is_served is not wanted:
-            self._change.clear()
-            await self._change.wait()
 
 
 async def _resume(

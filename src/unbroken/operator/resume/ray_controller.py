@@ -42,11 +42,11 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class
+from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 from unbroken.spec.log_monitoring import log_monitoring_of
 
 from .changes import JobChanges, counting, pods_and_nodes
-from .controller import while_served
 from .orders import Orders, path_of
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_logs import RayLogs
