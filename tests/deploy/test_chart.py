@@ -56,7 +56,7 @@ def test_definitions_are_those_of_the_source_and_outlive_the_release() -> None:
 
 
 def test_the_node_daemon_without_helm_is_the_same() -> None:
-    made = tool("node_daemon_manifest")
+    made = tool("plain_manifests")
     for path, text in made.texts().items():
         assert path.read_text() == text, f"run {sys.executable} tools/{made.__name__}.py"
 

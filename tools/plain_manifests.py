@@ -1,4 +1,4 @@
-"""Write deploy/node-daemon.yaml and its policy, for clusters without Helm, from the chart."""
+"""Write the manifests of deploy/ for clusters without Helm, from the chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/unbroken"
 HEAD = """\
 # The node daemon on every node: it sees faults and writes them on its own Node; docs/guide/
-# node-faults.md.  Written by tools/node_daemon_manifest.py from the chart, which has it built in.
+# node-faults.md.  Written by tools/plain_manifests.py from the chart, which has it built in.
 #
 #   kubectl apply -f deploy/node-daemon.yaml
 #   kubectl apply -f deploy/node-daemon-policy.yaml    # Kubernetes 1.30 and newer
@@ -19,7 +19,7 @@ HEAD = """\
 """
 POLICY_HEAD = """\
 # Lets each node daemon change only the Node that it runs on: docs/guide/security.md.
-# Written by tools/node_daemon_manifest.py from the chart.  Needs Kubernetes 1.30 or newer.
+# Written by tools/plain_manifests.py from the chart.  Needs Kubernetes 1.30 or newer.
 #
 #   kubectl apply -f deploy/node-daemon-policy.yaml
 """
