@@ -23,7 +23,20 @@ POLICY_HEAD = """\
 #
 #   kubectl apply -f deploy/node-daemon-policy.yaml
 """
-FILES = {"node-daemon.yaml": HEAD, "node-daemon-policy.yaml": POLICY_HEAD}
+RUNTIME_HEAD = """\
+# TrainJobs that name this runtime run as HyperPodPyTorchJobs: docs/guide/trainjob.md.  Written by
+# tools/plain_manifests.py from the chart, which has it built in (`trainer.runtime`).
+#
+#   kubectl apply --server-side -f deploy/trainer-runtime.yaml
+#
+# It needs the definitions of Kubeflow Trainer, and an operator with the part `trainer`.  `image` is
+# any image with /bin/sh.
+"""
+FILES = {
+    "node-daemon.yaml": HEAD,
+    "node-daemon-policy.yaml": POLICY_HEAD,
+    "trainer-runtime.yaml": RUNTIME_HEAD,
+}
 """Files of deploy/ with their heads; templates of the chart have the same names."""
 OF_HELM = ("helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:")
 """Labels that say something of a release only."""
@@ -32,7 +45,8 @@ OF_HELM = ("helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io
 def texts() -> dict[Path, str]:
     """The files with what they should hold."""
     with helm_python.Chart.load(CHART) as chart:
-        rendered = chart.render(name="unbroken", namespace="none")
+        values = {"trainer": {"runtime": True}}
+        rendered = chart.render(values, name="unbroken", namespace="none")
     found = {}
     for name, head in FILES.items():
         lines = rendered[f"unbroken/templates/{name}"].strip().splitlines()

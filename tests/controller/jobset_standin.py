@@ -30,6 +30,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB, JobKind
+from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND
 
 Object = dict[str, Any]
 CRDS = ROOT.parent / "shared/crds"
@@ -37,11 +38,12 @@ DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TRACKING = "batch.kubernetes.io/job-tracking"
 ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 SUSPENDED = "standin/suspended"
+KINDS = (TRAIN_JOB.resource, RUNTIME_KIND.resource, JOB_SET.resource)
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def definitions() -> Iterator[Object]:
-    """Trainer's definition of TrainJobs and JobSet's of JobSets; skips without their files.
+    """Trainer's definitions of TrainJobs and runtimes, and JobSet's; skips without their files.
 
     Without the schemas of their specs: Kubernetes 1.20 refuses defaults that are empty strings.
     """
@@ -49,7 +51,7 @@ def definitions() -> Iterator[Object]:
         if not (CRDS / file).exists():
             pytest.skip(f"no {file} in {CRDS}")
         for one in yaml.load_all(gzip.decompress((CRDS / file).read_bytes()), yaml.CSafeLoader):
-            if one["metadata"]["name"] in (TRAIN_JOB.resource, JOB_SET.resource):
+            if one["metadata"]["name"] in KINDS:
                 one["spec"].pop("conversion", None)  # its certificate is a placeholder
                 for version in one["spec"]["versions"]:
                     schema = version["schema"]["openAPIV3Schema"]
@@ -58,14 +60,15 @@ def definitions() -> Iterator[Object]:
 
 
 async def install(client: KubeClient) -> None:
-    """Install both kinds, and return once they are served."""
+    """Install the kinds, and return once they are served."""
     for body in definitions():
         try:
             await client.raw("POST", DEFINITIONS, body=body)
         except ApiRefusal as error:
             assert error.code == 409, error
-    for kind in (TRAIN_JOB, JOB_SET):
-        while not await _is_served(client, f"{kind.path}/{kind.plural}"):
+    kinds = (TRAIN_JOB, RUNTIME_KIND, JOB_SET)
+    for path in (f"apis/{kind.group}/{kind.version}/{kind.plural}" for kind in kinds):
+        while not await _is_served(client, path):
             await pause(0.05)
 
 

@@ -21,6 +21,7 @@ EVERYTHING: Object = {
     "nodeDaemon": {"table": "version = 1\n"},
     "networkPolicy": {"enabled": True, "jobNamespaces": ["team-a", "team-b"]},
     "kueue": {"enabled": True},
+    "trainer": {"runtime": True},
     "traces": {"endpoint": "http://collector:4318", "headersSecret": "collector-key"},
     "metrics": {
         "serviceMonitor": {"enabled": True},

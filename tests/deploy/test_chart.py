@@ -55,7 +55,7 @@ def test_definitions_are_those_of_the_source_and_outlive_the_release() -> None:
     assert not of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition")
 
 
-def test_the_node_daemon_without_helm_is_the_same() -> None:
+def test_the_manifests_without_helm_are_the_same() -> None:
     made = tool("plain_manifests")
     for path, text in made.texts().items():
         assert path.read_text() == text, f"run {sys.executable} tools/{made.__name__}.py"
@@ -318,6 +318,27 @@ def test_queues_are_left_alone_unless_kueue_is_named() -> None:
         (role,) = of_kind(rendered, "ClusterRole", "unbroken-operator")
         groups = {group for rule in role["rules"] for group in rule["apiGroups"]}
         assert ("kueue.x-k8s.io" in groups) is is_asked
+
+
+def test_train_jobs_are_run_only_where_the_runtime_is_asked_for() -> None:
+    for is_asked in (False, True):
+        found = render({"trainer": {"runtime": is_asked, "resultImage": "shell:1"}})
+        assert ("--without=trainer" in arguments(found)) is not is_asked
+        (role,) = of_kind(found, "ClusterRole", "unbroken-operator")
+        rights = {
+            (one, verb)
+            for rule in role["rules"]
+            for one in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        assert {("pods", "patch"), ("hyperpodpytorchjobs", "create")} <= rights or not is_asked
+        assert (("pods", "patch") in rights) is is_asked
+        runtimes = of_kind(found, "ClusterTrainingRuntime", "unbroken-torch")
+        assert len(runtimes) == is_asked
+    result = runtimes[0]["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = result["template"]["spec"]
+    assert pod["containers"][0]["image"] == "shell:1"
+    assert pod["securityContext"]["runAsNonRoot"] is True
 
 
 def test_traces_are_asked_for_by_opentelemetrys_variables() -> None:

@@ -15,7 +15,11 @@ from unbroken.spec.job_kinds import (
     TRAIN_JOB,
     JobKind,
     controller_of,
+    is_pod_of_a_job,
+    is_resumed_by_itself,
+    names_our_runtime,
 )
+from unbroken.spec.keys import RESULT_LABEL
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS, ids=lambda kind: kind.name)
@@ -63,3 +67,34 @@ def test_an_object_is_controlled_by_a_job_of_any_kind() -> None:
     for other in ({"controller": False}, {"kind": "Runtime"}, {"apiVersion": "v1"}):
         assert controller_of(owned(**other)) is None
     assert controller_of({"metadata": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "is_ours"),
+    [
+        ({"name": "unbroken-torch"}, True),
+        (
+            {
+                "name": "unbroken-torch",
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": "ClusterTrainingRuntime",
+            },
+            True,
+        ),
+        ({"name": "torch-distributed"}, False),
+        ({"name": "unbroken-torch", "kind": "TrainingRuntime"}, False),
+        (None, False),
+    ],
+)
+def test_a_train_job_of_our_runtime_is_not_resumed_by_its_annotations(
+    reference: dict[str, str] | None, is_ours: bool
+) -> None:
+    job = {"metadata": {"name": "lm"}, "spec": {"runtimeRef": reference}}
+    assert names_our_runtime(job) is is_ours
+    assert is_resumed_by_itself(TRAIN_JOB, job) is not is_ours
+
+
+def test_a_pod_that_only_waits_for_a_result_is_no_pod_of_a_job() -> None:
+    labels = {TRAIN_JOB.pod_label: "lm"}
+    assert is_pod_of_a_job(labels, "Running")
+    assert not is_pod_of_a_job({**labels, RESULT_LABEL: "true"}, "Running")

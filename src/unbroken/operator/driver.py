@@ -31,6 +31,7 @@ from unbroken.operator.telemetry.incident_traces import IncidentTraces
 from unbroken.operator.telemetry.job_metrics import watch_jobs
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
+from unbroken.operator.trainjobs.controller import run_train_jobs
 from unbroken.spec.job_kinds import JobKind
 
 from . import definitions
@@ -139,6 +140,8 @@ async def _lead(
             tasks.create_task(work)
         if options.has(PartName.RAY):
             tasks.create_task(run_ray_resume(client, informers, recorder, namespace, resumed))
+        if options.has(PartName.TRAINER):
+            tasks.create_task(run_train_jobs(client, recorder, watches.jobs, namespace))
         if options.has(PartName.NODES):
             if informers is None:
                 informers = Informers(client)

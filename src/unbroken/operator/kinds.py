@@ -14,6 +14,7 @@ from lightkube.generic_resource import (
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job
 from unbroken.spec.job_kinds import JobKind
+from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND
 from unbroken.spec.nodes import kinds
 
 if TYPE_CHECKING:
@@ -53,3 +54,9 @@ INCIDENTS = f"apis/{incident.GROUP}/{incident.VERSION}"
 def job_class(kind: JobKind) -> type[GenericNamespacedResource]:
     """Return the class of jobs of a kind; its objects are dicts."""
     return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
+
+
+def runtime_class() -> type[GenericGlobalResource]:
+    """Return the class of ClusterTrainingRuntimes; its objects are dicts."""
+    kind = RUNTIME_KIND
+    return create_global_resource(kind.group, kind.version, kind.name, kind.plural)

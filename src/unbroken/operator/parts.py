@@ -16,9 +16,11 @@ from unbroken.spec.job_kinds import (
     RAY_CLUSTER,
     RAY_JOB,
     TRAIN_JOB,
+    TRAIN_RUNTIME,
     JobKind,
 )
 from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_GROUP, OWN_GROUP
+from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND
 from unbroken.spec.nodes.values import NodeProvider
 
 WITHOUT = "--without"
@@ -74,6 +76,7 @@ class PartName(StrEnum):
     TRAINJOBS = "trainjobs"
     JOBSETS = "jobsets"
     RAY = "ray"
+    TRAINER = "trainer"
     QUEUES = "queues"
     WEBHOOK = "webhook"
     CLUSTER_API = "cluster-api"
@@ -181,6 +184,24 @@ PARTS: Mapping[PartName, Part] = {
             Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_JOB.resource),
         ),
         resumes=(RAY_JOB, RAY_CLUSTER),
+    ),
+    PartName.TRAINER: Part(
+        help=f"Runs TrainJobs of the runtime {TRAIN_RUNTIME} as HyperPodPyTorchJobs.",
+        needs="the definitions of TrainJobs and ClusterTrainingRuntimes",
+        chart="trainer.runtime",
+        rights=(
+            Right(Role.NAMESPACED, TRAIN_JOB.group, TRAIN_JOB.plural, "list watch"),
+            # The HyperPodPyTorchJob blocks the deletion of its TrainJob.
+            Right(Role.NAMESPACED, TRAIN_JOB.group, f"{TRAIN_JOB.plural}/finalizers", "update"),
+            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs", "create"),
+            # The result of a job, as an annotation of the pod that waits for it.
+            Right(Role.NAMESPACED, "", "pods", "patch"),
+            Right(
+                Role.CLUSTER, RUNTIME_KIND.group, RUNTIME_KIND.plural, "list watch", TRAIN_RUNTIME
+            ),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", TRAIN_JOB.resource),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RUNTIME_KIND.resource),
+        ),
     ),
     PartName.QUEUES: Part(
         help="Lets jobs wait in Kueue's queues.",

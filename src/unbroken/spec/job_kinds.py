@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.spec.job import types as hyperpod
-from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL, PYTORCHJOB_LABEL, TRAINER_GROUP
+from unbroken.spec.keys import (
+    JOB_LABEL,
+    JOB_NAME_LABEL,
+    PYTORCHJOB_LABEL,
+    RESULT_LABEL,
+    TRAINER_GROUP,
+)
 from unbroken.spec.kubeflow import pytorchjob
 
 FAILED = "Failed"
@@ -135,6 +141,8 @@ TRAIN_JOB = JobKind(
     pod_owner=BATCH_JOB.name,
     restarts_by_suspension=True,
 )
+TRAIN_RUNTIME_KIND, TRAIN_RUNTIME = "ClusterTrainingRuntime", "unbroken-torch"
+"""Kind and name of the runtime whose TrainJobs the operator runs as HyperPodPyTorchJobs."""
 RAY_CLUSTER = JobKind(
     *("ray.io", "v1", "RayCluster", "rayclusters"),
     pod_label="ray.io/cluster",
@@ -161,14 +169,30 @@ def controller_of(thing: Mapping[str, Any]) -> tuple[JobKind, str] | None:
     return None
 
 
+def names_our_runtime(job: Mapping[str, Any]) -> bool:
+    """True if a TrainJob names the runtime whose jobs run as HyperPodPyTorchJobs."""
+    named = _at(job, "spec.runtimeRef")
+    if not isinstance(named, Mapping) or named.get("name") != TRAIN_RUNTIME:
+        return False
+    group, kind = named.get("apiGroup", TRAINER_GROUP), named.get("kind", TRAIN_RUNTIME_KIND)
+    return (group, kind) == (TRAINER_GROUP, TRAIN_RUNTIME_KIND)
+
+
 def is_resumed_by_itself(kind: JobKind, job: Mapping[str, Any]) -> bool:
-    """True if the annotations of a job count: no other job, and nothing else, resumes it."""
+    """True if the annotations of auto-resume on a job count: no other job resumes it."""
     owners = job["metadata"].get("ownerReferences") or ()
     is_controlled = any(owner.get("controller") for owner in owners)
+    if kind is TRAIN_JOB and names_our_runtime(job):
+        return False  # its HyperPodPyTorchJob restarts by itself
     return controller_of(job) is None and not (kind.is_part and is_controlled)
 
 
 def is_pod_of_a_job(labels: Mapping[str, str], phase: str | None) -> bool:
-    """True if a pod with these labels belongs to a job of any kind and has not ended."""
+    """True if a pod with these labels belongs to a job of any kind and has not ended.
+
+    The pod that waits for the result of a TrainJob does no work of a job.
+    """
+    if RESULT_LABEL in labels:
+        return False
     is_of_one = any(kind.pod_label in labels for kind in JOB_KINDS)
     return phase not in ENDED_PHASES and (is_of_one or labels.keys() >= OLDER_BATCH_LABELS)

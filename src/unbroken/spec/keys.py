@@ -215,6 +215,23 @@ RESUME_RAY = f"{OWN_PREFIX}auto-resume-ray"
 """Annotation by the operator's auto-resume on a RayJob or a RayCluster, in JSON. It has the head of
 the attempt that runs, whether it is lost, and the jobs that ran on it."""
 
+# --- TrainJobs of the runtime `unbroken-torch`
+
+TRAINER_STEP = f"{TRAINER_GROUP}/trainjob-ancestor-step"
+"""Label of a job in a ClusterTrainingRuntime, by the author of the runtime. `trainer`: its pods
+train."""
+TRAINER_MANAGER = f"{TRAINER_GROUP}/trainjob-controller"
+"""`managedBy` of a TrainJob that is not somebody else's."""
+RESULT_LABEL = f"{OWN_PREFIX}result-pod"
+"""Label of the pod that waits for the result of a TrainJob, by the runtime; the operator selects by
+it."""
+RESULT = f"{OWN_PREFIX}result"
+"""Annotation of the same pod, by the operator: `Completed`, or `Failed: ` and the reason. The pod
+reads it and ends with the same result."""
+RUNTIME_GATE = f"{OWN_PREFIX}pods-are-made-by-the-operator"
+"""Scheduling gate of the pods that train, in the runtime. It keeps pods of a Job from starting: the
+operator makes these pods, without the gate."""
+
 # --- Kueue
 
 KUEUE_PREFIX = f"{KUEUE_GROUP}/"

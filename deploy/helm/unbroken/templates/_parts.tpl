@@ -25,6 +25,11 @@
 {{- if .Values.ray.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Runs TrainJobs of the runtime unbroken-torch as HyperPodPyTorchJobs. `true` or empty. */}}
+{{- define "unbroken.trainer" -}}
+{{- if .Values.trainer.runtime }}true{{ end }}
+{{- end }}
+
 {{/* Lets jobs wait in Kueue's queues. `true` or empty. */}}
 {{- define "unbroken.queues" -}}
 {{- if .Values.kueue.enabled }}true{{ end }}
@@ -56,6 +61,9 @@
 {{- end }}
 {{- if not (include "unbroken.ray" .) }}
 - --without=ray
+{{- end }}
+{{- if not (include "unbroken.trainer" .) }}
+- --without=trainer
 {{- end }}
 {{- if not (include "unbroken.queues" .) }}
 - --without=queues
@@ -116,6 +124,21 @@
   verbs: [list, watch, patch]
 - apiGroups: [ray.io]
   resources: [rayjobs/status]
+  verbs: [patch]
+{{- end }}
+{{- if include "unbroken.trainer" . }}
+# Runs TrainJobs of the runtime unbroken-torch as HyperPodPyTorchJobs.
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: [list, watch]
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs/finalizers]
+  verbs: [update]
+- apiGroups: [sagemaker.amazonaws.com]
+  resources: [hyperpodpytorchjobs]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [pods]
   verbs: [patch]
 {{- end }}
 {{- if include "unbroken.queues" . }}
@@ -205,6 +228,21 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [rayjobs.ray.io]
+  verbs: [list, watch]
+{{- end }}
+{{- if include "unbroken.trainer" . }}
+# Runs TrainJobs of the runtime unbroken-torch as HyperPodPyTorchJobs.
+- apiGroups: [trainer.kubeflow.org]
+  resources: [clustertrainingruntimes]
+  resourceNames: [unbroken-torch]
+  verbs: [list, watch]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [trainjobs.trainer.kubeflow.org]
+  verbs: [list, watch]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [clustertrainingruntimes.trainer.kubeflow.org]
   verbs: [list, watch]
 {{- end }}
 {{- if include "unbroken.queues" . }}

@@ -12,7 +12,7 @@ from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
-from unbroken.spec.job_kinds import JobKind, controller_of
+from unbroken.spec.job_kinds import JobKind, controller_of, names_our_runtime
 
 from .record import read_record
 
@@ -28,7 +28,12 @@ def uid_of(job: Mapping[str, Any]) -> str:
 
 
 def concerns(job: Mapping[str, Any]) -> bool:
-    """True if a job has an annotation of auto-resume, valid or not, or is held suspended by it."""
+    """True if a job has an annotation of auto-resume, valid or not, or is held suspended by it.
+
+    A TrainJob of unbroken's runtime does not concern auto-resume: it restarts by itself.
+    """
+    if names_our_runtime(job):
+        return False
     found = annotations_of(job)
     return any(key in found for key in (keys.AUTO_RESUME, keys.MAX_RETRIES, keys.RESUME_SUSPENDED))
 

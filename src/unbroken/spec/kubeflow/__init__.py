@@ -1,1 +1,1 @@
-"""Kubeflow's PyTorchJob, and the config.yaml of the HyperPod CLI 2.x."""
+"""Kubeflow's PyTorchJob and TrainJob, and the config.yaml of the HyperPod CLI 2.x."""

@@ -1,0 +1,1 @@
+"""TrainJobs of the runtime `unbroken-torch`, run as HyperPodPyTorchJobs."""
