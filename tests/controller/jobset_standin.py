@@ -242,11 +242,16 @@ class Controllers:
         body = {"metadata": {"finalizers": None}}
         await self._do("PATCH", f"pods/{pod['metadata']['name']}", body)
 
-    async def _new_pod(self, job: Object, index: str) -> None:
-        there = await self._list("pods")
+    def _place_of_pod(self, there: list[Object]) -> Object | None:
+        """Return the node of a new pod as a part of its spec; None: no node is free."""
         used = {pod["spec"].get("nodeName") for pod in there if _is_active(pod)}
         node = next((name for name in self.alive if name not in used), None)
-        if node is None:
+        return None if node is None else {"nodeName": node}
+
+    async def _new_pod(self, job: Object, index: str) -> None:
+        there = await self._list("pods")
+        place = self._place_of_pod(there)
+        if place is None:
             return
         template = job["spec"]["template"]
         metadata = {
@@ -256,7 +261,7 @@ class Controllers:
             "finalizers": [TRACKING],
             "ownerReferences": owned(job),
         }
-        pod = {"metadata": metadata, "spec": {**template["spec"], "nodeName": node}}
+        pod = {"metadata": metadata, "spec": {**template["spec"], **place}}
         made = await self._place.post("pods", pod)
         before = frozenset(one["metadata"]["uid"] for one in there)
         self.made.append((made["metadata"]["uid"], before))

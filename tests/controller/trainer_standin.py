@@ -148,7 +148,8 @@ class RuntimeControllers(Controllers):
         for pod in await self._list("pods"):
             if any(one["uid"] == uid for one in pod["metadata"].get("ownerReferences") or ()):
                 statuses = pod["status"].get("containerStatuses") or ()
-                codes = [one["state"]["terminated"]["exitCode"] for one in statuses]
+                ends = [one["state"].get("terminated") or {} for one in statuses]
+                codes = [one.get("exitCode") for one in ends]
                 if codes == [0]:
                     await self._condition(f"jobs/{name}", "Complete")
                     return
@@ -156,6 +157,10 @@ class RuntimeControllers(Controllers):
                     await self._condition(f"jobs/{name}", "Failed")
                     return
         await super()._job({**job, "spec": {**job["spec"], "backoffLimit": 100}})
+
+    def _place_of_pod(self, there: list[Object]) -> Object | None:
+        # A scheduler places the pods of real nodes.
+        return super()._place_of_pod(there) if self._has_kubelets else {}
 
     async def _kubelet(self, pod: Object) -> None:
         if not self._has_kubelets:
