@@ -102,6 +102,11 @@ async def test_a_train_job_loses_a_worker_recovers_and_leaves_its_result(job: Jo
         shown = await asyncio.to_thread(job.cluster.unbroken, "jobs", "-A", "-o", "name")
         assert shown.stdout.split() == ["default/lm"]
 
+        for command in ("suspend", "resume", "delete"):
+            refused = await asyncio.to_thread(job.cluster.unbroken, command, "lm", check=False)
+            assert refused.returncode == 1
+            assert "job lm belongs to TrainJob lm, which would change it back" in refused.stderr
+
         job.finish()
         await asyncio.to_thread(job.wait, "Completed")
         pods = await here.until("pods", lambda listed: RESULT in str(listed["items"]))

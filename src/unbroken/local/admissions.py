@@ -19,6 +19,7 @@ from unbroken.local.apiserver.validation.names import validate_metadata
 from unbroken.local.apiserver.write.defaults import apply_defaults
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.queues import queue_warnings
+from unbroken.spec.job_kinds import HYPERPOD_JOB, names_our_runtime
 from unbroken.spec.problems import Problem, Verdict
 
 POD: Final = next(kind for kind in BUILTINS if kind.resource == "pods")
@@ -36,8 +37,14 @@ def admit_job(job: Object) -> Verdict:
 
 
 def warn_no_controller(job: Object) -> Verdict:
-    """Say that no controller acts on jobs of this kind."""
+    """Say that no controller acts on jobs of this kind, and what the operator does itself."""
     kind = job["kind"]
+    if names_our_runtime(job):
+        text = (
+            f"{kind}: the operator runs it as a {HYPERPOD_JOB.name}; the {kind} itself does not "
+            "end: Kubeflow Trainer's controller, which would end it, does not run here"
+        )
+        return Verdict(warnings=(text,))
     text = f"{kind}: the local cluster stores it and starts no pod: no controller runs {kind}s here"
     return Verdict(warnings=(text,))
 

@@ -288,3 +288,10 @@ def test_a_kind_that_no_controller_runs_is_stored_with_a_warning(kind: JobKind) 
     (warning,) = verdict.warnings
     assert warning.startswith(f"{kind.name}: ")
     assert "starts no pod" in warning
+
+
+def test_a_train_job_that_the_operator_runs_is_stored_with_what_it_lacks() -> None:
+    job = {"kind": TRAIN_JOB.name, "spec": {"runtimeRef": {"name": "unbroken-torch"}}}
+    (warning,) = ADMISSIONS[TRAIN_JOB.resource](job).warnings
+    assert "runs it as a HyperPodPyTorchJob" in warning
+    assert "does not end" in warning

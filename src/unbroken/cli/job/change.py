@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from unbroken.cli.place import Use
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
-from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.job_kinds import HYPERPOD_JOB, controller_of
 from unbroken.spec.keys import RESTART
 from unbroken.spec.times import time_text
 
@@ -40,7 +41,7 @@ def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
     Example: `unbroken suspend train --no-wait`
     """
     patch = HYPERPOD_JOB.suspension(True)
-    _change(options, job, patch, "suspended", wait=wait)
+    _change(options, job, patch, "suspended", wait=wait, by_owner="set its spec.suspend to true")
 
 
 def resume(job: JobName, options: CommonOptions) -> None:
@@ -49,14 +50,38 @@ def resume(job: JobName, options: CommonOptions) -> None:
     Example: `unbroken resume train`
     """
     patch = HYPERPOD_JOB.suspension(False)
-    _change(options, job, patch, "resumed")
+    _change(options, job, patch, "resumed", by_owner="set its spec.suspend to false")
+
+
+def check_owner(job: Mapping[str, Any], advice: str) -> None:
+    """Raise SpecError if another job made this one: the operator would undo the change.
+
+    `advice` says what to do with the other job.
+    """
+    owner = controller_of(job)
+    if owner is not None:
+        kind, name = owner
+        text = f"job {job['metadata']['name']} belongs to {kind.name} {name}"
+        raise SpecError(f"{text}, which would change it back: change the {kind.name}, {advice}")
 
 
 def _change(
-    options: CommonOptions, name: str, patch: dict[str, Any], done: str, *, wait: bool = False
+    options: CommonOptions,
+    name: str,
+    patch: dict[str, Any],
+    done: str,
+    *,
+    wait: bool = False,
+    by_owner: str = "",
 ) -> None:
+    """Change a job.  `by_owner`: what to do with the job that made it instead; empty: it follows
+    no other in this."""
+
     async def act(cluster: Cluster) -> None:
-        now = state(await cluster.job(name))
+        job = await cluster.job(name)
+        now = state(job)
+        if by_owner:
+            check_owner(job, by_owner)
         if now in ENDED:
             raise SpecError(f"job {name} has ended ({now}); delete it and run it again")
         await cluster.patch(JOBS, name, patch)
@@ -105,6 +130,7 @@ async def delete_job(cluster: Cluster, name: str, *, wait: bool) -> None:
     from .watching import Watched  # slow to load
 
     found = await cluster.job(name)
+    check_owner(found, "or delete it")
     async with Watched(cluster, name) as watched:
         await cluster.delete(JOBS, name)
         if wait:
