@@ -54,7 +54,7 @@ class Picture:
     train: Object
     runtime: Object | None
     job: Object | None
-    """The HyperPodPyTorchJob that has the name of the TrainJob, whoever made it."""
+    """The HyperPodPyTorchJob that has the name of the TrainJob, even if somebody else made it."""
     pods: tuple[ResultPod, ...] = ()
 
 
@@ -189,7 +189,8 @@ def _change(job: Object, patch: Object) -> ChangeJob:
 
 
 def _mapped(seen: Picture) -> MappedJob | Tell:
-    """Return the job as the TrainJob and its runtime describe it now; Tell: no runtime does."""
+    """Return the job as the TrainJob and its runtime describe it now; Tell: the runtime is not
+    usable."""
     if seen.runtime is None:
         text = f"there is no {TRAIN_RUNTIME_KIND} {TRAIN_RUNTIME}: apply trainer-runtime.yaml"
         return Tell(WAITS, text)
