@@ -184,6 +184,54 @@ async def test_a_train_job_that_cannot_be_followed_fails_and_names_the_field(
         await here.until("hyperpodpytorchjobs/good", bool)
 
 
+async def test_train_jobs_of_wrong_types_affect_only_themselves(place: Open) -> None:
+    """These definitions have no schema of the spec: the operator sees what it may hold."""
+    reference = {"name": TRAIN_RUNTIME}
+    deep, deeper = nested(30), nested(100)
+    wrong = [
+        {"runtimeRef": reference, "trainer": [1, {}]},
+        {"runtimeRef": reference, "trainer": {"numNodes": -1, "command": "x", "env": "y"}},
+        {"runtimeRef": reference, "suspend": "yes", "runtimePatches": {"a": 1}},
+        {"runtimeRef": reference, "runtimePatches": [patch(deep), 1, None]},
+        {"runtimeRef": reference, "trainer": {"image": "x" * 500_000}},
+        {"runtimeRef": [reference]},
+        # The informer refuses it, with an event of its own.
+        {"runtimeRef": reference, "runtimePatches": [patch(deeper)]},
+    ]
+    async with place() as here:
+        await definitions.install(here.client)
+        await install(here.client)
+        await apply_runtime(here.client)
+        for number, spec in enumerate(wrong):
+            made = train_job(name=f"bad-{number}")
+            await here.post("trainjobs", {**made, "spec": spec})
+        async with operators(here):
+            await here.post("trainjobs", train_job())
+            await here.until(JOB, bool)
+            told = await here.until("events", lambda one: refused(one) >= set(range(5)))
+            assert refused(told) == set(range(5))
+            listed = await here.until("hyperpodpytorchjobs", bool)
+            assert [one["metadata"]["name"] for one in listed["items"]] == ["lm"]
+
+
+def nested(levels: int) -> Object:
+    """Return an object of many levels."""
+    found: Object = {}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+def refused(listed: Object) -> set[int]:
+    """Return the numbers of the TrainJobs `bad-N` that were refused, from listed events."""
+    names = {
+        one["involvedObject"]["name"]
+        for one in listed["items"]
+        if one["reason"] == "TrainJobRefused"
+    }
+    return {int(name.removeprefix("bad-")) for name in names}
+
+
 async def test_a_job_of_the_same_name_is_left_alone_until_it_is_deleted(
     place: Open, tmp_path: Path
 ) -> None:

@@ -76,15 +76,23 @@ def exit_code(container: Object, folder: Path, result: str) -> int:
 class RuntimeControllers(Controllers):
     """The controllers of one namespace, and kubelets that run result pods; `folder` is theirs.
 
-    `has_kubelets` False: real nodes run the pods.
+    `has_kubelets` False: real nodes run the pods. `has_jobs` False: a real controller manager runs
+    the Jobs.
     """
 
     def __init__(
-        self, place: Place, nodes: list[str], folder: Path, *, has_kubelets: bool = True
+        self,
+        place: Place,
+        nodes: list[str],
+        folder: Path,
+        *,
+        has_kubelets: bool = True,
+        has_jobs: bool = True,
     ) -> None:
         super().__init__(place, nodes)
         self._folder = folder
         self._has_kubelets = has_kubelets
+        self._has_jobs = has_jobs
 
     async def _train_job(self, train: Object) -> None:
         name = train["metadata"]["name"]
@@ -143,7 +151,7 @@ class RuntimeControllers(Controllers):
     async def _job(self, job: Object) -> None:
         """End a Job as the exit code of its pod says, or have its pod replaced."""
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-        if is_true(job, "Complete"):
+        if is_true(job, "Complete") or not self._has_jobs:
             return
         for pod in await self._list("pods"):
             if any(one["uid"] == uid for one in pod["metadata"].get("ownerReferences") or ()):

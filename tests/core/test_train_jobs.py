@@ -81,12 +81,17 @@ def test_no_job_is_made_for_other_train_jobs_and_those_that_have_ended(train: Ob
 
 
 def test_a_job_of_somebody_else_is_never_touched() -> None:
-    for owners in ([], [{"controller": True, "uid": "older", "kind": "TrainJob"}]):
-        other = job(condition("Completed"))
-        other["metadata"]["ownerReferences"] = owners
-        (told,) = orders(job=other)
-        assert isinstance(told, Tell)
-        assert told.reason == TAKEN
+    other = job(condition("Completed"))
+    other["metadata"]["ownerReferences"] = []
+    (told,) = orders(job=other)
+    assert isinstance(told, Tell)
+    assert told.reason == TAKEN
+
+
+def test_the_job_of_an_earlier_train_job_is_left_to_the_garbage_collector() -> None:
+    other = job(condition("Completed"))
+    other["metadata"]["ownerReferences"][0]["uid"] = "older"
+    assert orders(job=other) == []
 
 
 def test_a_train_job_waits_for_its_runtime() -> None:

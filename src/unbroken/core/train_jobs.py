@@ -20,6 +20,7 @@ from unbroken.spec.job_kinds import (
     TRAIN_JOB,
     TRAIN_RUNTIME,
     TRAIN_RUNTIME_KIND,
+    controller_of,
     names_our_runtime,
 )
 from unbroken.spec.kubeflow.trainjob import Runtime, read_runtime
@@ -107,6 +108,8 @@ def decide(seen: Picture) -> list[Order]:
         return []
     job, name = seen.job, str(_at(seen.train, "metadata", "name"))
     if job is not None and not _controls(seen.train, job):
+        if _is_left_over(seen.train, job):
+            return []  # the garbage collector deletes it
         text = (
             f"{HYPERPOD_JOB.name} {name} exists and belongs to somebody else: the TrainJob starts "
             "when it is deleted. Delete it, or give the TrainJob another name"
@@ -139,6 +142,12 @@ def _controls(train: Object, job: Object) -> bool:
     """True if the TrainJob controls the job."""
     owners, uid = _at(job, "metadata", "ownerReferences") or (), _at(train, "metadata", "uid")
     return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+
+def _is_left_over(train: Object, job: Object) -> bool:
+    """True if an earlier TrainJob of the same name controls the job."""
+    earlier, name = controller_of(job), _at(train, "metadata", "name")
+    return earlier == (TRAIN_JOB, name)
 
 
 def _is_true(job: Object, type: str) -> Object | None:
