@@ -21,7 +21,7 @@ from controller.jobset_standin import (
 from controller.pytorchjobs import BOTH, add_node, say_ready
 from unbroken.kube.events import EventRecorder
 from unbroken.operator.resume.controller import run_auto_resume
-from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB
+from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB, TRAIN_RUNTIME
 from unbroken.spec.keys import (
     AUTO_RESUME,
     FENCE,
@@ -136,6 +136,24 @@ async def test_all_pods_of_a_trainjob_are_replaced_and_none_counts_as_failed(pla
         below = await here.get("jobsets/lm")
         assert below is not None
         assert RESUME_COUNT not in annotations(below), "the JobSet was restarted once more"
+
+
+async def test_a_train_job_that_restarts_by_itself_is_not_resumed(place: Open) -> None:
+    """A TrainJob beside it, which loses its node at the same time, is."""
+    async with place() as here:
+        controllers = await prepared(here, backoff_limit=9)
+        async with running(controllers.run()), resumers(here):
+            ours = train_job(annotations=BOTH, name="ours")
+            ours["spec"]["runtimeRef"]["name"] = TRAIN_RUNTIME
+            for job in (ours, train_job(annotations=BOTH)):
+                await here.post("trainjobs", job)
+            await here.until("pods", run_on(4))
+            for index in range(4):
+                await here.merge(f"nodes/{node(here, index)}", UNHEALTHY)
+            await here.until("trainjobs/lm", lambda one: RESUME_COUNT in annotations(one))
+            found = await here.until("trainjobs/ours", bool)
+            assert RESUME_COUNT not in annotations(found)
+            assert not is_suspended(found)
 
 
 async def test_a_suspended_job_waits_for_the_fence_of_a_silent_node(place: Open) -> None:

@@ -14,7 +14,7 @@ from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
 from unbroken.core.losses import KEPT, Loss
 from unbroken.operator.resume.record import LOSSES_BYTES_MAX, read_record, write_record
 from unbroken.operator.resume.views import concerns, node_state, picture, pod_state
-from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, JobKind
+from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, TRAIN_RUNTIME, JobKind
 from unbroken.spec.keys import (
     AUTO_RESUME,
     MAX_RETRIES,
@@ -105,6 +105,12 @@ def test_a_job_that_must_not_be_restarted_by_itself_says_why(
 def test_a_suspended_job_concerns_auto_resume_until_it_runs_again() -> None:
     assert concerns({"metadata": {"annotations": {RESUME_SUSPENDED: "true"}}})
     assert not concerns({"metadata": {"annotations": {RESUME_COUNT: "1"}}})
+
+
+def test_a_train_job_that_restarts_by_itself_does_not_concern_auto_resume() -> None:
+    job = {"metadata": {"annotations": BOTH}, "spec": {"runtimeRef": {"name": TRAIN_RUNTIME}}}
+    assert not concerns(job)
+    assert concerns({**job, "spec": {"runtimeRef": {"name": "torch-distributed"}}})
 
 
 UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)

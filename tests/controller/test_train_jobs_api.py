@@ -12,7 +12,7 @@ import pytest
 
 from controller.conftest import Place
 from controller.jobset_standin import install, is_suspended, is_true
-from controller.pytorchjobs import BOTH, add_node
+from controller.pytorchjobs import add_node
 from controller.trainer_standin import (
     RUNTIMES,
     RuntimeControllers,
@@ -25,10 +25,9 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.operator import definitions
 from unbroken.operator.kinds import JobObject
-from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.operator.trainjobs.controller import run_train_jobs
-from unbroken.spec.job_kinds import TRAIN_JOB, TRAIN_RUNTIME
-from unbroken.spec.keys import MAX_RETRIES, RESULT, RESULT_LABEL
+from unbroken.spec.job_kinds import TRAIN_RUNTIME
+from unbroken.spec.keys import RESULT, RESULT_LABEL
 from watching import running
 
 Object = dict[str, Any]
@@ -270,27 +269,6 @@ async def test_the_pods_of_a_train_job_past_its_deadline_are_stopped(
         await here.merge("trainjobs/lm/status", {"status": {"conditions": [late]}})
         await here.until(JOB, lambda one: one["spec"]["runPolicy"]["suspend"])
         await said(here, "TrainJobStopped")
-
-
-async def test_auto_resume_leaves_a_train_job_of_the_runtime_alone(
-    place: Open, tmp_path: Path
-) -> None:
-    async with place() as here, trainer(here, tmp_path) as controllers, operators(here):
-        recorder = EventRecorder(here.client, "test")
-        resume = run_auto_resume(here.client, None, recorder, TRAIN_JOB, here.namespace)
-        async with running(recorder.run(), resume):
-            train = train_job(metadata={"annotations": BOTH})
-            await here.post("trainjobs", train)
-            job = await here.until(JOB, bool)
-            assert job["spec"]["runPolicy"]["jobMaxRetryCount"] == int(BOTH[MAX_RETRIES])
-            (lost,) = result_pods(await here.until("pods", one_runs))
-            await here.delete(f"pods/{lost['metadata']['name']}")
-            await here.absent(f"pods/{lost['metadata']['name']}")
-            await here.until("pods", one_runs)
-            found = await here.until("trainjobs/lm", bool)
-            assert not is_suspended(found)
-            assert not [one for one in found["metadata"]["annotations"] if "auto-resume-" in one]
-            assert controllers.alive
 
 
 @pytest.mark.parametrize(
