@@ -124,9 +124,10 @@ async def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(
             os.kill(report.pid, signal.SIGKILL)
             await operator.until(lambda: bool(operator.losses))
             assert loop.time() - began < 1.0
-            assert operator.losses == [
-                f"the agent at 127.0.0.1:{agent.port} refused the connection"
-            ]
+            # The kernel closes the link before it closes the port: a new link may come in between.
+            [loss] = operator.losses
+            told = f"the agent at 127.0.0.1:{agent.port}"
+            assert loss in (f"{told} refused the connection", f"{told} closed the connection")
             arguments = ("--server-port", str(agent.port), script)
             with running(tmp_path, *arguments):
                 again = await operator.report(lambda r: r.agent_id != report.agent_id)
