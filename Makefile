@@ -21,8 +21,8 @@ demo-kube: setup
 	@$(BIN)/python examples/demo_kube.py
 
 # What CI runs: static checks, then every test. A test process that crashes ends the run: a new one would
-# only repeat the test that crashed it. Two for each processor: many tests wait for processes that they start.
-PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 8 ? 2 * n : 16)))
+# only repeat the test that crashed it. Three for two processors: many tests wait for processes that they start.
+PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 10 ? (3 * n + 1) / 2 : 16)))
 test: check
 	@$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
 	    -m "not heavy"
