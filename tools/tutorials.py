@@ -30,8 +30,8 @@ FENCE = re.compile(
 )
 SECONDS = 150
 """Seconds for one command, on a busy machine."""
-FIELD = re.compile(r"  +(what|why|timeline|cost|also seen|boot|state|data|score|differs|others)  ")
-TIMES = re.compile(r"\s+\d\d:\d\d:\d\d\.\d+  ([a-z ]+?)  +.*")
+FIELD = re.compile(r"  +(what|why|cost|also seen|boot|state|data|score|differs|others)  ")
+TIMES = re.compile(r"\s+(?:timeline\s+)?\d\d:\d\d:\d\d\.\d+  ([a-z ]+?)(?:  +.*)?$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,9 @@ def test_each_command_that_a_page_repeats_gets_its_own_output(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "shape"),
     [
-        ("  timeline   12:03:13.106  last progress  -0.336 s (step 98)", "timeline"),
+        ("  timeline   12:03:13.106  last progress  -0.336 s (step 98)", "last progress"),
+        ("             12:03:13.106  last progress  -0.336 s (step 98)", "last progress"),
+        ("  timeline   12:03:13.106  detected", "detected"),
         ("             12:03:13.567  stopped        +0.125 s (train-pods-0 last)", "stopped"),
         ("  remedy     process: restart the processes", "remedy process: restart the processes"),
         ("goodput   75.1% of 55.4 s; start-up 10.4 s", "goodput"),
