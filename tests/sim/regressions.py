@@ -109,6 +109,7 @@ SEEDS = {
     11467076167: "rule: a hang was to be noticed in 110 s though questions of looks were lost",
     13593858433: "rule: progress that the operator heard of two attempts later was not progress",
     31000005533: "world: an attempt that was stopped after its last step had made none",
+    20000024747: "rule: a stopped rank was to be noticed though all who knew of it had died",
     31000023037: "the failure of a stock agent before the start was charged again, as its incident "
     "was not written",
 }

@@ -355,6 +355,8 @@ class World:
             if now < fault.until:
                 self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
             return
+        if operator.is_alive and self.checkers.is_lost(attempt):
+            return  # nobody is left who knew that it ran
         since = operator.ready_at if operator.is_alive else None
         # An attempt that is resumed after a suspension has the same number.
         is_told = fault.kind in faults.BY_ALARM and not self.schedule.probes["suspend"]

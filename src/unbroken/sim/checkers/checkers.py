@@ -280,7 +280,7 @@ class Checkers:
             # If an operator dies before it wrote which attempt stock agents run, and all of it is
             # stopped, the number is unknown.
             self.newest = min(self.newest, attempt)
-        elif attempt <= self.newest and self._is_lost(attempt):
+        elif attempt <= self.newest and self.is_lost(attempt):
             self._use_again(attempt)
         self.require(attempt >= self.newest, "an older attempt is ordered", attempt)
         is_resumed = truth.is_by_user(attempt) and not truth.wants_suspension
@@ -300,7 +300,7 @@ class Checkers:
         truth.is_suspended = truth.wants_suspension
         self.moment("start", attempt)
 
-    def _is_lost(self, attempt: int) -> bool:
+    def is_lost(self, attempt: int) -> bool:
         """Return whether every operator and agent that knew this attempt, or a later one, died
         before it was written."""
         is_told = attempt == self._found_count and self._has_found_start
