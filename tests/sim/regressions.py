@@ -110,6 +110,7 @@ SEEDS = {
     13593858433: "rule: progress that the operator heard of two attempts later was not progress",
     31000005533: "world: an attempt that was stopped after its last step had made none",
     20000024747: "rule: a stopped rank was to be noticed though all who knew of it had died",
+    20000039301: "the same",
     31000023037: "the failure of a stock agent before the start was charged again, as its incident "
     "was not written",
 }
