@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -101,8 +102,9 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
     told = [line for line in done.stderr.splitlines() if "unbroken: incident" in line]
     assert len(told) == 2
     assert "incident 1: rank 1 (fail-pods-0 on node-" in told[0]
-    assert "exit code 7; restarted the processes; 0." in told[0]
-    assert told[0].endswith(" s lost")
+    # The second failure may reach the operator together with the news that the ranks run again.
+    ends = r"exit code 7; restarted the processes(; 0\.\d+ s lost|: failed again)$"
+    assert re.search(ends, told[0]), told[0]
     assert "gave up: jobMaxRetryCount: the only restart is used" in told[1]
     assert done.stderr.splitlines()[-4:] == [
         told[1],
