@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from job_samples import changed
 from train_jobs import patch, runtime, train_job
+from unbroken.core.auto_resume import Say
 from unbroken.core.train_jobs import (
     CREATED,
     REFUSED,
@@ -22,7 +23,6 @@ from unbroken.core.train_jobs import (
     Order,
     Picture,
     ResultPod,
-    Tell,
     WriteResult,
     decide,
 )
@@ -58,7 +58,7 @@ def orders(
 def test_a_train_job_gets_a_job_once() -> None:
     created, told = orders()
     assert isinstance(created, CreateJob)
-    assert isinstance(told, Tell)
+    assert isinstance(told, Say)
     assert (told.reason, told.is_warning) == (CREATED, False)
     assert orders(job=job()) == []
 
@@ -84,7 +84,7 @@ def test_a_job_of_somebody_else_is_never_touched() -> None:
     other = job(condition("Completed"))
     other["metadata"]["ownerReferences"] = []
     (told,) = orders(job=other)
-    assert isinstance(told, Tell)
+    assert isinstance(told, Say)
     assert told.reason == TAKEN
 
 
@@ -97,13 +97,13 @@ def test_the_job_of_an_earlier_train_job_is_left_to_the_garbage_collector() -> N
 def test_a_train_job_waits_for_its_runtime() -> None:
     for found in (None, {"spec": {}}):
         (told,) = decide(Picture(train_job(), found, None, PODS))
-        assert isinstance(told, Tell)
+        assert isinstance(told, Say)
         assert told.reason == WAITS
 
 
 def test_a_train_job_that_cannot_be_followed_fails_with_the_name_of_the_field() -> None:
     told, written = orders(train_job(initializer={"model": {}}))
-    assert isinstance(told, Tell)
+    assert isinstance(told, Say)
     assert (told.reason, "spec.initializer" in told.message) == (REFUSED, True)
     assert isinstance(written, WriteResult)
     assert written.result.startswith("Failed: spec.initializer: ")
@@ -158,10 +158,10 @@ def test_a_job_resumes_with_the_pods_of_the_present_patches() -> None:
 
 def test_a_job_does_not_resume_without_its_runtime_or_with_patches_that_cannot_be() -> None:
     (told,) = decide(Picture(train_job(), None, job(suspend=True), PODS))
-    assert isinstance(told, Tell)
+    assert isinstance(told, Say)
     assert told.reason == WAITS
     bad = train_job(runtimePatches=[patch({"containers": [{"name": "other"}]})])
-    assert [type(one) for one in orders(bad, job=job(suspend=True))] == [Tell, WriteResult]
+    assert [type(one) for one in orders(bad, job=job(suspend=True))] == [Say, WriteResult]
 
 
 def test_changed_options_reach_a_running_job_and_newer_orders_to_restart_stay() -> None:
@@ -183,7 +183,7 @@ def test_the_pods_of_a_train_job_that_has_ended_otherwise_are_stopped_once() -> 
     ended = {**train_job(), "status": condition("Failed", "deadline exceeded")}
     change, told = orders(ended, job=job())
     assert change == ChangeJob("j-1", "7", {"spec": {"runPolicy": {"suspend": True}}})
-    assert isinstance(told, Tell)
+    assert isinstance(told, Say)
     assert told.reason == STOPPED
     for done in (job(suspend=True), job(condition("Failed")), job(condition("Completed"))):
         assert orders(ended, job=done) == []

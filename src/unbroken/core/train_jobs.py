@@ -25,7 +25,10 @@ from unbroken.spec.job_kinds import (
 )
 from unbroken.spec.kubeflow.trainjob import Runtime, read_runtime
 from unbroken.spec.kubeflow.trainjob_mapping import MappedJob, map_train_job
+from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import Problem
+
+from .auto_resume import Say
 
 Object = Mapping[str, Any]
 COMPLETED, FAILED = keys.ConditionType.COMPLETED.value, keys.ConditionType.FAILED.value
@@ -84,29 +87,20 @@ class WriteResult:
     result: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Record an event on the TrainJob."""
-
-    reason: str
-    message: str
-    is_warning: bool = True
-
-
-Order = CreateJob | ChangeJob | WriteResult | Tell
+Order = CreateJob | ChangeJob | WriteResult | Say
 
 
 def is_run_here(train: Object) -> bool:
     """True if this operator runs a TrainJob: it names the runtime, and no other cluster has it."""
-    manager = _at(train, "spec", "managedBy")
+    manager = value_at(train, "spec", "managedBy")
     return names_our_runtime(train) and manager in (None, keys.TRAINER_MANAGER)
 
 
 def decide(seen: Picture) -> list[Order]:
     """Return the orders of a TrainJob that this operator runs."""
-    if _at(seen.train, "metadata", "deletionTimestamp") or not is_run_here(seen.train):
+    if value_at(seen.train, "metadata", "deletionTimestamp") or not is_run_here(seen.train):
         return []
-    job, name = seen.job, str(_at(seen.train, "metadata", "name"))
+    job, name = seen.job, str(value_at(seen.train, "metadata", "name"))
     if job is not None and not _controls(seen.train, job):
         if _is_left_over(seen.train, job):
             return []  # the garbage collector deletes it
@@ -114,7 +108,7 @@ def decide(seen: Picture) -> list[Order]:
             f"{HYPERPOD_JOB.name} {name} exists and belongs to somebody else: the TrainJob starts "
             "when it is deleted. Delete it, or give the TrainJob another name"
         )
-        return [Tell(TAKEN, text)]
+        return [Say(TAKEN, text)]
     if TRAIN_JOB.has_ended(_readable(seen.train)):
         return list(_stop(seen.train, job))
     if job is None:
@@ -125,28 +119,23 @@ def decide(seen: Picture) -> list[Order]:
     return list(_follow(seen, job))
 
 
-def _at(thing: Any, *path: str) -> Any:
-    for key in path:
-        thing = thing.get(key) if isinstance(thing, Mapping) else None
-    return thing
-
-
 def _readable(thing: Object) -> Object:
     """Return an object with those of its conditions that can be read."""
-    conditions = _at(thing, "status", "conditions")
+    conditions = value_at(thing, "status", "conditions")
     listed = conditions if isinstance(conditions, list | tuple) else ()
     return {"status": {"conditions": [one for one in listed if isinstance(one, Mapping)]}}
 
 
 def _controls(train: Object, job: Object) -> bool:
     """True if the TrainJob controls the job."""
-    owners, uid = _at(job, "metadata", "ownerReferences") or (), _at(train, "metadata", "uid")
+    owners = value_at(job, "metadata", "ownerReferences") or ()
+    uid = value_at(train, "metadata", "uid")
     return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
 
 
 def _is_left_over(train: Object, job: Object) -> bool:
     """True if an earlier TrainJob of the same name controls the job."""
-    earlier, name = controller_of(job), _at(train, "metadata", "name")
+    earlier, name = controller_of(job), value_at(train, "metadata", "name")
     return earlier == (TRAIN_JOB, name)
 
 
@@ -183,11 +172,11 @@ def _stop(train: Object, job: Object | None) -> Iterator[Order]:
         return
     ended = TRAIN_JOB.end_of(_readable(train))
     yield _change(job, HYPERPOD_JOB.suspension(True))
-    yield Tell(STOPPED, f"the pods of {_name(job)} are stopped: the TrainJob has ended ({ended})")
+    yield Say(STOPPED, f"the pods of {_name(job)} are stopped: the TrainJob has ended ({ended})")
 
 
 def _name(job: Object) -> str:
-    return f"{HYPERPOD_JOB.name} {_at(job, 'metadata', 'name')}"
+    return f"{HYPERPOD_JOB.name} {value_at(job, 'metadata', 'name')}"
 
 
 def _change(job: Object, patch: Object) -> ChangeJob:
@@ -197,22 +186,22 @@ def _change(job: Object, patch: Object) -> ChangeJob:
     )
 
 
-def _mapped(seen: Picture) -> MappedJob | Tell:
-    """Return the job as the TrainJob and its runtime describe it now; Tell: the runtime is not
+def _mapped(seen: Picture) -> MappedJob | Say:
+    """Return the job as the TrainJob and its runtime describe it now; Say: the runtime is not
     usable."""
     if seen.runtime is None:
         text = f"there is no {TRAIN_RUNTIME_KIND} {TRAIN_RUNTIME}: apply trainer-runtime.yaml"
-        return Tell(WAITS, text)
+        return Say(WAITS, text)
     try:
         runtime: Runtime = read_runtime(seen.runtime)
     except SpecError as error:
-        return Tell(WAITS, str(error))
+        return Say(WAITS, str(error))
     return map_train_job(seen.train, runtime)
 
 
 def _start(seen: Picture) -> Iterator[Order]:
     mapped = _mapped(seen)
-    if isinstance(mapped, Tell):
+    if isinstance(mapped, Say):
         yield mapped
     elif mapped.problems:
         yield from _refuse(seen, mapped.problems)
@@ -220,13 +209,13 @@ def _start(seen: Picture) -> Iterator[Order]:
         yield CreateJob(mapped.body)
         name = mapped.body["metadata"]["name"]
         text = f"{HYPERPOD_JOB.name} {name} is created: it runs the TrainJob"
-        yield Tell(CREATED, text, is_warning=False)
+        yield Say(CREATED, text, is_warning=False)
 
 
 def _refuse(seen: Picture, problems: tuple[Problem, ...]) -> Iterator[Order]:
     """Fail a TrainJob that cannot be run, with the fields that are in the way."""
     text = "; ".join(map(str, problems))
-    yield Tell(REFUSED, f"the TrainJob cannot run under unbroken's agent: {text}")
+    yield Say(REFUSED, f"the TrainJob cannot run under unbroken's agent: {text}")
     yield from _report(seen, _failure(text))
 
 
@@ -239,7 +228,7 @@ def _follow(seen: Picture, job: Object) -> Iterator[Order]:
     mapped = _mapped(seen)
     patch: dict[str, Any] = {}
     if is_suspended and not wanted:
-        if isinstance(mapped, Tell):
+        if isinstance(mapped, Say):
             yield mapped
             return
         if mapped.problems:
@@ -252,7 +241,7 @@ def _follow(seen: Picture, job: Object) -> Iterator[Order]:
         }
     elif wanted and not is_suspended:
         patch |= HYPERPOD_JOB.suspension(True)
-    if not isinstance(mapped, Tell) and not mapped.problems:
+    if not isinstance(mapped, Say) and not mapped.problems:
         changed = _changed_options(mapped.body, job)
         if changed:
             patch["metadata"] = {"annotations": changed}
@@ -265,7 +254,7 @@ def _changed_options(body: Object, job: Object) -> dict[str, str]:
 
     Orders to restart are not compared: `unbroken restart` writes newer ones on the job.
     """
-    have = _at(job, "metadata", "annotations") or {}
+    have = value_at(job, "metadata", "annotations") or {}
     wanted = body["metadata"]["annotations"]
     return {
         key: value

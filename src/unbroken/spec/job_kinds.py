@@ -20,6 +20,7 @@ from unbroken.spec.keys import (
     TRAINER_GROUP,
 )
 from unbroken.spec.kubeflow import pytorchjob
+from unbroken.spec.lookup import value_at
 
 FAILED = "Failed"
 """Type of the condition of a job that has failed, of every kind that has one."""
@@ -75,7 +76,7 @@ class JobKind:
 
     def is_suspended(self, job: Mapping[str, Any]) -> bool:
         """True if the job object asks to be suspended."""
-        return bool(_at(job, self.suspend_field))
+        return bool(value_at(job, *self.suspend_field.split(".")))
 
     def suspension(self, is_suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job or lets it run again."""
@@ -92,24 +93,16 @@ class JobKind:
     def end_of(self, job: Mapping[str, Any]) -> str:
         """Return the condition, or the state, that says that the job has ended; empty: it has
         not."""
-        conditions = _at(job, "status.conditions") or ()
+        conditions = value_at(job, "status", "conditions") or ()
         types = [one.get("type") for one in conditions if one.get("status") == "True"]
-        state = _at(job, self.state_field) if self.state_field else None
+        state = value_at(job, *self.state_field.split(".")) if self.state_field else None
         found = [type for type in types if type in self.end_conditions]
         return next(iter([*found, *(one for one in self.end_states if one == state)]), "")
 
     def pods_of(self, job: Mapping[str, Any]) -> str:
         """Return the value of `pod_label` of the job's pods; empty: it has none yet."""
-        found = _at(job, self.pods_field) if self.pods_field else job["metadata"]["name"]
-        return str(found or "")
-
-
-def _at(thing: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of an object; None: there is none."""
-    found: Any = thing
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        path = self.pods_field or "metadata.name"
+        return str(value_at(job, *path.split(".")) or "")
 
 
 HYPERPOD_JOB = JobKind(
@@ -171,7 +164,7 @@ def controller_of(thing: Mapping[str, Any]) -> tuple[JobKind, str] | None:
 
 def names_our_runtime(job: Mapping[str, Any]) -> bool:
     """True if a TrainJob names the runtime whose jobs run as HyperPodPyTorchJobs."""
-    named = _at(job, "spec.runtimeRef")
+    named = value_at(job, "spec", "runtimeRef")
     if not isinstance(named, Mapping) or named.get("name") != TRAIN_RUNTIME:
         return False
     group, kind = named.get("apiGroup", TRAINER_GROUP), named.get("kind", TRAIN_RUNTIME_KIND)

@@ -12,6 +12,7 @@ from typing import Any
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import Watch, read_watches, watch_of
 from unbroken.spec.keys import LOG_RULE_RANKS
+from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import ManifestError, Report
 
 from .rule_config import CompiledRule, read_rules
@@ -49,7 +50,7 @@ def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
     result = []
     for document in documents:
         for path in ((), ("spec", "runPolicy"), ("runPolicy",)):
-            entries = _at(document, (*path, KEY))
+            entries = value_at(document, *path, KEY)
             if isinstance(entries, Sequence) and not isinstance(entries, str):
                 result.append(_of(document, ".".join((*path, KEY)), entries))
                 break
@@ -60,15 +61,15 @@ def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
 
 
 def _is_list_of_rules(document: Any) -> bool:
-    return isinstance(document, list) and any(_at(item, ("logPattern",)) for item in document)
+    return isinstance(document, list) and any(value_at(item, "logPattern") for item in document)
 
 
 def _of(document: Any, path: str, entries: Sequence[Any]) -> RuleSet:
-    name, nproc = _at(document, ("metadata", "name")), _at(document, ("spec", "nprocPerNode"))
-    annotation = _at(document, ("metadata", "annotations", LOG_RULE_RANKS))
-    replicas = _at(document, ("spec", "replicaSpecs"))
+    name, nproc = value_at(document, "metadata", "name"), value_at(document, "spec", "nprocPerNode")
+    annotation = value_at(document, "metadata", "annotations", LOG_RULE_RANKS)
+    replicas = value_at(document, "spec", "replicaSpecs")
     counts = [
-        _at(replica, ("replicas",)) or 1
+        value_at(replica, "replicas") or 1
         for replica in replicas or ()
         if isinstance(replica, Mapping)
     ]
@@ -80,12 +81,6 @@ def _of(document: Any, path: str, entries: Sequence[Any]) -> RuleSet:
         nproc=int(nproc) if str(nproc).isdecimal() and int(nproc) > 0 else None,
         watches=read_watches(str(annotation)) if annotation else {},
     )
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def only_set(sets: Sequence[RuleSet], file: str) -> RuleSet:

@@ -16,13 +16,13 @@ from lightkube.generic_resource import GenericGlobalResource as Runtime
 from lightkube.generic_resource import GenericNamespacedResource as TrainJob
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.core.auto_resume import Say
 from unbroken.core.train_jobs import (
     WAITS,
     ChangeJob,
     CreateJob,
     Order,
     Picture,
-    Tell,
     WriteResult,
     decide,
     is_run_here,
@@ -102,7 +102,7 @@ class TrainJobs:
         self._recorder = recorder
         self._watches = watches
         self._pods = JobPods(TRAIN_JOB)
-        self._told: dict[Key, tuple[str, Tell]] = {}
+        self._told: dict[Key, tuple[str, Say]] = {}
         """Uid of each TrainJob, and its latest event: an event is recorded when it differs."""
         self._is_stopped = False
         self._queue: WorkQueue[Key] = WorkQueue("trainjobs", self._look, workers=WORKERS)
@@ -179,7 +179,7 @@ class TrainJobs:
                 body = {"metadata": {"annotations": {RESULT: result}}}
                 if await self._client.merge_if_present(path, body, uid=uid):
                     log.info("result written", job=key, pod=pod, message=result)
-            case Tell():
+            case Say():
                 self._tell(train, order)
             case _:
                 assert_never(order)
@@ -194,10 +194,10 @@ class TrainJobs:
             raise
         except ApiRefusal as error:
             text = f"the API refuses {HYPERPOD_JOB.name} {key.name}, it is tried again: {error}"
-            self._tell(train, Tell(WAITS, text))
+            self._tell(train, Say(WAITS, text))
             raise
 
-    def _tell(self, train: TrainJob, told: Tell) -> None:
+    def _tell(self, train: TrainJob, told: Say) -> None:
         key, uid = key_of(train), str(train["metadata"].get("uid") or "")
         if self._told.get(key) == (uid, told):
             return

@@ -44,7 +44,10 @@ def merged(base: Object, patch: Object, depth: int = DEPTH_MAX) -> dict[str, Any
 
 
 def merged_list(
-    field: str, base: list[Any] | tuple[Any, ...], patch: list[Any] | tuple[Any, ...], depth: int
+    field: str,
+    base: list[Any] | tuple[Any, ...],
+    patch: list[Any] | tuple[Any, ...],
+    depth: int = DEPTH_MAX,
 ) -> list[Any]:
     """Return a list of LIST_KEYS with the changes of a patch: known items in their places, new ones
     at the end."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from unbroken.errors import SpecError
 from unbroken.spec.job_kinds import TRAIN_RUNTIME, TRAIN_RUNTIME_KIND
 from unbroken.spec.keys import TRAINER_GROUP, TRAINER_MANAGER, TRAINER_STEP
+from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.fields import INT_MAX, Limits
 from unbroken.spec.schema.read import blank_record, read_record
@@ -164,13 +165,13 @@ class Runtime:
 
 def read_runtime(runtime: Object) -> Runtime:
     """Read a ClusterTrainingRuntime. Raises SpecError if it has no pods that train."""
-    for job in _listed(_at(runtime, "spec", "template", "spec", "replicatedJobs")):
-        if _at(job, "template", "metadata", "labels", TRAINER_STEP) != TRAINER:
+    for job in _listed(value_at(runtime, "spec", "template", "spec", "replicatedJobs")):
+        if value_at(job, "template", "metadata", "labels", TRAINER_STEP) != TRAINER:
             continue
-        template = _at(job, "template", "spec", "template")
-        containers = _listed(_at(template, "spec", "containers"))
+        template = value_at(job, "template", "spec", "template")
+        containers = _listed(value_at(template, "spec", "containers"))
         if isinstance(template, Mapping) and any(one.get("name") == NODE for one in containers):
-            nodes = _at(runtime, "spec", "mlPolicy", "numNodes")
+            nodes = value_at(runtime, "spec", "mlPolicy", "numNodes")
             is_number = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0
             name = job.get("name")
             if isinstance(name, str):
@@ -180,13 +181,6 @@ def read_runtime(runtime: Object) -> Runtime:
         f"spec.template.spec.replicatedJobs with the label {TRAINER_STEP}: {TRAINER} "
         f"and a container named {NODE}; apply deploy/trainer-runtime.yaml again"
     )
-
-
-def _at(thing: Any, *path: str) -> Any:
-    """Return the value at a path of an object; None: there is none."""
-    for key in path:
-        thing = thing.get(key) if isinstance(thing, Mapping) else None
-    return thing
 
 
 def _listed(given: Any) -> Iterator[Object]:

@@ -30,7 +30,6 @@ PREFIXES = (keys.OWN_PREFIX, keys.HYPERPOD_PREFIX)
 """Prefixes of the labels that the HyperPodPyTorchJob has, too. Other labels belong to tools that
 made the TrainJob, and could take the job for an object of their own."""
 RESULTING = "the HyperPodPyTorchJob made from it would be invalid: "
-MERGE_DEPTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ def _template(spec: TrainJobSpec, runtime: Runtime, report: Report) -> dict[str,
     about = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
     known = {name: _names(pod.get(name)) for name in ("containers", "initContainers")}
     for number, patch in enumerate(spec.runtime_patches):
-        about, pod = _patched(about, pod, patch, runtime.job, f"spec.runtimePatches[{number}]")
+        about, pod = _patched(about, pod, patch, runtime.job)
         _check_patch(patch, runtime.job, known, f"spec.runtimePatches[{number}]", report)
     gates = pod.get("schedulingGates")
     if isinstance(gates, list | tuple):
@@ -149,7 +148,7 @@ def _template(spec: TrainJobSpec, runtime: Runtime, report: Report) -> dict[str,
 
 
 def _patched(
-    about: Object, pod: Object, patch: RuntimePatch, job: str, path: str
+    about: Object, pod: Object, patch: RuntimePatch, job: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return metadata and spec of the pod template with the changes of one manager."""
     about, pod = dict(about), dict(pod)
@@ -211,7 +210,7 @@ def _equip(pod: dict[str, Any], trainer: Trainer, report: Report) -> None:
     if trainer.env:
         old = container.get("env")
         env = old if isinstance(old, list | tuple) else []
-        container["env"] = merged_list("env", env, trainer.env, MERGE_DEPTH)
+        container["env"] = merged_list("env", env, trainer.env)
     pod["containers"] = [container, *others]
     if training_name(names := _names(pod["containers"])) != NODE:
         why = f"the operator would take {training_name(names)[:80]} for the container that trains"

@@ -64,10 +64,9 @@ def compare_pairs(
             outcome, text = Outcome.PASS, "works with other nodes"
         else:
             outcome = Outcome.UNKNOWN
-            waited = [other for other in seen if limits.waited(node, other, seen[other])]
             if broken:
                 text += "; no node is proven good, so either may be at fault"
-            elif waited:
+            elif waited := [one for one in seen if limits.waited(node, one, seen[one])]:
                 text = _trouble(node, waited[0], seen[waited[0]], limits)
                 text += "; no processor was free for long: test again when both nodes are idle"
             elif right := [other for other in seen if seen[other].is_right]:
