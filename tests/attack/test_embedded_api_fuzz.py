@@ -5,10 +5,8 @@ It must refuse them with a status below 500, keep its memory, and serve an hones
 
 from __future__ import annotations
 
-import shutil
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +18,7 @@ import pytest
 from apiclient import Api
 from apiservers import Cluster, embedded_cluster
 from attack.listeners import Recorder, Siege, besiege
+from e2e.clusters import find_kubectl
 from samples import config_map, pod
 
 pytestmark = pytest.mark.slow
@@ -54,8 +53,7 @@ def siege_of(cluster: Cluster, api: Api) -> Siege:
 
 def kubectl(url: str, token: str, *arguments: str, text: str = "") -> None:
     """Run the real client; what it answers does not matter here."""
-    found = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert found, "kubectl is missing; `make setup` installs it"
+    found = find_kubectl()
     place = [f"--server={url}", f"--token={token}", "--insecure-skip-tls-verify"]
     command = [found, *place, "--cache-dir=/dev/null", *arguments]
     subprocess.run(command, input=text, text=True, capture_output=True, timeout=60, check=False)

@@ -9,8 +9,6 @@ node. Nothing limited the number of nodes.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from controller.test_node_repair import QUICK, fleet  # noqa: F401
 from controller.test_runner import Script, surroundings
 from controller.trained_jobs import Job, until
 from core.drive_repair import World, world
-from e2e.clusters import Cluster, kill
+from e2e.clusters import Cluster, find_kubectl, kill
 from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
 from unbroken.core.nodes import blame
 from unbroken.core.nodes.repair.events import RecordRepairEvent
@@ -267,9 +265,7 @@ async def test_an_incident_that_was_read_back_from_the_api_is_not_held_against_a
 
 @pytest.mark.slow
 def test_a_running_operator_counts_its_own_incident_and_no_forged_one(tmp_path: Path) -> None:
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    cluster = Cluster(tmp_path / "state", str(kubectl))
+    cluster = Cluster(tmp_path / "state", find_kubectl())
     try:
         cluster.unbroken("up", "--detach", "--nodes", "2")
         job = Job(cluster, "lm", tmp_path)

@@ -6,7 +6,6 @@ Each operator has its own proxy, which records its requests to the API server an
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from apiservers import real_cluster
 from cluster_logs import assert_no_errors
 from controller.realkube import SERVICES, Node, program
 from controller.trained_jobs import until
-from e2e.clusters import Cluster
+from e2e.clusters import Cluster, find_kubectl
 from fault_proxy import Call, FaultProxy
 from leadership import Takeover, assert_no_stale_writes, takeovers
 
@@ -154,11 +153,10 @@ class World:
 @contextmanager
 def world(folder: Path, terms: Terms) -> Iterator[World]:
     """Run a world in a folder. CannotStartError if there is no real control plane here."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
+    kubectl = find_kubectl()
     plane = folder / "plane"
     plane.mkdir()
-    cluster = Cluster(folder / "state", str(kubectl))
+    cluster = Cluster(folder / "state", kubectl)
     cluster.directory.mkdir()
     with ExitStack() as stack:
         server = stack.enter_context(real_cluster(plane))

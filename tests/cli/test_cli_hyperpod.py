@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from cli_calls import Cli
+from e2e.clusters import find_kubectl
 
 pytestmark = pytest.mark.slow
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
@@ -111,12 +111,11 @@ def test_the_program_of_the_documents_works_as_they_type_it(cli: Cli) -> None:
 
 def wait_succeeded(cli: Cli, name: str) -> None:
     """Wait for a job's end with kubectl."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
+    kubectl = find_kubectl()
     condition = ["--for=condition=Succeeded", "--timeout=60s"]
     environment = {**os.environ, "KUBECONFIG": str(cli.directory / "kubeconfig")}
     subprocess.run(
-        [str(kubectl), "wait", f"pytorchjob/{name}", *condition],
+        [kubectl, "wait", f"pytorchjob/{name}", *condition],
         env=environment,
         check=True,
         capture_output=True,

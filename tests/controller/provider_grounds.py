@@ -10,9 +10,7 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from controller.plain import Object, PlainRequests
 from controller.provider_definitions import MACHINES as CAPI_DEFINITION
 from controller.provider_definitions import NODECLAIMS
 from e2e.clusters import Cluster as LocalCluster
+from e2e.clusters import find_kubectl
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.operator.nodes.providers import (
@@ -544,8 +543,7 @@ class HyperPodGround(Ground):
 @contextmanager
 def local_cluster(folder: Path) -> Iterator[LocalCluster]:
     """Run a local cluster without an operator."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    made = LocalCluster(folder / "state", str(kubectl))
+    made = LocalCluster(folder / "state", find_kubectl())
     made.unbroken("up", "--detach", "--nodes", "1", "--no-operator")
     try:
         yield made

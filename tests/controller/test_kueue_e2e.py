@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from controller.conftest import Place
 from controller.kueue_standin import admit, evict, flavor, install, said, workload
-from controller.trained_jobs import Job, is_alive
+from controller.trained_jobs import Job, is_alive, named_job
 from e2e.clusters import Cluster
 from unbroken.kube.client import connect
 
@@ -37,12 +35,8 @@ class QueuedCluster(Cluster):
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job of a cluster that knows Kueue's kinds."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    cluster = QueuedCluster(tmp_path / "state", str(kubectl))
-    cluster.unbroken("up", "--detach", "--nodes", "2")
-    yield Job(cluster, "lm", tmp_path)
-    cluster.take_away()
+    with named_job(tmp_path, QueuedCluster) as found:
+        yield found
 
 
 def as_kueue(job: Job, does: Callable[[Place], Awaitable[Any]]) -> Any:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from controller.trained_jobs import Job, Operator, is_alive, until
-from e2e.clusters import Cluster, kill
+from e2e.clusters import Cluster, find_kubectl, kill
 from job_keys import secret_of
 
 pytestmark = pytest.mark.slow
@@ -22,9 +20,7 @@ Start = Callable[..., Job]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a cluster with these options of `up`, and name a job in it."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    cluster = Cluster(tmp_path / "state", str(kubectl))
+    cluster = Cluster(tmp_path / "state", find_kubectl())
 
     def make(*options: str) -> Job:
         cluster.unbroken("up", "--detach", *options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import pytest
 from apiservers import CannotStartError, real_cluster
 from controller.realkube import SERVICES, Node, program
 from controller.trained_jobs import Job, Operator, is_alive
-from e2e.clusters import Cluster, kill
+from e2e.clusters import Cluster, find_kubectl, kill
 from job_keys import secret_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
@@ -22,9 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job of a real API server with two nodes of ours and the operator as a process."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    cluster = Cluster(tmp_path / "state", str(kubectl))
+    cluster = Cluster(tmp_path / "state", find_kubectl())
     cluster.directory.mkdir()
     plane = tmp_path / "plane"
     plane.mkdir()

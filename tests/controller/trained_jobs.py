@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from cluster_logs import assert_no_errors
-from e2e.clusters import UNBROKEN, Cluster
+from e2e.clusters import UNBROKEN, Cluster, find_kubectl
 from watching import PATIENCE_SECONDS
 
 Object = dict[str, Any]
@@ -28,6 +29,15 @@ while not finish.exists():
     time.sleep(0.02)
 print("done", flush=True)
 """
+
+
+@contextmanager
+def named_job(folder: Path, kind: type[Cluster] = Cluster) -> Iterator[Job]:
+    """Start a local cluster of two nodes with an operator; the job `lm` is not in it yet."""
+    cluster = kind(folder / "state", find_kubectl())
+    cluster.unbroken("up", "--detach", "--nodes", "2")
+    yield Job(cluster, "lm", folder)
+    cluster.take_away()
 
 
 @dataclass(frozen=True)

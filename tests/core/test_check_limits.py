@@ -216,7 +216,7 @@ def test_a_busy_machines_latency_is_no_fault() -> None:
 def test_what_waiting_for_processors_explains_is_held_against_nobody(
     speed: float, latency: float, queued: tuple[float, float], expected: Link
 ) -> None:
-    """Both ends waited for that share of the time: 31 % make 0.38 of what is measured."""
+    """`queued` is the percentage at each end. With 31 % at both, 38 % of the time was measured."""
     limits = LinkLimits({"a": BIG, "b": BIG}, {BIG: 20.0}, 2000.0)
     pairs = measured_pairs(met(("a", "b"), speed, "gloo", latency, queued))
     assert links(pairs, limits)["a", "b"] is expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,13 @@ from typing import Any
 from cli_forks import UNBROKEN as UNBROKEN
 from cli_forks import run_unbroken
 from cluster_logs import assert_no_errors
+
+
+def find_kubectl() -> str:
+    """Return kubectl from the PATH or the virtual environment."""
+    found = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
+    assert found, "kubectl is missing; `make setup` installs it"
+    return found
 
 
 def kill(pid: int) -> None:

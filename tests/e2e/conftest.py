@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from apiservers import CannotStartError
-from e2e.clusters import Cluster
+from e2e.clusters import Cluster, find_kubectl
 from e2e.planes import real_cluster
 
 
 @pytest.fixture(scope="session")
 def kubectl_path() -> str:
     """kubectl from the PATH or the virtual environment."""
-    found = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert found, "kubectl is missing; `make setup` installs it"
-    return str(found)
+    return find_kubectl()
 
 
 @pytest.fixture

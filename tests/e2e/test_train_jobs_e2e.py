@@ -6,7 +6,6 @@ The controllers of Trainer, JobSet and Jobs are stand-ins that follow their sour
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,9 +16,9 @@ import pytest
 
 from controller.conftest import Place
 from controller.jobset_standin import install, is_true
-from controller.trained_jobs import SCRIPT, Job, is_alive
+from controller.trained_jobs import SCRIPT, Job, is_alive, named_job
 from controller.trainer_standin import RuntimeControllers, apply_runtime
-from e2e.clusters import Cluster, kill
+from e2e.clusters import kill
 from train_jobs import train_job
 from unbroken.kube.client import connect
 from unbroken.spec.keys import RESULT, RESULT_LABEL
@@ -32,12 +31,8 @@ Object = dict[str, Any]
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """Provide a cluster of two nodes with an operator, and a job that is not there yet."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    cluster = Cluster(tmp_path / "state", str(kubectl))
-    cluster.unbroken("up", "--detach", "--nodes", "2")
-    yield Job(cluster, "lm", tmp_path)
-    cluster.take_away()
+    with named_job(tmp_path) as found:
+        yield found
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster, processes
+from e2e.clusters import Cluster, find_kubectl, processes
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +59,7 @@ class Scripts:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     """Start a cluster without nodes, and a directory for scripts."""
     tmp_path = tmp_path_factory.mktemp("scripts")
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    made = Cluster(tmp_path / "state", str(kubectl))
+    made = Cluster(tmp_path / "state", find_kubectl())
     directory = tmp_path / "scripts"
     directory.mkdir()
     mapping = f"--lifecycle-source={SOURCE}={directory}"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster, pod, processes, python
+from e2e.clusters import Cluster, find_kubectl, pod, processes, python
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +21,7 @@ FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Start a cluster of one node."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    made = Cluster(tmp_path / "state", str(kubectl))
+    made = Cluster(tmp_path / "state", find_kubectl())
     made.unbroken("up", "--detach", "--nodes", "1", "--gpu-per-node", "2", "--no-operator")
     yield made
     made.take_away()

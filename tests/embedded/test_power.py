@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster, pod, processes, python
+from e2e.clusters import Cluster, find_kubectl, pod, processes, python
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +33,7 @@ time.sleep(600)
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two nodes."""
-    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert kubectl, "kubectl is missing; `make setup` installs it"
-    made = Cluster(tmp_path / "state", str(kubectl))
+    made = Cluster(tmp_path / "state", find_kubectl())
     made.unbroken("up", "--detach", "--nodes", "2")
     yield made
     made.take_away()

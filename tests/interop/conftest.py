@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
+from e2e.clusters import Cluster, find_kubectl
 from interop.stock_agent import NotInstalledError, StockAgent, installed
 
 
@@ -26,9 +23,7 @@ def stock() -> StockAgent:
 @pytest.fixture(scope="session")
 def kubectl_path() -> str:
     """kubectl from the PATH or the virtual environment."""
-    found = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
-    assert found, "kubectl is missing; `make setup` installs it"
-    return str(found)
+    return find_kubectl()
 
 
 @pytest.fixture(scope="module")

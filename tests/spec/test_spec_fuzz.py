@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_json import JSON
 
 from job_samples import changed, job, published
 from unbroken.spec.job import codec
@@ -18,14 +19,6 @@ from unbroken.spec.schema.fields import INT_MAX, Base, Shape, fields_of
 from unbroken.spec.schema.read import read_record
 from unbroken.spec.schema.write import write_record
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-JSON = st.recursive(
-    SCALARS | st.integers(10**30, 10**31).map(lambda n: n**200),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | SCALARS, inner)
-    ),
-    max_leaves=12,
-)
 PLACES = [
     *("apiVersion", "kind", "metadata", "metadata/name", "metadata/labels", "metadata/annotations"),
     *("spec", "spec/nprocPerNode", "spec/elasticPolicy"),

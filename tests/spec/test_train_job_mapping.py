@@ -1,4 +1,4 @@
-"""The HyperPodPyTorchJob of a TrainJob: what each field becomes, and what is refused by name."""
+"""Mapping of a TrainJob to a HyperPodPyTorchJob: each field, and the refusal of other fields."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_json import JSON
 
 from job_samples import changed
 from train_jobs import COMMAND, patch, runtime, train_job
@@ -222,14 +223,6 @@ def test_a_runtime_gives_the_number_of_nodes_and_keeps_its_own_gates() -> None:
 
 # --- whatever is given
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-JSON = st.recursive(
-    SCALARS | st.integers(10**30, 10**31).map(lambda n: n**200),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | SCALARS, inner)
-    ),
-    max_leaves=12,
-)
 PATCHES = [
     patch(
         {
