@@ -12,9 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from flight_dumps import Recorder
+from tests.flight_dumps import Recorder
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ from unbroken.spec.job.types import GROUP, KIND, PLURAL, VERSION
 from unbroken.spec.keys import AGENT_AUTH
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent))
 
-from apiservers import embedded_cluster, real_cluster  # noqa: E402
+from tests.apiservers import embedded_cluster, real_cluster  # noqa: E402
 
 REPLICA = "w"
 JOBS = f"apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}"

@@ -31,9 +31,9 @@ from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/nodes"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from nvml_library import build
+from tests.nodes.nvml_library import build
 
 PCI = "0000:3b:00"
 BOUND_SECONDS = 180.0

@@ -25,9 +25,9 @@ from node_loss_trials import LOSSES, QUICK, Loss, Trial, Unsettled, figures, loa
 from recovery import machine
 from recovery_trials import say
 
-from apiservers import CannotStartError
-from realnodes.plane import real_cluster
-from realnodes.releases import Release, released
+from tests.apiservers import CannotStartError
+from tests.realnodes.plane import real_cluster
+from tests.realnodes.releases import Release, released
 
 NODES = 3
 MARKS = ("detected", "ended", "first step")

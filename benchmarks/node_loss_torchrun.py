@@ -7,9 +7,9 @@ from typing import Any
 
 from node_loss_trials import BOUND_SECONDS, LOSSES, SCRIPT, Place, Trial, all_ranks, overlap, wait
 
-from realnodes import images
-from realnodes.jobs import Job
-from realnodes.releases import Release
+from tests.realnodes import images
+from tests.realnodes.jobs import Job
+from tests.realnodes.releases import Release
 
 START_SECONDS = 120.0
 PORT = 29400

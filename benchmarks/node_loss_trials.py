@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recovery_records import percentile
 
-from realnodes import images, machines
-from realnodes.jobs import Job, Life
-from realnodes.plane import RealCluster
-from realnodes.releases import OPERATORS, Release
+from tests.realnodes import images, machines
+from tests.realnodes.jobs import Job, Life
+from tests.realnodes.plane import RealCluster
+from tests.realnodes.releases import OPERATORS, Release
 from unbroken.spec.times import time_seconds
 
 BOUND_SECONDS = 120.0

@@ -27,12 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recovery_records import percentile
 from recovery_trials import say
 
-from e2e.clusters import Cluster
+from tests.e2e.clusters import Cluster
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_RAY
 
 SCRIPT = Path(__file__).with_name("ray_steps.py")

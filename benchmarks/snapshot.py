@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "worker"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import snapshot_buddy
-from snapshot_agents import channel
 
+from tests.worker.snapshot_agents import channel
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.checkpointing.checkpoints import checkpoints
 from unbroken.worker.snapshot.snapshot import Snapshot

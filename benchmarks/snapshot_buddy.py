@@ -15,11 +15,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "agent"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from running import Running, linked, program, running, start
-
+from tests.agent.running import Running, linked, program, running, start
 from unbroken.agent.replication.replication import VARIABLE
 
 UNBOUND = str(100_000_000_000)

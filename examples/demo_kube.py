@@ -22,13 +22,13 @@ from typing import Any
 
 from demo import JOB, DemoFailed, Training, show, title
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from apiservers import ROOT, CannotStartError
-from deploy.charts import NAMESPACE
-from realnodes import machines
-from realnodes.plane import RealCluster, real_cluster, until
-from realnodes.releases import Release, released
+from tests.apiservers import ROOT, CannotStartError
+from tests.deploy.charts import NAMESPACE
+from tests.realnodes import machines
+from tests.realnodes.plane import RealCluster, real_cluster, until
+from tests.realnodes.releases import Release, released
 
 Object = dict[str, Any]
 

@@ -19,7 +19,7 @@ from email.message import Message
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
 
 Object = dict[str, Any]
 SECONDS = 20

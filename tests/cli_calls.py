@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli_forks import UNBROKEN, run_unbroken
-from cluster_logs import assert_no_errors
+from tests.cli_forks import UNBROKEN, run_unbroken
+from tests.cluster_logs import assert_no_errors
 
 COUNT = """
 import os, sys, time

@@ -6,15 +6,13 @@ import asyncio
 import gc
 import inspect
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
+from tests.apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
 
 # Both depend on the load of the machine, and say nothing about the tested code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,15 +22,11 @@ STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_clu
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, refuse modules of one name, and let processes of tests receive SIGINT.
+    """Declare the markers, and let processes of tests receive SIGINT.
 
-    The tests are no packages, so that only one of several modules of a name can be imported. A
-    shell starts its background commands with SIGINT ignored, and all their children inherit it.
+    A shell starts its background commands with SIGINT ignored, and all their children inherit it.
     """
     gc.disable()
-    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
-    if twice := sorted(name for name, count in names.items() if count > 1):
-        raise pytest.UsageError(f"test modules of one name: {', '.join(twice)}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(

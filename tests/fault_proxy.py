@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
 
 CLOCK_BOOTTIME = 7
 HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length", "upgrade"}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fault_proxy import READS, Call
+from tests.fault_proxy import READS, Call
 
 
 class Takeover(NamedTuple):

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from watching import PATIENCE_SECONDS
+from tests.watching import PATIENCE_SECONDS
 
 Value = str | int | float | bool
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apiclient import Answer, Api, Object
+from tests.apiclient import Answer, Api, Object
 
 CUSTOM_RESOURCES = pytest.mark.parametrize(
     "cluster",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_logs import errors
+from tests.cluster_logs import errors
 
 AT = "2026-11-21 08:00:00,000"
 

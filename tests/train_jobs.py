@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from apiservers import ROOT
+from tests.apiservers import ROOT
 from unbroken.spec.job_kinds import TRAIN_JOB, TRAIN_RUNTIME
 
 Object = dict[str, Any]

@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "agent"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import Machine, Outcome
-from running import linked, running, start
 
+from tests.agent.running import linked, running, start
 from unbroken.agent.evidence.flight_recorder import FILE_VARIABLES, PIPE_VARIABLE
 from unbroken.wire.agent import AgentState
 from unbroken.wire.observation import Evidence

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "agent"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import Machine, Outcome
-from running import Operator, Running, linked, running, start, stop
 
+from tests.agent.running import Operator, Running, linked, running, start, stop
 from unbroken.wire.agent import IN_PROCESS_RESTART, PROCESS_RESTART, AgentState
 
 SCRIPT = Path(__file__).with_name("restart_train.py")

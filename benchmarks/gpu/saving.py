@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "worker"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import Machine, Outcome
 
@@ -182,8 +182,7 @@ def trained(share: Share, rounds: int, after: Callable[[], Any] = lambda: None) 
 
 def run(device: str, count: int, rounds: int) -> Outcome:
     """Run all measurements in this process."""
-    from snapshot_agents import channel
-
+    from tests.worker.snapshot_agents import channel
     from unbroken.agent.snapshots.slots import Snapshots
     from unbroken.worker.snapshot.snapshot import Snapshot
 

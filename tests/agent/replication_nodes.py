@@ -15,13 +15,13 @@ from typing import Any
 from aiohttp import web
 
 import unbroken
-from agent.snapshot_clients import NAME, slot, whole
+from tests.agent.snapshot_clients import NAME, slot, whole
+from tests.worker.kill_points import kill_at
 from unbroken.agent.replication.replication import Replication
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.agent_http.snapshots import Refused, SnapshotRoutes
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.snapshot import HEADERS_BYTES
-from worker.kill_points import kill_at
 
 STEPS = 3
 """Number of bursts of saved steps."""

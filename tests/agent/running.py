@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from agent_requests import AgentRequests
+from tests.agent_requests import AgentRequests
 from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import (
     AgentReport,

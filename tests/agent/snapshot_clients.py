@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from agent.ipc_clients import RAW
-from agent.running import Running
+from tests.agent.ipc_clients import RAW
+from tests.agent.running import Running
 from unbroken.wire.snapshot import (
     BODY_AT,
     CHUNK_BYTES,

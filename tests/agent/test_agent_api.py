@@ -18,9 +18,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from running import KEY, SLEEPER, Running, linked, program, running, start, stop
 
-from agent_requests import AgentRequests, raw_link
+from tests.agent.running import KEY, SLEEPER, Running, linked, program, running, start, stop
+from tests.agent_requests import AgentRequests, raw_link
 from unbroken.agent.main import read_key
 from unbroken.errors import SpecError
 from unbroken.wire.agent import AgentState

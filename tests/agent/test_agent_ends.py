@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import KEY, SLEEPER, linked, program, running, start, stop
-from test_agent_output import run_to_end
 
-from agent_requests import AgentRequests
-from e2e.control import frozen
-from e2e.job_events import await_end
+from tests.agent.running import KEY, SLEEPER, linked, program, running, start, stop
+from tests.agent.test_agent_output import run_to_end
+from tests.agent_requests import AgentRequests
+from tests.e2e.control import frozen
+from tests.e2e.job_events import await_end
 from unbroken.wire.agent import AgentState, FaultKind, WorkerFault
 
 pytestmark = pytest.mark.slow

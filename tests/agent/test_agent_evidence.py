@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from running import Operator, Running, linked, program, running, start, stop
 
+from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent.evidence import procfs, spy
 from unbroken.agent.evidence.examine import Examination, Subject
 from unbroken.agent.evidence.flight_recorder import Request

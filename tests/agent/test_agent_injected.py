@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import linked, running, start
 
+from tests.agent.running import linked, running, start
 from unbroken.agent.injected import interpreter, prepare
 from unbroken.errors import SpecError
 from unbroken.spec.job.launch import Launch, read_launch

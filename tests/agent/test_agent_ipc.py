@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ipc_clients import OURS, RAW, THEIRS
-from running import Operator, Running, linked, program, running, start, stop
 
+from tests.agent.ipc_clients import OURS, RAW, THEIRS
+from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.wire.agent import AgentState, FaultKind
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import linked, program, running, start
 
+from tests.agent.running import linked, program, running, start
 from unbroken.wire.agent import AgentState, FaultKind, WorkerFault
 
 pytestmark = pytest.mark.slow

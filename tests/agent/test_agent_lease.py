@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import KEY, Running, linked, program, running, start
 
-from agent_requests import raw_link
+from tests.agent.running import KEY, Running, linked, program, running, start
+from tests.agent_requests import raw_link
 from unbroken.wire.agent import AgentReport, AgentState
 
 pytestmark = pytest.mark.slow

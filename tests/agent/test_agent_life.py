@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import SLEEPER, linked, marked, program, running, start, stop
 
+from tests.agent.running import SLEEPER, linked, marked, program, running, start, stop
 from unbroken.wire.agent import AgentState, FaultKind, ShutdownCommand
 
 pytestmark = pytest.mark.slow

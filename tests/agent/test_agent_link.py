@@ -14,8 +14,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from running import SLEEPER, Operator, linked, program, running, start, stop
 
+from tests.agent.running import SLEEPER, Operator, linked, program, running, start, stop
 from unbroken.agent_http.client import SILENCE_SECONDS, heartbeat_seconds
 from unbroken.wire.agent import (
     HEARTBEAT_SECONDS,

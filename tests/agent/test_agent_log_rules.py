@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Running, linked, program, running, start, stop
 
+from tests.agent.running import Running, linked, program, running, start, stop
 from unbroken.agent.workers.output import Output, Stream
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView
 

@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import Running, linked, program, running, start
 
+from tests.agent.running import Running, linked, program, running, start
 from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, tail_text
 from unbroken.wire.agent import AgentReport, AgentState
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from agent.running import Operator, Running, linked, program, running, start, stop
-from agent.snapshot_clients import NAME, SAVES, TRAINS, Copy, copies, path, slot, until
+from tests.agent.running import Operator, Running, linked, program, running, start, stop
+from tests.agent.snapshot_clients import NAME, SAVES, TRAINS, Copy, copies, path, slot, until
 from unbroken.wire.agent import AgentState
 
 pytestmark = pytest.mark.slow

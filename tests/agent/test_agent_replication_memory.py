@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.snapshot_clients import NAME, slot
+from tests.agent.snapshot_clients import NAME, slot
 from unbroken.agent.replication.copies import Copies
 from unbroken.agent.snapshots.memory import SPARE_BYTES, Memory
 from unbroken.agent_http.snapshots import Refused

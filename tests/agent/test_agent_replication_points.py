@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.replication_nodes import STEPS, Process, begin, fetching, listeners, training
+from tests.agent.replication_nodes import STEPS, Process, begin, fetching, listeners, training
 from unbroken.agent.replication.replication import VARIABLE
 
 pytestmark = pytest.mark.slow

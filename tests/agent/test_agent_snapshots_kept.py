@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ipc_clients import RAW
-from agent.running import SLEEPER, Running, linked, program, running, start, stop
-from agent.snapshot_clients import SAVES, path, slot, until
+from tests.agent.ipc_clients import RAW
+from tests.agent.running import SLEEPER, Running, linked, program, running, start, stop
+from tests.agent.snapshot_clients import SAVES, path, slot, until
 from unbroken.agent.workers.facts import free_port
 from unbroken.wire.agent import AgentState
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from running import Operator, Running, linked, program, running, start, stop
 
+from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.wire.agent import AgentReport, AgentState, WarmCommand
 
 pytestmark = pytest.mark.slow

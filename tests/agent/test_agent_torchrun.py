@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import SLEEPER, linked, program, running, start, stop
 
+from tests.agent.running import SLEEPER, linked, program, running, start, stop
 from unbroken.wire.agent import AgentState, FaultKind, ShutdownCommand
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Operator, Running, linked, marked, program, running, start, stop
 
+from tests.agent.running import Operator, Running, linked, marked, program, running, start, stop
 from unbroken.wire.agent import AgentState
 from unbroken.wire.warm import LEARNT_VARIABLE
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Operator, Running, linked, program, running, start, stop
 
+from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import RankWatch

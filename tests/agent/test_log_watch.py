@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from running import start
-
+from tests.agent.running import start
 from unbroken.agent.evidence.log_watch import LogWatch
 from unbroken.core.agent.machine import RulesRead
 from unbroken.wire.agent import RuleState

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from apiservers import Cluster
-from controller.conftest import Place
+from tests.apiservers import Cluster
+from tests.operator.conftest import Place
 from unbroken.kube.client import connect
 
 NUMBERS = itertools.count(1)

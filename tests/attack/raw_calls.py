@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from cluster_api.api_program import JSON, KEY
+from tests.cluster_api.api_program import JSON, KEY
 from unbroken.cluster_api.signatures import Credential, Message, sign
 from unbroken.kube.clock import wall
 

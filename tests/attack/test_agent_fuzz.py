@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.ipc_clients import RAW
-from agent.running import SLEEPER, Running, linked, program, running, start
-from attack.listeners import Recorder, Siege, besiege, framed, resident
+from tests.agent.ipc_clients import RAW
+from tests.agent.running import SLEEPER, Running, linked, program, running, start
+from tests.attack.listeners import Recorder, Siege, besiege, framed, resident
 from unbroken.wire.agent import AgentState
 
 pytestmark = pytest.mark.slow

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from attack import places
-from controller.conftest import conditions, job
-from job_samples import MANIFESTS
-from job_samples import rule as job_with_rule
+from tests.attack import places
+from tests.job_samples import MANIFESTS
+from tests.job_samples import rule as job_with_rule
+from tests.operator.conftest import conditions, job
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import violations
 from unbroken.core.logs.rule_config import rule_warnings

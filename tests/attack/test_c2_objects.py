@@ -23,10 +23,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
-from apiservers import Cluster, kubeconfig_of
-from attack import places
-from attack.hostile_objects import JSON, mutated, nested
-from controller.conftest import conditions, job
+from tests.apiservers import Cluster, kubeconfig_of
+from tests.attack import places
+from tests.attack.hostile_objects import JSON, mutated, nested
+from tests.operator.conftest import conditions, job
+from tests.watching import Watcher, running
 from unbroken.cli.connection import _decoded
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
@@ -46,7 +47,6 @@ from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
-from watching import Watcher, running
 
 Object = dict[str, Any]
 place = places.place

@@ -15,12 +15,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import forged_crash
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.drive_node_health import Bench
+from tests.attack import forged_crash
+from tests.core.nodes.drive_node_health import Bench
 from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead
 from unbroken.core.nodes.health_object import NODE_ACTIONS
 from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apiservers import Cluster, free_port
-from attack.listeners import DIGITS, Recorder, Siege, besiege, fuzzed, requests
-from attack.raw_calls import signed
-from cli_calls import UNBROKEN, read_until
-from cluster_api.api_program import KEY, credentials_file, running_api
+from tests.apiservers import Cluster, free_port
+from tests.attack.listeners import DIGITS, Recorder, Siege, besiege, fuzzed, requests
+from tests.attack.raw_calls import signed
+from tests.cli_calls import UNBROKEN, read_until
+from tests.cluster_api.api_program import KEY, credentials_file, running_api
 from unbroken.cluster_api.operations import HANDLERS
 
 pytestmark = pytest.mark.slow

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from apiclient import Api
-from apiservers import Cluster, embedded_cluster
-from attack.listeners import Recorder, Siege, besiege
-from e2e.clusters import find_kubectl
-from samples import config_map, pod
+from tests.apiclient import Api
+from tests.apiservers import Cluster, embedded_cluster
+from tests.attack.listeners import Recorder, Siege, besiege
+from tests.e2e.clusters import find_kubectl
+from tests.samples import config_map, pod
 
 pytestmark = pytest.mark.slow
 

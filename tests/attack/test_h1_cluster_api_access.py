@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from attack.raw_calls import captured, send
-from cli_calls import Cli
+from tests.attack.raw_calls import captured, send
+from tests.cli_calls import Cli
 from unbroken.cluster_api.signatures import Credential
 
 pytestmark = pytest.mark.slow

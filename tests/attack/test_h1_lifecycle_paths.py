@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from attack.raw_calls import captured, send
-from cli_calls import Cli
+from tests.attack.raw_calls import captured, send
+from tests.cli_calls import Cli
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cli.cluster.place import key_of
 from unbroken.errors import SpecError, WorldError
 from unbroken.local import state
 from unbroken.local.machines import script_copies
 from unbroken.local.machines.decisions.scripts import LocalSource, local_source
 from unbroken.local.machines.script_copies import copy_source, script_in, source_folder
-from watching import PATIENCE_SECONDS
 
 ADDRESS = "s3://bkt/pre"
 ROLE = "arn:aws:iam::123456789012:role/worker"

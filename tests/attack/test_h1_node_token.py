@@ -15,9 +15,9 @@ from contextlib import closing
 
 import pytest
 
-from apiclient import Api
-from apiservers import Cluster
-from samples import pod
+from tests.apiclient import Api
+from tests.apiservers import Cluster
+from tests.samples import pod
 from unbroken.local.node_calls import VALID_SECONDS, authorization, is_authorized
 
 TOKEN, ADDRESS, TARGET, NOW = "secret", "127.65.0.1:10250", "/exec/a/b/c?command=ls", 1_000.0

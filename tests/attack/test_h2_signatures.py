@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from apiservers import Cluster
-from attack.raw_calls import Captured, captured, connection, exchange, send
-from cli_calls import UNBROKEN, read_until
-from cluster_api.api_program import KEY, Running, credentials_file, running_api
-from fault_proxy import Fault, FaultProxy
+from tests.apiservers import Cluster
+from tests.attack.raw_calls import Captured, captured, connection, exchange, send
+from tests.cli_calls import UNBROKEN, read_until
+from tests.cluster_api.api_program import KEY, Running, credentials_file, running_api
+from tests.fault_proxy import Fault, FaultProxy
 from unbroken.cluster_api.errors import ApiError
 from unbroken.cluster_api.replays import (
     KEPT_MAX,

@@ -21,8 +21,11 @@ from statistics import median
 from typing import Any
 
 import aiohttp
-import h3_agents
 import pytest
+
+from tests.attack import h3_agents  # Before what it chooses the addresses of.
+
+# isort: split
 from control_plane_world import (
     JOBS,
     Agents,

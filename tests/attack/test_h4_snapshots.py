@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pickle_payloads
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.attack import pickle_payloads
 from unbroken.agent.evidence.flight_recorder import read
 from unbroken.errors import PeerError, SpecError
 from unbroken.wire import pickled

@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apiservers import Cluster as ApiServer
-from controller.conftest import Place, job
-from controller.test_node_repair import QUICK, fleet  # noqa: F401
-from controller.test_runner import Script, surroundings
-from controller.trained_jobs import Job, until
-from core.drive_repair import World, world
-from e2e.clusters import Cluster, find_kubectl, kill
+from tests.apiservers import Cluster as ApiServer
+from tests.core.nodes.drive_repair import World, world
+from tests.e2e.clusters import Cluster, find_kubectl, kill
+from tests.operator.conftest import Place, job
+from tests.operator.jobs.test_runner import Script, surroundings
+from tests.operator.nodes.test_node_repair import QUICK, fleet  # noqa: F401
+from tests.operator.trained_jobs import Job, until
+from tests.watching import running
 from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
 from unbroken.core.nodes import blame
 from unbroken.core.nodes.repair.events import RecordRepairEvent
@@ -38,7 +39,6 @@ from unbroken.spec.job.parse import parse_job
 from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action, Health
 from unbroken.spec.schema.write import write_record
-from watching import running
 
 Object = dict[str, Any]
 NOW = 1_800_000_000.0

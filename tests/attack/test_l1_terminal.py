@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import terminal_programs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.attack import terminal_programs
 from unbroken.cli.terminal import coloured, visible
 
 COLOUR = re.compile("\x1b\\[[0-9;:]*m")

@@ -7,16 +7,16 @@ import re
 
 import pytest
 
-from agent.running import linked
-from apiservers import ROOT
-from attack.redirecting import Redirecting, redirecting
+from tests.agent.running import linked
+from tests.apiservers import ROOT
+from tests.attack.redirecting import Redirecting, redirecting
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent_http.sessions import plain_session
 from unbroken.cluster_api.client import connected
 from unbroken.cluster_api.signatures import Credential
 from unbroken.errors import PeerError
 from unbroken.operator.jobs.views import port_number
 from unbroken.wire.agent import StopCommand
-from watching import PATIENCE_SECONDS
 
 STATUSES = (301, 302, 303, 307, 308)
 

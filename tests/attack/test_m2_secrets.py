@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attack.places import place as place
-from controller.conftest import job
-from job_keys import secret_of
+from tests.attack.places import place as place
+from tests.job_keys import secret_of
+from tests.operator.conftest import job
 
 JOBS, PODS = "hyperpodpytorchjobs", "pods"
 

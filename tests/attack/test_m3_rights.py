@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Api
-from deploy.charts import EVERYTHING, NAMESPACE, of_kind, render
-from deploy.conftest import plane as plane
-from deploy.planes import Plane
-from e2e.control import ApiPlace
+from tests.apiclient import Api
+from tests.deploy.charts import EVERYTHING, NAMESPACE, of_kind, render
+from tests.deploy.conftest import plane as plane
+from tests.deploy.planes import Plane
+from tests.e2e.control import ApiPlace
 
 OPERATOR = "unbroken-operator"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"

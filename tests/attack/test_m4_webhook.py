@@ -20,9 +20,9 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from attack.hostile_objects import JSON, nested
-from attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
-from controller.conftest import job
+from tests.attack.hostile_objects import JSON, nested
+from tests.attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
+from tests.operator.conftest import job
 from unbroken.kube.clock import pause
 from unbroken.operator.webhook.registration import WebhookOptions, configuration
 from unbroken.operator.webhook.server import (

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.running import KEY, SLEEPER, UID, Running, linked, program, running, start, stop
-from agent_requests import AgentRequests, raw_link
-from attack.eavesdropping import eavesdropping, replayed
-from attack.false_agents import FalseAgent, false_agent, until_linked
+from tests.agent.running import KEY, SLEEPER, UID, Running, linked, program, running, start, stop
+from tests.agent_requests import AgentRequests, raw_link
+from tests.attack.eavesdropping import eavesdropping, replayed
+from tests.attack.false_agents import FalseAgent, false_agent, until_linked
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 from unbroken.wire.agent import AgentState

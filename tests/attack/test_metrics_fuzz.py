@@ -10,10 +10,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from agent.running import Drain
-from apiservers import embedded_cluster, free_port
-from attack.listeners import Siege, besiege
-from cli_calls import UNBROKEN
+from tests.agent.running import Drain
+from tests.apiservers import embedded_cluster, free_port
+from tests.attack.listeners import Siege, besiege
+from tests.cli_calls import UNBROKEN
 
 pytestmark = pytest.mark.slow
 ACCEPT = b"application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"

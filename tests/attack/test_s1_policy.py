@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.charts import CHART, EVERYTHING, of_kind, one_of, render
+from tests.deploy.charts import CHART, EVERYTHING, of_kind, one_of, render
 
 Object = dict[str, Any]
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.running import KEY, SLEEPER, marked, program, running
-from agent_requests import raw_link
-from apiclient import Api
-from apiservers import Cluster, embedded_cluster
-from samples import config_map
+from tests.agent.running import KEY, SLEEPER, marked, program, running
+from tests.agent_requests import raw_link
+from tests.apiclient import Api
+from tests.apiservers import Cluster, embedded_cluster
+from tests.samples import config_map
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.running import KEY, program, running
-from agent.snapshot_clients import Copy, copies, path, slot
-from agent_requests import AgentRequests
+from tests.agent.running import KEY, program, running
+from tests.agent.snapshot_clients import Copy, copies, path, slot
+from tests.agent_requests import AgentRequests
 from unbroken.core.job.events import CreatePod, PodName
 from unbroken.operator.jobs.pods import JobIdentity, build_pod
 from unbroken.spec.job.types import JobSpec, ReplicaSpec

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pickle_payloads
 import pytest
 import torch
 
+from tests.attack import pickle_payloads
 from unbroken import worker
 from unbroken.worker.checkpointing.checkpoints import Checkpoints
 from unbroken.worker.checkpointing.dcp import load_plain, read_metadata

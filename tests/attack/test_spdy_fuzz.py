@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attack.listeners import fuzzed
-from spdy_client import RECORDED, Client, script
+from tests.attack.listeners import fuzzed
+from tests.spdy_client import RECORDED, Client, script
 from unbroken.local.node.ports.spdy import Reader, SpdyError
 
 HELD_MAX = 1 << 20

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from apiservers import kubeconfig_of
+from tests.apiservers import kubeconfig_of
+from tests.watching import running
 from unbroken.kube.clock import pause, wall
 from unbroken.operator.webhook.certificates import Authority
 from unbroken.operator.webhook.process import WebhookProcess
 from unbroken.operator.webhook.server import Settings
-from watching import running
 
 Object = dict[str, Any]
 SECRET_PATH = "/validate/5ec2e7"

@@ -15,8 +15,8 @@ sys.path.insert(0, str(FOLDER))
 
 from machine import Machine  # noqa: E402
 from restarts import Ranks, Trial  # noqa: E402
-from running import Operator  # noqa: E402
 
+from tests.agent.running import Operator  # noqa: E402
 from unbroken.wire.agent import AgentReport, AgentState, WorkerReport  # noqa: E402
 
 

@@ -9,8 +9,8 @@ import node_loss
 import pytest
 from node_loss_trials import Trial, all_ranks, figures, overlap
 
-from realnodes.jobs import Job
-from realnodes.plane import RealCluster
+from tests.realnodes.jobs import Job
+from tests.realnodes.plane import RealCluster
 
 
 def job(directory: Path, lives: dict[str, tuple[float, ...]]) -> Job:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import processes
+from tests.e2e.clusters import processes
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/recovery.py"
 MODES = ("cold", "warm", "in-process+snapshots", "torchrun-fresh-store")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import processes
+from tests.e2e.clusters import processes
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/scoreboard.py"
 

@@ -12,11 +12,11 @@ from time import clock_gettime
 
 import pytest
 
-from apiservers import CannotStartError
-from chaos.world import Terms, World, world
-from controller.trained_jobs import until
-from e2e.jobs import job
-from fault_proxy import CLOCK_BOOTTIME
+from tests.apiservers import CannotStartError
+from tests.chaos.world import Terms, World, world
+from tests.e2e.jobs import job
+from tests.fault_proxy import CLOCK_BOOTTIME
+from tests.operator.trained_jobs import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.realkube, pytest.mark.timeout(600)]
 FAIL_OVER_SECONDS = 20.0

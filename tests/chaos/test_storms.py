@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from apiservers import CannotStartError
-from chaos.world import Part, Terms, World, world
-from e2e.job_events import Event
-from e2e.jobs import Job, job
+from tests.apiservers import CannotStartError
+from tests.chaos.world import Part, Terms, World, world
+from tests.e2e.job_events import Event
+from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.realkube, pytest.mark.timeout(600)]
 FIRST, LAST = map(int, os.environ.get("UNBROKEN_CHAOS", "0:2").split(":"))

@@ -14,14 +14,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from apiservers import Cluster as Server
-from apiservers import real_cluster
-from cluster_logs import assert_no_errors
-from controller.realkube import SERVICES, Node, program
-from controller.trained_jobs import until
-from e2e.clusters import Cluster, find_kubectl
-from fault_proxy import Call, FaultProxy
-from leadership import Takeover, assert_no_stale_writes, takeovers
+from tests.apiservers import Cluster as Server
+from tests.apiservers import real_cluster
+from tests.cluster_logs import assert_no_errors
+from tests.e2e.clusters import Cluster, find_kubectl
+from tests.fault_proxy import Call, FaultProxy
+from tests.leadership import Takeover, assert_no_stale_writes, takeovers
+from tests.operator.realkube import SERVICES, Node, program
+from tests.operator.trained_jobs import until
 
 PROGRAM = Path(__file__).with_name("operator_program.py")
 NODES = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import Cli
+from tests.cli_calls import Cli
 
 
 @pytest.fixture

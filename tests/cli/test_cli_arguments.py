@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli_calls import Cli, manifest
+from tests.cli_calls import Cli, manifest
 from unbroken.cli import main
 from unbroken.cli.main import app
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cli_calls import Cli
-from flight_dumps import Groups, Recorder
+from tests.cli_calls import Cli
+from tests.flight_dumps import Groups, Recorder
 from unbroken.errors import PeerError
 from unbroken.wire.flight_dump import read
 

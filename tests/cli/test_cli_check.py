@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cli_calls import Cli, read_until
+from tests.cli_calls import Cli, read_until
 from unbroken.kube.client import MERGE, connect
 from unbroken.local import state
 

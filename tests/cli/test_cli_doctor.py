@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import Cli, read_until
+from tests.cli_calls import Cli, read_until
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cli_calls import Cli
-from e2e.clusters import find_kubectl
+from tests.cli_calls import Cli
+from tests.e2e.clusters import find_kubectl
 
 pytestmark = pytest.mark.slow
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cli_calls import COUNT, Cli, read_until
-from controller.pytorchjobs import pytorchjob
-from e2e.control import api_of, is_ready, is_tainted
+from tests.cli_calls import COUNT, Cli, read_until
+from tests.e2e.control import api_of, is_ready, is_tainted
+from tests.operator.pytorchjobs import pytorchjob
 
 pytestmark = pytest.mark.slow
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"

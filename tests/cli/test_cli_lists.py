@@ -18,9 +18,9 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from cli_calls import Cli, read_until
-from controller.pytorchjobs import pytorchjob
-from e2e.control import api_of
+from tests.cli_calls import Cli, read_until
+from tests.e2e.control import api_of
+from tests.operator.pytorchjobs import pytorchjob
 from unbroken.cli import main
 from unbroken.cli.listing import Listing, Shown, show_list
 from unbroken.cli.options import ListOutput

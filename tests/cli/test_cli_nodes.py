@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_calls import Cli, manifest
+from tests.cli_calls import Cli, manifest
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 90.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cli.test_cli_nodes import described, kubectl, node_names, until
-from cli_calls import Cli
-from e2e.clusters import kill
+from tests.cli.test_cli_nodes import described, kubectl, node_names, until
+from tests.cli_calls import Cli
+from tests.e2e.clusters import kill
 
 pytestmark = pytest.mark.slow
 GSP = "NVRM: Xid (PCI:0000:01:00): 119, pid=1, Timeout waiting for RPC from GSP\n"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Api
-from cli_calls import Cli
-from controller.pytorchjobs import pytorchjob
-from e2e.control import api_of
+from tests.apiclient import Api
+from tests.cli_calls import Cli
+from tests.e2e.control import api_of
+from tests.operator.pytorchjobs import pytorchjob
 from unbroken.core.auto_resume import Record
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import write_record

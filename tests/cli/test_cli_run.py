@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
-from e2e.clusters import processes
+from tests.cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
+from tests.e2e.clusters import processes
 
 pytestmark = pytest.mark.slow
 MakeCli = Callable[..., Cli]

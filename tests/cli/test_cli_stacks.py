@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli_calls import Cli, read_until
+from tests.cli_calls import Cli, read_until
 
 pytestmark = pytest.mark.slow
 

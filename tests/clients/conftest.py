@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from kubectl_program import Kubectl, program
 
-from apiclient import Api, Object
-from apiservers import Cluster
+from tests.apiclient import Api, Object
+from tests.apiservers import Cluster
+from tests.clients.kubectl_program import Kubectl, program
 
 NUMBERS = itertools.count(1)
 

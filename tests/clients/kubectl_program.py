@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
 
 SECONDS = 60
 

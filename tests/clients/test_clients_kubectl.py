@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from kubectl_program import Kubectl
 
-from apiclient import Api, Object
-from samples import config_map, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api, Object
+from tests.clients.kubectl_program import Kubectl
+from tests.samples import config_map, definition, deployment, open_schema, pod, widget
 
 Write = Callable[..., str]
 

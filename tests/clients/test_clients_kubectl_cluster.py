@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from kubectl_program import Kubectl
 
-from apiclient import Api
-from samples import CUSTOM_RESOURCES, define, definition, open_schema, widget
+from tests.apiclient import Api
+from tests.clients.kubectl_program import Kubectl
+from tests.samples import CUSTOM_RESOURCES, define, definition, open_schema, widget
 
 RESOURCES = [
     ("pods", "po", "v1", "true", "Pod"),

@@ -24,8 +24,8 @@ from kubernetes.client import (
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
-from apiclient import Api
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import ConfigMap, Node, Pod
 from lightkube.types import CascadeType, PatchType
 
-from apiclient import Api
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 def configured(api: Api) -> Any:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubectl_program import Kubectl
 
-from apiclient import Api
-from samples import define
+from tests.apiclient import Api
+from tests.clients.kubectl_program import Kubectl
+from tests.samples import define
 from unbroken import local as embedded
 from unbroken.cli.job.views import state
 from unbroken.core.job.record.conditions import advance

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hyp_program import Hyp, NotInstalledError, installed
-from kubectl_program import program
 
-from e2e.clusters import Cluster
+from tests.clients.hyp_program import Hyp, NotInstalledError, installed
+from tests.clients.kubectl_program import program
+from tests.e2e.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hyp_program import Hyp, NotInstalledError, installed
 
-from apiclient import Api
-from apiservers import embedded_cluster
-from samples import define
+from tests.apiclient import Api
+from tests.apiservers import embedded_cluster
+from tests.clients.hyp_program import Hyp, NotInstalledError, installed
+from tests.samples import define
 from unbroken.core.job.record.conditions import advance
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, FaultyPods, JobStatus, RestartStatus

@@ -20,8 +20,9 @@ from uuid import uuid4
 
 from lightkube.resources.core_v1 import Node
 
-from apiclient import Api, Object
-from apiservers import Cluster
+from tests.apiclient import Api, Object
+from tests.apiservers import Cluster
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, Message, sign
@@ -34,7 +35,6 @@ from unbroken.operator import definitions
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.kinds import MachineObject
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
-from watching import PATIENCE_SECONDS
 
 PATHS = {"clusters": CLUSTER.path, "machines": MACHINE.path, "nodechecks": NODE_CHECK.path}
 JSON = "application/x-amz-json-1.1"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from api_program import Hands, Running, running_api
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
+from tests.cluster_api.api_program import Hands, Running, running_api
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_program import Running, credentials_file, running_api
 
-from apiclient import Object
-from apiservers import Cluster
+from tests.apiclient import Object
+from tests.apiservers import Cluster
+from tests.cluster_api.api_program import Running, credentials_file, running_api
 from unbroken.cluster_api.driver import ClusterApiOptions
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from api_program import Hands, Running
 
-from cli_calls import Cli
+from tests.cli_calls import Cli
+from tests.cluster_api.api_program import Hands, Running
 from unbroken.cli.cluster.place import credential_of
 from unbroken.cli.cluster.views import progress
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from api_program import Hands, Running, running_api
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
+from tests.cluster_api.api_program import Hands, Running, running_api
 
 ROLE = "arn:aws:iam::123456789012:role/worker"
 pytestmark = pytest.mark.slow

@@ -11,13 +11,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from cli_calls import Cli
+from tests.cli_calls import Cli
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cli.cluster.place import key_of
 from unbroken.cluster_api.client import connected
 from unbroken.kube.client import connect
 from unbroken.kube.clock import pause
 from unbroken.local import state
-from watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 SOURCE = "s3://sagemaker-bucket/lifecycle"

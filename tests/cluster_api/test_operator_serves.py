@@ -10,11 +10,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from api_program import Running, credentials_file
 
-from apiclient import Api
-from apiservers import Cluster, free_port
-from cli_calls import UNBROKEN, Cli, read_until
+from tests.apiclient import Api
+from tests.apiservers import Cluster, free_port
+from tests.cli_calls import UNBROKEN, Cli, read_until
+from tests.cluster_api.api_program import Running, credentials_file
 
 pytestmark = pytest.mark.slow
 GROUP = {

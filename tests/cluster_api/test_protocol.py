@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from api_program import KEY, Running
-from shape_samples import broken, good
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
+from tests.cluster_api.api_program import KEY, Running
+from tests.cluster_api.shape_samples import broken, good
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.operations import HANDLERS
 from unbroken.cluster_api.server import BODY_BYTES

@@ -13,11 +13,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from api_program import KEY, Running, credentials_file, running_api
 
-from apiservers import Cluster
-from cli_calls import Cli
-from deploy.charts import EVERYTHING, of_kind, render
+from tests.apiservers import Cluster
+from tests.cli_calls import Cli
+from tests.cluster_api.api_program import KEY, Running, credentials_file, running_api
+from tests.deploy.charts import EVERYTHING, of_kind, render
 from unbroken.cluster_api.driver import LIMITS, ClusterApiOptions, Tls
 
 pytestmark = pytest.mark.slow

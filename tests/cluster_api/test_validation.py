@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from shape_samples import NO_MATCH, broken, good
 
+from tests.cluster_api.shape_samples import NO_MATCH, broken, good
 from unbroken.cluster_api.errors import ApiError
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import check, violations

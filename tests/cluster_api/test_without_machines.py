@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from api_program import KEY, Running, credentials_file, running_api
 
-from apiclient import Object
-from apiservers import Cluster
-from cli_calls import Cli
+from tests.apiclient import Object
+from tests.apiservers import Cluster
+from tests.cli_calls import Cli
+from tests.cluster_api.api_program import KEY, Running, credentials_file, running_api
 from unbroken.cluster_api.driver import ClusterApiOptions
 
 REASON = "nothing in this Kubernetes cluster makes machines"

@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from apiclient import Api
-from apiservers import Cluster
+from tests.apiclient import Api
+from tests.apiservers import Cluster
 
 NUMBERS = itertools.count(1)
 """Clusters belong to one test process, so that its own count makes names unique."""

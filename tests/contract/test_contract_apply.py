@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import PATCHES, Api, Object
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import PATCHES, Api, Object
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 MAP = "configmaps/m"
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from apiclient import Answer, Api, Object
-from samples import STRICT, config_map, pod, warned
+from tests.apiclient import Answer, Api, Object
+from tests.samples import STRICT, config_map, pod, warned
 
 MEBIBYTE = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from apiclient import Api
-from samples import config_map
+from tests.apiclient import Api
+from tests.samples import config_map
 
 WRITERS = 20
 CREATORS = 50

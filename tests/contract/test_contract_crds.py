@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from apiclient import Answer, Api, Object
-from samples import (
+from tests.apiclient import Answer, Api, Object
+from tests.samples import (
     CRDS,
     CUSTOM_RESOURCES,
     STRICT,

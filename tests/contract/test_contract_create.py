@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Api, Object
-from samples import config_map, deployment, pod
+from tests.apiclient import Api, Object
+from tests.samples import config_map, deployment, pod
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 

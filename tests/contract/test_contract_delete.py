@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apiclient import Api, Object
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api, Object
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 def held(here: Api, name: str = "a") -> Object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apiclient import Api
+from tests.apiclient import Api
 
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 

@@ -12,9 +12,9 @@ from queue import Queue
 
 import pytest
 
-from apiclient import Api, Object
-from apiservers import CannotStartError, embedded_cluster
-from samples import config_map, define, definition, open_schema, widget
+from tests.apiclient import Api, Object
+from tests.apiservers import CannotStartError, embedded_cluster
+from tests.samples import config_map, define, definition, open_schema, widget
 
 WRITES = 60
 """Number of writes acknowledged before the server is killed."""

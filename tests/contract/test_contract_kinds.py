@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from apiclient import Answer, Api, Object
-from samples import config_map, deployment, pod
+from tests.apiclient import Answer, Api, Object
+from tests.samples import config_map, deployment, pod
 
 TEMPLATE: Object = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]}
 SELECTOR: Object = {"matchLabels": {"a": "b"}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apiclient import Api, Object
-from samples import config_map, pod
+from tests.apiclient import Api, Object
+from tests.samples import config_map, pod
 
 FIVE = ["a", "b", "c", "d", "e"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api, Object
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api, Object
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 JSON_PATCHES: list[tuple[str, list[Object], Object]] = [
     ("add", [{"op": "add", "path": "/data/c", "value": "3"}], {"a": "1", "b": "2", "c": "3"}),

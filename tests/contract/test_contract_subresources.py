@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from apiclient import Answer, Api, Object
-from samples import define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Answer, Api, Object
+from tests.samples import define, definition, deployment, open_schema, pod, widget
 
 SCALABLE = "apps/v1:deployments/a"
 

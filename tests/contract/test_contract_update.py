@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api, Object
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.apiclient import Api, Object
+from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 def version(found: Object) -> str:

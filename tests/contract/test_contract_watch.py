@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apiclient import Api, Object, Watch
-from samples import config_map, define, definition, open_schema, pod
+from tests.apiclient import Api, Object, Watch
+from tests.samples import config_map, define, definition, open_schema, pod
 
 COUNT = 20
 

@@ -13,7 +13,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.drive_resumed import ResumedWorld
+from tests.core.drive_resumed import ResumedWorld
 from unbroken.core.auto_resume import (
     AskForFence,
     AutoResume,

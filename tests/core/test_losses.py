@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.test_auto_resume import LOST, WELL, decided, with_node
-from core.test_ray_resume import JOB_WELL
+from tests.core.test_auto_resume import LOST, WELL, decided, with_node
+from tests.core.test_ray_resume import JOB_WELL
 from unbroken.core.auto_resume import AutoResume, Picture, Readiness, Say, WriteResumeRecord
 from unbroken.core.losses import KEPT, Loss, closed, noted
 from unbroken.core.ray_resume import RESUMED, RayResume, WriteRayRecord

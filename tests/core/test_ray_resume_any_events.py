@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.drive_resumed import ResumedWorld
+from tests.core.drive_resumed import ResumedWorld
 from unbroken.core.auto_resume import AskForFence, DeleteResumedPod, Record, Say, WriteResumeRecord
 from unbroken.core.ray_resume import (
     Answer,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.test_ray_resume import (
+from tests.core.test_ray_resume import (
     BOTH,
     HEAD,
     JOB,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job_samples import changed
-from train_jobs import patch, runtime, train_job
+from tests.job_samples import changed
+from tests.train_jobs import patch, runtime, train_job
 from unbroken.core.auto_resume import Say
 from unbroken.core.train_jobs import (
     CREATED,

@@ -10,7 +10,7 @@ from typing import Any
 import helm_python
 import yaml
 
-from apiservers import ROOT
+from tests.apiservers import ROOT
 
 Object = dict[str, Any]
 CHART = ROOT / "deploy/helm/unbroken"

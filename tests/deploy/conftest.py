@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from apiservers import CannotStartError
-from deploy import planes
+from tests.apiservers import CannotStartError
+from tests.deploy import planes
 
 
 @pytest.fixture(scope="module")

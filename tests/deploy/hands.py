@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 
-from apiclient import Api
-from apiservers import Cluster
-from deploy.charts import Object
+from tests.apiclient import Api
+from tests.apiservers import Cluster
+from tests.deploy.charts import Object
 
 MACHINES = "/apis/unbroken.dev/v1/machines"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"

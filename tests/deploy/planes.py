@@ -15,11 +15,11 @@ from typing import Any
 import helm_python
 import yaml
 
-from apiclient import Api
-from apiservers import Cluster, real_cluster
-from controller.realkube import SERVICES, program
-from controller.trained_jobs import until
-from deploy.charts import CHART, NAMESPACE, Object
+from tests.apiclient import Api
+from tests.apiservers import Cluster, real_cluster
+from tests.deploy.charts import CHART, NAMESPACE, Object
+from tests.operator.realkube import SERVICES, program
+from tests.operator.trained_jobs import until
 
 AUDIT = """
 apiVersion: audit.k8s.io/v1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from deploy.charts import Object, of_kind
+from tests.deploy.charts import Object, of_kind
 
 Right = tuple[str, str]
 """Resource as `nodes/status.GROUP` (with `@NAMESPACE` if it is granted in one), and verb."""

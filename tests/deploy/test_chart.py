@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from deploy.charts import (
+from tests.deploy.charts import (
     CHART,
     EVERYTHING,
     NAMESPACE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from apiservers import ROOT
-from deploy.charts import of_kind, pod_of, render, tool
+from tests.apiservers import ROOT
+from tests.deploy.charts import of_kind, pod_of, render, tool
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "deploy/helm/examples").glob("*.yaml"))}
 

@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from apiservers import ROOT
-from deploy.charts import of_kind, pod_of, render
+from tests.apiservers import ROOT
+from tests.deploy.charts import of_kind, pod_of, render
 
 FILE = ROOT / "deploy/Containerfile"
 HOME = "/opt/unbroken"

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from apiservers import ROOT
-from deploy.charts import EVERYTHING, Object, of_kind, one_of, render, tool
+from tests.apiservers import ROOT
+from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, render, tool
 
 GUIDE = ROOT / "docs/guide"
 NAME = re.compile(r"\b(?:unbroken|hyperpod|training)_[a-z_]+[a-z]")

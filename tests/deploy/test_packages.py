@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from apiservers import ROOT
-from deploy.charts import tool
+from tests.apiservers import ROOT
+from tests.deploy.charts import tool
 from unbroken import __version__
 
 

@@ -9,8 +9,8 @@ import helm_python
 import pytest
 import yaml
 
-from deploy.charts import CHART, NAMESPACE, Object
-from deploy.planes import Plane
+from tests.deploy.charts import CHART, NAMESPACE, Object
+from tests.deploy.planes import Plane
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.charts import CHART, NAMESPACE, Object
-from deploy.planes import Plane
+from tests.deploy.charts import CHART, NAMESPACE, Object
+from tests.deploy.planes import Plane
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 

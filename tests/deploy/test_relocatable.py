@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from apiservers import ROOT
+from tests.apiservers import ROOT
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,21 +19,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from apiservers import free_port
-from cluster_api.api_program import Running, credentials_file
-from cluster_logs import assert_no_errors
-from controller.jobset_standin import definitions as job_set_definitions
-from controller.jobset_standin import job_set, train_job
-from controller.kueue_definitions import definitions
-from controller.pytorchjobs import BOTH, DEFINITION, pytorchjob
-from controller.realkube import Node
-from controller.trained_jobs import Job, until
-from deploy.charts import NAMESPACE, Object, arguments, render
-from deploy.hands import FAILS, MACHINES, hands
-from deploy.planes import Plane, ended
-from deploy.rights import Right, granted, refused, used
-from e2e.clusters import UNBROKEN, Cluster, kill
-from train_jobs import train_job as run_as_job
+from tests.apiservers import free_port
+from tests.cluster_api.api_program import Running, credentials_file
+from tests.cluster_logs import assert_no_errors
+from tests.deploy.charts import NAMESPACE, Object, arguments, render
+from tests.deploy.hands import FAILS, MACHINES, hands
+from tests.deploy.planes import Plane, ended
+from tests.deploy.rights import Right, granted, refused, used
+from tests.e2e.clusters import UNBROKEN, Cluster, kill
+from tests.operator.kueue.kueue_definitions import definitions
+from tests.operator.pytorchjobs import BOTH, DEFINITION, pytorchjob
+from tests.operator.realkube import Node
+from tests.operator.resume.jobset_standin import definitions as job_set_definitions
+from tests.operator.resume.jobset_standin import job_set, train_job
+from tests.operator.trained_jobs import Job, until
+from tests.train_jobs import train_job as run_as_job
 from unbroken import local
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESULT, RESULT_LABEL
 

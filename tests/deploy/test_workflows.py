@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from apiservers import ROOT
+from tests.apiservers import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w.-]+/[\w.-]+@v\d+\.\d+\.\d+")

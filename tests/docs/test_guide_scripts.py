@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.running import linked, program, running, start
+from tests.agent.running import linked, program, running, start
 from unbroken.wire.agent import AgentState
 
 pytest.importorskip("torch")

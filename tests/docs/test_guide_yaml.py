@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from train_jobs import RUNTIME
+from tests.train_jobs import RUNTIME
 from unbroken.local.job_programs import ADMISSIONS
 from unbroken.spec.job_kinds import names_our_runtime
 from unbroken.spec.kubeflow.trainjob import read_runtime

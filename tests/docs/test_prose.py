@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.charts import tool
+from tests.deploy.charts import tool
 
 prose = tool("prose")
 LONG = " ".join(["word"] * 31)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from deploy.charts import tool
+from tests.deploy.charts import tool
 
 TOOLS = str(Path(__file__).parents[2] / "tools")
 

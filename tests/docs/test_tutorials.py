@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.charts import tool
+from tests.deploy.charts import tool
 
 PAGES = Path(__file__).parents[2] / "docs/tutorials"
 tutorials = tool("tutorials")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli_forks import UNBROKEN as UNBROKEN
-from cli_forks import run_unbroken
-from cluster_logs import assert_no_errors
+from tests.cli_forks import UNBROKEN as UNBROKEN
+from tests.cli_forks import run_unbroken
+from tests.cluster_logs import assert_no_errors
 
 
 def find_kubectl() -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from apiservers import CannotStartError
-from e2e.clusters import Cluster, find_kubectl
-from e2e.planes import real_cluster
+from tests.apiservers import CannotStartError
+from tests.e2e.clusters import Cluster, find_kubectl
+from tests.e2e.planes import real_cluster
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import yaml
 
-from apiclient import Api
-from cluster_logs import assert_no_errors
-from e2e.clusters import UNBROKEN, Cluster
+from tests.apiclient import Api
+from tests.cluster_logs import assert_no_errors
+from tests.e2e.clusters import UNBROKEN, Cluster
 
 LEASES = "coordination.k8s.io/v1:leases"
 

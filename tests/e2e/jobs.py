@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_requests import AgentRequests
-from apiclient import Api
-from e2e.clusters import Cluster, processes
-from e2e.control import api_of
-from e2e.job_events import Event, Events, check
-from job_keys import key_in, secret_of
+from tests.agent_requests import AgentRequests
+from tests.apiclient import Api
+from tests.e2e.clusters import Cluster, processes
+from tests.e2e.control import api_of
+from tests.e2e.job_events import Event, Events, check
+from tests.job_keys import key_in, secret_of
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]

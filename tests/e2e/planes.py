@@ -19,11 +19,11 @@ from pathlib import Path
 
 import yaml
 
-from apiservers import envtest_folder, kubeconfig_of, unpacked
-from controller.realkube import Node
-from controller.trained_jobs import until
-from e2e.clusters import UNBROKEN, Cluster
-from e2e.control import Operator
+from tests.apiservers import envtest_folder, kubeconfig_of, unpacked
+from tests.e2e.clusters import UNBROKEN, Cluster
+from tests.e2e.control import Operator
+from tests.operator.realkube import Node
+from tests.operator.trained_jobs import until
 
 LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
 """Lock of a control plane on the bridge: its address is fixed, so a machine can have only one."""

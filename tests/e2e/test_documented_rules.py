@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.clusters import Cluster
-from e2e.jobs import GANG, Job, Object, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import GANG, Job, Object, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CORPUS = Path(__file__).parents[1] / "core/log_corpus"
+CORPUS = Path(__file__).parents[1] / "core/logs/log_corpus"
 PROGRAM = GANG.parent / "rules_train.py"
 MAIN_SHARES = {"expectedStartCutOffInSeconds": 0.05, "expectedRecurringFrequencyInSeconds": 0.025}
 """The main example waits for minutes, here for seconds: a minute has three until the first line,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.trained_jobs import until as until_it_holds
-from e2e.clusters import Cluster
+from tests.e2e.clusters import Cluster
+from tests.operator.trained_jobs import until as until_it_holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 MANIFESTS = Path(__file__).parents[1] / "spec/manifests"

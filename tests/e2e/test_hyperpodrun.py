@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.clusters import Cluster, pod
+from tests.e2e.clusters import Cluster, pod
 
 pytestmark = pytest.mark.slow
 

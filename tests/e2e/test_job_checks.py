@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.job_events import Event, Events, check
-from e2e.jobs import GANG
+from tests.e2e.job_events import Event, Events, check
+from tests.e2e.jobs import GANG
 
 
 def start(attempt: int, rank: int, at: float, **more: object) -> Event:

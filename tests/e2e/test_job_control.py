@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.control import Operator, frozen
-from e2e.job_events import await_end
-from e2e.jobs import job, standing
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import Operator, frozen
+from tests.e2e.job_events import await_end
+from tests.e2e.jobs import job, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

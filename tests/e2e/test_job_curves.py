@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.control import api_of, is_ready, is_tainted, power
-from e2e.job_events import Event, places
-from e2e.jobs import Job, Object, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import api_of, is_ready, is_tainted, power
+from tests.e2e.job_events import Event, places
+from tests.e2e.jobs import Job, Object, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs/curve.py"

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import Event
-from e2e.jobs import Job, Object, job, message
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import Event
+from tests.e2e.jobs import Job, Object, job, message
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.jobs import Job, Object, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import Job, Object, job
 from unbroken.spec.times import time_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]

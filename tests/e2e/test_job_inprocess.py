@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import places
-from e2e.jobs import INCIDENTS, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import places
+from tests.e2e.jobs import INCIDENTS, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs/restartable.py"

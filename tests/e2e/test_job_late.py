@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import Event, await_end, parent, places
-from e2e.jobs import Job, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import Event, await_end, parent, places
+from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs/late.py"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.control import power
-from e2e.job_events import await_end, places
-from e2e.jobs import job
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import power
+from tests.e2e.job_events import await_end, places
+from tests.e2e.jobs import job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ANNOTATIONS = {"unbroken.dev/fence-by": "lease", "unbroken.dev/lease-seconds": "4"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.jobs import GANG, Object, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import GANG, Object, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.clusters import Cluster
-from e2e.jobs import Job, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api
-from cli_forks import run_unbroken
-from e2e.clusters import Cluster
-from e2e.control import api_of
-from e2e.job_events import places
-from e2e.jobs import Job, job
+from tests.apiclient import Api
+from tests.cli_forks import run_unbroken
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import api_of
+from tests.e2e.job_events import places
+from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODES = 3

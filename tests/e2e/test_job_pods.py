@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import Event, await_end, parent, places
-from e2e.jobs import Job, job
-from job_keys import key_in, secret_of
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import Event, await_end, parent, places
+from tests.e2e.jobs import Job, job
+from tests.job_keys import key_in, secret_of
 from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import PORT, AgentReport
 

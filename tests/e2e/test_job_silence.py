@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import PATIENCE_SECONDS
-from e2e.jobs import Job, Object, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import PATIENCE_SECONDS
+from tests.e2e.jobs import Job, Object, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api
-from e2e.clusters import Cluster
-from e2e.control import api_of
-from e2e.jobs import INCIDENTS, JOBS, message, standing
+from tests.apiclient import Api
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import api_of
+from tests.e2e.jobs import INCIDENTS, JOBS, message, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENDS_EARLY = Path(__file__).parent / "programs/ends_early.py"

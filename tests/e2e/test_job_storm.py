@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.control import Operator, frozen
-from e2e.jobs import Job, job
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import Operator, frozen
+from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]
 BLOWS = 12

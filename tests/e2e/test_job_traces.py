@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from e2e.clusters import Cluster
-from e2e.jobs import INCIDENTS, Job, Object, job
-from otlp_collector import attributes, collecting
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import INCIDENTS, Job, Object, job
+from tests.otlp_collector import attributes, collecting
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

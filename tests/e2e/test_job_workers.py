@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.job_events import await_end, places
-from e2e.jobs import job
+from tests.e2e.clusters import Cluster
+from tests.e2e.job_events import await_end, places
+from tests.e2e.jobs import job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

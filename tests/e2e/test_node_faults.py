@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api
-from e2e.clusters import Cluster
-from e2e.control import api_of, is_tainted
-from e2e.job_events import Event, places
-from e2e.jobs import Job, job
-from nodes.nvml_library import build
+from tests.apiclient import Api
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import api_of, is_tainted
+from tests.e2e.job_events import Event, places
+from tests.e2e.jobs import Job, job
+from tests.nodes.nvml_library import build
 from unbroken.spec.keys import FAULT_DETAILS, HEALTH, VERIFIED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from e2e.clusters import Cluster, pod, processes, python
+from tests.e2e.clusters import Cluster, pod, processes, python
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ import pytest
 from kubernetes import client, config
 from kubernetes.stream import portforward
 
-from e2e.clusters import Cluster, pod
+from tests.e2e.clusters import Cluster, pod
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs/port_server.py"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.clusters import Cluster
+from tests.e2e.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 MANIFEST = Path(__file__).parents[1] / "spec/manifests/pytorchjob-fsdp-llama3-8b.yaml"

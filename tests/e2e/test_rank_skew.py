@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 
-from e2e.clusters import Cluster
+from tests.e2e.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

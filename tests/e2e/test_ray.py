@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.clusters import Cluster, processes
-from job_samples import MANIFESTS
+from tests.e2e.clusters import Cluster, processes
+from tests.job_samples import MANIFESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENVIRONMENT = Path(

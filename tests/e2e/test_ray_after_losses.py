@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.clusters import Cluster
+from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_COUNT, RESUME_RAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]

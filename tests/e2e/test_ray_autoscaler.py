@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
-from e2e.test_ray_after_losses import SIZES, group, submit_job
+from tests.e2e.clusters import Cluster
+from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray_after_losses import SIZES, group, submit_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
 Object = dict[str, Any]

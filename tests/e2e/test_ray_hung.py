@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
-from e2e.test_ray_after_losses import BOTH, SIZES, SPEC, Training, annotations, submit_job
+from tests.e2e.clusters import Cluster
+from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray_after_losses import BOTH, SIZES, SPEC, Training, annotations, submit_job
 from unbroken.spec.keys import LOG_MONITORING, RESUME_COUNT, RESUME_FAULT, RESUME_RAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]

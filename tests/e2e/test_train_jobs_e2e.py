@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from controller.conftest import Place
-from controller.jobset_standin import install, is_true
-from controller.trained_jobs import SCRIPT, Job, is_alive, named_job
-from controller.trainer_standin import RuntimeControllers, apply_runtime
-from e2e.clusters import kill
-from train_jobs import train_job
+from tests.e2e.clusters import kill
+from tests.operator.conftest import Place
+from tests.operator.resume.jobset_standin import install, is_true
+from tests.operator.trained_jobs import SCRIPT, Job, is_alive, named_job
+from tests.operator.trainjobs.trainer_standin import RuntimeControllers, apply_runtime
+from tests.train_jobs import train_job
+from tests.watching import running
 from unbroken.kube.client import connect
 from unbroken.spec.keys import RESULT, RESULT_LABEL
-from watching import running
 
 pytestmark = pytest.mark.slow
 Object = dict[str, Any]

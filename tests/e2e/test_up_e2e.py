@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import UNBROKEN, Cluster, kill, pod, processes, python
+from tests.e2e.clusters import UNBROKEN, Cluster, kill, pod, processes, python
 
 pytestmark = pytest.mark.slow
 MakeCluster = Callable[..., Cluster]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.running import linked, running, start, stop
+from tests.agent.running import linked, running, start, stop
 from unbroken.spec.job.parse import parse_job
 from unbroken.wire.agent import AgentState
 

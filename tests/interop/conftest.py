@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.clusters import Cluster, find_kubectl
-from interop.stock_agent import NotInstalledError, StockAgent, installed
+from tests.e2e.clusters import Cluster, find_kubectl
+from tests.interop.stock_agent import NotInstalledError, StockAgent, installed
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent.running import Running, running
-from interop.documented_controller import PATIENCE_SECONDS, POLL_SECONDS, DocumentedController
+from tests.agent.running import Running, running
+from tests.interop.documented_controller import PATIENCE_SECONDS, POLL_SECONDS, DocumentedController
 
 pytestmark = pytest.mark.slow
 WORKER = str(Path(__file__).parent / "programs/documented_worker.py")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.control import Operator
-from e2e.jobs import Job, job
-from interop.stock_agent import OPTIONS, StockAgent
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import Operator
+from tests.e2e.jobs import Job, job
+from tests.interop.stock_agent import OPTIONS, StockAgent
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(600)]
 DDP = Path(__file__).parents[1] / "e2e/programs/ddp.py"

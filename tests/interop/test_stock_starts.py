@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
-from e2e.jobs import message
-from e2e.test_job_starts import ENDS_EARLY, Wanted, wanted
-from interop.stock_agent import OPTIONS, StockAgent
+from tests.e2e.clusters import Cluster
+from tests.e2e.jobs import message
+from tests.e2e.test_job_starts import ENDS_EARLY, Wanted, wanted
+from tests.interop.stock_agent import OPTIONS, StockAgent
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(600)]
 DIES = Path(__file__).parent / "programs/dies_at_the_barrier.py"

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from lightkube.resources.core_v1 import ConfigMap
 
-from apiservers import Cluster
-from fault_proxy import Call, Fault, FaultProxy
+from tests.apiservers import Cluster
+from tests.fault_proxy import Call, Fault, FaultProxy
+from tests.watching import PATIENCE_SECONDS, Watcher, running
 from unbroken.errors import WorldError
 from unbroken.kube import informer as informer_module
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import IDLE_SECONDS, Informer
-from watching import PATIENCE_SECONDS, Watcher, running
 
 Object = dict[str, Any]
 

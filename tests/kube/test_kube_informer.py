@@ -13,9 +13,9 @@ from aiohttp import web
 from lightkube import KubeConfig
 from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim
 
+from tests.watching import Watcher, running
 from unbroken.kube.client import connect
 from unbroken.kube.informer import Informer
-from watching import Watcher, running
 
 Object = dict[str, Any]
 

@@ -10,8 +10,8 @@ import pytest
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 
-from apiservers import Cluster
-from fault_proxy import FaultProxy
+from tests.apiservers import Cluster
+from tests.fault_proxy import FaultProxy
 from unbroken.errors import WorldError
 from unbroken.kube.client import api_errors, connect
 from unbroken.kube.clock import boottime, monotonic

@@ -16,17 +16,17 @@ import pytest
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 
-from apiservers import Cluster
-from cli_forks import run_unbroken
-from controller.conftest import GROUPS, job
-from fault_proxy import READS, Call, Fault, FaultProxy
-from samples import definition, open_schema, widget
+from tests.apiservers import Cluster
+from tests.cli_forks import run_unbroken
+from tests.fault_proxy import READS, Call, Fault, FaultProxy
+from tests.operator.conftest import GROUPS, job
+from tests.samples import definition, open_schema, widget
+from tests.watching import PATIENCE_SECONDS
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.transport import TRIES
 from unbroken.operator import definitions
-from watching import PATIENCE_SECONDS
 
 MAPS = "api/v1/namespaces/default/configmaps"
 JOBS = f"{GROUPS['hyperpodpytorchjobs']}/namespaces/default/hyperpodpytorchjobs"

@@ -13,7 +13,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Event, Namespace
 
-from apiservers import CannotStartError, Cluster, real_cluster
+from tests.apiservers import CannotStartError, Cluster, real_cluster
+from tests.watching import PATIENCE_SECONDS, Watcher, running
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, api_errors, connect
 from unbroken.kube.clock import micro_time, parse_time, pause, rfc3339
@@ -21,7 +22,6 @@ from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import BURST, Correlator, EventRecorder, Occurrence, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.lease import LeaseTerms, renew_lease
-from watching import PATIENCE_SECONDS, Watcher, running
 
 
 async def namespace(client: KubeClient, name: str) -> str:

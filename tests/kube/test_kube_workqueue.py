@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.watching import Watcher, running
 from unbroken.errors import PeerError, SpecError, WorldError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.workqueue import RETRY, WORLD_SECONDS_MAX, Backlog, WorkQueue, retry_after
-from watching import Watcher, running
 
 
 def backlog() -> Backlog[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tests.watching import Watcher, running
 from unbroken.errors import WorldError
 from unbroken.kube.observed import observing
 from unbroken.kube.workqueue import WorkQueue
-from watching import Watcher, running
 
 
 async def test_a_queue_is_found_while_it_runs_and_counts_what_it_did() -> None:

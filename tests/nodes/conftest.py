@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nvml_library import build
+
+from tests.nodes.nvml_library import build
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from apiservers import Cluster
+from tests.apiservers import Cluster
+from tests.watching import PATIENCE_SECONDS, running
 from unbroken.kube.client import MERGE, STRATEGIC, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.spec.keys import ADVICE, DAEMON_MEMORY, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
-from watching import PATIENCE_SECONDS, running
 
 pytestmark = pytest.mark.slow
 

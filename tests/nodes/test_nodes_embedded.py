@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api
-from cli_calls import Cli
-from e2e.clusters import Cluster
-from e2e.control import api_of
+from tests.apiclient import Api
+from tests.cli_calls import Cli
+from tests.e2e.clusters import Cluster
+from tests.e2e.control import api_of
 from unbroken.spec.keys import FAULT_DETAILS, FAULT_REASONS, HEALTH
 
 pytestmark = pytest.mark.slow

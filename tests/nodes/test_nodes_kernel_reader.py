@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching import Watcher, running
 from unbroken.nodes.kernel_reader import KMSG, FileReader, KmsgReader, Read
-from watching import Watcher, running
 
 
 @asynccontextmanager

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Api
-from apiservers import ROOT, Cluster
+from tests.apiclient import Api
+from tests.apiservers import ROOT, Cluster
+from tests.watching import running
 from unbroken.kube.client import connect
 from unbroken.nodes.driver import DaemonOptions, run_daemon
-from watching import running
 
 Object = dict[str, Any]
 FILE = ROOT / "deploy/node-daemon.yaml"

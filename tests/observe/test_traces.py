@@ -14,11 +14,11 @@ from dataclasses import replace
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from otlp_collector import Collector, attributes, collecting
+from tests.otlp_collector import Collector, attributes, collecting
+from tests.watching import PATIENCE_SECONDS
 from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
 from unbroken.observe.traces import CLOSING, FLUSH_SECONDS, sending
 from unbroken.spec.job.incident import Incident, Remedy, Signal
-from watching import PATIENCE_SECONDS
 
 KILLED = Signal(1e9 + 0.1, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3, exit_code=137)
 ENDED = Incident(

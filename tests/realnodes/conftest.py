@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from apiservers import CannotStartError
-from realnodes import images
-from realnodes.jobs import Job
-from realnodes.plane import RealCluster, real_cluster, until
-from realnodes.releases import Release, released
+from tests.apiservers import CannotStartError
+from tests.realnodes import images
+from tests.realnodes.jobs import Job
+from tests.realnodes.plane import RealCluster, real_cluster, until
+from tests.realnodes.releases import Release, released
 
 
 @pytest.fixture(scope="module")

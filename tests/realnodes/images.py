@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from apiservers import ROOT, CannotStartError
+from tests.apiservers import ROOT, CannotStartError
 
 NAMES = {
     "torch": "torch:0.1.0",

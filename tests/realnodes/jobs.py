@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from realnodes import machines
-from realnodes.machines import IMAGE
-from realnodes.plane import RealCluster, until
+from tests.realnodes import machines
+from tests.realnodes.machines import IMAGE
+from tests.realnodes.plane import RealCluster, until
 
 Object = dict[str, Any]
 

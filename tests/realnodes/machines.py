@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import unbroken
-from apiservers import envtest_folder, unpacked
-from realnodes import images, services
+from tests.apiservers import envtest_folder, unpacked
+from tests.realnodes import images, services
 
 IMAGE = images.NAMES["operator"]
 """Image that deploy/node-daemon.yaml names."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import yaml
 
-from apiservers import ROOT, CannotStartError, envtest_folder
-from cluster_logs import assert_no_errors
-from e2e.clusters import UNBROKEN
-from e2e.planes import TOKEN, Plane
-from e2e.planes import RealCluster as PlaneCluster
-from realnodes import machines, services
+from tests.apiservers import ROOT, CannotStartError, envtest_folder
+from tests.cluster_logs import assert_no_errors
+from tests.e2e.clusters import UNBROKEN
+from tests.e2e.planes import TOKEN, Plane
+from tests.e2e.planes import RealCluster as PlaneCluster
+from tests.realnodes import machines, services
 from unbroken.spec.keys import FAULT_DETAILS, HEALTH
 
 Object = dict[str, Any]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import helm_python
 
-from cluster_logs import assert_no_errors
-from deploy.charts import CHART, NAMESPACE, Object
-from realnodes import images
-from realnodes.plane import SYSTEM, RealCluster
+from tests.cluster_logs import assert_no_errors
+from tests.deploy.charts import CHART, NAMESPACE, Object
+from tests.realnodes import images
+from tests.realnodes.plane import SYSTEM, RealCluster
 
 VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
 LEASE = ("-n", "kube-system", "lease", "unbroken-operator")

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realnodes import machines
+from tests.realnodes import machines
 
 MARK = "UNBROKEN_REPAIR_CALL"
 """Variable whose holders are killed when the call is over; a machine must outlive it."""

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Self
 
-from e2e.clusters import Cluster
-from realnodes.jobs import Job
+from tests.e2e.clusters import Cluster
+from tests.realnodes.jobs import Job
 from unbroken.spec.keys import HEALTH
 
 Object = dict[str, Any]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from realnodes.jobs import Job, Life
-from realnodes.plane import RealCluster, details, health, operator, repair_options, until
-from realnodes.stages import Object, Stages
+from tests.realnodes.jobs import Job, Life
+from tests.realnodes.plane import RealCluster, details, health, operator, repair_options, until
+from tests.realnodes.stages import Object, Stages
 from unbroken.nodes.tables import read_table
 from unbroken.spec.nodes.values import Action
 

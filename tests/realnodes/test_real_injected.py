@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from realnodes import images
-from realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
-from realnodes.plane import RealCluster, operator
+from tests.realnodes import images
+from tests.realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
+from tests.realnodes.plane import RealCluster, operator
 
 NODES, IMAGES = 2, True
 pytestmark = [

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
-from realnodes.plane import RealCluster, operator
+from tests.realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
+from tests.realnodes.plane import RealCluster, operator
 
 NODES = 2
 pytestmark = [

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from realnodes import images, machines
-from realnodes.jobs import GLOO, Job, named
-from realnodes.plane import until
-from realnodes.releases import OPERATORS, Release
+from tests.realnodes import images, machines
+from tests.realnodes.jobs import GLOO, Job, named
+from tests.realnodes.plane import until
+from tests.realnodes.releases import OPERATORS, Release
 
 NODES = 3
 IMAGES = True

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from e2e.clusters import UNBROKEN
-from realnodes import machines
-from realnodes.plane import RealCluster, operator, repair_options
+from tests.e2e.clusters import UNBROKEN
+from tests.realnodes import machines
+from tests.realnodes.plane import RealCluster, operator, repair_options
 from unbroken.spec.keys import INSTANCE_TYPES, LINK_BANDWIDTH
 
 NODES = 3

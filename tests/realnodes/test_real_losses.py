@@ -13,13 +13,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from apiservers import ROOT
-from controller.conftest import job as manifest
-from realnodes import images, machines
-from realnodes.jobs import GLOO, Job, named
-from realnodes.plane import SYSTEM, until
-from realnodes.releases import Release
-from realnodes.test_real_links import check
+from tests.apiservers import ROOT
+from tests.operator.conftest import job as manifest
+from tests.realnodes import images, machines
+from tests.realnodes.jobs import GLOO, Job, named
+from tests.realnodes.plane import SYSTEM, until
+from tests.realnodes.releases import Release
+from tests.realnodes.test_real_links import check
 
 NODES = 3
 IMAGES = True

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from controller.conftest import Place
-from controller.jobset_standin import install, is_true
-from controller.trainer_standin import RuntimeControllers, apply_runtime
-from realnodes.jobs import PLAIN, Job
-from realnodes.machines import IMAGE
-from realnodes.plane import RealCluster, operator
-from train_jobs import RUNTIME, patch, train_job
+from tests.operator.conftest import Place
+from tests.operator.resume.jobset_standin import install, is_true
+from tests.operator.trainjobs.trainer_standin import RuntimeControllers, apply_runtime
+from tests.realnodes.jobs import PLAIN, Job
+from tests.realnodes.machines import IMAGE
+from tests.realnodes.plane import RealCluster, operator
+from tests.train_jobs import RUNTIME, patch, train_job
+from tests.watching import running
 from unbroken.kube.client import connect
 from unbroken.spec.keys import RESULT, RESULT_LABEL
-from watching import running
 
 NODES = 1
 pytestmark = [

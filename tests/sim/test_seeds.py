@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.regressions import SEEDS
+from tests.sim.regressions import SEEDS
 from unbroken.sim.__main__ import main, run_chunk
 from unbroken.sim.probes import unreached
 from unbroken.sim.world import World

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Answer, Api, Object
-from apiservers import Cluster
-from job_samples import changed, job, published, rule, template
-from samples import CRDS, CUSTOM_RESOURCES, define, define_missing, warned
+from tests.apiclient import Answer, Api, Object
+from tests.apiservers import Cluster
+from tests.job_samples import changed, job, published, rule, template
+from tests.samples import CRDS, CUSTOM_RESOURCES, define, define_missing, warned
 from unbroken.operator.webhook.review import asked, judged
 from unbroken.spec.schema.crd import definitions, job_definition
 

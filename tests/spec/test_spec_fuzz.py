@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_json import JSON
 
-from job_samples import changed, job, published
+from tests.job_samples import changed, job, published
+from tests.spec.random_json import JSON
 from unbroken.spec.job import codec
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.parse import parse_job

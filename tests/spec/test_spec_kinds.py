@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api
-from apiservers import Cluster
-from samples import define_missing
+from tests.apiclient import Api
+from tests.apiservers import Cluster
+from tests.samples import define_missing
 from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from job_samples import MANIFESTS, changed, job, published, rule, template
+from tests.job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.parse import admit_job, load_job, normalized, parse_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from job_samples import changed, job
+from tests.job_samples import changed, job
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.queues import queue_of, queue_warnings
 from unbroken.spec.keys import QUEUE

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from apiclient import Api, Object
-from apiservers import Cluster
-from job_samples import changed, job, published
-from samples import CUSTOM_RESOURCES, define_missing
+from tests.apiclient import Api, Object
+from tests.apiservers import Cluster
+from tests.job_samples import changed, job, published
+from tests.samples import CUSTOM_RESOURCES, define_missing
 from unbroken.core.job.recovery.incident_bounds import UNKNOWN, writable
 from unbroken.spec.job import codec
 from unbroken.spec.job.descriptions import DESCRIPTIONS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from job_samples import changed
+from tests.job_samples import changed
 from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.operator.jobs.pods import JobIdentity, build_pod
 from unbroken.spec.job.parse import parse_job

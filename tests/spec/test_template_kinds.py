@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job_samples import changed, job
+from tests.job_samples import changed, job
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.operator.webhook.review import Asked, judged
 from unbroken.spec.job.parse import load_job, parse_job

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_json import JSON
 
-from job_samples import changed
-from train_jobs import COMMAND, patch, runtime, train_job
+from tests.job_samples import changed
+from tests.spec.random_json import JSON
+from tests.train_jobs import COMMAND, patch, runtime, train_job
 from unbroken.errors import SpecError
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.kubeflow.pod_patches import merged

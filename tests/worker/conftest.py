@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from snapshot_agents import PLENTY
 
+from tests.worker.snapshot_agents import PLENTY
 from unbroken.agent.snapshots.slots import Snapshots
 
 

@@ -18,8 +18,8 @@ import sys
 from typing import Any
 
 import torch
-from snapshot_agents import PLENTY, served
 
+from tests.worker.snapshot_agents import PLENTY, served
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch._dynamo  # here, so that no child has to import it
 import torch.distributed as dist
-from snapshot_agents import PLENTY, served
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.worker.snapshot_agents import PLENTY, served
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot

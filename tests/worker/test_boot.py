@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from boot_programs import (
+
+from tests.worker.boot_programs import (
     ENDINGS,
     ENVIRONMENT,
     NAMESPACE,
@@ -18,7 +19,7 @@ from boot_programs import (
     SURROUNDINGS,
     TORCH,
 )
-from templates import Ended, Template, plainly
+from tests.worker.templates import Ended, Template, plainly
 
 pytestmark = pytest.mark.slow
 IMPORTS = ("threading", "warnings", "multiprocessing.pool", "inspect", "pickle", "runpy", "numpy")

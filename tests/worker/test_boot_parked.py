@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from templates import BOOT, Template, plainly
 
+from tests.worker.templates import BOOT, Template, plainly
 from unbroken.wire.warm import IN_PROCESS_VARIABLE, LEARNT_VARIABLE
 from unbroken.wire.worker import PAGE_BYTES, VARIABLE, empty, read
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 import pytest
-from templates import Ended, Template, plainly
 
+from tests.worker.templates import Ended, Template, plainly
 from unbroken.agent.evidence import procfs
 
 pytestmark = pytest.mark.slow

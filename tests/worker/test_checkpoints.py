@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 
+from tests.worker import forked
 from unbroken import worker
 from unbroken.errors import UnbrokenError
 from unbroken.worker.checkpointing.checkpoints import CheckpointError, Checkpoints, Superseded

@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from forked import fork, signal_at
-from test_checkpoints import restore, save
 
+from tests.worker.forked import fork, signal_at
+from tests.worker.test_checkpoints import restore, save
 from unbroken import worker
 from unbroken.worker.checkpointing.checkpoints import Superseded
 

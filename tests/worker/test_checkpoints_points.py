@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from forked import fork, signal_at
-from kill_points import kill_at
-from test_checkpoints import restore, save, steps
 
+from tests.worker.forked import fork, signal_at
+from tests.worker.kill_points import kill_at
+from tests.worker.test_checkpoints import restore, save, steps
 from unbroken import worker
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked import group, ranks, signal_at
-from test_checkpoints import flip, steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.worker.forked import group, ranks, signal_at
+from tests.worker.test_checkpoints import flip, steps
 from unbroken import worker
 from unbroken.worker.checkpointing.checkpoints import CheckpointError
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot_agents import agent, channel
 
+from tests.worker.snapshot_agents import agent, channel
 from unbroken.worker.restart import doubt
 from unbroken.worker.snapshot.snapshot import Snapshot
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gangs import Socket
-from templates import BOOT
 
+from tests.worker.gangs import Socket
+from tests.worker.templates import BOOT
 from unbroken.agent.workers.facts import free_port
 from unbroken.spec.keys import IN_PROCESS
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, STUCK_CODE, VARIABLE

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from gangs import Gang, gang, templates
 
+from tests.worker.gangs import Gang, gang, templates
 from unbroken.core.agent.machine import STUCK_CODE as TOLD_CODE
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from snapshot_agents import Agent, agent, channel
 from torch import nn
 
+from tests.worker.snapshot_agents import Agent, agent, channel
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_KEPT, SNAPSHOT_SAVED, encode

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Child, group
-from kill_points import kill_at
-from snapshot_agents import PLENTY, served
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.worker.forked import Child, group
+from tests.worker.kill_points import kill_at
+from tests.worker.snapshot_agents import PLENTY, served
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot

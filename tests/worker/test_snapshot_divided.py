@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Child, group, ranks
-from kill_points import kill_at
-from snapshot_agents import Agent, channel, served
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.worker.forked import Child, group, ranks
+from tests.worker.kill_points import kill_at
+from tests.worker.snapshot_agents import Agent, channel, served
 from unbroken import worker
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.snapshot import BODY_AT

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from forked import ranks
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
+from tests.worker.forked import ranks
 from unbroken.worker.checkpointing.peers import Peers
 from unbroken.worker.snapshot import exchange as snapshot_exchange
 from unbroken.worker.snapshot.division import Saved, box

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot_ranks import main
+
+from tests.worker.snapshot_ranks import main
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment of a worker."""
     base = {"UNBROKEN_JOB": "job", "RANK": "0", "WORLD_SIZE": "1", "JOB_RESTART_COUNT": "0"}
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     return dict(os.environ) | own | base | variables
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from forked import ranks
-from snapshot_agents import PLENTY, Agent, served
 from torch import nn
 from torch.distributed import get_rank, get_world_size
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.worker.forked import ranks
+from tests.worker.snapshot_agents import PLENTY, Agent, served
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot

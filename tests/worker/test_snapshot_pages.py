@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot_agents import PLENTY, channel
 
+from tests.worker.snapshot_agents import PLENTY, channel
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import SNAPSHOT_OPEN

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import fork
-from kill_points import kill_at
-from snapshot_agents import Agent, agent, served
 from torch import nn
 
+from tests.worker.forked import fork
+from tests.worker.kill_points import kill_at
+from tests.worker.snapshot_agents import Agent, agent, served
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_KEPT, SNAPSHOT_USED, encode
 from unbroken.wire.snapshot import HEADERS_BYTES

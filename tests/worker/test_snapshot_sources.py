@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import ranks
-from snapshot_agents import Agent, agent, channel, served
-from test_checkpoints_ranks import trained, values
 from torch import nn
 
+from tests.worker.forked import ranks
+from tests.worker.snapshot_agents import Agent, agent, channel, served
+from tests.worker.test_checkpoints_ranks import trained, values
 from unbroken import worker
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import SpecError

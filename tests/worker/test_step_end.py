@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from gangs import Gang, gang, templates
 
+from tests.worker.gangs import Gang, gang, templates
 from unbroken.worker.restart import step_end
 from unbroken.worker.restart.step_end import LEAST_SECONDS, wait_seconds
 from unbroken.worker.snapshot.snapshot import Snapshot

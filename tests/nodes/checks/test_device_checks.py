@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_calls import CHECKS, call, failures
 
-from apiservers import free_port
+from tests.apiservers import free_port
+from tests.nodes.checks.check_calls import CHECKS, call, failures
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")

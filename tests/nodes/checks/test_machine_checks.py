@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from check_calls import CHECKS, call, failures
 
-from apiservers import free_port
+from tests.apiservers import free_port
+from tests.nodes.checks.check_calls import CHECKS, call, failures
 from unbroken.errors import SpecError
 from unbroken.nodes.checks import gpu_count
 from unbroken.nodes.checks.basic import meminfo

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_calls import call
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.nodes.checks.check_calls import call
 from unbroken.nodes.checks import efa, gpu_count, nvlink, tools
 from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.spec.nodes.check import Outcome

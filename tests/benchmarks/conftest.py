@@ -1,8 +1,0 @@
-"""Lets the tests import the benchmarks, which are scripts and no package."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,247 @@
+"""In-process restarts: the conditions for them, and the reports on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.job.drive_job import Script, spec
+from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
+from unbroken.wire.agent import AgentReport, AgentState
+
+
+def running(
+    replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None
+) -> Script:
+    """Return a job whose attempt 0 runs, and has reported a step or an output."""
+    script = Script(spec(replicas, spares, policy))
+    script.up()
+    script.run("\n".join(told))
+    return script
+
+
+def restart(script: Script, at: float, attempt: int, *, then: str = "") -> None:
+    """Let the attempt fail, and the next one run. `then` is the report of its rank 0."""
+    script.run(f"""
+        {at} failed w-1 {attempt}
+        {at + 0.1} ready w-0 {attempt}
+        {at + 0.1} ready w-1 {attempt}
+        {at + 0.2} runs w-0 {attempt + 1}
+        {at + 0.2} runs w-1 {attempt + 1}
+    """)
+    if then:
+        script.run(f"{at + 0.3} runs w-0 {attempt + 1} {then}")
+
+
+def test_survivors_keep_their_process_and_the_incident_says_how_many() -> None:
+    script = running()
+    script.run("""
+        10 failed w-1 0            -> stop w-0 0 keep, stop w-1 0 keep
+        10.1 ready w-0 0 kept=0    ->
+        10.2 ready w-1 0           -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.4 runs w-1 1            ->
+        10.5 runs w-0 1            ->
+    """)
+    incident = script.incidents[1]
+    assert (incident.remedy, incident.kept) == (Remedy.IN_PROCESS, 1)
+    assert incident.reason.startswith("1 of 2 ranks kept their process; every pod is well; ")
+    assert incident.slowest == {"stopped": "j-w-1", "ready": "j-w-1", "started": "j-w-0"}
+    assert script.status.restart_status is not None
+    assert script.status.restart_status.restart_count == 1
+
+
+def test_where_nobody_keeps_it_the_remedy_is_that_of_the_ladder() -> None:
+    script = running()
+    restart(script, 10.0, 0)
+    assert (script.incidents[1].remedy, script.incidents[1].kept) == (Remedy.PROCESS, None)
+
+
+def test_the_others_of_a_pod_that_is_lost_keep_theirs() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 gone w-1              -> stop w-0 0 keep, create w-1
+        10.1 ready w-0 0 kept=0  -> start w-0 1 rank=0, start w-2 1 rank=1
+        10.2 runs w-0 1
+        10.2 runs w-2 1
+    """)
+    incident = script.incidents[1]
+    assert (incident.remedy, incident.kept) == (Remedy.POD, 1)
+    assert incident.reason.startswith("1 of 2 ranks kept their process; lost j-w-1; ")
+
+
+def test_a_job_may_forbid_it() -> None:
+    script = running()
+    script.run("""
+        9 job in-process=off ->
+        10 failed w-1 0      -> stop w-0 0 end, stop w-1 0 end
+    """)
+
+
+@pytest.mark.parametrize(
+    ("told", "then", "again", "stop"),
+    [
+        ("", "", "", "end"),
+        ("", "output=10.25", "", "keep"),
+        # If steps are reported, nothing less counts as progress, and no rank fails twice at one
+        # step.
+        ("told=7", "output=10.25", "", "end"),
+        ("told=7", "told=5", "told=9", "keep"),
+        ("told=7", "told=5", "told=7", "end"),
+    ],
+)
+def test_what_fails_again_keeps_its_process_only_after_progress(
+    told: str, then: str, again: str, stop: str
+) -> None:
+    script = running(2, 0, f"5 runs w-0 0 {told}")
+    restart(script, 10.0, 0, then=then)
+    if again:
+        script.run(f"15 runs w-0 1 {again}")
+    script.run(f"20 failed w-1 1 -> stop w-0 1 {stop}, stop w-1 1 {stop}")
+
+
+def test_a_step_that_is_told_only_with_the_fault_is_progress() -> None:
+    script = running(2, 0, "5 runs w-0 0 told=7")
+    restart(script, 10.0, 0)
+    script.run("10.5 failed w-1 1 told=3 -> stop w-0 1 keep, stop w-1 1 keep")
+
+
+def test_two_faults_of_one_attempt_are_no_repetition() -> None:
+    script = running()
+    script.run("10 failed w-1 0\n10.1 ready w-0 0 kept=0")
+    successor = script.successor(11.0)
+    successor.run("11 ready w-0 0 kept=0\n11 failed w-1 0 rank=1\n11 synced")
+    assert [e.command.restart_mode for e in stops(successor)] == ["in_process_restart"]
+
+
+def test_who_asks_for_a_restart_gets_new_processes() -> None:
+    running().run("10 job restart=9 -> stop w-0 0 end, stop w-1 0 end")
+
+
+def test_a_restart_asked_for_meanwhile_ends_those_that_wait() -> None:
+    running().run("""
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10.1 ready w-0 0 kept=0  ->
+        10.2 job restart=10.2    -> stop w-0 0 end, stop w-1 0 end
+        10.3 ready w-1 0         ->
+        11.3 tick                -> stop w-0 0 end
+        11.4 ready w-0 0         -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_nobody_waits_for_a_job_that_is_suspended() -> None:
+    running().run("""
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10.1 ready w-0 0 kept=0  ->
+        10.2 job suspend=yes     -> stop w-0 0 end, stop w-1 0 end
+    """)
+
+
+def test_a_repeated_command_says_the_same() -> None:
+    running().run("""
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10.1 ready w-0 0 kept=0  ->
+        11 tick                  -> stop w-1 0 keep
+    """)
+
+
+def test_many_agents_are_given_time_before_they_are_told_again() -> None:
+    script = Script(spec(3000))
+    script.up()
+    script.run("10 failed w-1 0")
+    assert len(stops(script)) == 3000
+    script.run("12.9 tick")
+    assert len(stops(script)) == 3000
+    script.run("13.1 tick")
+    assert len(stops(script)) == 6000
+
+
+def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() -> None:
+    policy = RunPolicy(job_max_retry_count=3)
+    script = running(2, 0, "5 runs w-0 0 told=1", policy=policy)
+    for attempt in range(3):
+        restart(script, 10.0 + attempt, attempt, then=f"told={attempt + 1}")
+        script.run(f"{10.5 + attempt} runs w-0 {attempt + 1} told={attempt + 5}")
+    script.run("20 failed w-1 3 -> stop w-0 3 end, stop w-1 3 end")
+
+
+def stops(script: Script) -> list[StopWorkers]:
+    """Return all ordered stops."""
+    return [effect for effect in script.effects if isinstance(effect, StopWorkers)]
+
+
+@pytest.mark.parametrize(
+    "mode", ["in_process_restart", "process_level_restart", ""], ids=["in-process", "process", "-"]
+)
+def test_a_stock_agent_is_told_what_it_was_started_for(mode: str) -> None:
+    script = Script(spec(1))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0")
+    uid = script.views["w-0"].uid
+    for at, state in enumerate((AgentState.READY, AgentState.RUNNING, AgentState.FAULTED), 1):
+        script.give(AgentReported(uid, AgentReport("stock-1", state, restart_mode=mode)), at)
+    assert [e.command.restart_mode for e in stops(script)] == [mode or "process_level_restart"]
+
+
+STOCK = AgentReport("", AgentState.INIT, restart_mode="in_process_restart")
+
+
+def stock(script: Script, now: float, agent: str, *states: AgentState) -> None:
+    """Report states of a stock agent for in-process restart, known by the time of its INIT."""
+    for state in states:
+        report = replace(STOCK, agent_id=agent, state=state)
+        script.give(AgentReported(script.views["w-0"].uid, report), now)
+
+
+def running_stock() -> Script:
+    """Return one pod with such an agent, which runs attempt 0."""
+    script = Script(spec(1))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0")
+    stock(script, 1.0, "first", AgentState.READY, AgentState.RUNNING)
+    return script
+
+
+def test_a_stock_agent_that_restarts_its_processes_as_told_is_not_lost() -> None:
+    script = running_stock()
+    stock(script, 5.0, "first", AgentState.FAULTED)
+    script.run("6 tick")
+    count = len(stops(script))
+    stock(script, 6.5, "second", AgentState.INIT, AgentState.READY)
+    assert [signal.fault for signal in script.incidents[1].signals] == ["WorkerCrash"]
+    assert len(stops(script)) == count
+    starts = [e.command.attempt for e in script.effects if isinstance(e, StartWorkers)]
+    assert starts == [0, 1]
+
+
+def test_a_stock_agent_that_restarts_its_processes_by_itself_has_ended_the_attempt() -> None:
+    script = running_stock()
+    stock(script, 5.0, "second", AgentState.READY)
+    (sign,) = script.incidents[1].signals
+    assert sign.text.endswith("or has restarted its processes by itself")
+
+
+@pytest.mark.parametrize("is_in_process", [True, False])
+def test_a_stock_agent_that_restarts_in_process_gets_all_addresses_at_every_start(
+    is_in_process: bool,
+) -> None:
+    mode = "in_process_restart" if is_in_process else "process_level_restart"
+    script = Script(spec(2))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1")
+    states = (AgentState.READY, AgentState.RUNNING, AgentState.FAULTED, AgentState.READY)
+    for at, state in enumerate(states, 1):
+        for name in ("w-0", "w-1"):
+            uid = script.views[name].uid
+            report = replace(STOCK, agent_id=name, state=state, restart_mode=mode)
+            script.give(AgentReported(uid, report), at)
+    sent = [e.command for e in script.effects if isinstance(e, StartWorkers)]
+    addresses = tuple((rank, script.views[f"w-{rank}"].address) for rank in (0, 1))
+    expected = {(n, str(n), addresses) if is_in_process else (n, None, None) for n in (0, 1)}
+    assert {(one.attempt, one.ip_version, one.rank_ips) for one in sent} == expected
+
+
+def test_where_nobody_tells_of_progress_a_fault_is_over_when_all_run_again() -> None:
+    script = running_stock()
+    stock(script, 5.0, "first", AgentState.FAULTED, AgentState.READY, AgentState.RUNNING)
+    script.run("6 tick")
+    assert (script.incidents[1].outcome, script.incidents[1].progress_at) == ("recovered", None)

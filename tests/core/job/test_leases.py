@@ -1,0 +1,179 @@
+"""Times at which the operator considers a silent agent's workers ended, in scripts of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.job.drive_job import Script, spec
+from unbroken.core.job.events import StartWorkers
+
+LENGTH = 8 * 1.03 + 1.5
+"""Seconds from the last renewal that might have arrived until the workers have ended."""
+
+
+def running(job: str = "job", lease: str = "lease=0", nodes: int = 2, at: float = 0.0) -> Script:
+    """Return a job that runs its first attempt; `lease` is the last agent's report on leases."""
+    script = Script(spec(nodes))
+    script.run(f"{at} {job}\n{at} synced")
+    names = [f"w-{number}" for number in range(nodes)]
+    for name in names:
+        script.run(f"{at} pod {name} node=n{name[2:]} phase=Running")
+    for name in names:
+        script.run(f"{at} ready {name} {lease if name == names[-1] else 'lease=0'}")
+    script.run(f"{at} tick")
+    for name in names:
+        script.run(f"{at} runs {name} 0 {lease if name == names[-1] else 'lease=8'} unvouched=0")
+    return script
+
+
+def leases(script: Script) -> set[float]:
+    """Return the leases of all starts."""
+    return {e.command.lease_seconds for e in script.effects if isinstance(e, StartWorkers)}
+
+
+def is_over_at(script: Script, at: float) -> None:
+    """Assert that the lost pod is given up at that time, and not a moment before."""
+    script.run(f"{at - 0.1} tick")
+    assert script.job.state.gang.unclear.keys() == {"w-1.0"}
+    script.run(f"{at + 0.01} tick -> delete w-1 force")
+    assert not script.job.state.gang.unclear
+    script.run(f"{at + 1} gone w-1 -> create w-1 avoid=n1")
+
+
+def test_workers_of_several_nodes_start_under_a_lease() -> None:
+    assert leases(running()) == {8.0}
+
+
+@pytest.mark.parametrize(("nodes", "job", "lease"), [
+    (1, "job", "lease=0"),
+    (2, "job fence-by=provider", "lease=0"),
+    (2, "job", ""),
+])  # fmt: skip
+def test_no_lease_without_peers_or_where_an_agent_knows_none(
+    nodes: int, job: str, lease: str
+) -> None:
+    assert leases(running(job, lease, nodes)) == {0.0}
+
+
+def test_the_lease_of_a_lost_agent_counts_from_when_it_was_last_heard() -> None:
+    script = running()
+    script.run("""
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8 unvouched=0
+    """)
+    is_over_at(script, 10 + LENGTH)
+
+
+def test_peers_may_have_renewed_it_where_the_other_one_has_vouched() -> None:
+    script = running()
+    script.run("""
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8
+    """)
+    is_over_at(script, 14 + LENGTH)
+
+
+def test_what_an_agent_says_of_another_attempt_proves_nothing() -> None:
+    script = running()
+    script.run("""
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8 unvouched=1
+    """)
+    is_over_at(script, 14 + LENGTH)
+
+
+def test_what_an_agent_said_before_it_was_lost_does_not_say_that_it_has_never_vouched() -> None:
+    script = running()
+    script.run("""
+        13 lost w-1 seconds=3
+        13 lost w-0 seconds=3
+        90 pod w-0 deleting
+        100 pod w-0 ended
+    """)
+    is_over_at(script, 100 + LENGTH)
+
+
+def test_nothing_is_taken_for_ended_while_nobody_of_the_attempt_was_proven_to_have_stopped() -> (
+    None
+):
+    script = running()
+    script.run("13 lost w-1 seconds=3\n13 lost w-0 seconds=3\n100 tick")
+    assert script.job.state.gang.unclear.keys() == {"w-0.0", "w-1.0"}
+
+
+def test_one_that_has_never_vouched_counts_before_those_that_became_clear_earlier() -> None:
+    script = running(nodes=4)
+    script.run("13 lost w-1 seconds=3")
+    for number, says in ((0, ""), (2, ""), (3, "unvouched=0")):
+        script.run(f"{14 + number} ready w-{number} 0 lease=8 {says}")
+    is_over_at(script, 10 + LENGTH)
+
+
+def given_up_and_lost_again(nodes: str, lost: float = 53.0) -> Script:
+    """Return a job whose rank of node n1 was given up, and whose workers on n2 are given up, too.
+
+    `nodes` are the reports on nodes between both, `lost` is when the second agent is lost.
+    """
+    script = running()
+    script.run(f"""
+        5 node n1 ready
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8 unvouched=0
+        {10 + LENGTH} tick
+        21 gone w-1 -> create w-1 avoid=n1
+        {nodes}
+        30 pod w-1 uid=w-1.1 node=n2
+        30 pod w-1 uid=w-1.1 phase=Running
+        31 ready w-1 agent=b lease=0
+        32 tick
+        33 runs w-0 1 lease=8 unvouched=1
+        33 runs w-1 1 agent=b rank=1 lease=8 unvouched=1
+        {lost} lost w-1 seconds=3
+        {lost + 1} ready w-0 1 lease=8 unvouched=1
+        {lost - 3 + LENGTH} tick
+    """)
+    return script
+
+
+def test_a_node_that_was_given_up_is_used_again_once_it_is_back() -> None:
+    script = given_up_and_lost_again("22 node n1 not-ready\n25 node n1 ready")
+    script.run("61 gone w-1 -> create w-1 avoid=n2")
+
+
+def test_a_node_that_was_given_up_and_has_never_left_is_avoided() -> None:
+    script = given_up_and_lost_again("25 node n1 ready topology=rack")
+    script.run("61 gone w-1 -> create w-1 avoid=n1/n2")
+
+
+def test_a_node_that_was_given_up_and_stayed_ready_for_a_minute_is_used_again() -> None:
+    script = given_up_and_lost_again("25 node n1 ready topology=rack", lost=75.0)
+    script.run("83 gone w-1 -> create w-1 avoid=n2")
+
+
+def test_a_new_operator_keeps_the_lease_of_the_attempt_that_it_finds_running() -> None:
+    new = running().successor(100)
+    new.run("""
+        100 job fence-by=provider
+        100 synced
+        100 runs w-0 0 rank=0 lease=8 unvouched=0
+        101 runs w-1 0 rank=1 lease=8 unvouched=0
+        113 lost w-1 seconds=3
+        114 ready w-0 0 lease=8 unvouched=0
+    """)
+    is_over_at(new, 110 + LENGTH)
+
+
+def test_a_new_operator_takes_no_lease_for_granted_where_the_attempt_runs_without() -> None:
+    old = running("job fence-by=provider")
+    new = old.successor(100)
+    new.run("""
+        100 job
+        100 synced
+        100 runs w-0 0 rank=0 lease=0
+        101 runs w-1 0 rank=1 lease=0
+        113 lost w-1 seconds=3
+        114 ready w-0 0 lease=0
+        118 tick
+        150 tick
+    """)
+    assert new.job.state.gang.unclear.keys() == {"w-1.0"}

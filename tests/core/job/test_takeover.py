@@ -1,0 +1,250 @@
+"""Takeovers by a new operator, which must repeat, forget and overlook nothing.
+
+They are scripts of worlds that once failed.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.job.drive_job import Script, spec
+from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
+from unbroken.wire.agent import AgentReport, AgentState
+
+HELD = "master=10.0.0.0 port=29000"
+ERROR = "kind=PythonException text=ValueError:bad print=f1 lines=Traceback|ValueError:bad"
+
+
+def left(replicas: int = 2, spares: int = 0, script: str = "", retries: int = 9) -> Script:
+    """Return the successor of an operator that left a running job after the script."""
+    old = Script(spec(replicas, spares, RunPolicy(job_max_retry_count=retries)))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run(script)
+    return old.successor(100)
+
+
+def forget_incidents(script: Script) -> None:
+    """Discard the writes that were to follow the status."""
+    script.effects = [one for one in script.effects if not isinstance(one, WriteIncident)]
+
+
+@pytest.mark.parametrize("state", ["phase=Failed", "phase=Failed deleting"])
+def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(state: str) -> None:
+    old = Script(spec(1, 1, RunPolicy(job_max_retry_count=1)))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 pod w-0 phase=Failed why=Error")
+    old.run(f"10 pod w-0 {state}")
+    forget_incidents(old)
+    new = old.successor(100)
+    new.run("100 synced")
+    new.run("100 ready w-1\n101 ready w-1 0")
+    new.run("102 gone w-0 -> create w-0\n104 tick -> start w-1 1 rank=0")
+    assert new.incidents == {}
+    assert new.status.restart_status is not None
+    assert new.status.restart_status.restart_count == 1
+
+
+def test_a_pod_that_failed_with_what_was_charged_is_not_charged_beside_it() -> None:
+    old = Script(spec(2, 1, RunPolicy(job_max_retry_count=1)))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 failed w-0 0")
+    forget_incidents(old)
+    new = old.successor(100)
+    new.run("100 pod w-1 phase=Failed why=Error\n100 synced\n100 ready w-0 0 rank=0\n100 ready w-2")
+    assert new.incidents == {}
+    assert new.job.attempt == 1
+
+
+def test_a_pod_that_somebody_deletes_before_it_trains_is_no_fault_though_it_ends_badly() -> None:
+    script = Script()
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0")
+    script.run("2 pod w-1 phase=Failed why=Error deleting ->")
+    script.run("3 gone w-1 -> create w-1")
+    assert script.incidents == {}
+    assert script.job.attempt == 0
+
+
+def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
+    new = left(script="10 failed w-1 0\n10.1 ready w-0 0\n10.1 ready w-1 0")
+    new.run("""
+        100 synced                     ->
+        100 ready w-0 0 rank=0         ->
+        101 lost w-1                   ->
+        111 tick                       ->
+        111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 1
+    """)
+    assert new.job.attempt == 2, "nobody knows what the agent that is away runs"
+    new = left(1, 1, script="10 failed w-0 0\n10.1 ready w-0 0")
+    new.run("""
+        100 synced                              ->
+        100 ready w-1                           ->
+        100 ready w-0 0 rank=0                  -> stop w-1 0
+        100.1 runs w-0 1 rank=0 master=a port=5 -> status Running 1
+        100.2 ready w-1 0                       ->
+    """)
+    assert new.status.master_port == "5"
+
+
+def test_a_late_start_on_one_node_goes_on_at_the_same_address() -> None:
+    new = left(script="10 failed w-1 0\n10.1 ready w-0 0\n10.1 ready w-1 0")
+    new.run("""
+        100 synced                              ->
+        100 ready w-1 0 rank=1                  ->
+        100 ready w-0 rank=0                    -> stop w-0 0
+        100.1 runs w-1 1 rank=1 master=a port=5 -> start w-0 1 rank=0
+    """)
+    assert new.status.master_port == "5"
+
+
+def test_processes_of_an_attempt_that_came_to_nothing_unseen_do_not_live_on() -> None:
+    new = left(script="10 failed w-1 0")
+    new.run("""
+        100 synced                      ->
+        100 ready w-0 0 rank=0          ->
+        101 lost w-1                    ->
+        110 tick                        ->
+        120 failed w-1 1 rank=1         -> stop w-0 1 end, stop w-1 1 end
+    """)
+
+
+def test_who_was_to_end_is_not_kept_because_another_fault_came() -> None:
+    old = Script(spec(1, 1))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 failed w-0 0")
+    forget_incidents(old)
+    new = old.successor(100)
+    new.run("""
+        100 synced                       ->
+        100 ready w-1                    ->
+        100 ready w-0 0 rank=0 kept=0    -> stop w-0 0 end, stop w-1 0 end
+        101 pod w-1 phase=Failed why=New -> stop w-0 1 end, stop w-1 1 end, delete w-1
+    """)
+
+
+def test_an_end_that_was_decided_is_carried_out_for_its_reason() -> None:
+    script = ""
+    for at, attempt in ((10, 0), (20, 1), (30, 2)):
+        script += f"""
+            {at} failed w-0 {attempt} {ERROR}
+            {at}.1 ready w-0 {attempt}
+            {at}.2 runs w-0 {attempt + 1}
+        """
+    old = Script(spec(1, policy=RunPolicy(job_max_retry_count=9)))
+    old.up()
+    old.run("5 pod w-0 phase=Running")
+    old.run("\n".join(script.splitlines()[:-3]))
+    new = old.successor(100)
+    assert old.incidents[3].remedy is Remedy.FAIL
+    new.run("100 synced\n110 tick ->")
+    assert new.job.phase.value == "Ending"
+    new.run("111 ready w-0 2 -> status Failed 2, incident 3 SameErrorSameStep, delete w-0")
+    assert new.condition.reason == "SameErrorSameStep"
+
+
+def test_a_suspension_stops_the_attempt_that_agents_tell_after_it() -> None:
+    new = left(1)
+    new.run("""
+        100 job suspend=yes            ->
+        100 synced                     ->
+        100.1 runs w-0 3 rank=0 master=a port=5 -> stop w-0 3, status Running 3
+    """)
+    assert new.job.phase.value == "Ending"
+    new.run("""
+        100.2 ready w-0 3              -> delete w-0, status Suspended 3
+        101 gone w-0                   ->
+        102 job suspend=no             -> create w-0
+        103 pod w-0 uid=w-0.1 node=n0  ->
+        104 ready w-0                  -> start w-0.1 3 rank=0
+    """)
+
+
+def test_a_rank_that_is_told_twice_is_with_the_pod_that_stays() -> None:
+    new = left(2, 1)
+    new.run("""
+        100 pod w-0 deleting           ->
+        100 pod w-1 deleting           ->
+        100 synced                     ->
+        100 shutdown w-0 1 rank=0      ->
+        100 shutdown w-1 1 rank=1      ->
+        100 ready w-2 1 rank=0 kept=0  -> stop w-0 1, stop w-1 1
+        100.1 gone w-0                 -> create w-0
+        100.2 pod w-0 uid=w-0.1 node=n0 ->
+        100.3 ready w-0 agent=b         ->
+        100.4 gone w-1 -> start w-2 2 rank=0, start w-0.1 2 rank=1, create w-1
+    """)
+
+
+def test_stock_agents_that_are_being_stopped_are_not_stopped_again() -> None:
+    old = Script()
+    old.up("ready")
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+        stock(old, name, AgentState.RUNNING, 6)
+    stock(old, "w-0", AgentState.FAULTED, 10)
+    assert old.status.restart_count == 1
+    forget_incidents(old)
+    new = old.successor(100)
+    new.run("100 synced")
+    for name in new.views:
+        stock(new, name, AgentState.STOPPING, 100)
+    assert not any(isinstance(e, StopWorkers) and e.command.attempt == 1 for e in new.effects)
+    for name in new.views:
+        stock(new, name, AgentState.READY, 101)
+    started = {e.command.attempt for e in new.effects if isinstance(e, StartWorkers)}
+    assert started == {1}
+
+
+def test_a_stock_agent_that_follows_an_old_start_while_the_job_is_halted_is_stopped() -> None:
+    script = running_stock_agents(2)
+    script.run("10 lost w-0")
+    stock(script, "w-1", AgentState.READY, 10.1)
+    stock(script, "w-1", AgentState.RUNNING, 20, "again")
+    assert stops(script)[-1] == ("w-1.0", 0)
+    stock(script, "w-0", AgentState.READY, 21, "again")
+    assert 1 not in starts(script)
+    stock(script, "w-1", AgentState.READY, 22, "again")
+    assert starts(script).count(1) == 2
+
+
+def test_a_stock_spare_that_follows_an_old_start_is_stopped() -> None:
+    script = running_stock_agents(2, 1)
+    stock(script, "w-2", AgentState.RUNNING, 20)
+    assert stops(script) == [("w-2.0", 0)]
+
+
+def running_stock_agents(replicas: int, spares: int = 0) -> Script:
+    """Return a job whose stock agents run attempt 0."""
+    script = Script(spec(replicas, spares))
+    script.run("0 job\n0 synced")
+    for number in range(replicas + spares):
+        script.run(f"0 pod w-{number} node=n{number}")
+        stock(script, f"w-{number}", AgentState.READY, 1)
+    for number in range(replicas):
+        stock(script, f"w-{number}", AgentState.RUNNING, 4)
+    return script
+
+
+def stops(script: Script) -> list[tuple[str, int | None]]:
+    """Return the pod and the attempt of each order to stop."""
+    return [(e.pod, e.command.attempt) for e in script.effects if isinstance(e, StopWorkers)]
+
+
+def starts(script: Script) -> list[int]:
+    """Return the attempt of each order to start."""
+    return [e.command.attempt for e in script.effects if isinstance(e, StartWorkers)]
+
+
+def stock(script: Script, name: str, state: AgentState, now: float, agent: str = "first") -> None:
+    """Report the state of a stock agent; `agent` names its process."""
+    report = AgentReport(f"stock-{name}-{agent}", state, rank=int(name[-1]))
+    script.give(AgentReported(script.views[name].uid, report), now)

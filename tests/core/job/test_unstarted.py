@@ -1,0 +1,147 @@
+"""Workers that end before they were given a rank: a fault like any other, and charged like one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.agent.drive_workers import THEIRS
+from tests.core.job.drive_job import Script, spec
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
+    Commanded,
+    KillAll,
+    NothingLives,
+    Prepared,
+    ProgramStage,
+    Publish,
+    Spawn,
+    StageStarted,
+    WorkerEnded,
+    Workers,
+)
+from unbroken.core.job.events import AgentReported, CreatePod, PodUid, StopWorkers
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
+
+
+def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:
+    """Return a job whose pods run, but whose agents have not reported."""
+    script = Script(spec(replicas, 0, policy))
+    script.run("0 job\n0 synced")
+    for name in [e.name[2:] for e in script.effects if isinstance(e, CreatePod)]:
+        script.run(f"0 pod {name} node=n{name[2:]}")
+    return script
+
+
+def test_it_is_an_incident_and_its_agent_starts_others() -> None:
+    script = begun()
+    script.run("""
+        1 broke w-0 text=ImportError lines=Traceback|ImportError -> stop w-0 0, event Faulted
+        1.1 broke w-0 text=ImportError ->
+    """)
+    incident = script.incidents[1]
+    assert (incident.remedy, incident.attempt, incident.culprit.rank) == (Remedy.PROCESS, 0, None)
+    assert incident.culprit.text == "local rank 0, before its start: ImportError"
+    assert incident.culprit.evidence == ("Traceback", "ImportError")
+    assert script.condition.type == "Faulted"
+    script.run("""
+        1.5 ready w-1    ->
+        1.5 ready w-0 0  -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_others_that_break_too_join_the_incident_and_are_stopped() -> None:
+    script = begun()
+    script.run("""
+        1 broke w-0     -> stop w-0 0, event Faulted
+        1.1 broke w-1   -> stop w-1 0
+        1.9 broke w-1 0 -> stop w-0 1, stop w-1 1, event Faulted
+    """)
+    assert [one.attempt for one in script.incidents.values()] == [0, 1]
+
+
+def test_a_stop_that_is_lost_is_repeated() -> None:
+    script = begun()
+    script.run("""
+        1 broke w-0 -> stop w-0 0
+        1.9 tick    ->
+        2.1 tick    -> stop w-0 0
+    """)
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_the_budget_ends_the_job_with_the_reason(restarts: int) -> None:
+    script = begun(RunPolicy(job_max_retry_count=restarts), replicas=1)
+    script.run("1 broke w-0 text=ImportError")
+    for newest in range(restarts):
+        script.run(f"{newest + 2} broke w-0 {newest} text=ImportError")
+    script.run(f"9 ready w-0 {restarts}")
+    assert script.condition.type == "Failed"
+    assert script.condition.reason == "RetriesExhausted"
+    assert "before its start: ImportError" in script.condition.message
+    assert [one.remedy for one in script.incidents.values()][-1] is Remedy.FAIL
+
+
+def test_a_new_operator_charges_no_fault_that_the_old_one_has_charged() -> None:
+    script = begun(replicas=1)
+    script.run("1 broke w-0")
+    new = script.successor(5.0)
+    new.run("""
+        5 synced
+        6 broke w-0   -> stop w-0 0
+        20 tick
+        21 broke w-0 0 -> stop w-0 1, incident 1 failed again, incident 2 open
+    """)
+
+
+def test_a_job_that_trains_goes_on_beside_a_spare_that_broke() -> None:
+    script = Script(spec(1, 1))
+    script.up()
+    script.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
+    new = script.successor(9.0)
+    new.run("""
+        9 synced              ->
+        9 broke w-1           ->
+        9.1 runs w-0 0 rank=0 ->
+    """)
+    assert new.status.restart_count == 0
+
+
+def test_a_worker_that_ends_without_an_error_is_told_what_it_lacks() -> None:
+    machine = Workers(THEIRS)
+    machine.step(Prepared(), 0.0)
+    machine.step(StageStarted(0, ProgramStage.TRAIN, (100, 101)), 1.0)
+    machine.step(WorkerEnded(0, ProgramStage.TRAIN, 1, WorkerEnd(0), pid=101), 2.0)
+    (fault,) = machine.report().faults
+    assert (fault.kind.value, fault.local_rank, fault.exit_code) == ("EarlyExit", 1, 0)
+    assert "the script must wait for its rank" in fault.message
+
+
+def test_operator_and_agent_come_to_an_end_together() -> None:
+    """Connect both machines; the worker of the only pod ends at once, each time."""
+    script = begun(RunPolicy(job_max_retry_count=3), replicas=1)
+    agent, now, pid, starts = Workers(THEIRS), 1.0, 100, 0
+    todo = list(agent.step(Prepared(), now))
+    while todo and starts < 20:
+        now += 0.1
+        match todo.pop(0):
+            case Spawn(stage, command):
+                starts, pid = starts + 1, pid + 2
+                todo += agent.step(StageStarted(command.attempt, stage, (pid, pid + 1)), now)
+                for local_rank in range(2):
+                    end = WorkerEnded(
+                        command.attempt, stage, local_rank, WorkerEnd(1), pid=pid + local_rank
+                    )
+                    todo += agent.step(end, now)
+            case KillAll(kept):
+                todo += agent.step(NothingLives(kept), now)
+            case Publish(report):
+                effects = script.give(AgentReported(PodUid("w-0.0"), report), now)
+                for order in effects:
+                    if isinstance(order, StopWorkers):
+                        todo += agent.step(Commanded(order.command), now)
+            case _:
+                pass
+    script.run(f"{now + 70} tick")
+    assert script.condition.type == "Failed"
+    assert len(script.incidents) == 4

@@ -1,0 +1,93 @@
+"""Pods that do not reach each other, while the operator reaches both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, shown, well
+from unbroken.core.job.events import AgentReported
+from unbroken.core.job.watch.unreached import EVENTS_MAX, NOT_REACHABLE
+from unbroken.wire.agent import AgentReport
+
+PARENT = "10.0.0.0:8080"
+
+
+def cut(job: WatchedJob, pod: str, at: float, parent: str = PARENT) -> str:
+    """The agent does not reach its parent, or does again; what is ordered."""
+    report: AgentReport = replace(job.agents[pod], unreached=parent)
+    job.agents[pod] = report
+    return shown(job.give(AgentReported(job._uid(pod), report), at))
+
+
+def working(nodes: int = 2) -> WatchedJob:
+    """A job of one rank a pod, which makes steps at 10."""
+    job = WatchedJob(nodes)
+    for rank in range(nodes):
+        job.tell(f"w-{rank}", 10, well(rank, 10))
+    return job
+
+
+def look(job: WatchedJob, at: float, *frames: tuple[str, ...]) -> str:
+    """Answer the newest question to each agent; return the effects of the last answer."""
+    found = ""
+    for rank in range(len(job.agents)):
+        found = job.answer(f"w-{rank}", at, looked(rank, *frames[rank : rank + 1]))
+    return found
+
+
+def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() -> None:
+    """Have no rhythm of steps: the packets between two nodes may be lost from the start on."""
+    job = working()
+    assert cut(job, "w-1", 12) == "look w-0, look w-1"
+    assert look(job, 12.5) == ""
+    due = job.job.deadline()
+    assert due is not None
+    assert job.tick(due) == "look w-0, look w-1"
+    ordered = look(job, 18)
+    assert "incident 1 open" in ordered
+    found = job.incidents[1]
+    assert (found.culprit.fault, found.culprit.pod) == (NOT_REACHABLE, "j-w-1")
+    assert "pod j-w-1 cannot connect to pod j-w-0" in found.culprit.text
+    assert found.remedy.value == "pod"
+    assert job.job.state.plan.avoid == {"n1"}
+    assert job.told(NOT_REACHABLE)[0].startswith("pod j-w-1 cannot connect to pod j-w-0 at ")
+
+
+def test_a_closed_port_under_a_job_that_trains_is_an_event_and_looked_at_ever_less() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    dues = []
+    now = 12.0
+    for _ in range(6):
+        look(job, now + 0.5, (), IN_DATA)
+        assert 1 not in job.incidents
+        due = job.job.deadline()
+        assert due is not None
+        dues.append(due - now)
+        now = due
+        job.tick(now)
+    assert dues == sorted(dues)
+    assert dues[-1] > 30
+    assert len(job.told(NOT_REACHABLE)) == 1
+
+
+def test_a_pod_that_is_reached_again_is_no_reason_to_look() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    look(job, 12.5)
+    cut(job, "w-1", 13, "")
+    job.tick(60)
+    assert 1 not in job.incidents
+
+
+def test_the_pod_that_most_others_do_not_reach_is_the_culprit() -> None:
+    job = working(4)
+    for rank in (1, 2, 3):
+        cut(job, f"w-{rank}", 12)
+    look(job, 12.5)
+    due = job.job.deadline()
+    assert due is not None
+    job.tick(due)
+    look(job, 18)
+    assert job.incidents[1].culprit.pod == "j-w-0"
+    assert len(job.told(NOT_REACHABLE)) == EVENTS_MAX

@@ -1,0 +1,121 @@
+"""Admission of KubeRay's kinds by the local API server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.job_samples import MANIFESTS
+from unbroken.local.job_programs import ADMISSIONS
+from unbroken.spec.keys import AUTO_RESUME, LOG_MONITORING, MAX_RETRIES
+from unbroken.spec.problems import Verdict
+
+Object = dict[str, Any]
+admit = ADMISSIONS["rayclusters.ray.io"]
+LINES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+BOMB = "\n".join(["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]", *LINES])
+"""Aliases of aliases: 9 to the 12th values."""
+
+
+def sample(name: str = "sample") -> Object:
+    """Return one of KubeRay's samples."""
+    found: Object = next(yaml.safe_load_all((MANIFESTS / f"raycluster-{name}.yaml").read_text()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("sample", []),
+        ("complete", []),
+        ("autoscaler", []),
+        ("embedded-gcs-ft", ["spec.gcsFaultToleranceOptions"]),
+    ],
+)
+def test_kuberays_samples_are_taken_and_what_is_not_offered_is_named(
+    name: str, fields: list[str]
+) -> None:
+    verdict = admit(sample(name))
+    assert verdict.problems == ()
+    assert [one.partition(":")[0] for one in verdict.warnings] == fields
+
+
+def test_what_kuberay_refuses_is_refused() -> None:
+    given = sample()
+    given["metadata"]["name"] = "a" * 55
+    (group,) = given["spec"]["workerGroupSpecs"]
+    given["spec"]["workerGroupSpecs"] = [{**group, "minReplicas": 9}, group]
+    given["spec"]["headGroupSpec"]["template"]["spec"]["containers"] = []
+    paths = {problem.path for problem in admit(given).problems}
+    assert {
+        "metadata.name",
+        "spec.workerGroupSpecs[0].minReplicas",
+        "spec.workerGroupSpecs[1].groupName",
+        "spec.headGroupSpec.template.spec.containers",
+    } <= paths
+
+
+def test_a_template_is_judged_as_its_pods_would_be() -> None:
+    given = sample()
+    (group,) = given["spec"]["workerGroupSpecs"]
+    group["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 0}]
+    start = "spec.workerGroupSpecs[0].template.spec.containers[0]"
+    assert f"{start}.ports[0].containerPort" in {one.path for one in admit(given).problems}
+
+
+def test_a_kind_that_nothing_runs_says_so() -> None:
+    verdict = ADMISSIONS["rayservices.ray.io"]({"kind": "RayService", "metadata": {}, "spec": {}})
+    assert verdict.problems == ()
+    assert [one.partition(":")[0] for one in verdict.warnings] == ["RayService"]
+
+
+def job(**spec: Any) -> Object:
+    """Return KubeRay's sample of a RayJob; `spec` adds to its spec."""
+    found: Object = next(yaml.safe_load_all((MANIFESTS / "rayjob-shutdown.yaml").read_text()))
+    return {**found, "spec": {**found["spec"], **spec}}
+
+
+def test_kuberays_job_is_taken() -> None:
+    assert ADMISSIONS["rayjobs.ray.io"](job()) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"entrypoint": ""}, "spec.entrypoint"),
+        ({"clusterSelector": {"ray.io/cluster": "a"}}, "spec.clusterSelector"),
+        ({"submissionMode": "InteractiveMode"}, "spec.submissionMode"),
+        ({"runtimeEnvYAML": "a: [b"}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": "a: " + "[" * 50_000}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": BOMB}, "spec.runtimeEnvYAML"),
+        ({"runtimeEnvYAML": "? [a]\n: b"}, "spec.runtimeEnvYAML"),
+        ({"entrypointResources": "\ud800: 1"}, "spec.entrypointResources"),
+        ({"entrypointResources": "5"}, "spec.entrypointResources"),
+        ({"rayClusterSpec": None}, "spec.rayClusterSpec"),
+        (
+            {"rayClusterSpec": {"headGroupSpec": {"template": {"spec": {}}}}},
+            "spec.rayClusterSpec.headGroupSpec.template.spec.containers",
+        ),
+    ],
+)
+def test_a_job_that_could_not_run_is_refused(spec: Object, path: str) -> None:
+    assert [one.path for one in ADMISSIONS["rayjobs.ray.io"](job(**spec)).problems] == [path]
+
+
+def test_bad_log_rules_are_refused_and_those_without_auto_resume_told() -> None:
+    given = sample()
+    rule = {"name": "Steps", "logPattern": ".*step=", "expectedStartCutOffInSeconds": 60}
+    annotations = {LOG_MONITORING: json.dumps([{**rule, "logPattern": "(?=x)"}])}
+    given["metadata"]["annotations"] = annotations
+    (problem,) = admit(given).problems
+    assert problem.path.endswith("logMonitoringConfiguration[0].logPattern")
+    annotations[LOG_MONITORING] = json.dumps([rule])
+    verdict = admit(given)
+    assert verdict.problems == ()
+    (warning,) = verdict.warnings
+    assert f"has no effect without {AUTO_RESUME}" in warning
+    annotations |= {AUTO_RESUME: "true", MAX_RETRIES: "2"}
+    assert admit(given) == Verdict()
