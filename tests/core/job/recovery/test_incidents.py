@@ -31,7 +31,7 @@ def terminated(at: float, pod: str) -> Signal:
 def opened(*signals: Signal) -> Incidents:
     """An open incident of these signs."""
     incidents = Incidents()
-    incidents.begin(0, signals, Remedy.PROCESS, "why", 10)
+    incidents.open_incident(0, signals, Remedy.PROCESS, "why", 10)
     return incidents
 
 
@@ -58,26 +58,26 @@ def test_culprit(signals: list[Signal], expected: str) -> None:
 def test_the_deletion_of_its_pod_is_why_an_agent_was_lost() -> None:
     incidents = opened(sign(1, "AgentLost", "a"), sign(1.5, "PeerLost", "b"))
     assert incidents.open is not None
-    assert incidents.join([sign(2, "PodDeleted", "b")])
+    assert incidents.add_signs([sign(2, "PodDeleted", "b")])
     assert incidents.open.culprit.fault == "AgentLost"
     # That may be what was done about the agent.
-    assert incidents.join([sign(2, "NodeLost", "a")])
+    assert incidents.add_signs([sign(2, "NodeLost", "a")])
     assert incidents.open.culprit.fault == "AgentLost"
-    assert incidents.join([sign(3, "PodDeleted", "a")])
+    assert incidents.add_signs([sign(3, "PodDeleted", "a")])
     assert (incidents.open.culprit.pod, incidents.open.culprit.fault) == ("a", "PodDeleted")
 
 
 def test_same_sign_joins_once() -> None:
     incidents = opened(sign(1, rank=3))
-    assert not incidents.join([sign(2, rank=3)])
-    assert incidents.join([sign(2, rank=4)])
+    assert not incidents.add_signs([sign(2, rank=3)])
+    assert incidents.add_signs([sign(2, rank=4)])
     assert incidents.open is not None
     assert [s.rank for s in incidents.open.signals] == [3, 4]
 
 
 def test_an_incident_stays_small_and_keeps_its_culprit() -> None:
     incidents = opened(*(sign(i, "PeerLost", rank=i) for i in range(SIGNALS_MAX + 40)))
-    incidents.join([sign(99, "ExitCode", rank=999)])
+    incidents.add_signs([sign(99, "ExitCode", rank=999)])
     assert incidents.open is not None
     assert len(incidents.open.signals) == SIGNALS_MAX
     assert incidents.open.culprit.rank == 999
@@ -88,7 +88,7 @@ def test_it_is_written_when_it_changes_and_not_for_every_sign() -> None:
     incidents = opened(sign(1, rank=0))
     assert len(incidents.writes()) == 1
     assert incidents.writes() == []
-    incidents.join([sign(2, rank=1)])
+    incidents.add_signs([sign(2, rank=1)])
     assert incidents.writes() == []
     incidents.change(stopped_at=11)
     assert len(incidents.writes()) == 1
@@ -105,7 +105,7 @@ def test_numbers_go_on_after_those_that_are_remembered() -> None:
     incidents.remember(old)
     assert incidents.open is None
     assert incidents.offences[NodeName("n")] == 1
-    assert incidents.begin(4, [sign(2)], Remedy.PROCESS, "why", 2).number == 8
+    assert incidents.open_incident(4, [sign(2)], Remedy.PROCESS, "why", 2).number == 8
 
 
 def test_requests_cost_no_budget_and_blame_no_node() -> None:
@@ -118,7 +118,7 @@ def test_the_oldest_are_let_go_and_last_those_that_cost_no_budget() -> None:
     incidents = Incidents()
     for number in range(1, INCIDENTS_MAX + 3):
         fault = RESTART_REQUESTED if number == 1 else "ExitCode"
-        incidents.begin(0, [sign(number, fault)], Remedy.PROCESS, "why", number)
+        incidents.open_incident(0, [sign(number, fault)], Remedy.PROCESS, "why", number)
         retired = [one.number for one in incidents.retire()]
         assert retired == ([number - INCIDENTS_MAX + 1] if number > INCIDENTS_MAX else [])
         incidents.close("recovered", number)
@@ -141,7 +141,7 @@ def test_a_pod_lost_later_is_named_and_no_pod_called_well() -> None:
 def test_secrets_are_not_written() -> None:
     incidents = Incidents()
     secret = Signal(1, "ExitCode", "MY_TOKEN=abcdef", evidence=("https://me:pw@host/",))
-    incidents.begin(0, [secret], Remedy.PROCESS, "why", 10)
+    incidents.open_incident(0, [secret], Remedy.PROCESS, "why", 10)
     (opened,) = incidents.writes()
     (closed,) = incidents.close("recovered", 12)
     for written in (opened, closed):

@@ -80,7 +80,7 @@ class Incidents:
         if incident.outcome:
             self._count(incident)
 
-    def begin(
+    def open_incident(
         self, attempt: int, signals: Iterable[Signal], remedy: Remedy, reason: str, now: float
     ) -> Incident:
         """Open an incident; the open one must have been closed before."""
@@ -96,7 +96,7 @@ class Incidents:
         self._is_dirty = True
         return self.open
 
-    def join(self, signals: Iterable[Signal]) -> bool:
+    def add_signs(self, signals: Iterable[Signal]) -> bool:
         """Add signs to the open incident; return True if any was new."""
         assert self.open is not None
         new = [s for s in signals if (s.pod, s.rank, s.fault) not in self._seen]

@@ -82,7 +82,7 @@ class Recovery:
             return
         incident = state.incidents.open
         if state.gang.stage is GangStage.HALTED and incident is not None:
-            if state.incidents.join(found):
+            if state.incidents.add_signs(found):
                 self._reconsider(now)
                 self._harden(now)
                 self._write_culprit(now)
@@ -126,7 +126,7 @@ class Recovery:
             remedy, reason = Remedy.POD, f"planned move; {charge.reason}"
         else:
             remedy, reason = ladder.choose(charge.remedy, charge.reason, self._lost_pods(found))
-        state.incidents.begin(broken, found, remedy, reason, now)
+        state.incidents.open_incident(broken, found, remedy, reason, now)
         state.incidents.change(**was, **(details or known))
         state.watched.clear()
         state.retire_incidents()
