@@ -27,8 +27,8 @@ from unbroken.core.losses import closed
 from unbroken.core.ray_resume import (
     NOT_RESUMED,
     RESUMED,
-    Answer,
     BeginAgain,
+    DashboardAnswer,
     Head,
     RayEffect,
     RayPicture,
@@ -63,7 +63,7 @@ WELL = RayPicture(
     state=STATE,
     heads={"h0": HEAD},
     ready=frozenset({"h0"}),
-    answer=Answer(HEAD, frozenset({JOB.id}), (JOB,)),
+    answer=DashboardAnswer(HEAD, frozenset({JOB.id}), (JOB,)),
 )
 JOB_WELL = replace(
     WELL,
@@ -90,7 +90,7 @@ def with_new_head(seen: RayPicture = WELL, *others: PodState) -> RayPicture:
     """Return the picture once a new head is ready, with other pods."""
     pod = PodState("ray-head", "h1", "n3", "Running")
     found = replace(seen, pods=(pod, *others), heads={"h1": NEXT}, ready=frozenset({"h1"}))
-    return replace(found, answer=Answer(NEXT))
+    return replace(found, answer=DashboardAnswer(NEXT))
 
 
 def decided(seen: RayPicture, now: float = 100.0) -> Effects:
@@ -241,7 +241,7 @@ def test_jobs_are_submitted_when_no_pod_of_the_old_attempt_exists() -> None:
     assert submit == SubmitAgain(NEXT, JOB, "raysubmit_1-attempt-1", 1)
     # The head knows the job: nothing is submitted a second time.
     again = Submission("raysubmit_1-attempt-1", "{}")
-    there = replace(clean, answer=Answer(NEXT, frozenset({again.id}), (again,)))
+    there = replace(clean, answer=DashboardAnswer(NEXT, frozenset({again.id}), (again,)))
     write, say = machine.step(there, 202.0)
     record = replace(seen.record, losses=closed(seen.record.losses, 202.0))
     assert write == WriteRayRecord(
@@ -255,7 +255,7 @@ def test_jobs_are_submitted_when_no_pod_of_the_old_attempt_exists() -> None:
 
 def test_jobs_wait_for_the_answer_of_the_new_head() -> None:
     seen = after(decided(without_head()), without_head())
-    for answer in (None, Answer(HEAD, frozenset({JOB.id}), (JOB,))):
+    for answer in (None, DashboardAnswer(HEAD, frozenset({JOB.id}), (JOB,))):
         assert RayResume().step(replace(with_new_head(seen), answer=answer), 200.0) == []
     not_ready = replace(with_new_head(seen), ready=frozenset())
     assert RayResume().step(not_ready, 200.0) == []
@@ -266,7 +266,7 @@ def test_a_job_that_cannot_be_submitted_is_told_and_the_others_go_on() -> None:
     lost = replace(without_head(), state=replace(STATE, jobs=(JOB, other)))
     seen = after(decided(lost), lost)
     ids = [next_id(one.id, 1) for one in (JOB, other)]
-    answer = Answer(NEXT, frozenset({ids[1]}), (), {ids[0]: "its code was lost"})
+    answer = DashboardAnswer(NEXT, frozenset({ids[1]}), (), {ids[0]: "its code was lost"})
     effects = RayResume().step(replace(with_new_head(seen), answer=answer), 200.0)
     assert effects[0] == Say(
         NOT_RESUMED, f"RayCluster ray: job {ids[0]} is not submitted again: its code was lost"
@@ -298,7 +298,7 @@ def test_running_jobs_are_kept_and_a_head_that_says_nothing_changes_nothing() ->
     (write,) = RayResume().step(fresh, 100.0)
     assert write == WriteRayRecord(Record(), STATE, "7")
     assert RayResume().step(replace(WELL, answer=None), 100.0) == []
-    ended = replace(WELL, answer=Answer(HEAD, frozenset({JOB.id})))
+    ended = replace(WELL, answer=DashboardAnswer(HEAD, frozenset({JOB.id})))
     (write,) = RayResume().step(ended, 100.0)
     assert isinstance(write, WriteRayRecord)
     assert write.state.jobs == ()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.core.drive_resumed import ResumedWorld
 from unbroken.core.auto_resume import AskForFence, DeleteResumedPod, Record, Say, WriteResumeRecord
 from unbroken.core.ray_resume import (
-    Answer,
     BeginAgain,
+    DashboardAnswer,
     Head,
     RayPicture,
     RayResume,
@@ -49,7 +49,7 @@ class Heard:
     cluster: tuple[str, str, bool] = ("", "", False)
     """Name, uid and `spec.suspend` of the RayCluster."""
     suspended: bool = False
-    answer: Answer | None = None
+    answer: DashboardAnswer | None = None
     hung: dict[str, str] = field(default_factory=dict)
 
 
@@ -167,7 +167,9 @@ class World(ResumedWorld):
             found = tuple(Submission(id, "{}") for id in sorted(ids))
             known = frozenset(ids | self.ended.get(head, set()))
             if self.is_reachable(head) and not self.is_rayjob:
-                heard.answer = Answer(Head("head", head), known, found, begun=frozenset(ids))
+                heard.answer = DashboardAnswer(
+                    Head("head", head), known, found, begun=frozenset(ids)
+                )
         if hears() >= lost:
             head = next(iter(self.heads()), "")
             heard.hung = {id: "is hung" for on, id in sorted(self.hanging) if on == head}

@@ -36,7 +36,7 @@ from unbroken.core.losses import closed
 from unbroken.core.ray_resume import (
     NOT_RESUMED,
     RESUMED,
-    Answer,
+    DashboardAnswer,
     RayPicture,
     RayResume,
     RayState,
@@ -52,7 +52,7 @@ NEXT_ID = "raysubmit_1-attempt-1"
 OTHER = Submission("raysubmit_2", "{}")
 HUNG = replace(WELL, hung={JOB.id: CAUSE})
 RAYJOB_HUNG = replace(JOB_WELL, hung={"count-x": CAUSE})
-ENDED = Answer(HEAD, frozenset({JOB.id}))
+ENDED = DashboardAnswer(HEAD, frozenset({JOB.id}))
 
 
 def stopping(seen: RayPicture = HUNG) -> RayPicture:
@@ -88,7 +88,7 @@ def test_it_is_submitted_again_once_it_has_ended_and_then_runs_again() -> None:
     ended = replace(seen, answer=ENDED)
     assert machine.step(ended, 200.0) == [SubmitAgain(HEAD, JOB, NEXT_ID, 1)]
     again = Submission(NEXT_ID, JOB.request)
-    there = replace(seen, answer=Answer(HEAD, frozenset({JOB.id, NEXT_ID}), (again,)))
+    there = replace(seen, answer=DashboardAnswer(HEAD, frozenset({JOB.id, NEXT_ID}), (again,)))
     write, say = machine.step(there, 201.0)
     record = replace(seen.record, losses=closed(seen.record.losses, 201.0))
     state = RayState("ray", "c0", HEAD, attempt=1, jobs=(again,))
@@ -109,7 +109,7 @@ def test_a_job_that_goes_on_within_the_window_is_left_alone(well: RayPicture) ->
 
 def test_jobs_that_do_not_hang_are_neither_stopped_nor_submitted() -> None:
     state = replace(STATE, jobs=(JOB, OTHER))
-    both = Answer(HEAD, frozenset({JOB.id, OTHER.id}), (JOB, OTHER))
+    both = DashboardAnswer(HEAD, frozenset({JOB.id, OTHER.id}), (JOB, OTHER))
     seen = stopping(replace(HUNG, state=state, answer=both))
     assert seen.state.jobs == (JOB, OTHER)
     assert RayResume().step(seen, 200.0) == [StopHung(HEAD, JOB, NEXT_ID)]
@@ -120,7 +120,7 @@ def test_jobs_that_do_not_hang_are_neither_stopped_nor_submitted() -> None:
 
 def test_two_jobs_that_hang_at_once_are_one_restart() -> None:
     state = replace(STATE, jobs=(JOB, OTHER))
-    both = Answer(HEAD, frozenset({JOB.id, OTHER.id}), (JOB, OTHER))
+    both = DashboardAnswer(HEAD, frozenset({JOB.id, OTHER.id}), (JOB, OTHER))
     hung = {JOB.id: CAUSE, OTHER.id: CAUSE}
     write = written(decided(replace(HUNG, state=state, answer=both, hung=hung)))
     assert write.record.count == 1

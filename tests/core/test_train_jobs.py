@@ -21,10 +21,10 @@ from unbroken.core.train_jobs import (
     ChangeJob,
     CreateJob,
     Order,
-    Picture,
     ResultPod,
+    TrainJobPicture,
     WriteResult,
-    decide,
+    orders_for,
 )
 from unbroken.spec.kubeflow.trainjob import read_runtime
 from unbroken.spec.kubeflow.trainjob_mapping import map_train_job
@@ -52,7 +52,9 @@ def orders(
     of: Object | None = None,
 ) -> list[Order]:
     """Decide on a picture; `of` is the runtime."""
-    return decide(Picture(train or train_job(), runtime() if of is None else of, job, pods))
+    return orders_for(
+        TrainJobPicture(train or train_job(), runtime() if of is None else of, job, pods)
+    )
 
 
 def test_a_train_job_gets_a_job_once() -> None:
@@ -96,7 +98,7 @@ def test_the_job_of_an_earlier_train_job_is_left_to_the_garbage_collector() -> N
 
 def test_a_train_job_waits_for_its_runtime() -> None:
     for found in (None, {"spec": {}}):
-        (told,) = decide(Picture(train_job(), found, None, PODS))
+        (told,) = orders_for(TrainJobPicture(train_job(), found, None, PODS))
         assert isinstance(told, Say)
         assert told.reason == WAITS
 
@@ -157,7 +159,7 @@ def test_a_job_resumes_with_the_pods_of_the_present_patches() -> None:
 
 
 def test_a_job_does_not_resume_without_its_runtime_or_with_patches_that_cannot_be() -> None:
-    (told,) = decide(Picture(train_job(), None, job(suspend=True), PODS))
+    (told,) = orders_for(TrainJobPicture(train_job(), None, job(suspend=True), PODS))
     assert isinstance(told, Say)
     assert told.reason == WAITS
     bad = train_job(runtimePatches=[patch({"containers": [{"name": "other"}]})])
@@ -175,7 +177,7 @@ def test_changed_options_reach_a_running_job_and_newer_orders_to_restart_stay() 
 
 def test_a_running_job_does_not_need_its_runtime() -> None:
     suspended = train_job(suspend=True)
-    (change,) = decide(Picture(suspended, None, job(), PODS))
+    (change,) = orders_for(TrainJobPicture(suspended, None, job(), PODS))
     assert change == ChangeJob("j-1", "7", {"spec": {"runPolicy": {"suspend": True}}})
 
 

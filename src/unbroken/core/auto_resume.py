@@ -191,7 +191,7 @@ E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class LossSign:
     """A sign of a fault of a pod, of its node, or of a job on pods that are well."""
 
     pod: str
@@ -267,11 +267,11 @@ class Resumption(Generic[P, E]):
         """True if a decision was made to delete the pod."""
         return pod.uid in seen.record.pods
 
-    def _affected(self, seen: P, signs: list[Sign]) -> frozenset[str]:
+    def _affected(self, seen: P, signs: list[LossSign]) -> frozenset[str]:
         """Return the uids of the pods that a restart for these signs deletes."""
         raise NotImplementedError
 
-    def _write(self, seen: P, record: Record, signs: list[Sign]) -> ResumeEffect | E:
+    def _write(self, seen: P, record: Record, signs: list[LossSign]) -> ResumeEffect | E:
         """Return the order that writes the decision."""
         return WriteResumeRecord(record, seen.version, suspends=seen.by_suspension or None)
 
@@ -280,7 +280,7 @@ class Resumption(Generic[P, E]):
         is_lost = bool(pod.reason) or pod.restarts_containers
         return pod.phase == "Failed" and is_lost and pod.reason != OWN_DEADLINE
 
-    def _other_signs(self, seen: P, now: float) -> Iterable[Sign]:
+    def _other_signs(self, seen: P, now: float) -> Iterable[LossSign]:
         """List signs that no existing pod shows."""
         return ()
 
@@ -293,7 +293,7 @@ class Resumption(Generic[P, E]):
         running = [pod for pod in fresh if pod.phase == "Running" and pod.ends_by is None]
         return len(running) >= losses[-1].pods
 
-    def _done(self, seen: P, pods: frozenset[str], signs: list[Sign]) -> str:
+    def _done(self, seen: P, pods: frozenset[str], signs: list[LossSign]) -> str:
         """Say what a restart does to the pods."""
         if seen.by_suspension:
             return f"suspends it until its pods ({len(pods)}) are gone"
@@ -319,7 +319,7 @@ class Resumption(Generic[P, E]):
 
     # --- deciding
 
-    def _judge(self, seen: P, signs: list[Sign], now: float) -> list[ResumeEffect | E]:
+    def _judge(self, seen: P, signs: list[LossSign], now: float) -> list[ResumeEffect | E]:
         if not signs:
             self._since = None
             return []
@@ -346,14 +346,14 @@ class Resumption(Generic[P, E]):
             Say(seen.kind + RESTARTING, f"{seen.title} is restarting because {fault}: {done}"),
         ]
 
-    def _loss(self, seen: P, signs: list[Sign], now: float, remedy: str) -> Loss:
+    def _loss(self, seen: P, signs: list[LossSign], now: float, remedy: str) -> Loss:
         """Return the loss that the signs show, without a restart."""
         first = _first(signs)
         needed = sum(pod.phase != "Succeeded" for pod in seen.pods)
         since = now if self._since is None else self._since
         return Loss(since, now, first.culprit, _words(signs), remedy, pods=max(needed, 1))
 
-    def _give_up(self, seen: P, signs: list[Sign], now: float) -> list[ResumeEffect | E]:
+    def _give_up(self, seen: P, signs: list[LossSign], now: float) -> list[ResumeEffect | E]:
         if seen.record.exhausted:
             return []
         self._look_at(now + RESEND_SECONDS)
@@ -366,7 +366,7 @@ class Resumption(Generic[P, E]):
             Say(EXHAUSTED, f"{seen.title} is not restarted: {text}"),
         ]
 
-    def _signs(self, seen: P, pod: PodState, now: float) -> Iterator[Sign]:
+    def _signs(self, seen: P, pod: PodState, now: float) -> Iterator[LossSign]:
         """List the signs of a fault of a pod."""
         if pod.phase not in ENDED and pod.node is not None:
             node = (seen.nodes or {}).get(pod.node)
@@ -374,15 +374,15 @@ class Resumption(Generic[P, E]):
                 node = replace(node, trouble="")
             cause = self._node_trouble(node, now)
             if cause:
-                yield Sign(pod.name, f"node {pod.node} {cause}", True, pod.uid, pod.node)
+                yield LossSign(pod.name, f"node {pod.node} {cause}", True, pod.uid, pod.node)
         if pod.phase == "Unknown":
-            yield Sign(pod.name, "is in a state that nobody knows", False, pod.uid)
+            yield LossSign(pod.name, "is in a state that nobody knows", False, pod.uid)
         if self._is_failure(seen, pod):
             why = f" ({pod.reason})" if pod.reason else ""
-            yield Sign(pod.name, f"failed{why}", False, pod.uid)
+            yield LossSign(pod.name, f"failed{why}", False, pod.uid)
         if pod.ends_by is not None:
             if now >= pod.ends_by + STUCK_SECONDS:
-                yield Sign(pod.name, "does not end though it was deleted", False, pod.uid)
+                yield LossSign(pod.name, "does not end though it was deleted", False, pod.uid)
             else:
                 self._look_at(pod.ends_by + STUCK_SECONDS)
 
@@ -497,7 +497,7 @@ class Resumption(Generic[P, E]):
 class AutoResume(Resumption[Picture, ResumeEffect]):
     """The machine of a job whose pods all train in step: a restart deletes all of them."""
 
-    def _affected(self, seen: Picture, signs: list[Sign]) -> frozenset[str]:
+    def _affected(self, seen: Picture, signs: list[LossSign]) -> frozenset[str]:
         return frozenset(pod.uid for pod in seen.pods)
 
 
@@ -519,12 +519,12 @@ def _again_words(seen: Picture, pods: list[PodState]) -> str:
     )
 
 
-def _first(signs: list[Sign]) -> Sign:
+def _first(signs: list[LossSign]) -> LossSign:
     """Return the sign that names the cause: one of a node rather than of a pod."""
     return next((sign for sign in signs if sign.is_of_node), signs[0])
 
 
-def _words(signs: list[Sign]) -> str:
+def _words(signs: list[LossSign]) -> str:
     """Name the cause, with the affected pods."""
     first = _first(signs)
     if not first.is_of_node:

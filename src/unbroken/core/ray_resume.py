@@ -32,13 +32,13 @@ from unbroken.spec.keys import AUTO_RESUME
 from .auto_resume import (
     RESEND_SECONDS,
     STUCK_SECONDS,
+    LossSign,
     Picture,
     PodState,
     Record,
     ResumeEffect,
     Resumption,
     Say,
-    Sign,
     WriteResumeRecord,
 )
 from .losses import closed
@@ -91,7 +91,7 @@ class RayState:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DashboardAnswer:
     """Latest answer of the dashboard of a head."""
 
     head: Head
@@ -130,7 +130,7 @@ class RayPicture(Picture):
     """Heads among the pods, by uid."""
     ready: frozenset[str] = frozenset()
     """Uids of the heads that are ready."""
-    answer: Answer | None = None
+    answer: DashboardAnswer | None = None
     hung: Mapping[str, str] = field(default_factory=dict)
     """The problem of each job (by id) that breaks its log rules now."""
 
@@ -224,7 +224,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
     def _is_condemned(self, seen: RayPicture, pod: PodState) -> bool:
         return seen.is_beginning_again or super()._is_condemned(seen, pod)
 
-    def _affected(self, seen: RayPicture, signs: list[Sign]) -> frozenset[str]:
+    def _affected(self, seen: RayPicture, signs: list[LossSign]) -> frozenset[str]:
         earlier = seen.record.pods & {pod.uid for pod in seen.pods}
         named = frozenset(sign.uid for sign in signs if sign.uid)
         if not self._is_head_lost(seen, signs):
@@ -236,7 +236,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         keeps = fresh - named - seen.record.pods if is_kept else frozenset[str]()
         return frozenset(pod.uid for pod in seen.pods if pod.uid not in keeps)
 
-    def _is_head_lost(self, seen: RayPicture, signs: list[Sign]) -> bool:
+    def _is_head_lost(self, seen: RayPicture, signs: list[LossSign]) -> bool:
         """True if all pods go: a RayJob that hangs begins again as after the loss of its head."""
         of_jobs = seen.is_rayjob and any(sign.job for sign in signs)
         others = [sign for sign in signs if not sign.job]
@@ -246,7 +246,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         """True for a head alone: the controller of the RayCluster replaces a worker that failed."""
         return pod.uid in seen.heads and super()._is_failure(seen, pod)
 
-    def _other_signs(self, seen: RayPicture, now: float) -> Iterable[Sign]:
+    def _other_signs(self, seen: RayPicture, now: float) -> Iterable[LossSign]:
         """List the loss of a head with jobs that is gone, goes, or had its container restarted, and
         jobs that hang on a head that is well."""
         state = seen.state
@@ -259,11 +259,11 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         if head not in seen.heads.values():
             is_there = head.uid in seen.heads
             lost = "has lost the state of Ray: its container was restarted"
-            yield Sign(head.name, lost if is_there else "(the head) is gone", False)
+            yield LossSign(head.name, lost if is_there else "(the head) is gone", False)
         elif any(pod.uid == head.uid and pod.ends_by is not None for pod in seen.pods):
-            yield Sign(head.name, "(the head) is being deleted", False, head.uid)
+            yield LossSign(head.name, "(the head) is being deleted", False, head.uid)
 
-    def _hung_signs(self, seen: RayPicture) -> Iterable[Sign]:
+    def _hung_signs(self, seen: RayPicture) -> Iterable[LossSign]:
         """List the jobs that hang, unless others are being stopped; one that could not be submitted
         again is left alone."""
         answer = seen.answer
@@ -272,16 +272,16 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         for id, cause in sorted(seen.hung.items()):
             is_ours = seen.is_rayjob or (id in kept and base_id(id) not in impossible)
             if is_ours and not seen.state.hung:
-                yield Sign("", cause, False, job=id)
+                yield LossSign("", cause, False, job=id)
 
-    def _unstopped(self, seen: RayPicture, head: Head, now: float) -> Iterable[Sign]:
+    def _unstopped(self, seen: RayPicture, head: Head, now: float) -> Iterable[LossSign]:
         """List a head that does not end a job for a minute after the order."""
         alive = sorted(seen.answer.alive & set(seen.state.hung)) if seen.answer is not None else ()
         if not alive or seen.record.at is None:
             return
         until = seen.record.at + STUCK_SECONDS
         if now >= until:
-            yield Sign(head.name, f"(the head) does not end job {alive[0]}", False, head.uid)
+            yield LossSign(head.name, f"(the head) does not end job {alive[0]}", False, head.uid)
         else:
             self._look_at(until)
 
@@ -291,7 +291,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         is_pending = seen.state.is_lost or bool(seen.state.hung)
         return not is_pending and super()._runs_again(seen)
 
-    def _done(self, seen: RayPicture, pods: frozenset[str], signs: list[Sign]) -> str:
+    def _done(self, seen: RayPicture, pods: frozenset[str], signs: list[LossSign]) -> str:
         hung = len(self._stopped(seen, signs))
         deletes = f"deletes {len(pods)} of {counted(len(seen.pods), 'pod')}"
         if not hung:
@@ -299,13 +299,13 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         stops = f"stops {counted(hung, 'job')} and submits {'it' if hung == 1 else 'them'} again"
         return f"{stops}; {deletes}" if pods - seen.record.pods else stops
 
-    def _stopped(self, seen: RayPicture, signs: list[Sign]) -> tuple[str, ...]:
+    def _stopped(self, seen: RayPicture, signs: list[LossSign]) -> tuple[str, ...]:
         """Return the ids of the jobs that are stopped while the head stays."""
         if self._is_head_lost(seen, signs):
             return ()
         return tuple(sign.job for sign in signs if sign.job)
 
-    def _write(self, seen: RayPicture, record: Record, signs: list[Sign]) -> RayEffect:
+    def _write(self, seen: RayPicture, record: Record, signs: list[LossSign]) -> RayEffect:
         if not self._is_head_lost(seen, signs):
             hung = self._stopped(seen, signs)
             changed = replace(seen.state, hung=hung, attempt=record.count) if hung else seen.state
@@ -369,7 +369,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         return effects
 
     def _replace_hung(
-        self, seen: RayPicture, head: Head, answer: Answer | None, now: float
+        self, seen: RayPicture, head: Head, answer: DashboardAnswer | None, now: float
     ) -> list[ResumeEffect | RayEffect]:
         """Stop each job that hangs, and submit it again once the head says that it has ended."""
         if answer is None:
@@ -397,7 +397,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         return effects
 
     def _submit_again(
-        self, seen: RayPicture, head: Head, answer: Answer | None, now: float
+        self, seen: RayPicture, head: Head, answer: DashboardAnswer | None, now: float
     ) -> list[ResumeEffect | RayEffect]:
         """Submit each job that ran, once nothing of the old attempt is left."""
         if any(pod.uid in seen.record.pods for pod in seen.pods) or answer is None:

@@ -52,7 +52,7 @@ class ResultPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class TrainJobPicture:
     """A TrainJob with all that belongs to it; None: the API has no such object."""
 
     train: Object
@@ -96,7 +96,7 @@ def is_run_here(train: Object) -> bool:
     return names_our_runtime(train) and manager in (None, keys.TRAINER_MANAGER)
 
 
-def decide(seen: Picture) -> list[Order]:
+def orders_for(seen: TrainJobPicture) -> list[Order]:
     """Return the orders of a TrainJob that this operator runs."""
     if value_at(seen.train, "metadata", "deletionTimestamp") or not is_run_here(seen.train):
         return []
@@ -159,7 +159,7 @@ def _failure(text: str) -> str:
     return f"{FAILED}: {' '.join(text.split())}"[:RESULT_CHARACTERS]
 
 
-def _report(seen: Picture, result: str) -> Iterator[Order]:
+def _report(seen: TrainJobPicture, result: str) -> Iterator[Order]:
     """Write a result on the pods that do not have it."""
     for pod in seen.pods:
         if pod.result != result:
@@ -186,7 +186,7 @@ def _change(job: Object, patch: Object) -> ChangeJob:
     )
 
 
-def _mapped(seen: Picture) -> MappedJob | Say:
+def _mapped(seen: TrainJobPicture) -> MappedJob | Say:
     """Return the job as the TrainJob and its runtime describe it now; Say: the runtime is not
     usable."""
     if seen.runtime is None:
@@ -199,7 +199,7 @@ def _mapped(seen: Picture) -> MappedJob | Say:
     return map_train_job(seen.train, runtime)
 
 
-def _start(seen: Picture) -> Iterator[Order]:
+def _start(seen: TrainJobPicture) -> Iterator[Order]:
     mapped = _mapped(seen)
     if isinstance(mapped, Say):
         yield mapped
@@ -212,14 +212,14 @@ def _start(seen: Picture) -> Iterator[Order]:
         yield Say(CREATED, text, is_warning=False)
 
 
-def _refuse(seen: Picture, problems: tuple[Problem, ...]) -> Iterator[Order]:
+def _refuse(seen: TrainJobPicture, problems: tuple[Problem, ...]) -> Iterator[Order]:
     """Fail a TrainJob that cannot be run, with the fields that are in the way."""
     text = "; ".join(map(str, problems))
     yield Say(REFUSED, f"the TrainJob cannot run under unbroken's agent: {text}")
     yield from _report(seen, _failure(text))
 
 
-def _follow(seen: Picture, job: Object) -> Iterator[Order]:
+def _follow(seen: TrainJobPicture, job: Object) -> Iterator[Order]:
     """Suspend or resume a job with its TrainJob, and pass on changed options.
 
     The pod template changes only when the job resumes, as in Trainer's JobSet.

@@ -21,8 +21,8 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.agent_http.sessions import plain_session
 from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
-    Answer,
     BeginAgain,
+    DashboardAnswer,
     Head,
     RayEffect,
     RayResume,
@@ -255,7 +255,11 @@ class RayResumer(JobChanges):
         return (head, url) if head is not None and url else None
 
     def _hung(
-        self, subject: Subject, item: Object, asked: tuple[Head, str] | None, answer: Answer | None
+        self,
+        subject: Subject,
+        item: Object,
+        asked: tuple[Head, str] | None,
+        answer: DashboardAnswer | None,
     ) -> Mapping[str, str]:
         """Have the logs of the jobs that run read by the log rules; say how they break rules."""
         rules = log_monitoring_of(annotations_of(item)).rules

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from unbroken.core.ray_resume import (
-    Answer,
+    DashboardAnswer,
     Head,
     StopHung,
     Submission,
@@ -65,7 +65,7 @@ class _Asked:
 
     head: Head
     url: str
-    answer: Answer | None = None
+    answer: DashboardAnswer | None = None
     submissions: dict[str, SubmitAgain] = field(default_factory=dict)
     """Jobs to submit, by the id that each gets."""
     stops: dict[str, StopHung] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class RayDashboards:
         """Ask until cancelled."""
         await self._queue.run()
 
-    def want(self, key: Key, head: Head, url: str) -> Answer | None:
+    def want(self, key: Key, head: Head, url: str) -> DashboardAnswer | None:
         """Ask the head of a RayCluster from now on; return its last answer."""
         found = self._asked.get(key)
         if found is None or found.head != head or found.url != url:
@@ -182,7 +182,7 @@ class RayDashboards:
         return ""
 
 
-def answer_of(head: Head, listed: list[msgspec.Raw]) -> Answer:
+def answer_of(head: Head, listed: list[msgspec.Raw]) -> DashboardAnswer:
     """Read what a dashboard says of all jobs; rows that cannot be read are left out."""
     ids: set[str] = set()
     begun: set[str] = set()
@@ -219,7 +219,9 @@ def answer_of(head: Head, listed: list[msgspec.Raw]) -> Answer:
             kept += size
             running.append(Submission(row.submission_id, request))
     known = frozenset(ids)
-    return Answer(head, known, tuple(running), impossible, frozenset(begun), frozenset(succeeded))
+    return DashboardAnswer(
+        head, known, tuple(running), impossible, frozenset(begun), frozenset(succeeded)
+    )
 
 
 def _rows(listed: list[msgspec.Raw]) -> Iterator[_Row]:

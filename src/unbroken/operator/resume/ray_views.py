@@ -11,7 +11,14 @@ from lightkube.models.core_v1 import PodSpec, PodStatus
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.auto_resume import PodNode, Record
-from unbroken.core.ray_resume import Answer, Head, RayPicture, RayState, Submission, unsupported
+from unbroken.core.ray_resume import (
+    DashboardAnswer,
+    Head,
+    RayPicture,
+    RayState,
+    Submission,
+    unsupported,
+)
 from unbroken.errors import SpecError
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
@@ -52,7 +59,7 @@ def cluster_of(job: Object) -> str:
     return str((job.get("status") or {}).get("rayClusterName") or "")
 
 
-def begun_jobs(kind: JobKind, subject: Object, answer: Answer | None) -> frozenset[str]:
+def begun_jobs(kind: JobKind, subject: Object, answer: DashboardAnswer | None) -> frozenset[str]:
     """Return the ids of the jobs of a RayJob or a RayCluster whose entrypoint runs."""
     if kind is not RAY_JOB:
         return answer.begun if answer is not None else frozenset()
@@ -73,7 +80,7 @@ def ray_picture(
     cluster: Object | None,
     pods: Iterable[Pod],
     nodes: Mapping[str, PodNode],
-    answer: Answer | None = None,
+    answer: DashboardAnswer | None = None,
     hung: Mapping[str, str] | None = None,
 ) -> RayPicture:
     """Return all that auto-resume needs of a RayJob, or of a RayCluster that stands alone.

@@ -22,10 +22,10 @@ from unbroken.core.train_jobs import (
     ChangeJob,
     CreateJob,
     Order,
-    Picture,
+    TrainJobPicture,
     WriteResult,
-    decide,
     is_run_here,
+    orders_for,
 )
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
@@ -155,13 +155,13 @@ class TrainJobs:
         train = self._watches.trains.get(key.name, key.namespace)
         if train is None:
             return
-        seen = Picture(
+        seen = TrainJobPicture(
             train,
             self._watches.runtimes.get(TRAIN_RUNTIME),
             self._watches.jobs.get(key.name, key.namespace),
             tuple(result_pods(self._pods.of_job(train))),
         )
-        for order in decide(seen):
+        for order in orders_for(seen):
             await self._carry_out(train, order)
 
     async def _carry_out(self, train: TrainJob, order: Order) -> None:

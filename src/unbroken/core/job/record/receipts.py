@@ -33,7 +33,7 @@ REPLICAS_DISAGREE = "ReplicasDisagree"
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class ReceiptSummary:
     """The part of an incident that sums up the receipts."""
 
     restored: tuple[Restored, ...]
@@ -46,7 +46,7 @@ class Resumption:
 
 def resumption(
     receipts: Iterable[Receipt], step: int | None, samples: Accounted | None = None
-) -> Resumption:
+) -> ReceiptSummary:
     """Return the sum of some receipts; `step`: the newest before the fault, None: not known."""
     found = sorted(receipts, key=lambda one: (one.name, one.rank))
     steps = [one.step for one in found]
@@ -58,7 +58,7 @@ def resumption(
     if differ:
         said += f"; the replicas disagree: {differ}"
     repeated, skipped = (samples.repeated, samples.skipped) if samples else (None, None)
-    return Resumption(_groups(found), lost, agree, said, repeated, skipped)
+    return ReceiptSummary(_groups(found), lost, agree, said, repeated, skipped)
 
 
 def _in_words(found: Sequence[Receipt], lost: int | None) -> str:
