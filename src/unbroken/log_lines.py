@@ -158,16 +158,14 @@ def _shown(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case Enum():
-            return str(value.value)
-        case float():
-            return f"{value:.4g}"
-        case BaseException():
-            return str(value) or type(value).__name__
-        case list() | tuple() | set() | frozenset() if not hasattr(value, "_fields"):
-            return ",".join(map(str, value))
-        case _:
-            return str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, BaseException):
+        return str(value) or type(value).__name__
+    if isinstance(value, (list, tuple, set, frozenset)) and not hasattr(value, "_fields"):
+        return ",".join(map(str, value))
+    return str(value)

@@ -18,8 +18,11 @@ from unbroken.wire.agent import AgentState
 
 MAIN = "import sys; from unbroken.agent.injected import script; script(*sys.argv.pop(1).split(':'))"
 FACTS = """
-import os, sys, tempfile
+import importlib, os, pkgutil, sys, tempfile
 from unbroken import worker
+for found in pkgutil.walk_packages(worker.__path__, "unbroken.worker."):
+    if sys.version_info >= (3, 10) or ".boot" not in found.name:
+        importlib.import_module(found.name)
 names = ("RANK", "WORLD_SIZE", "PYTHONPATH")
 print("facts", *sys.version_info[:2], worker.__file__, tempfile.gettempdir(), flush=True)
 print("given", *sys.argv[1:], *(os.environ[name] for name in names), flush=True)
@@ -36,7 +39,7 @@ def put(folder: Path, name: str, text: str) -> Path:
 
 def other_pythons() -> list[str]:
     """Interpreters of this machine that can run the worker library, other than the agent's."""
-    versions = [f"python3.{minor}" for minor in (10, 12, 13, 14)]
+    versions = [f"python3.{minor}" for minor in (9, 10, 12, 13, 14)]
     homes = sorted(Path.home().glob(".pyenv/versions/*/bin"))
     path = os.pathsep.join([*map(str, homes), os.environ["PATH"]])
     found = [shutil.which(one, path=path) for one in versions]

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from unbroken.wire.compat import zip_equal
 
 OPCODES_MAX = 5_000_000
 """Opcodes of one pickle: about five seconds of a core."""
@@ -30,16 +33,18 @@ _CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _EMPTY: dict[bytes, type] = {b"]": list, b"}": dict, b"\x8f": set}
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 
-# Tokens differ in their first byte and are possessive, so that nothing is tried twice.
+# Tokens differ in their first byte and are possessive, so that nothing is tried twice. Python 3.11
+# brought that: older ones read such a dict opcode by opcode.
 _ATOM = rb"(?:[hK].|[N\x88\x89]|M..|[jJ].{4}|G.{8}|\x8a\x08.{8})"
 _KEY = rb"(?:h.|j.{4})"
 _ATOMS = rb"\](?:\(" + _ATOM + rb"*+e)?+"
 _ATOM_DICT = rb"\}(?:\((?:" + _KEY + _ATOM + rb")*+u)?+"
 _PARTS = rb"\](?:\((?:" + _ATOM + rb"|" + _ATOMS + rb"|" + _ATOM_DICT + rb")*+e)?+"
 _VALUE = rb"(?>" + _ATOM + _ATOM + rb"\x86|" + _ATOM + rb"|" + _PARTS + rb")"
-_FLAT = re.compile(rb"\}\((?:" + _KEY + _VALUE + rb")++u", re.DOTALL)
+_HAS_FLAT = sys.version_info >= (3, 11)
+_FLAT = re.compile(rb"\}\((?:" + _KEY + _VALUE + rb")++u" if _HAS_FLAT else rb"(?!)", re.DOTALL)
 """A dict whose keys were memoized before, of atoms, pairs of atoms, and lists of those."""
-_PAIR = re.compile(rb"(" + _KEY + rb")(" + _VALUE + rb")", re.DOTALL)
+_PAIR = re.compile(rb"(" + _KEY + rb")(" + (_VALUE if _HAS_FLAT else rb"") + rb")", re.DOTALL)
 _SIGNED, _UNSIGNED = b"J\x8a", b"KM"
 
 
@@ -281,7 +286,7 @@ def _of(kind: type, value: Any) -> Any:
 
 
 def _pairs(found: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(map(_hashed, found[::2]), found[1::2], strict=True)
+    return zip_equal(map(_hashed, found[::2]), found[1::2])
 
 
 def _hashed(key: Any) -> Any:

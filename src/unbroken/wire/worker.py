@@ -43,7 +43,7 @@ RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(MET
 """Records by the number of metrics."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Page:
     """Progress that a worker has reported; seconds of the monotonic clock."""
 
@@ -138,7 +138,7 @@ def _page(fields: Sequence[float], values: Sequence[float], texts: bytes) -> Pag
         phase_at=phase_at,
         visit_calls=int(visit_calls),
         longest_gap=gap,
-        metrics=dict(zip(names, values, strict=False)),
+        metrics=dict(zip(names, values)),
         bad_calls=int(bad),
         checkpoint_step=None if saved == NO_STEP else int(saved),
         checkpoint_at=None if math.isnan(saved_at) else saved_at,

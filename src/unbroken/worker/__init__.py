@@ -11,7 +11,7 @@
 
 Nothing here raises, waits, or costs more than a microsecond or two.  Where no agent of unbroken has
 started the process, and in processes forked from the one that trains, everything does nothing.
-Standard library only, Python 3.10 or newer (`checkpoints`: 3.11).
+Standard library only, Python 3.9 or newer. Warm starts need 3.10.
 """
 
 from __future__ import annotations

@@ -16,11 +16,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
 
 __all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
 
@@ -28,7 +33,6 @@ FDS_MAX = 64
 """Most descriptors with one frame; the kernel takes 253."""
 ANSWER_SECONDS = 10.0
 Heard = Callable[[Mapping[str, Any]], None]
-P = ParamSpec("P")
 R = TypeVar("R")
 log = Log(__name__, "unbroken.worker: ")
 _whole: set[CodeType] = set()

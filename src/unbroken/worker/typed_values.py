@@ -24,9 +24,10 @@ from enum import Enum
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 from unbroken.errors import SpecError
+from unbroken.wire.compat import zip_equal
 
 DEPTH_MAX = 100
 """Levels of nesting; a reader recurses once for each."""
@@ -40,7 +41,7 @@ _SIZE, _WORD, _DOUBLE = struct.Struct("<I"), struct.Struct("<q"), struct.Struct(
 _SIMPLE = {None: b"N", True: b"T", False: b"F"}
 _DTYPE = re.compile(r"[<>|=][biufcSUMmV]\d{0,9}(\[[0-9A-Za-z]{1,9}\])?")
 _TEXT = ("utf-8", "surrogatepass")
-Hole = Callable[[Any], int | None]
+Hole = Callable[[Any], Optional[int]]
 """Returns the number of a tensor or an array; None: the value is neither."""
 
 
@@ -74,7 +75,7 @@ def record(kind: type, *names: str) -> Form:
         kind,
         f"{kind.__module__}.{kind.__qualname__}",
         lambda value: [getattr(value, name) for name in wanted],
-        lambda parts: kind(**dict(zip(wanted, parts, strict=True))),
+        lambda parts: kind(**dict(zip_equal(wanted, parts))),
     )
 
 
@@ -99,7 +100,7 @@ def choice(kind: type[Enum]) -> Form:
 
 
 def _pairs(parts: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    return zip(parts[::2], parts[1::2], strict=True)
+    return zip_equal(parts[::2], parts[1::2])
 
 
 def _flat(value: Mapping[Any, Any]) -> Iterable[Any]:
@@ -381,7 +382,7 @@ class _Writer:
             self._forms |= {one.kind: one for one in _of_torch()}
             form = self._forms.get(kind)
         numpy = sys.modules.get("numpy")
-        if form is None and numpy is not None and isinstance(value, numpy.dtype | numpy.generic):
+        if form is None and numpy is not None and isinstance(value, (numpy.dtype, numpy.generic)):
             form = _NUMPY[isinstance(value, numpy.generic)]
         if form is None:
             raise NotEncodable(f"a {kind.__module__}.{kind.__qualname__}")

@@ -8,6 +8,8 @@ For its log torch looks up the name of each address that it connects to or that 
 the DNS. A lost query holds up the store, and so all ranks, for 5 s.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -137,7 +137,7 @@ def _odd(value: Any, plain: tuple[type, ...]) -> tuple[str, Any] | None:
 
 def _is_number(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.number | numpy.bool_)
+    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
 
 
 def read_metadata(path: Path) -> Any:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from unbroken.errors import WorldError
+from unbroken.wire.compat import zip_equal
 from unbroken.worker import context
 from unbroken.worker.typed_values import EXCHANGED, Form, decode, encode
 
@@ -86,7 +87,7 @@ def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
     dist.all_gather(result, own)
     return [
         bytes(memoryview(item.cpu().numpy())[:length])
-        for item, length in zip(result, lengths, strict=True)
+        for item, length in zip_equal(result, lengths)
     ]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import BODY_AT
 from unbroken.worker.snapshot.state import collected, parse, view
 from unbroken.worker.typed_values import decode, encode
@@ -267,7 +268,7 @@ def packed(content: Mapping[str, Any]) -> bytes:
     body = bytearray(BODY_AT + state.payload_bytes)
     _HEADER.pack_into(body, 0, _MAGIC, state.payload_bytes, len(state.structure))
     with import_module("torch").no_grad():
-        for piece, tensor in zip(state.pieces, state.tensors, strict=True):
+        for piece, tensor in zip_equal(state.pieces, state.tensors):
             if tensor.numel():
                 view(body, piece).copy_(tensor)
     return bytes(body) + state.structure

@@ -39,7 +39,7 @@ ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Undo = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interrupt:
     """A signal, and what the main thread does then."""
 
@@ -47,7 +47,7 @@ class Interrupt:
     handler: Callable[[int, FrameType | None], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Patch:
     """One change to the process."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic  # noqa: TID251  (how long user code does not leave)
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unbroken.errors import SpecError, WorldError
 from unbroken.log_lines import Log
@@ -28,9 +28,13 @@ from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
 from . import groups, patches, step_end
 
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
 __all__ = ["RankLost", "restartable"]
 
-P = ParamSpec("P")
 R = TypeVar("R")
 ORDER_SECONDS = 5.0
 """Time for the agent to report a lost peer after gloo has noticed it."""
@@ -107,7 +111,7 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     return enter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Returned:
     value: Any
 
@@ -314,7 +318,7 @@ class _Run:
         return outcome
 
     def _is_final(self, outcome: _Returned | BaseException) -> bool:
-        is_users = isinstance(outcome, SystemExit | KeyboardInterrupt)
+        is_users = isinstance(outcome, (SystemExit, KeyboardInterrupt))
         if isinstance(outcome, BaseException) and groups.is_lost_peer(outcome):
             # Its groups are useless, whatever the agent orders.
             groups.abort()

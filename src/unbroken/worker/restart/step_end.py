@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from itertools import pairwise
 from time import monotonic  # noqa: TID251  (the usual time between two saves is measured here)
 from typing import Any
 
@@ -55,7 +54,7 @@ def wait_seconds(saves: Sequence[float], now: float, limit: float) -> float:
     if not saves:
         return 0.0
     since = now - saves[-1]
-    usual = max((later - earlier for earlier, later in pairwise(saves)), default=None)
+    usual = max((later - earlier for earlier, later in zip(saves, saves[1:])), default=None)
     if usual is None:
         return limit
     if usual - since > limit:

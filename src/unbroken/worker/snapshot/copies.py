@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unbroken.log_lines import Log
+from unbroken.wire.compat import zip_equal
 
 from .state import State, view
 
@@ -65,7 +66,7 @@ class Copies:
         """Begin the copies; those of the CPU are made at the end."""
         torch = import_module("torch")
 
-        remote = [one for one in zip(state.pieces, state.tensors, strict=True) if one[1].is_cuda]
+        remote = [one for one in zip_equal(state.pieces, state.tensors) if one[1].is_cuda]
         self._events = []
         with torch.no_grad():
             if remote:
@@ -73,7 +74,7 @@ class Copies:
             for device in {tensor.device: None for _, tensor in remote}:
                 there = [one for one in remote if one[1].device == device]
                 self._events.append((device, self._copy_remote(there, memory, device)))
-            for piece, tensor in zip(state.pieces, state.tensors, strict=True):
+            for piece, tensor in zip_equal(state.pieces, state.tensors):
                 if not tensor.is_cuda and tensor.numel():
                     view(memory, piece).copy_(tensor)
 

@@ -18,6 +18,7 @@ from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.log_lines import Log
+from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import Header, digest
 from unbroken.worker.checkpointing.files import CheckpointError
 from unbroken.worker.checkpointing.peers import Peers
@@ -243,7 +244,7 @@ class Division:
             for wants in plans
         ]
         self._takes = [[] for _ in plans]
-        for want, target in zip(plans[self._world.rank], self._targets, strict=True):
+        for want, target in zip_equal(plans[self._world.rank], self._targets):
             self._takes[self._givers[want.rank]].append(target)
 
     def _check(self, torn: str) -> None:

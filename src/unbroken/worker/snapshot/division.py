@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from unbroken.wire.compat import zip_equal
 from unbroken.worker.typed_values import exchanged
 
 from .state import Piece
@@ -56,7 +57,7 @@ class Want:
 
     def of(self, tensor: Any) -> Any:
         """Return the box, without a copy."""
-        for dim, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
+        for dim, (begin, length) in enumerate(zip_equal(self.offsets, self.lengths)):
             tensor = tensor.narrow(dim, begin, length)
         return tensor
 
@@ -70,7 +71,7 @@ def box(sharding: tuple[Any, ...], rank: int) -> Box:
     shape, _, (mesh, ranks, _), placements = sharding
     place, offsets, lengths = ranks.index(rank), [0] * len(shape), list(shape)
     strides = [math.prod(mesh[dim + 1 :]) for dim in range(len(mesh))]
-    for count, stride, (kind, dim) in zip(mesh, strides, placements, strict=True):
+    for count, stride, (kind, dim) in zip_equal(mesh, strides, placements):
         if kind == "Shard":
             full = -(-lengths[dim] // count)
             begin = min(full * (place // stride % count), lengths[dim])

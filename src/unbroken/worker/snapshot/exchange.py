@@ -9,6 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from unbroken.errors import WorldError
+from unbroken.wire.compat import zip_equal
 from unbroken.worker.checkpointing.peers import Peers, device
 
 BATCH_BYTES = 64 * 1024 * 1024
@@ -24,7 +25,7 @@ def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Seque
     """
     rank, size, is_whole = world.rank, world.world_size, True
     with import_module("torch").no_grad():
-        for source, target in zip(gives[rank], takes[rank], strict=True):
+        for source, target in zip_equal(gives[rank], takes[rank]):
             target.copy_(source)
         for shift in range(1, size):
             to, sender = (rank + shift) % size, (rank - shift) % size

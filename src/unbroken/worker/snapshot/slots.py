@@ -17,6 +17,7 @@ from zlib import crc32
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.log_lines import Log
+from unbroken.wire.compat import zip_equal
 from unbroken.wire.ipc import (
     FETCH_SECONDS,
     SNAPSHOT_FETCH,
@@ -348,7 +349,7 @@ class AgentSlots:
         steps = answer.get("steps", [])
         givers = answer.get("from") or [None] * len(steps)
         result: list[Offered] = []
-        for slot, told, giver in zip(_mapped(fds, len(steps)), steps, givers, strict=True):
+        for slot, told, giver in zip_equal(_mapped(fds, len(steps)), steps, givers):
             header = slot.header()
             offered = (told.get("attempt"), told.get("step"))
             # Data of a late writer are left out. An unreadable slot is kept, so that it is

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import BODY_AT, aligned, digest
 from unbroken.worker.typed_values import NotEncodable, decode, encode, exchanged, torch_dtype
 
@@ -60,7 +61,7 @@ class State:
     def clear_gaps(self, memory: Any) -> None:
         """Clear the gaps between tensors, where another layout may have left data: equal states
         have equal checksums."""
-        for piece, tensor in zip(self.pieces, self.tensors, strict=True):
+        for piece, tensor in zip_equal(self.pieces, self.tensors):
             end = piece.at + tensor.nbytes
             memory[end : aligned(end)] = bytes(aligned(end) - end)
 
@@ -89,9 +90,7 @@ def collected(found: Mapping[str, Any]) -> State:
             raise SpecError(
                 f"{name}{error.path} holds {error.reason}, which cannot be kept: {ADVICE}"
             ) from None
-    end = max(
-        (piece.at + tensor.nbytes for piece, tensor in zip(pieces, tensors, strict=True)), default=0
-    )
+    end = max((piece.at + tensor.nbytes for piece, tensor in zip_equal(pieces, tensors)), default=0)
     names = {name: sorted(map(str, s)) for name, s in found.items() if isinstance(s, Mapping)}
     return State(
         structure=encode((bodies, [_row(piece) for piece in pieces])),
