@@ -58,18 +58,19 @@ class Wanted:
         mine = [one for one in listed if one["involvedObject"].get("name") == self.name]
         return [one["message"] for one in mine if one["reason"] == reason]
 
-    def until_event(self, reason: str) -> str:
-        """Wait for an event on the job; return its message. Events follow the status."""
-        there = self.api.get("events").made
+    def until_events(self, reason: str, count: int = 1) -> list[str]:
+        """Wait for so many events on the job; return the messages of all that are there then.
+
+        Events follow the status.
+        """
+        version = self.api.get("events").made["metadata"]["resourceVersion"]
         told = self.events(reason)
-        if told:
-            return told[0]
-        version = there["metadata"]["resourceVersion"]
-        with self.api.watch("events", resourceVersion=version) as watch:
-            while True:
-                one = watch.event()["object"]
-                if (one["involvedObject"].get("name"), one["reason"]) == (self.name, reason):
-                    return str(one["message"])
+        if len(told) < count:
+            with self.api.watch("events", resourceVersion=version) as watch:
+                while len(told) < count:
+                    watch.event()
+                    told = self.events(reason)
+        return told
 
 
 def _message(job: Object) -> str:
@@ -118,8 +119,8 @@ def ends_at_once(cluster: Cluster) -> None:
         explained = cluster.unbroken("explain", job.name).stdout
         failed = job.until_standing("Failed", "Completed")
         last = job.incident(2)
-        assert len(job.events("CrashLoopBackOff")) == 1
-        assert refused in job.events("CrashLoopBackOff")[0]
+        (event,) = job.until_events("CrashLoopBackOff")
+        assert refused in event
     assert f"  | {refused}" in described
     assert refused in explained
     assert message(failed).startswith("RetriesExhausted: pod ")
@@ -158,7 +159,7 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
         assert [one["remedy"] for one in incidents] == ["process", "process", "fail"]
         assert {one["culprit"]["fault"] for one in incidents} == {fault}
         assert all("rank" not in one["culprit"] for one in incidents)
-        assert len(job.events("Faulted")) == 3
+        assert len(job.until_events("Faulted", 3)) == 3
         told = cluster.unbroken("explain", job.name).stdout
     assert said.split(":")[0] in told
 
@@ -198,7 +199,7 @@ def test_what_may_yet_come_right_is_waited_for_with_words(
         assert "nothing has broken" not in waits
         assert "waits for pod " in waits
         reason = waits.partition("waits for ")[2].split(": ")[1]
-        (event,) = job.events(reason)
+        (event,) = job.until_events(reason)
     assert said in event
 
 

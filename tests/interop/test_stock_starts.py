@@ -59,4 +59,4 @@ def test_workers_that_never_come_to_the_barrier_are_told(
                 said = job.until_said("WorkersNotReady")
         assert "not all of its workers wait for their rank" in said
         assert "`kubectl logs job-" in said
-        assert "not all of its workers wait" in job.until_event("WorkersNotReady")
+        assert "not all of its workers wait" in job.until_events("WorkersNotReady")[0]
