@@ -10,7 +10,7 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import TRANSITIONS, IllegalTransitionError, Phase, diagram
 from unbroken.spec.job.types import JobStatus
 
-PAGE = Path(__file__).parents[4] / "docs/design/training-jobs.md"
+PAGE = Path(__file__).parents[3] / "docs/design/training-jobs.md"
 
 
 def test_a_job_cannot_leave_its_end() -> None:
