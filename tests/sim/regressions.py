@@ -113,6 +113,7 @@ SEEDS = {
     20000039301: "the same",
     31000023037: "the failure of a stock agent before the start was charged again, as its incident "
     "was not written",
+    21000011190: "a new operator left processes waiting that no start would reach",
 }
 
 FAILING: dict[int, str] = {}

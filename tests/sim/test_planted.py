@@ -451,7 +451,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ladder, "restart_mode", lambda incident, before: real(incident, None))
 
 
-@planted("who waits at the barrier is forgotten where nobody may live on", seed=719)
+@planted("who waits at the barrier is forgotten where nobody may live on", seed=4156)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gang.Gang, "_is_clear", lambda s, m: s._roster.is_clear(m, s.fence))
 

@@ -9,7 +9,7 @@ import pytest
 from tests.core.job.drive_job import Script, spec
 from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.job.incident import Remedy
-from unbroken.spec.job.types import RunPolicy
+from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 
@@ -128,6 +128,21 @@ def test_a_restart_asked_for_meanwhile_ends_those_that_wait() -> None:
         10.3 ready w-1 0         ->
         11.3 tick                -> stop w-0 0 end
         11.4 ready w-0 0         -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_a_new_operator_ends_processes_that_no_start_will_reach() -> None:
+    script = running(2, 1, policy=RunPolicy(clean_pod_policy=CleanPodPolicy.NONE))
+    script.run("10 failed w-0 0\n10.1 ready w-0 0 kept=0")
+    successor = script.successor(11.0)
+    successor.run("""
+        11 runs w-1 1 rank=0
+        11 runs w-2 1 rank=1
+        11 ready w-0 0 kept=0       ->
+        11 synced                   -> stop w-0 0 end
+        12 ready w-0 0 kept=0       -> stop w-0 0 end
+        13 completed w-1 1 rank=0
+        13 completed w-2 1 rank=1   -> delete w-0
     """)
 
 

@@ -149,7 +149,10 @@ class Gang:
         for uid in list(self.awaited):
             self._observe_start(self._roster.members[uid])
         self.last_started = None  # Who was the last of these is not known.
-        return self._start(now) if self.awaited else []
+        effects = self._start(now) if self.awaited else []
+        for member in self._roster.members.values():
+            effects += self._stop_stranger(member, now)
+        return effects
 
     def observe(self, member: Member, now: float) -> list[JobEffect]:
         """Take what has become known of a member: its report, its loss, its node."""
@@ -252,10 +255,14 @@ class Gang:
             self.stage, self._resend_at = GangStage.RUNNING, None
 
     def _stop_stranger(self, member: Member, now: float) -> list[JobEffect]:
-        """Stop a pod that runs something it was not ordered to run."""
+        """Stop a pod that runs something it was not ordered to run, or keeps processes in vain."""
         assert self.order is not None
         uid, report = member.uid, member.report
-        if report is None or uid in self.ranks or self._roster.is_clear(member, self.fence + 1):
+        if report is None or uid in self.ranks:
+            return []
+        if report.state is AgentState.READY and report.kept:
+            return [StopWorkers(uid, StopCommand(self.fence))]
+        if self._roster.is_clear(member, self.fence + 1):
             return []
         attempt = self.order.attempt if member.runs_unordered else member.attempt_of(report)
         if report.state is AgentState.READY or attempt is None or member.asked >= attempt:

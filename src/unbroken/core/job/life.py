@@ -434,7 +434,8 @@ class Life:
 
     def _must_go(self, member: Member) -> bool:
         state, policy = self._state, self._policy().clean_pod_policy
-        if policy is CleanPodPolicy.ALL or member.uid in state.gang.unclear:
+        keeps = member.report is not None and bool(member.report.kept)
+        if policy is CleanPodPolicy.ALL or member.uid in state.gang.unclear or keeps:
             return True
         is_spare = bool(state.ranks.rank_of) and member.uid not in state.ranks.rank_of
         is_complete = member.uid in state.gang.completed or member.state is AgentState.COMPLETED
