@@ -114,6 +114,7 @@ SEEDS = {
     31000023037: "the failure of a stock agent before the start was charged again, as its incident "
     "was not written",
     21000011190: "a new operator left processes waiting that no start would reach",
+    21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 
 FAILING: dict[int, str] = {}

@@ -352,6 +352,7 @@ class Script:
             unvouched=words.read("unvouched", int, None),
             watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
             copies=words.read("copies", lambda rank: (int(rank),), ()),
+            reason=words.get("reason", ""),
         )
         if saved := words.get("saved"):
             report = replace(report, watch=(RankWatch(0, checkpoint_step=int(saved)),))

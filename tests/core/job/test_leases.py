@@ -177,3 +177,14 @@ def test_a_new_operator_takes_no_lease_for_granted_where_the_attempt_runs_withou
         150 tick
     """)
     assert new.job.state.gang.unclear.keys() == {"w-1.0"}
+
+
+def test_the_agent_whose_lease_ran_out_is_named_and_not_who_lost_a_peer() -> None:
+    script = running()
+    script.run("""
+        20 failed w-1 0 kind=PeerLost     -> stop w-0 0 keep, stop w-1 0 keep
+        20.1 ready w-0 0 reason=LeaseOver ->
+    """)
+    culprit = script.incidents[1].culprit
+    assert (culprit.fault, culprit.pod) == ("AgentLost", "j-w-0")
+    assert "lease" in culprit.text

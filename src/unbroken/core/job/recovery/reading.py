@@ -121,6 +121,9 @@ def _while_stopping(state: JobState, incident: Incident, received: Received) -> 
         return []  # Workers that are stopped one after another report each other as missing.
     is_missing = incident.culprit.fault == _PEER_LOST
     found = signals.of_leavers(member, report, received.at) if is_missing else []
+    if is_missing and report.reason == LEASE_OVER:
+        # Its peers noticed the end of its workers before its own report came.
+        found.append(signals.of_pod(signals.AGENT_LOST, LEASE_RAN_OUT, member, received.at))
     if report.faults or report.state is AgentState.FAULTED:
         found += signals.of_workers(member, report, received.at)
     return found
