@@ -113,7 +113,10 @@ SEEDS = {
     20000039301: "the same",
     31000023037: "the failure of a stock agent before the start was charged again, as its incident "
     "was not written",
+    21000003796: "rule: a request to restart was not to be followed twice, though who followed it "
+    "first died before writing so",
     21000011190: "a new operator left processes waiting that no start would reach",
+    21000043418: "rule: a machine that was paused during a start was not to end that start",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 

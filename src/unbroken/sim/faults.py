@@ -13,7 +13,7 @@ from unbroken.sim.actors.agents import Agent
 from unbroken.sim.actors.cluster import Local, Node
 from unbroken.sim.actors.operators import SILENCE_SECONDS
 from unbroken.sim.actors.training import Worker, raised
-from unbroken.sim.checkers.truth import Fault
+from unbroken.sim.checkers.truth import USER_RESTART, Fault
 
 from .scenario import NOISE
 
@@ -339,7 +339,7 @@ def user_restart(world: World) -> None:
     """A user asks for a restart."""
     job = world.control.jobs.objects.get("job")
     if job is not None and not world.cluster.is_away:
-        note(world, "user_restart", [], is_anyones=True)
+        note(world, USER_RESTART, [], is_anyones=True)
         options = replace(job.options, restart=world.schedule.now)
         world.control.jobs.put("job", replace(job, options=options))
 

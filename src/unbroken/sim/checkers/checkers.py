@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import PodPhase, PodUid
+from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.signals import PROCESS_STOPPED, SPINNING, STALLED
 from unbroken.core.job.watch.examination import DISMISSED
 from unbroken.sim.actors.cluster import ENDED, Cluster
@@ -177,7 +179,8 @@ class Checkers:
         require(is_free, "two attempts share an address", used, key, worker)
         self._masters[worker.master] = key
         is_newest = not any(self._is_known(other) for other in self._attempts if other > key)
-        require(is_newest, "an older attempt starts", worker)
+        # A pause may have come between the order and the start.
+        require(is_newest or self._may_linger(worker), "an older attempt starts", worker)
         require(worker.attempt <= self.newest, "nobody ordered this attempt", worker)
         return attempt
 
@@ -563,6 +566,8 @@ class Checkers:
         self.incidents = {incident.number: incident for incident in incidents}
         self._full_restarts &= self.incidents.keys()
         self._suspects = {n: node for n, node in self._suspects.items() if n in self.incidents}
+        signals = chain.from_iterable(one.signals for one in self.incidents.values())
+        self._truth.forget_requests({s.at for s in signals if s.fault == RESTART_REQUESTED})
         self.generation += 1
         self.barriers.operator_crashed()
         self.hearing.forget(status.restart_count)

@@ -12,7 +12,7 @@ from unbroken.spec.job.types import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.wire.agent import FaultKind
 
 from .checkers import TERMINAL, Checkers, condition
-from .truth import Truth
+from .truth import USER_RESTART, Truth
 
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""
@@ -109,7 +109,7 @@ class Ending:
             return
         used, charged = limits(self.spec.run_policy), self.truth.charged() - is_failed
         if used.without_progress is not None and not any(
-            fault.kind == "user_restart" for fault in self.truth.faults
+            fault.kind == USER_RESTART for fault in self.truth.faults
         ):
             row = self._restarts_without_progress()
             # The state that an attempt restored shows the progress of the one before.

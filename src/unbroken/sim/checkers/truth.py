@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from unbroken.core.job.events import NodeName, PodName, PodUid
+
+USER_RESTART = "user_restart"
 
 
 @dataclass(eq=False, slots=True)
@@ -70,8 +73,17 @@ class Truth:
 
     def charged(self) -> int:
         """Attempts that a fault must have ended, and not a user."""
-        asked = sum(fault.kind == "user_restart" for fault in self.faults)
+        asked = sum(fault.kind == USER_RESTART for fault in self.faults)
         return sum(fault is not None for fault in self.ended.values()) - asked
+
+    def forget_requests(self, known: Container[float]) -> None:
+        """Let requests to restart end one more attempt, but for those of the `known` times.
+
+        The operator that followed them died before it had written so.
+        """
+        for fault in self.faults:
+            if fault.kind == USER_RESTART and fault.ended is not None and fault.at not in known:
+                fault.ended = None
 
     def end(self, attempt: int, *, is_begun: bool = True) -> bool:
         """Find what ended the attempt; False: nothing did.
