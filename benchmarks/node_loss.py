@@ -1,8 +1,8 @@
 """Losses of nodes under a training job on a real Kubernetes: seconds until training resumes.
 
-Three real nodes (kubelet, containerd, pods with addresses of their own), the chart with its default
+Five real nodes (kubelet, containerd, pods with addresses of their own), the chart with its default
 values, no provider of machines, and nobody who taints a node.  Two ranks train over gloo, on a node
-each; with `spare`, a spare pod waits on the third.  A node that the leading operator is not on is
+each; with `spare`, a spare pod waits on a third.  A node that the leading operator is not on is
 lost.  Times are seconds from the loss to the first step that all ranks have made again.
 
 Needs what tests/realnodes needs (CONTRIBUTING.md), root above all.
@@ -29,7 +29,8 @@ from tests.apiservers import CannotStartError
 from tests.realnodes.plane import real_cluster
 from tests.realnodes.releases import Release, released
 
-NODES = 3
+NODES = 5
+"""Two more than pods: for a minute a job avoids a node that it has lost and that stayed Ready."""
 MARKS = ("detected", "ended", "first step")
 OURS, TORCHRUN = "unbroken", "torchrun"
 PEERED = ("power-off", "cut-off")

@@ -284,14 +284,20 @@ def try_loss(release: Release, job: Job, loss: Loss) -> Trial:
             trial.why_wrong = f"no step in {BOUND_SECONDS:.0f} s"
     if loss.follows == MOVES:
         _add_stages(job, trial, struck_at)
-    # Otherwise the operator takes a node for bad that a job has lost again and again.
-    why = ("--why", "it was lost on purpose", *release.cluster.operator_options)
-    release.cluster.unbroken("nodes", "clear", place.node, *why)
+        _clear(release.cluster, place.node)
     since = time.time()
     if not wait(lambda: job.goes_on(since + 2.0), SETTLE_SECONDS):
         trial.why_wrong += "; the job does not go on after it"
     trial.overlap = overlap(job, old)
     return trial
+
+
+def _clear(cluster: RealCluster, node: str) -> None:
+    """Clear the blame of a node, once it is written: a job that loses a node again and again makes
+    the operator take it for bad."""
+    words = ("nodes", "clear", node, "--why", "it was lost on purpose", *cluster.operator_options)
+    if not wait(lambda: cluster.unbroken(*words, check=False).returncode == 0, SETTLE_SECONDS):
+        raise Unsettled(f"not in {SETTLE_SECONDS:.0f} s: {node} has blame that can be cleared")
 
 
 def _look_on(job: Job, trial: Trial, old: int) -> None:
