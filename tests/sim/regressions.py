@@ -117,6 +117,7 @@ SEEDS = {
     "first died before writing so",
     21000011190: "a new operator left processes waiting that no start would reach",
     21000043418: "rule: a machine that was paused during a start was not to end that start",
+    22000027496: "a new operator gave a rank to its holder of an older attempt",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 

@@ -289,6 +289,16 @@ def test_rank_that_an_unheard_agent_may_run_is_given_to_nobody() -> None:
     """)
 
 
+def test_of_two_that_report_one_rank_the_one_with_the_newer_attempt_keeps_it() -> None:
+    left(2, 1).run("""
+        100 ready w-0 1 rank=0 ->
+        100 ready w-1 0 rank=1 ->
+        100 ready w-2 1 rank=1 ->
+        100 synced             -> stop w-1 1
+        100.1 ready w-1 1      -> start w-0 2 rank=0, start w-2 2 rank=1
+    """)
+
+
 def test_rank_that_is_told_late_is_kept() -> None:
     new = left(2, 1)
     new.run("""

@@ -83,6 +83,12 @@ def _is_away(member: Member) -> bool:
     return bool(member.lost_why or member.condemned or member.view.is_deleting)
 
 
+def _claim(member: Member) -> tuple[bool, int]:
+    """Return the place of a member's claim to the rank that it reports; the first one counts."""
+    newest = None if member.report is None else member.report.newest_attempt
+    return _is_away(member), 0 if newest is None else -1 - newest
+
+
 def _is_idle(member: Member) -> bool:
     return member.state is AgentState.READY and not _is_away(member)
 
@@ -167,8 +173,8 @@ class Adoption:
         """Give every pod the rank that its agent reports."""
         told = [m for m in self._state.roster.members.values() if m.report and not m.condemned]
         # If two agents report one rank, the members that run, or stay, keep it: the others were let
-        # go.
-        for member in (*finding.running, *sorted(told, key=_is_away)):
+        # go. Of those that stay, one that knows of a newer attempt got it later.
+        for member in (*finding.running, *sorted(told, key=_claim)):
             if member.report is not None and member.report.rank is not None:
                 self._state.ranks.restore(member, member.report.rank)
 
