@@ -35,7 +35,7 @@ except ImportError:  # The image has no unbroken, or it runs elsewhere: train wi
 VOCABULARY = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """Size of model and training; every field is a command-line option."""
 

@@ -3,12 +3,18 @@
     python tools/matrix.py                    # every Python that is found, by pip, pipx and uvx
     python tools/matrix.py --short            # the Python of this command, by pip
     python tools/matrix.py --python /usr/bin/python3.14 --wheel build/dist/unbroken-....whl
+    python tools/matrix.py --workers VENV   # workers on a virtual environment that has torch
 
 A row is one environment. The wheel must install with its dependencies, and `unbroken --version` and
 `unbroken --help` must work. `unbroken run` must complete a job of two pods whose two ranks exchange
 messages (without torch), and `unbroken down` must end the local cluster. The row "lowest" has the
-lowest versions that pyproject.toml allows, and also runs some of the tests. Exit status 1: a check
-failed. Results are added to build/matrix/results.json.
+lowest versions that pyproject.toml allows, and also runs some of the tests.
+
+With `--workers`, agents run on the Python of this command and workers on that of the environment.
+The example trains on four ranks, one of them is killed, and the job must complete: once with a
+checkpoint, once with snapshots in memory and in-process restart.
+
+Exit status 1: a check failed. Results are added to build/matrix/results.json.
 """
 
 from __future__ import annotations
@@ -60,6 +66,12 @@ TESTS = (
 )
 """Tests of the row of lowest versions: readers, codecs, and what typer and rich make of them."""
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")
+
+
+TRAIN = ("--nnodes", "2", "--nproc-per-node", "2", "train_lm.py", "--checkpoint-dir", "saved")
+SMALL = ("--steps", "300", "--batch", "4", "--width", "32")
+WAYS = {"checkpoint": (), "snapshots": ("--snapshot-every", "1")}
+"""Options of the example by how its state comes back."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +255,58 @@ def try_one(installer: str, python: str, wheel: Path) -> Row:
     return row
 
 
+def try_workers(environment: Path) -> Iterator[Row]:
+    """A row for each way in which workers of an environment get their state back."""
+    asks = "import sys, torch; print(sys.version.split()[0], 'torch', torch.__version__)"
+    found, _, torch = run(environment / "bin/python", "-c", asks).strip().partition(" ")
+    for way, options in WAYS.items():
+        began = time.perf_counter()
+        try:
+            result = _trained(environment, options)
+        except FailedError as error:
+            print(error, file=sys.stderr, flush=True)
+            result = "fails"
+        row = Row(found, f"workers, {way}", torch, result, round(time.perf_counter() - began, 1))
+        print(f"Python {found}, {torch}, {way}: {result}, {row.seconds} s", flush=True)
+        yield row
+
+
+def _trained(environment: Path, options: Sequence[str]) -> str:
+    """Train with a killed rank; how it went on. FailedError: it did not, or not to the end."""
+    unbroken = str(Path(sys.executable).with_name("unbroken"))
+    with tempfile.TemporaryDirectory(prefix="unbroken-matrix-") as name:
+        folder = Path(name)
+        shutil.copy(ROOT / "examples/train_lm.py", folder)
+        variables = {
+            **clean(),
+            "UNBROKEN_DIR": str(folder / "cluster"),
+            "VIRTUAL_ENV": str(environment),
+            "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        words, said = [unbroken, "run", *TRAIN, *SMALL, *options], ""
+        try:
+            with subprocess.Popen(
+                words, cwd=folder, env=variables, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ) as training:  # fmt: skip
+                assert training.stdout is not None
+                for line in training.stdout:
+                    said += line
+                    if line.startswith("step 50 "):
+                        kill = ("chaos", "kill-worker", "train-lm", "--rank", "3")
+                        run(unbroken, *kill, folder=folder, environment=variables)
+            text = run(unbroken, "incidents", "-o", "json", folder=folder, environment=variables)
+        finally:
+            run(unbroken, "down", "--purge", folder=folder, environment=variables)
+    incidents = json.loads(text)["incidents"]
+    if training.returncode or [one["outcome"] for one in incidents] != ["recovered"]:
+        raise FailedError(
+            f"exit code {training.returncode}, incidents {incidents}:\n{said[-3000:]}"
+        )
+    return f"works, remedy {incidents[0]['remedy']}"
+
+
 def plan(short: bool, given: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Pairs of installer and Python.  Lowest versions have wheels for the oldest Python only."""
     if short:
@@ -261,17 +325,25 @@ def main() -> int:
     parser.add_argument("--python", action="append", default=[], help="Try this Python only.")
     parser.add_argument("--installer", choices=INSTALLERS, help="Try this installer only.")
     parser.add_argument("--wheel", type=Path, help="Use this wheel instead of a new one.")
+    parser.add_argument("--workers", type=Path, action="append", default=[], metavar="VENV",
+                        help="Only train with workers of this virtual environment.")  # fmt: skip
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
+    if given.workers:
+        return _keep([row for one in given.workers for row in try_workers(one.resolve())])
     wheel = given.wheel.resolve() if given.wheel else _twice()
     pairs = list(plan(given.short, given.python))
     if given.installer:
         pairs = [(given.installer, one) for one in dict.fromkeys(python for _, python in pairs)]
-    rows = [try_one(installer, python, wheel) for installer, python in pairs]
+    return _keep([try_one(installer, python, wheel) for installer, python in pairs])
+
+
+def _keep(rows: Sequence[Row]) -> int:
+    """Add the rows to the results; the exit status."""
     results = WORK / "results.json"
     old = json.loads(results.read_text()) if results.exists() else []
     results.write_text(json.dumps([*old, *map(asdict, rows)], indent=1))
-    failed = sum(one.result != "works" for one in rows)
+    failed = sum(one.result == "fails" for one in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
