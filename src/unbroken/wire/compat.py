@@ -1,4 +1,4 @@
-"""What Python 3.9 lacks, on which workers may run."""
+"""Functions that Python 3.9 lacks, on which workers may run."""
 
 from __future__ import annotations
 
