@@ -118,6 +118,7 @@ SEEDS = {
     21000011190: "a new operator left processes waiting that no start would reach",
     21000043418: "rule: a machine that was paused during a start was not to end that start",
     22000027496: "a new operator gave a rank to its holder of an older attempt",
+    22000069617: "an agent offered the port that a forgotten order had given to an attempt before",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 

@@ -40,8 +40,9 @@ PROGRESS_SECONDS = 60.0
 COUNT_SECONDS = 2.0
 """Seconds of a restart after which each further ready agent is worth a write of the status."""
 EXPIRY_RETRY_SECONDS = 30.0
-FIRST_PORT, PORTS = 15_000, 15_000
-"""Port range for agents that offer no port; below the range that Linux gives to clients."""
+FIRST_PORT, PORTS = 15_000, 5_000
+"""Port range where an agent offers no port, or one that an attempt had. It lies below the ports
+that agents offer: a new operator may not know of an attempt whose port an agent offers later."""
 
 
 @dataclass(frozen=True, slots=True)
