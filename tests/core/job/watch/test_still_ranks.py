@@ -137,13 +137,22 @@ def test_a_step_of_any_rank_begins_anew() -> None:
     assert found.looks == 1
 
 
+def test_ranks_that_meet_in_the_store_wait_for_each_other_but_never_hang_for_certain() -> None:
+    seen = [looked(0), looked(1, IN_STORE)]
+    first = still_ranks(None, seen, 2)
+    again = still_ranks(first, seen, 2)
+    assert again is not None
+    assert (again.is_mutual, again.looks, again.ranks) == (True, 2, ())
+    assert not again.is_certain(1e9)
+    assert not again.is_certain(1e9, times=4.0)
+
+
 @pytest.mark.parametrize(
     "seen",
     [
         [looked(0), looked(1, share=0.5)],
         [looked(0), replace(looked(1), io_bytes=10**6)],
         [looked(0, ON_GPU), looked(1, ON_GPU)],
-        [looked(0), looked(1, IN_STORE)],
         [looked(0, IN_DATA), looked(1, IN_DATA)],
         [looked(0), looked(1, IN_DATA), looked(2, IN_DATA)],
         [looked(0)],

@@ -91,3 +91,44 @@ def test_the_pod_that_most_others_do_not_reach_is_the_culprit() -> None:
     look(job, 18)
     assert job.incidents[1].culprit.pod == "j-w-0"
     assert len(job.told(NOT_REACHABLE)) == EVENTS_MAX
+
+
+IN_STORE = (
+    "_create_c10d_store (torch/distributed/rendezvous.py:198)",
+    "init_process_group (torch/distributed/distributed_c10d.py:1764)",
+    "<module> (train.py:9)",
+)
+
+
+def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() -> None:
+    """Have the packets of w-0 lost: w-1 is let go first, and its successor waits in the store."""
+    job = WatchedJob(2, spares=1)
+    for rank in range(2):
+        job.tell(f"w-{rank}", 10, well(rank, 10))
+    cut(job, "w-1", 12)
+    for rank in range(2):
+        job.answer(f"w-{rank}", 12.5, looked(rank))
+    due = job.job.deadline()
+    assert due is not None
+    job.tick(due)
+    for rank in range(2):
+        job.answer(f"w-{rank}", 18, looked(rank))
+    assert job.incidents[1].culprit.pod == "j-w-1"
+    job.run("""
+        18.1 ready w-0 0
+        18.1 gone w-1
+        18.3 runs w-0 1
+        18.3 runs w-2 1
+    """)
+    cut(job, "w-2", 20)
+    now, looks = 20.0, 0
+    while 2 not in job.incidents:
+        for rank, pod in enumerate(("w-0", "w-2")):
+            job.answer(pod, now + 0.5, looked(rank, IN_STORE))
+        due = job.job.deadline()
+        assert due is not None
+        now, looks = due, looks + 1
+        job.tick(now)
+        assert looks < 5
+    assert job.incidents[2].culprit.pod == "j-w-0"
+    assert now < 40

@@ -258,6 +258,7 @@ class Examination:
             return []
         member, text = found
         self._stalls.confirm()
+        self._unreached.let_go(member)
         self._state.plan.avoid |= {member.view.node} if member.view.node else set()
         return self._recovery.lose(member, NOT_REACHABLE, text, now)
 

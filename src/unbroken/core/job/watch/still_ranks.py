@@ -9,6 +9,7 @@ and none moves, the job hangs as well: a message was lost, or different collecti
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +79,7 @@ class StillRanks:
     is_spinning: bool
     """One of them computes in one place."""
     is_mutual: bool = False
-    """Every rank waits for the others."""
+    """Every rank waits for the others, in collectives or in the rendezvous' store."""
     activities: Mapping[int, Activity | None] = field(default_factory=dict)
     """Counters of these ranks at the end of the newest look."""
     watched_seconds: float = 0.0
@@ -118,7 +119,7 @@ def still_ranks(
     is_known = is_known and all(one.state != "t" for one in evidence)
     if not is_known or len(away) * 2 > len(ranks):
         return None
-    if not away and not _all_wait(ranks, activities):
+    if not away and not _all_idle(ranks, activities):
         return None
     if any(works(ranks[rank], activities[rank]) or not _is_same(ranks[rank]) for rank in away):
         return None
@@ -152,13 +153,12 @@ def still_ranks(
     )
 
 
-def _all_wait(ranks: Mapping[int, RankEvidence], activities: Mapping[int, RankActivity]) -> bool:
-    """True if all ranks idle in collectives of which the host waits for the end itself.
+def _all_idle(ranks: Mapping[int, RankEvidence], activities: Mapping[int, RankActivity]) -> bool:
+    """True if all ranks, which wait for each other, idle until the host itself sees the end.
 
     One that waits for its GPU may wait for what it has given the GPU to do."""
     return len(ranks) > 1 and all(
-        activities[rank].kind is Kind.COLLECTIVE
-        and activities[rank].words != GPU
+        activities[rank].words != GPU
         and _is_same(one)
         and one.cpu_share is not None
         and one.cpu_share < BUSY_SHARE
@@ -168,7 +168,10 @@ def _all_wait(ranks: Mapping[int, RankEvidence], activities: Mapping[int, RankAc
 
 
 def _mutual(activities: Mapping[int, RankActivity]) -> float:
-    """Silence that ranks are given that all wait for each other."""
+    """Silence that ranks are given that all wait for each other: without end in the store, where
+    torch has limits of its own."""
+    if any(what.kind is Kind.STORE for what in activities.values()):
+        return math.inf
     names = {what.words for what in activities.values() if what.words != COLLECTIVE}
     return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
 

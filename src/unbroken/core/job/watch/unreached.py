@@ -27,6 +27,8 @@ class Unreached:
         self._events = 0
         self._since: dict[PodUid, float] = {}
         """Since when pods say that they cannot connect to their parent, the longest first."""
+        self._others: dict[PodUid, int] = {}
+        """Pods at the other end when one was let go, and the attempt: it may have been they."""
 
     @property
     def since(self) -> float | None:
@@ -53,7 +55,8 @@ class Unreached:
     def worst(self) -> tuple[Member, str] | None:
         """Return the pod that most pods do not reach, or that reaches none, and the text about it.
 
-        If two pods only miss each other, it is the pod with the higher rank.
+        If two pods only miss each other, it is the one that was at the other end in the attempt
+        before, or else the pod with the higher rank.
         """
         members, counts = self._state.roster.members, Counter[PodUid]()
         for uid in self._since:
@@ -63,9 +66,18 @@ class Unreached:
         known = [uid for uid in counts if uid in members and uid in ranks]
         if not known:
             return None
+        before = self._state.attempt - 1
+        counts.update(uid for uid in known if self._others.get(uid) == before)
         worst = max(known, key=lambda uid: (counts[uid], ranks[uid]))
         named = worst if worst in self._since else next(iter(self._since))
         return members[worst], self._text(members[named])
+
+    def let_go(self, member: Member) -> None:
+        """Note the other ends of a pod that is let go because of this."""
+        ends = {uid: self._parent(uid) for uid in self._since}
+        pairs = [{uid, parent.uid} for uid, parent in ends.items() if parent is not None]
+        others = set[PodUid]().union(*(pair for pair in pairs if member.uid in pair))
+        self._others = dict.fromkeys(others - {member.uid}, self._state.attempt)
 
     def _parent(self, uid: PodUid) -> Member | None:
         state = self._state
