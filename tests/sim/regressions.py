@@ -119,6 +119,10 @@ SEEDS = {
     21000043418: "rule: a machine that was paused during a start was not to end that start",
     22000027496: "a new operator gave a rank to its holder of an older attempt",
     22000069617: "an agent offered the port that a forgotten order had given to an attempt before",
+    23000078123: "rule: a worker stuck in the kernel was to end in time on a machine that woke",
+    23000040125: "rule: of two that report one rank and attempt, the later one was to have it",
+    23000025377: "rule: a suspension that was taken back at once was to stop nothing",
+    23000035204: "rule: an operator that had died was to know of copies that came later",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 

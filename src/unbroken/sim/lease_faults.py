@@ -126,10 +126,12 @@ def wake(world: World, node: Node) -> None:
 
 
 def _judge_woken(world: World, node: Node) -> None:
-    """Check that workers which the paused machine ended late have ended."""
+    """Check that workers which the paused machine ended late have ended, if nothing holds them in
+    the kernel."""
+    stuck = [one.uids for one in world.truth.faults if one.kind == "stuck_worker"]
     newest = max((worker.attempt for worker in world.training.live.values()), default=0)
     late = [w for w in _workers(world, node) if w.attempt < newest and not w.is_lease_over]
-    late = [w for w in late if not w.is_at_barrier]
+    late = [w for w in late if not w.is_at_barrier and not any(w.pod in pods for pods in stuck)]
     rule = "workers of a machine that stood still outlive their lease"
     world.checkers.require(not late, rule, *late)
 

@@ -300,6 +300,7 @@ class World:
         self.truth.wants_suspension = is_suspended
         if is_suspended:
             self.truth.is_suspended = True
+            self.truth.suspended_at = self.schedule.now
             self.truth.is_undisturbed = False
 
     def thaw(self, agent: Agent) -> None:

@@ -221,7 +221,8 @@ class Snapshots:
                 result = {uid: by_uid[uid] for uid in orders}
                 early = {uid for uid in orders if orderers[uid] < generation}
                 yield from self._judge_buddies(orders, result, early)
-                yield from self._judge_holders(orders, result)
+                new = {uid: one for uid, one in orders.items() if uid not in early}
+                yield from self._judge_holders(new, result)
 
     def _judge_buddies(
         self,
@@ -267,7 +268,7 @@ class Snapshots:
                 is_named = f"{address}:{PORT}" in command.holders
                 if has and is_named:
                     self._schedule.probes["holder_is_known"] += 1
-                elif has and len(orders) <= HOLDERS_MAX:
+                elif has and len(homes) <= HOLDERS_MAX:
                     yield f"{address} has copies of rank {command.rank}, and is not asked"
 
     def judge_end(

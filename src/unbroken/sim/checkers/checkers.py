@@ -356,12 +356,24 @@ class Checkers:
                 other for other, (told, _) in reversed(self._truth.rank_of.items()) if told == had
             )
             is_given = newest != pod
+            report = agent.report() if agent is not None else None
+            is_told = report is not None and report.rank == had and not is_given
             is_known = generation == self.generation or (
-                agent is not None and agent.report().rank == had and not is_given
+                report is not None and is_told and not self._has_rival(pod, report)
             )
             self.require(not is_known, "a pod changes its rank", pod, had, rank)
         self._truth.rank_of.pop(pod, None)
         self._truth.rank_of[pod] = (rank, self.generation)
+
+    def _has_rival(self, pod: PodUid, report: AgentReport) -> bool:
+        """Return whether another agent reports the rank, and knows of an attempt as new: one that
+        was let go has heard of the stop."""
+        locals = (one for node in self._cluster.machines.values() for one in node.locals.values())
+        others = [one.process.report() for one in locals if one.process and one.uid != pod]
+        newest = -1 if report.newest_attempt is None else report.newest_attempt
+        return any(
+            other.rank == report.rank and (other.newest_attempt or 0) >= newest for other in others
+        )
 
     def _ends(self, attempt: int, why: object) -> None:
         """An attempt is given up; there must be a reason, and each reason counts once."""
@@ -371,6 +383,8 @@ class Checkers:
             self.moment("stop", attempt)
         truth = self._truth
         is_unknown = self._is_half_started(attempt) or self._is_unheard(attempt)
+        # The operator may hear of a suspension after it was taken back.
+        is_unknown |= self._schedule.now - truth.suspended_at < STALE_SECONDS
         if truth.is_forbidden or self._is_out_of_time() or is_unknown:
             truth.ended.setdefault(attempt, None)
         is_known = truth.end(attempt, is_begun=attempt <= self.newest)

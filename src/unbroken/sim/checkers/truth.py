@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -46,6 +47,8 @@ class Truth:
     """Number of suspensions, and of times that numbers of lost attempts were used again."""
     wants_suspension: bool = False
     """The user's present wish."""
+    suspended_at: float = -math.inf
+    """Time of its newest suspension, which may have been taken back since."""
     is_suspended: bool = False
     """By its user, or not yet resumed: stopping needs no other reason."""
     is_stock: bool = False
