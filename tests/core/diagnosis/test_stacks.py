@@ -289,3 +289,19 @@ def test_ranges() -> None:
     assert ranges([5, 0, 2, 1]) == "0-2,5"
     assert ranges([]) == ""
     assert ranges(range(0, 9999, 2)).endswith(",...")
+
+
+def test_a_worker_that_was_started_warm_waits_for_the_store_by_its_own_client() -> None:
+    frames = (
+        "poll (libc.so.6)",
+        "sock_connect (socketmodule.c:3330)",
+        "create_connection (socket.py:836)",
+        "await_listening (unbroken/worker/boot/rendezvous.py:115)",
+        "_connect (unbroken/worker/boot/rendezvous.py:90)",
+        "patient.<locals>.make (unbroken/worker/boot/rendezvous.py:77)",
+        "pybind11_meta_call (libtorch_python.so)",
+        "_create_c10d_store (torch/distributed/rendezvous.py:199)",
+        "init_process_group (torch/distributed/distributed_c10d.py:1892)",
+        "<module> (train.py:9)",
+    )
+    assert activity_of(at(1, *frames)).words == "in the store (rendezvous)"

@@ -93,15 +93,25 @@ def test_the_pod_that_most_others_do_not_reach_is_the_culprit() -> None:
     assert len(job.told(NOT_REACHABLE)) == EVENTS_MAX
 
 
-IN_STORE = (
-    "_create_c10d_store (torch/distributed/rendezvous.py:198)",
-    "init_process_group (torch/distributed/distributed_c10d.py:1764)",
-    "<module> (train.py:9)",
+INIT = ("init_process_group (torch/distributed/distributed_c10d.py:1892)", "<module> (train.py:9)")
+SERVES = (
+    "poll (libc.so.6)",
+    "c10d::TCPStore::wait (libtorch_cpu.so)",
+    "gloo::rendezvous::Context::connectFullMesh (libtorch_cpu.so)",
+    *INIT,
 )
+STORE = (
+    "await_listening (unbroken/worker/boot/rendezvous.py:115)",
+    "_create_c10d_store (torch/distributed/rendezvous.py:199)",
+    *INIT,
+)
+CONNECTS = ("poll (libc.so.6)", "create_connection (socket.py:836)", *STORE)
+PAUSES = ("clock_nanosleep (libc.so.6)", *STORE)
+"""Of real processes: rank 0, whose packets are lost, and rank 1, which asks it again and again."""
 
 
-def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() -> None:
-    """Have the packets of w-0 lost: w-1 is let go first, and its successor waits in the store."""
+def replaced() -> WatchedJob:
+    """Return a job whose w-1 was let go, and whose w-0 trains with the spare w-2."""
     job = WatchedJob(2, spares=1)
     for rank in range(2):
         job.tell(f"w-{rank}", 10, well(rank, 10))
@@ -120,11 +130,32 @@ def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() ->
         18.3 runs w-0 1
         18.3 runs w-2 1
     """)
+    return job
+
+
+def test_a_pod_that_was_let_go_rightly_leaves_no_doubt_about_the_other_end() -> None:
+    job = replaced()
+    for pod, rank in (("w-0", 0), ("w-2", 1)):
+        job.tell(pod, 30, well(rank, 30), attempt=1)
+    cut(job, "w-2", 32)
+    for at in (32.5, 38.0, 44.0):
+        job.answer("w-0", at, looked(0))
+        job.answer("w-2", at, looked(1))
+        due = job.job.deadline()
+        if 2 in job.incidents or due is None:
+            break
+        job.tick(due)
+    assert job.incidents[2].culprit.pod == "j-w-2"
+
+
+def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() -> None:
+    """Have the packets of w-0 lost, and its next peer wait for it in the store."""
+    job = replaced()
     cut(job, "w-2", 20)
     now, looks = 20.0, 0
     while 2 not in job.incidents:
-        for rank, pod in enumerate(("w-0", "w-2")):
-            job.answer(pod, now + 0.5, looked(rank, IN_STORE))
+        job.answer("w-0", now + 0.5, looked(0, SERVES))
+        job.answer("w-2", now + 0.5, looked(1, PAUSES if looks % 2 else CONNECTS))
         due = job.job.deadline()
         assert due is not None
         now, looks = due, looks + 1

@@ -124,7 +124,7 @@ def still_ranks(
     if any(works(ranks[rank], activities[rank]) or not _is_same(ranks[rank]) for rank in away):
         return None
     found = StillRanks(
-        {rank: _place(ranks[rank]) for rank in away or ranks},
+        {rank: _place(ranks[rank], activities[rank]) for rank in away or ranks},
         {rank: one.step for rank, one in ranks.items()},
         1,
         max(
@@ -185,8 +185,10 @@ def _is_same(one: RankEvidence) -> bool:
     return one.is_same is True or one.state in ("T", "D")
 
 
-def _place(one: RankEvidence) -> _Place:
-    return _Place(one.pid, one.phase, one.step, one.last_output_at, functions_of(one))
+def _place(one: RankEvidence, what: RankActivity) -> _Place:
+    # A client of the store tries to connect, and pauses.
+    functions = () if what.kind is Kind.STORE else functions_of(one)
+    return _Place(one.pid, one.phase, one.step, one.last_output_at, functions)
 
 
 def functions_of(one: RankEvidence) -> tuple[str, ...]:

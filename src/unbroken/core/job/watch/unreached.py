@@ -18,6 +18,13 @@ EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
 
+def _goes_on(report: AgentReport) -> bool:
+    """Return whether the report shows progress since the start."""
+    if any(rank.step is not None for rank in report.watch):
+        return True
+    return any(worker.first_output_at is not None for worker in report.workers)
+
+
 class Unreached:
     """Reports of the agents of one job about it, in the attempt that runs."""
 
@@ -39,6 +46,8 @@ class Unreached:
 
     def take(self, member: Member, report: AgentReport, now: float) -> None:
         """Take what an agent of the attempt that runs says."""
+        if self._others and self._state.attempt not in self._others.values() and _goes_on(report):
+            self._others.clear()  # Who was let go was the one.
         if not report.unreached and not self._since:
             return
         if self._attempt != self._state.attempt:
