@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def test_each_launcher_is_judged_alike(tmp_path: Path) -> None:
             assert one["blamed"] == one["rank"]
     page = tmp_path / "page.md"
     subprocess.run(command(f"--markdown={page}", f"--from={figures}"), check=True, timeout=60)
-    assert "| torchrun | plain | 0 | 1/1 | 1/1 |" in page.read_text()
+    row = r"\| torchrun \| plain \| (quiet|busy) \| 1/1 \| 1/1 \|"
+    assert re.search(row, page.read_text())
 
 
 @pytest.mark.slow
