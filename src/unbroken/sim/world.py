@@ -31,7 +31,8 @@ from unbroken.sim.actors.snapshots import Home, Snapshots
 from unbroken.sim.actors.stock import StockWorkers
 from unbroken.sim.actors.training import Gathering, Training, Worker
 from unbroken.sim.actors.watches import Rhythm, Watches
-from unbroken.sim.checkers.checkers import TERMINAL, Attempt, Checkers, Violation, condition
+from unbroken.sim.checkers.attempt import Attempt
+from unbroken.sim.checkers.checkers import TERMINAL, Checkers, Violation, condition
 from unbroken.sim.checkers.endings import Ending
 from unbroken.sim.checkers.truth import Fault, Truth
 from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch

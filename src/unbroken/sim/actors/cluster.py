@@ -227,6 +227,16 @@ class Cluster:
                 return node.locals[uid]
         return None
 
+    def has_rival(self, pod: PodUid, report: AgentReport) -> bool:
+        """Return whether another agent reports the rank, and an attempt as new: one that was let go
+        has heard of the stop."""
+        places = (place for node in self.machines.values() for place in node.locals.values())
+        others = [place.process.report() for place in places if place.process and place.uid != pod]
+        newest = -1 if report.newest_attempt is None else report.newest_attempt
+        return any(
+            other.rank == report.rank and (other.newest_attempt or 0) >= newest for other in others
+        )
+
     # Scheduler.
 
     def _bind(self, name: PodName, uid: PodUid) -> None:

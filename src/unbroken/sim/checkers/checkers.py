@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from unbroken.core.job import events as core
@@ -26,6 +25,7 @@ from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.wire.agent import AgentReport, StartCommand
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 
+from .attempt import Attempt
 from .barriers import Barriers
 from .hearing import ReceivedReports
 from .truth import Truth
@@ -40,18 +40,6 @@ TERMINAL = ("Completed", "Failed")
 
 class Violation(AssertionError):
     """A rule was broken."""
-
-
-@dataclass(eq=False, slots=True)
-class Attempt:
-    """The processes of one attempt, by global rank."""
-
-    master: tuple[str, int]
-    world_size: int
-    generation: int
-    """Generation of the operator that first ordered it."""
-    born: dict[int, Worker] = field(default_factory=dict)
-    pods: dict[int, PodUid] = field(default_factory=dict)
 
 
 def condition(status: JobStatus, kind: str) -> bool:
@@ -359,21 +347,11 @@ class Checkers:
             report = agent.report() if agent is not None else None
             is_told = report is not None and report.rank == had and not is_given
             is_known = generation == self.generation or (
-                report is not None and is_told and not self._has_rival(pod, report)
+                report is not None and is_told and not self._cluster.has_rival(pod, report)
             )
             self.require(not is_known, "a pod changes its rank", pod, had, rank)
         self._truth.rank_of.pop(pod, None)
         self._truth.rank_of[pod] = (rank, self.generation)
-
-    def _has_rival(self, pod: PodUid, report: AgentReport) -> bool:
-        """Return whether another agent reports the rank, and knows of an attempt as new: one that
-        was let go has heard of the stop."""
-        locals = (one for node in self._cluster.machines.values() for one in node.locals.values())
-        others = [one.process.report() for one in locals if one.process and one.uid != pod]
-        newest = -1 if report.newest_attempt is None else report.newest_attempt
-        return any(
-            other.rank == report.rank and (other.newest_attempt or 0) >= newest for other in others
-        )
 
     def _ends(self, attempt: int, why: object) -> None:
         """An attempt is given up; there must be a reason, and each reason counts once."""
