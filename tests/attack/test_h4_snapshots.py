@@ -171,7 +171,10 @@ def looped() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"a": [1, {"b": Odd()}]}, r"extra\['a'\]\[1\]\['b'\] holds a test_h4_snapshots.Odd"),
+        (
+            {"a": [1, {"b": Odd()}]},
+            r"extra\['a'\]\[1\]\['b'\] holds a tests.attack.test_h4_snapshots.Odd",
+        ),
         ({"f": len}, r"extra\['f'\] holds a builtins.builtin_function"),
         ({"f": defaultdict(lambda: 1)}, r"extra\['f'\]\[.*\] holds a builtins.function"),
         ({"f": OrderedDict(x=Odd())}, r"extra\['f'\]\['x'\] holds a"),

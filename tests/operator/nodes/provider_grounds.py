@@ -401,7 +401,7 @@ class Ec2:
 @contextmanager
 def running_ec2(python: Path, folder: Path) -> Iterator[Ec2]:
     """Run moto's server until the block ends; boto3 in child processes finds it by variables."""
-    words = [python, str(Path(__file__).parents[2] / "ec2_program.py"), str(folder)]
+    words = [python, str(Path(__file__).with_name("ec2_program.py")), str(folder)]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True) as server,
