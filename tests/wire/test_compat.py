@@ -1,4 +1,4 @@
-"""What workers on Python 3.9 run in place of newer functions does the same."""
+"""Workers on Python 3.9 get the same from the functions that stand for newer ones."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ _OPERATION = re.compile(
 _SOURCE = re.compile(r"(?:\.py|>):\d+$")
 # Python's own and installed packages are not the user's.
 _LIBRARY = re.compile(
-    r"(^|/)(torch|unbroken/worker|multiprocessing|concurrent|asyncio|importlib|site-packages|dist-packages"
-    r"|python3(\.\d+)?|lightning|pytorch_lightning|transformers|accelerate|deepspeed|numpy)/"
+    r"(^|/)(torch|unbroken/worker|multiprocessing|concurrent|asyncio|importlib"
+    r"|site-packages|dist-packages|python3(\.\d+)?|lightning|pytorch_lightning|transformers|accelerate|deepspeed|numpy)/"
     r"|^(threading|queue|selectors|subprocess|socket|ssl|contextlib|functools|signal|runpy"
     r"|_bootstrap|frozen importlib\._bootstrap)(\.py|:|$)|^<frozen"
 )

@@ -221,8 +221,7 @@ class Snapshots:
                 result = {uid: by_uid[uid] for uid in orders}
                 early = {uid for uid in orders if orderers[uid] < generation}
                 yield from self._judge_buddies(orders, result, early)
-                new = {uid: one for uid, one in orders.items() if uid not in early}
-                yield from self._judge_holders(new, result)
+                yield from self._judge_holders(orders, result, early)
 
     def _judge_buddies(
         self,
@@ -257,9 +256,16 @@ class Snapshots:
             yield "one is the buddy of more than it must be"
 
     def _judge_holders(
-        self, orders: dict[PodUid, StartCommand], homes: dict[PodUid, tuple[str, Home]]
+        self,
+        orders: dict[PodUid, StartCommand],
+        homes: dict[PodUid, tuple[str, Home]],
+        early: set[PodUid],
     ) -> Iterator[str]:
+        """Check the holders. `early`: as for the buddies; that operator could not know of copies
+        that came later."""
         for uid, command in orders.items():
+            if uid in early:
+                continue
             ranks = range(command.rank * self._nproc, (command.rank + 1) * self._nproc)
             for other, (address, home) in homes.items():
                 copies = self._copies.get(home.agent.id, {})
@@ -268,7 +274,7 @@ class Snapshots:
                 is_named = f"{address}:{PORT}" in command.holders
                 if has and is_named:
                     self._schedule.probes["holder_is_known"] += 1
-                elif has and len(homes) <= HOLDERS_MAX:
+                elif has and len(orders) <= HOLDERS_MAX:
                     yield f"{address} has copies of rank {command.rank}, and is not asked"
 
     def judge_end(

@@ -343,11 +343,11 @@ class Checkers:
             newest = next(
                 other for other, (told, _) in reversed(self._truth.rank_of.items()) if told == had
             )
-            is_given = newest != pod
-            report = agent.report() if agent is not None else None
-            is_told = report is not None and report.rank == had and not is_given
+            report = agent.report() if agent is not None and newest == pod else None
             is_known = generation == self.generation or (
-                report is not None and is_told and not self._cluster.has_rival(pod, report)
+                report is not None
+                and report.rank == had
+                and not self._cluster.has_rival(pod, report)
             )
             self.require(not is_known, "a pod changes its rank", pod, had, rank)
         self._truth.rank_of.pop(pod, None)

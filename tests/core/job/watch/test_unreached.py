@@ -107,7 +107,8 @@ STORE = (
 )
 CONNECTS = ("poll (libc.so.6)", "create_connection (socket.py:836)", *STORE)
 PAUSES = ("clock_nanosleep (libc.so.6)", *STORE)
-"""Of real processes: rank 0, whose packets are lost, and rank 1, which asks it again and again."""
+"""Stacks of real processes: rank 0, whose packets are lost, and rank 1, which asks it again and
+again."""
 
 
 def replaced() -> WatchedJob:

@@ -12,6 +12,8 @@ from unbroken.core.job.state import JobState
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.lease import parent_of
 
+from .progress import first_step
+
 NOT_REACHABLE = "PeersNotReachable"
 """Agents of two pods cannot connect to each other, while the operator reaches both."""
 EVENTS_MAX = 3
@@ -20,9 +22,8 @@ EVENTS_MAX = 3
 
 def _goes_on(report: AgentReport) -> bool:
     """Return whether the report shows progress since the start."""
-    if any(rank.step is not None for rank in report.watch):
-        return True
-    return any(worker.first_output_at is not None for worker in report.workers)
+    has_output = any(worker.first_output_at is not None for worker in report.workers)
+    return has_output or first_step(report.watch) is not None
 
 
 class Unreached:
