@@ -35,6 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/matrix"
+RESULTS = WORK / "results.json"
 MINORS = (11, 12, 13, 14)
 VARIABLE = "UNBROKEN_PYTHONS"
 """Programs of more Pythons to try, separated by colons."""
@@ -257,6 +258,8 @@ def try_one(installer: str, python: str, wheel: Path) -> Row:
 
 def try_workers(environment: Path) -> Iterator[Row]:
     """A row for each way in which workers of an environment get their state back."""
+    if not (environment / "bin/python").exists():
+        raise FailedError(f"{environment} is no virtual environment: it has no bin/python")
     asks = "import sys, torch; print(sys.version.split()[0], 'torch', torch.__version__)"
     found, _, torch = run(environment / "bin/python", "-c", asks).strip().partition(" ")
     for way, options in WAYS.items():
@@ -329,22 +332,51 @@ def main() -> int:
                         help="Only train with workers of this virtual environment.")  # fmt: skip
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
-    if given.workers:
-        return _keep([row for one in given.workers for row in try_workers(one.resolve())])
+    try:
+        earlier = _earlier()
+        rows = _workers_rows(given.workers) if given.workers else _wheel_rows(given)
+        return _keep(earlier, rows)
+    except FailedError as error:
+        print(f"matrix: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("matrix: interrupted; the rows up to now are kept", file=sys.stderr)
+        return 130
+
+
+def _workers_rows(environments: Sequence[Path]) -> Iterator[Row]:
+    for one in environments:
+        yield from try_workers(one.absolute())
+
+
+def _wheel_rows(given: argparse.Namespace) -> Iterator[Row]:
     wheel = given.wheel.resolve() if given.wheel else _twice()
     pairs = list(plan(given.short, given.python))
     if given.installer:
         pairs = [(given.installer, one) for one in dict.fromkeys(python for _, python in pairs)]
-    return _keep([try_one(installer, python, wheel) for installer, python in pairs])
+    for installer, python in pairs:
+        yield try_one(installer, python, wheel)
 
 
-def _keep(rows: Sequence[Row]) -> int:
-    """Add the rows to the results; the exit status."""
-    results = WORK / "results.json"
-    old = json.loads(results.read_text()) if results.exists() else []
-    results.write_text(json.dumps([*old, *map(asdict, rows)], indent=1))
-    failed = sum(one.result == "fails" for one in rows)
-    print(f"{len(rows) - failed} passed, {failed} failed")
+def _earlier() -> list[object]:
+    """The rows of earlier runs; FailedError if their file is cut off."""
+    try:
+        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    except ValueError as error:
+        raise FailedError(f"{RESULTS} cannot be read: {error}. Move it away") from error
+    return found if isinstance(found, list) else [found]
+
+
+def _keep(earlier: Sequence[object], rows: Iterator[Row]) -> int:
+    """Add each row to the results once it is there; the exit status."""
+    done: list[Row] = []
+    for row in rows:
+        done.append(row)
+        new = RESULTS.with_suffix(".new")
+        new.write_text(json.dumps([*earlier, *map(asdict, done)], indent=1))
+        new.replace(RESULTS)
+    failed = sum(one.result == "fails" for one in done)
+    print(f"{len(done) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 
