@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.agent.running import start
 from unbroken.agent.evidence.log_watch import LogWatch
-from unbroken.core.agent.machine import RulesRead
+from unbroken.core.agent.events import RulesRead
 from unbroken.wire.agent import RuleState
 
 LOSS = {

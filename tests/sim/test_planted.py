@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from unbroken.core.agent import members
+from unbroken.core.agent.events import PortFound, Renewed, Spawn
 from unbroken.core.agent.lease import Lease
-from unbroken.core.agent.machine import PortFound, Renewed, Spawn, Workers
+from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.core.diagnosis import stacks
 from unbroken.core.job import adoption, gang, leases, life, pods, ranks, roster

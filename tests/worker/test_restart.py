@@ -12,9 +12,9 @@ from typing import IO
 import pytest
 
 from tests.worker.gangs import Gang, gang, templates
-from unbroken.core.agent.machine import STUCK_CODE as TOLD_CODE
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
+from unbroken.wire.ipc import STUCK_CODE as TOLD_CODE
 from unbroken.worker.restart.restartable import STUCK_CODE, restartable
 
 pytest.importorskip("torch")

@@ -25,7 +25,7 @@ from unbroken.agent.workers.rank_table import DIRECTORY, DIRECTORY_VARIABLE, Ran
 from unbroken.agent_http.guard import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEffect,
     AgentEvent,
     Commanded,
@@ -44,10 +44,10 @@ from unbroken.core.agent.machine import (
     SignalWorkers,
     Spawn,
     Terminated,
-    Tick,
     Vouched,
-    Workers,
 )
+from unbroken.core.agent.machine import Workers
+from unbroken.core.tick import Tick
 from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unbroken.agent.options import Options
+    from unbroken.core.agent.events import AgentEvent, ProgramStage
     from unbroken.core.agent.faults import WorkerEnd
-    from unbroken.core.agent.machine import AgentEvent, ProgramStage
     from unbroken.wire.agent import StartCommand
 
 BACKEND = "unbroken"
@@ -247,7 +247,7 @@ class TorchWorkers:
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
         """Have torchrun end its workers; it answers with its next rendezvous."""
-        from unbroken.core.agent.machine import NothingLives
+        from unbroken.core.agent.events import NothingLives
 
         if self._is_done:
             self._released.set()
@@ -263,7 +263,7 @@ class TorchWorkers:
 
     def _look(self, attempt: int) -> None:
         """Find the workers of an attempt by the environment that torchrun has given them."""
-        from unbroken.core.agent.machine import ProgramStage, StageStarted
+        from unbroken.core.agent.events import ProgramStage, StageStarted
 
         if self._attempt != attempt or self._seen:
             return
@@ -281,8 +281,8 @@ class TorchWorkers:
         self._feed(StageStarted(attempt, ProgramStage.TRAIN, tuple(pids)))
 
     def _ended(self, attempt: int, pid: int, end: WorkerEnd | None = None) -> None:
+        from unbroken.core.agent.events import ProgramStage, WorkerEnded
         from unbroken.core.agent.faults import SIGKILL, WorkerEnd
-        from unbroken.core.agent.machine import ProgramStage, WorkerEnded
 
         seen = self._seen.pop(pid)
         self._loop.remove_reader(seen.pidfd)
@@ -302,7 +302,7 @@ class TorchWorkers:
 
     def _stopped(self) -> None:
         """Handle a rendezvous: torchrun has no workers and waits for its next order."""
-        from unbroken.core.agent.machine import NothingLives, ProgramStage, SpawnFailed
+        from unbroken.core.agent.events import NothingLives, ProgramStage, SpawnFailed
 
         attempt = self._finish()
         _end_orphans()
@@ -313,8 +313,8 @@ class TorchWorkers:
         self._feed(NothingLives())
 
     def _succeeded(self) -> None:
+        from unbroken.core.agent.events import ProgramStage, StageStarted, WorkerEnded
         from unbroken.core.agent.faults import WorkerEnd
-        from unbroken.core.agent.machine import ProgramStage, StageStarted, WorkerEnded
 
         self._is_done = True
         attempt = self._finish(WorkerEnd(exit_code=0))

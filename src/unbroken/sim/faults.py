@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from unbroken.core.agent.events import KillAll, Spawn
 from unbroken.core.agent.faults import SIGKILL, WorkerEnd
-from unbroken.core.agent.machine import KillAll, Spawn
 from unbroken.core.job.events import PodName, PodPhase, PodRefused
 from unbroken.sim.actors.agents import Agent
 from unbroken.sim.actors.cluster import Local, Node

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from unbroken.core.agent.machine import KillAll
+from unbroken.core.agent.events import KillAll
 from unbroken.core.job.life import STOP_SECONDS
 from unbroken.sim.actors.agents import AWAKE_SECONDS, Agent
 from unbroken.sim.actors.cluster import Node

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from unbroken.core.agent.machine import Settings, Workers
+from unbroken.core.agent.events import Settings
+from unbroken.core.agent.machine import Workers
 from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.agent.faults import WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEffect,
     AgentEvent,
     Arrived,
@@ -26,8 +25,9 @@ from unbroken.core.agent.machine import (
     Spawn,
     StageStarted,
     WorkerEnded,
-    Workers,
 )
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import Workers
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     StartCommand,

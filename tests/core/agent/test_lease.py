@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.core.agent.drive_workers import DONE, SETTINGS, ended, started
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEffect,
     Arrived,
     Commanded,
@@ -18,10 +18,10 @@ from unbroken.core.agent.machine import (
     Renewed,
     Spawn,
     StageStarted,
-    Tick,
     WorkerEnded,
-    Workers,
 )
+from unbroken.core.agent.machine import Workers
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentState, StartCommand, StopCommand
 
 LEASE = 8.0

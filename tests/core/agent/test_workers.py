@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.agent.faults import WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEffect,
     AgentEvent,
     Commanded,
@@ -29,12 +28,13 @@ from unbroken.core.agent.machine import (
     SpawnFailed,
     StageStarted,
     Terminated,
-    Tick,
     TurnedCold,
     WorkerEnded,
-    Workers,
 )
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import Workers
 from unbroken.core.logs.rule_events import RuleViolated, Violation
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     AgentState,
     FaultKind,

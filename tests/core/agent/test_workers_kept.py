@@ -27,8 +27,7 @@ from tests.core.agent.drive_workers import (
     started,
     stop,
 )
-from unbroken.core.agent.faults import WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEffect,
     AgentEvent,
     Arrived,
@@ -48,10 +47,11 @@ from unbroken.core.agent.machine import (
     Spawn,
     StageStarted,
     Terminated,
-    Tick,
     WorkerEnded,
-    Workers,
 )
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import Workers
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     AgentState,
     FaultKind,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.agent.drive_workers import AGAIN, DONE, FAULTED, RUNNING, check, ended, keep
-from unbroken.core.agent.faults import WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     Arrived,
     FaultReported,
     NothingLives,
@@ -15,6 +14,7 @@ from unbroken.core.agent.machine import (
     Registered,
     WorkerEnded,
 )
+from unbroken.core.agent.faults import WorkerEnd
 from unbroken.wire.agent import FaultKind
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.core.agent.drive_workers import THEIRS
 from tests.core.job.drive_job import Script, spec
-from unbroken.core.agent.faults import WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     Commanded,
     KillAll,
     NothingLives,
@@ -17,8 +16,9 @@ from unbroken.core.agent.machine import (
     Spawn,
     StageStarted,
     WorkerEnded,
-    Workers,
 )
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import Workers
 from unbroken.core.job.events import AgentReported, CreatePod, PodUid, StopWorkers
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import RunPolicy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from unbroken.core.agent.machine import RulesRead
+from unbroken.core.agent.events import RulesRead
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import read_rules
 from unbroken.core.logs.rule_events import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from unbroken.agent.workers.output import Rhythm
-from unbroken.core.agent.machine import WatchRead
+from unbroken.core.agent.events import WatchRead
 from unbroken.core.tick import Tick
 from unbroken.core.watchdog import events
 from unbroken.core.watchdog.machine import Watchdog

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.agent.snapshots.messages import SnapshotMessages
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEvent,
     Arrived,
     CheckpointsReported,

@@ -10,7 +10,7 @@ from string import Template
 
 import unbroken
 from unbroken.agent.options import Options, Script
-from unbroken.core.agent.machine import ProgramStage
+from unbroken.core.agent.events import ProgramStage
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT

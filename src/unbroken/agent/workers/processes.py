@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from unbroken.agent.evidence import pages
 from unbroken.agent.evidence.pages import PageSource
 from unbroken.agent.options import Options, kept_only
-from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
-from unbroken.core.agent.machine import (
+from unbroken.core.agent.events import (
     AgentEvent,
     FirstOutput,
     NothingLives,
@@ -34,6 +33,7 @@ from unbroken.core.agent.machine import (
     WatchRead,
     WorkerEnded,
 )
+from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
 from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand

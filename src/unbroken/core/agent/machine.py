@@ -40,7 +40,6 @@ from .events import (
     Exit,
     FaultReported,
     FirstOutput,
-    HoldLease,
     KillAll,
     MemberEvent,
     NothingLives,
@@ -72,15 +71,6 @@ from .faults import SIGKILL
 from .lease import Lease
 from .members import Members, WorkerProcess
 from .run import Run, message, refusal_of
-
-__all__ = [
-    "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsReported",
-    "Commanded", "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll",
-    "NothingLives", "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish",
-    "Recall", "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers",
-    "Spawn", "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched",
-    "WatchRead", "WorkerEnded", "Workers",
-]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
 JOB_RESTART = "job_level_restart"

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from unbroken.core.agent import machine
+from unbroken.core.agent import events
+from unbroken.core.agent.events import ProgramStage
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.link_order import LinkOrder
-from unbroken.core.agent.machine import ProgramStage
+from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
+from unbroken.core.tick import Tick
 from unbroken.sim.scenario import Restartable
 from unbroken.sim.schedule import EPOCH, Alarm, Schedule
 from unbroken.wire.agent import AgentReport, Command, Request, StartCommand, WarmCommand
@@ -59,7 +61,7 @@ class Leasing:
 class Machine(Protocol):
     """`core.agent.machine.Workers`, or a simulation of a stock agent."""
 
-    def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
+    def step(self, event: events.AgentEvent, now: float) -> list[events.AgentEffect]:
         """Take one event; return what must be done."""
 
     def deadline(self) -> float | None:
@@ -120,10 +122,10 @@ class Agent:
         self.crash_in: int | None = None
         """Orders after which the process dies."""
         self._machine = world.make(self.id)
-        self._alarm = Alarm(world.schedule, lambda: self.give(machine.Tick()))
-        self._todo: deque[machine.AgentEffect] = deque()
+        self._alarm = Alarm(world.schedule, lambda: self.give(Tick()))
+        self._todo: deque[events.AgentEffect] = deque()
         self._is_busy = False
-        self._inbox: list[machine.AgentEvent] | None = None
+        self._inbox: list[events.AgentEvent] | None = None
         """Events that wait while the process is frozen."""
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
         self._rate = 1.0
@@ -144,7 +146,7 @@ class Agent:
         """Its knowledge of the other agents of that attempt."""
         self._asks = False
         """It asks its parent every moment."""
-        self.slow: dict[type[machine.AgentEffect], float] = {}
+        self.slow: dict[type[events.AgentEffect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 
     def boot(self) -> None:
@@ -153,7 +155,7 @@ class Agent:
         if leasing is not None:
             self._rate += leasing.drift * schedule.random.choice([-1.0, 0.0, 1.0])
             self._beat()
-        self.give(machine.Prepared())
+        self.give(events.Prepared())
 
     def _clock(self) -> float:
         """The time on its own clock."""
@@ -181,7 +183,7 @@ class Agent:
     def renew(self, asked_at: float) -> None:
         """Take the operator's answer to a beat."""
         self._renewed_at = self._schedule.now
-        self.give(machine.Renewed(asked_at))
+        self.give(events.Renewed(asked_at))
 
     @property
     def _is_alone(self) -> bool:
@@ -227,11 +229,11 @@ class Agent:
         at = peers.all_at(vouches=self.vouches(peers.attempt), now=self._clock())
         if at > -math.inf:
             self._schedule.probes["vouched"] += 1
-            self.give(machine.Vouched(peers.attempt, at))
+            self.give(events.Vouched(peers.attempt, at))
 
     def vouches(self, attempt: int) -> bool:
         """Return whether the agent vouches that peers in this attempt may continue."""
-        if not isinstance(self._machine, machine.Workers) or self.is_frozen:
+        if not isinstance(self._machine, Workers) or self.is_frozen:
             return False
         return self.is_alive and self._machine.vouch(attempt)
 
@@ -303,7 +305,7 @@ class Agent:
 
     def command(self, command: Command) -> None:
         """Take a command of an operator that is linked to it."""
-        self.give(machine.Commanded(command))
+        self.give(events.Commanded(command))
 
     def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
         """Follow a request; one for evidence is answered."""
@@ -324,7 +326,7 @@ class Agent:
         watches = self._world.watches
         if watches is not None:
             views = tuple(watches.view(w) for w in self._living() if w.attempt == attempt)
-            self._schedule.after(0.01, self.give, machine.WatchRead(attempt, views))
+            self._schedule.after(0.01, self.give, events.WatchRead(attempt, views))
 
     def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers, which takes a while."""
@@ -340,13 +342,13 @@ class Agent:
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self.give(machine.Terminated(SIGTERM))
+        self.give(events.Terminated(SIGTERM))
 
     def kill(self) -> None:
         """It and its workers die at once: they ask the kernel for it."""
         self._die(is_success=False)
 
-    def give(self, event: machine.AgentEvent) -> None:
+    def give(self, event: events.AgentEvent) -> None:
         """One event, and what the machine orders for it."""
         if not self.is_alive:
             return
@@ -358,15 +360,15 @@ class Agent:
             self._schedule.trace(f"{self.id}/{self.local.name}", f"{event} -> {effects}")
         due = self._machine.deadline()
         self._alarm.set(due if due is None else max(self._true(due), self._schedule.now) + 1e-6)
-        is_kill = isinstance(event, machine.Tick) and machine.KillAll() in effects
+        is_kill = isinstance(event, Tick) and events.KillAll() in effects
         if self._world.leasing is not None and is_kill and self._has_run_out():
             self._world.leasing.ran_out(self)
         for effect in effects:
-            if isinstance(effect, machine.Publish):
+            if isinstance(effect, events.Publish):
                 if effect.report.is_unstarted:
                     self._world.noted("ends_waiting", self.local)
                 self.publish()
-            elif isinstance(effect, machine.HoldLease):
+            elif isinstance(effect, events.HoldLease):
                 self._hold(effect.until)
             else:
                 self._todo.append(effect)
@@ -383,45 +385,45 @@ class Agent:
                     return
             self._carry_out(self._todo.popleft())
 
-    def _carry_out(self, effect: machine.AgentEffect) -> None:
+    def _carry_out(self, effect: events.AgentEffect) -> None:
         schedule = self._schedule
         match effect:
-            case machine.Spawn():
+            case events.Spawn():
                 self._is_busy = True
-                seconds = self.slow.pop(machine.Spawn, schedule.between(0.01, 0.3))
+                seconds = self.slow.pop(events.Spawn, schedule.between(0.01, 0.3))
                 schedule.after(seconds, self._spawn, effect)
-            case machine.KillAll(kept):
+            case events.KillAll(kept):
                 self._kill_but(kept)
-            case machine.SignalWorkers() | machine.Recall() | machine.ReleaseWorkers():
+            case events.SignalWorkers() | events.Recall() | events.ReleaseWorkers():
                 self._tell(effect)
-            case machine.OfferPort(used):
+            case events.OfferPort(used):
                 self._world.ports += 1 + (used == self._world.ports + 1)
-                schedule.after(0.001, self.give, machine.PortFound(self._world.ports))
-            case machine.Exit(code):
+                schedule.after(0.001, self.give, events.PortFound(self._world.ports))
+            case events.Exit(code):
                 self._die(is_success=code == 0)
-            case machine.Publish() | machine.HoldLease():
+            case events.Publish() | events.HoldLease():
                 pass  # done already
 
     def _tell(
-        self, effect: machine.SignalWorkers | machine.Recall | machine.ReleaseWorkers
+        self, effect: events.SignalWorkers | events.Recall | events.ReleaseWorkers
     ) -> None:
         schedule = self._schedule
         match effect:
-            case machine.SignalWorkers(signal):
+            case events.SignalWorkers(signal):
                 for worker in self._living():
                     if not schedule.chance(self._world.stubborn):
                         end = WorkerEnd(None, signal)
                         schedule.after(0.05, self._world.training.end, worker, end)
-            case machine.Recall(local_ranks):
+            case events.Recall(local_ranks):
                 for local_rank in local_ranks:
                     self._recall(local_rank)
-            case machine.ReleaseWorkers(local_ranks, command):
+            case events.ReleaseWorkers(local_ranks, command):
                 for local_rank in local_ranks:
                     seconds = schedule.between(0.002, 0.1)
                     worker = self.workers[local_rank]
                     schedule.after(seconds, self._go_on, local_rank, worker, command)
 
-    def _spawn(self, effect: machine.Spawn) -> None:
+    def _spawn(self, effect: events.Spawn) -> None:
         if not self.is_alive:
             return
         if self.local.node.is_paused:
@@ -431,11 +433,11 @@ class Agent:
         if self._world.ill and self._schedule.chance(self._world.ill):
             self._world.noted("not_started", self.local)
             text = "no such file"
-            answer: machine.AgentEvent = machine.SpawnFailed(command.attempt, stage, 0, text)
+            answer: events.AgentEvent = events.SpawnFailed(command.attempt, stage, 0, text)
         else:
             ranks = tuple(i for i in range(self._world.nproc) if i not in effect.kept)
             pids = tuple(self._fork(command, stage, i) for i in ranks)
-            answer = machine.StageStarted(command.attempt, stage, pids, ranks)
+            answer = events.StageStarted(command.attempt, stage, pids, ranks)
         self._is_busy = False
         self.give(answer)
 
@@ -475,7 +477,7 @@ class Agent:
     def _register(self, local_rank: int, worker: Worker) -> None:
         if worker.exit is None:
             worker.is_member = True
-            self.give(machine.Registered(local_rank, worker.pid))
+            self.give(events.Registered(local_rank, worker.pid))
 
     def _recall(self, local_rank: int) -> None:
         worker, members = self.workers[local_rank], self._world.members
@@ -492,7 +494,7 @@ class Agent:
         if worker.exit is not None or worker.is_at_barrier or members is None:
             return
         self._world.training.arrive(worker)
-        self.give(machine.Arrived(local_rank, worker.pid))
+        self.give(events.Arrived(local_rank, worker.pid))
         if self._schedule.chance(members.mortal):
             self._schedule.after(self._schedule.between(0.0, 1.0), self._die_waiting, worker)
 
@@ -511,26 +513,26 @@ class Agent:
         self._schedule.probes["goes_on"] += 1
         # If the process wrote long ago, this is its first sign of life.
         self._world.training.wrote(later)
-        self.give(machine.Passed(local_rank, worker.pid))
+        self.give(events.Passed(local_rank, worker.pid))
 
     def _wrote(self, worker: Worker, local_rank: int) -> None:
         if worker.exit is None and not worker.is_at_barrier:
             self._world.training.wrote(worker)
-            self.give(machine.FirstOutput(worker.attempt, local_rank))
+            self.give(events.FirstOutput(worker.attempt, local_rank))
 
     def _ended(self, local_rank: int, stage: ProgramStage, worker: Worker, how: WorkerEnd) -> None:
-        event = machine.WorkerEnded(worker.attempt, stage, local_rank, how, pid=worker.pid)
+        event = events.WorkerEnded(worker.attempt, stage, local_rank, how, pid=worker.pid)
         self._schedule.after(0.001, self.give, event)
 
     def _kill_but(self, kept: tuple[int, ...]) -> None:
         schedule = self._schedule
         if not self._living(kept):
-            schedule.after(0.0, self.give, machine.NothingLives(kept))
+            schedule.after(0.0, self.give, events.NothingLives(kept))
             return
         self._is_busy = True
         if self._has_run_out():
             self._mark_killed()
-        seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
+        seconds = self.slow.pop(events.KillAll, self._world.kill_seconds)
         schedule.after(seconds, self._kill_all, kept)
 
     def _kill_all(self, kept: tuple[int, ...]) -> None:
@@ -542,7 +544,7 @@ class Agent:
 
     def _nothing_lives(self, kept: tuple[int, ...]) -> None:
         self._is_busy = False
-        self.give(machine.NothingLives(kept))
+        self.give(events.NothingLives(kept))
 
     def _living(self, but: tuple[int, ...] = ()) -> list[Worker]:
         dict_items = self.workers.items()

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unbroken.core.agent import machine
+from unbroken.core.agent import events
+from unbroken.core.agent.events import ProgramStage, Settings
 from unbroken.core.agent.faults import WorkerEnd, has_failed
-from unbroken.core.agent.machine import ProgramStage, Settings
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     AgentReport,
@@ -59,33 +60,33 @@ class StockWorkers:
             is_unstarted=self._is_unstarted,
         )
 
-    def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
+    def step(self, event: events.AgentEvent, now: float) -> list[events.AgentEffect]:
         """Take one event; return what must be done."""
         effects = self._take(event, now)
         report = self.report()
         if report != self._published:
             self._published = report
-            effects.append(machine.Publish(report))
+            effects.append(events.Publish(report))
         return effects
 
-    def _take(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
+    def _take(self, event: events.AgentEvent, now: float) -> list[events.AgentEffect]:
         match event:
-            case machine.Prepared():
+            case events.Prepared():
                 self._wait(now)
-            case machine.Tick():
+            case Tick():
                 self._pass_time(now)
-            case machine.Commanded(StartCommand() as command):
+            case events.Commanded(StartCommand() as command):
                 return self._start(command)
-            case machine.Commanded(StopCommand()):
+            case events.Commanded(StopCommand()):
                 if self._state in STOPPABLE:
                     return self._kill(AgentState.STOPPING)
-            case machine.Commanded() | machine.Terminated():
+            case events.Commanded() | events.Terminated():
                 return self._kill(AgentState.SHUTDOWN)
-            case machine.SpawnFailed():
+            case events.SpawnFailed():
                 return self._kill(AgentState.FAULTED)
-            case machine.WorkerEnded(_, _, local_rank, end):
+            case events.WorkerEnded(_, _, local_rank, end):
                 return self._ended(local_rank, end)
-            case machine.NothingLives():
+            case events.NothingLives():
                 return self._nothing_lives(now)
             case _:
                 pass
@@ -102,11 +103,11 @@ class StockWorkers:
         if self._ends_at is not None and now >= self._ends_at:
             self._state, self._ends_at, self._is_unstarted = AgentState.FAULTED, None, True
 
-    def _kill(self, state: AgentState) -> list[machine.AgentEffect]:
+    def _kill(self, state: AgentState) -> list[events.AgentEffect]:
         self._state = state
-        return [machine.KillAll()]
+        return [events.KillAll()]
 
-    def _ended(self, local_rank: int, end: WorkerEnd) -> list[machine.AgentEffect]:
+    def _ended(self, local_rank: int, end: WorkerEnd) -> list[events.AgentEffect]:
         self._left.discard(local_rank)
         if self._state is not AgentState.RUNNING:
             return []
@@ -116,17 +117,17 @@ class StockWorkers:
             self._state = AgentState.COMPLETED
         return []
 
-    def _nothing_lives(self, now: float) -> list[machine.AgentEffect]:
+    def _nothing_lives(self, now: float) -> list[events.AgentEffect]:
         if self._state is AgentState.SHUTDOWN:
-            return [machine.Exit(0)]
+            return [events.Exit(0)]
         if self._state is AgentState.STOPPING:
             self._wait(now)
         return []
 
-    def _start(self, command: StartCommand) -> list[machine.AgentEffect]:
+    def _start(self, command: StartCommand) -> list[events.AgentEffect]:
         self._rank = command.rank
         if self._state is not AgentState.READY:
             return []
         self._state, self._ends_at = AgentState.RUNNING, None
         self._left = set(range(self._settings.nproc))
-        return [machine.Spawn(ProgramStage.TRAIN, command)]
+        return [events.Spawn(ProgramStage.TRAIN, command)]
