@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.charts import NAMESPACE
 from tests.realnodes import machines
 from tests.realnodes.machines import IMAGE
 from tests.realnodes.plane import RealCluster, until
+from tests.realnodes.releases import CONTROL_PLANE
 
 Object = dict[str, Any]
 
@@ -164,8 +166,23 @@ class Job:
             found.update({one.rank: one for one in self.lives() if one.attempt == newest})
             return newest > after and sorted(found) == list(range(self.replicas))
 
-        until(is_complete, f"job {self.name}: an attempt after {after} runs")
+        try:
+            until(is_complete, f"job {self.name}: an attempt after {after} runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.state()}") from None
         return found
+
+    def state(self) -> str:
+        """Return what a person would look at first, if the job does not run."""
+        looks = (
+            ("get", "nodes,pods,hyperpodpytorchjobs,incidents", "--all-namespaces", "-o", "wide"),
+            ("describe", "hyperpodpytorchjobs,pods", "-l", f"HPJob={self.name}"),
+            ("get", "hyperpodpytorchjobs", self.name, "-o", "jsonpath={.status}"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            *(("logs", one["metadata"]["name"], "--tail=20") for one in self.pods()),
+            ("-n", NAMESPACE, "logs", "-l", CONTROL_PLANE, "--tail=60", "--prefix"),
+        )
+        return "\n".join(self.cluster.kubectl(*look, check=False).stdout for look in looks)
 
     def pods(self) -> list[Object]:
         """Return its pods, as the API has them."""
