@@ -93,16 +93,19 @@ def _watch(agent: int, signals: Collection[int], told: int) -> int:
 
 def _wait(agent: int, told: int, wakes: int) -> int:
     """Reap until the agent has ended, and end it with its lease; return its status."""
-    until = _NONE
+    until, is_over = _NONE, False
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == agent:
                 return ended[1]
         until = _newest(told, until)
         if until and boot_seconds() >= until + LATE_SECONDS:
-            sys.stderr.write("unbrokenrun: the lease on the workers has run out; all is ended\n")
-            lineage.kill(agent)
-            until = _NONE
+            # Not once: a process may have been started meanwhile.
+            lineage.kill_descendants()
+            if not is_over:
+                text = "the lease on the workers has run out; all is ended"
+                sys.stderr.write(f"unbrokenrun: {text}\n")
+            is_over = True
         select.select([told, wakes], [], [], LOOK_SECONDS if until else None)
         with contextlib.suppress(BlockingIOError):
             os.read(wakes, 4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -37,11 +38,15 @@ def children() -> list[int]:
 
 def _scan() -> list[int]:
     own = os.getpid()
-    numbers = [name for name in os.listdir("/proc") if name.isdecimal()]
-    return [int(name) for name in numbers if _parent(name) == own]
+    return [pid for pid, parent in _parents().items() if parent == own]
 
 
-def _parent(pid: str) -> int:
+def _parents() -> dict[int, int]:
+    """Return the parent of each process of the machine, as far as this process sees it."""
+    return {int(name): _parent(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def _parent(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses may hold anything, so count fields from its end.
@@ -107,3 +112,23 @@ def kill_children() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def kill_descendants() -> None:
+    """Kill every descendant that there is now, without waiting.
+
+    A child that is stuck in the kernel does not end, and so does not leave its own children to this
+    process.
+    """
+    parents, below = _parents(), {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= found
+    for pid in below - {os.getpid()}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                # The number may have been taken by another process before the descriptor was there.
+                if _parent(pid) in below:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
