@@ -120,6 +120,7 @@ SEEDS = {
     22000027496: "a new operator gave a rank to its holder of an older attempt",
     22000069617: "an agent offered the port that a forgotten order had given to an attempt before",
     23000078123: "rule: a worker stuck in the kernel was to end in time on a machine that woke",
+    25000003986: "rule: the first step of all, told after starts that failed, is progress, too",
     23000040125: "rule: of two that report one rank and attempt, the later one was to have it",
     23000025377: "rule: a suspension that was taken back at once was to stop nothing",
     23000035204: "rule: an operator that had died was to know of copies that came later",

@@ -125,10 +125,10 @@ class Ending:
         """Return the longest row of attempts that neither made new steps nor told steps that the
         operator had not heard of: the last report of an attempt may be lost, and the next one
         that gets through says what it made."""
-        told, newest_told, marks = self.checkers.hearing.steps, 0, ""
+        told, newest_told, marks = self.checkers.hearing.steps, -1, ""
         for attempt, new in enumerate(self._new_steps(self.reached)):
-            is_news = told.get(attempt, 0) > newest_told
-            newest_told = max(newest_told, told.get(attempt, 0))
+            is_news = told.get(attempt, -1) > newest_told
+            newest_told = max(newest_told, told.get(attempt, -1))
             marks += "x" if new or is_news else "."
         return max(map(len, marks.split("x")))
 

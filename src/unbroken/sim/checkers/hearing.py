@@ -14,7 +14,7 @@ class ReceivedReports:
 
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
-        """The newest step reported of each attempt before its end."""
+        """The newest step reported of each attempt before its end; -1: none was."""
         self.newest = -1
         """The newest attempt that an agent has named to the present operator."""
         self._pods: set[PodUid] = set()
@@ -37,7 +37,7 @@ class ReceivedReports:
                 return  # what comes with it comes after the end
             told = [rank.step for rank in report.watch if rank.step is not None]
             if report.attempt is not None and report.attempt not in ended:
-                newest = self.steps.get(report.attempt, 0)
+                newest = self.steps.get(report.attempt, -1)
                 self.steps[report.attempt] = max([newest, *told])
 
     def misses(self, pods: Iterable[PodUid], seconds: float, now: float) -> bool:
