@@ -54,7 +54,11 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m unbroken.sim", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m unbroken.sim",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seed", type=int, help="run one world")
     parser.add_argument("--trace", action="store_true", help="print everything that happens in it")
     parser.add_argument("--seeds", type=int, default=5000, help="run so many worlds")

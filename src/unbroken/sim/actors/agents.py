@@ -404,9 +404,7 @@ class Agent:
             case events.Publish() | events.HoldLease():
                 pass  # done already
 
-    def _tell(
-        self, effect: events.SignalWorkers | events.Recall | events.ReleaseWorkers
-    ) -> None:
+    def _tell(self, effect: events.SignalWorkers | events.Recall | events.ReleaseWorkers) -> None:
         schedule = self._schedule
         match effect:
             case events.SignalWorkers(signal):
