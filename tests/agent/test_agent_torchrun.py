@@ -42,6 +42,7 @@ async def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_p
             operator.send(start(0))
             report = await operator.report(lambda r: len(r.workers) == 2)
             assert [worker.rank for worker in report.workers] == [0, 1]
+            assert report.lease_seconds is None, "nothing ends its workers in time"
             victim = report.workers[1]
             os.kill(victim.pid, signal.SIGKILL)
             report = await operator.state(AgentState.FAULTED)

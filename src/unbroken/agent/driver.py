@@ -138,10 +138,15 @@ class Driver:
     """Runs the machine; the HTTP server represents it."""
 
     def __init__(
-        self, options: Options, key: bytes | None, make: MakeOwner, has_link: bool = True
+        self,
+        options: Options,
+        key: bytes | None,
+        make: MakeOwner,
+        has_link: bool = True,
+        has_keeper: bool = True,
     ) -> None:
         self._options = options
-        self._machine = Workers(settings(options))
+        self._machine = Workers(settings(options, has_keeper=has_keeper))
         guard = None if key is None else Guard(key, os.environ.get(UID_VARIABLE, ""))
         self._server = AgentServer(self, guard, has_link)
         self._key = key
@@ -453,7 +458,7 @@ class Driver:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def settings(options: Options) -> Settings:
+def settings(options: Options, *, has_keeper: bool) -> Settings:
     """Settings of the machine, from the options."""
     return Settings(
         agent_id=uuid.uuid4().hex,
@@ -466,6 +471,7 @@ def settings(options: Options) -> Settings:
         shutdown_timeout_seconds=options.shutdown_timeout_seconds,
         agent_version=f"unbroken {unbroken.__version__}",
         is_inprocess=options.is_inprocess,
+        has_keeper=has_keeper,
         arrive_seconds=_arrive_seconds(options),
     )
 

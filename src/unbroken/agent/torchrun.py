@@ -7,6 +7,7 @@ waits for `/start`. torchrun keeps its workers, so this is only as quick and as 
   then SIGKILL after torchrun's own time. A graceful stop is a stop.
 - A failed worker is reported at once, and restarted in its pod only while `--max-restarts` lasts.
   Without restarts left, torchrun ends and its container starts again.
+- Its workers have no lease: a torchrun that is frozen or slow would not end them in time.
 - After success torchrun waits until the job releases it.
 - Workers inherit JOB_RESTART_COUNT; TORCHELASTIC_RESTART_COUNT counts torchrun's own restarts.
 
@@ -72,7 +73,7 @@ class Rendezvous:
         from unbroken.errors import UnbrokenError
 
         async def main() -> None:
-            driver = Driver(torchrun_options(), key, self._workers.join)
+            driver = Driver(torchrun_options(), key, self._workers.join, has_keeper=False)
             await driver.run(None)
 
         try:

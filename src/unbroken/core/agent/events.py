@@ -47,6 +47,9 @@ class Settings:
     agent_version: str = ""
     is_inprocess: bool = False
     """`--inprocess-restart`: workers wait for their ranks at the barrier before each attempt."""
+    has_keeper: bool = True
+    """A keeper ends the workers with their lease, if the agent cannot. False: they have no
+    lease."""
     arrive_seconds: float = 5.0
     """Seconds from the order to leave the training to SIGKILL of workers not at the barrier."""
 

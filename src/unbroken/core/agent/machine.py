@@ -160,7 +160,7 @@ class Workers:
             agent_version=settings.agent_version,
             progress=self._progress,
             kept=self._kept(),
-            lease_seconds=self.lease.seconds,
+            lease_seconds=self.lease.seconds if settings.has_keeper else None,
             unvouched=self.lease.unvouched,
         )
 
