@@ -202,6 +202,15 @@ def test_pod_that_can_never_be_created_fails_the_job() -> None:
     assert "Invalid:image" in script.condition.message
 
 
+def test_a_pod_that_the_job_can_do_without_fails_nothing_when_it_is_refused() -> None:
+    script = Script(spec(2, spares=1))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1")
+    script.run("1 refused w-2 final why=Invalid:quota-of-pods ->")
+    script.run("1 ready w-0\n1 ready w-1\n3.1 tick\n4 runs w-0 0 rank=0\n4 runs w-1 0 rank=1")
+    script.run("5 refused w-2 final why=Invalid:quota-of-pods -> create w-2")
+    assert script.condition.type == ConditionType.RUNNING.value
+
+
 def test_job_without_replicas_fails_with_the_reason() -> None:
     script = Script(spec(0))
     script.run("0 job\n0 synced -> status Failed 0")

@@ -41,6 +41,7 @@ from .events import (
     NodeSeen,
     PodGone,
     PodHeld,
+    PodName,
     PodPhase,
     PodRefused,
     PodSeen,
@@ -462,8 +463,17 @@ class Job:
         if event.reason != "AlreadyExists":
             self._waits.refused(event.name, event.reason)
         text = f"pod {event.name} cannot be created: {event.reason}"
-        if event.is_final and state.phase in _LIVE:
+        if event.is_final and state.phase is Phase.PREPARING and self._is_needed(event.name):
             self._life.end(JobEnd(ConditionType.FAILED, "PodRefused", text), now)
+
+    def _is_needed(self, name: PodName) -> bool:
+        """True if the job cannot start without the pod: it is not one that would be spare."""
+        state, slot = self.state, self.state.plan.slots.get(name)
+        if slot is None:
+            return False
+        views = [m.view for m in state.roster.members.values() if not m.condemned]
+        others = sum(view.replica_spec == slot.replica_spec for view in views)
+        return any(others < one.replicas for one in state.shape if one.name == slot.replica_spec)
 
     def _node_changed(self, event: NodeSeen | NodeGone, now: float) -> None:
         state, roster = self.state, self.state.roster
