@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, show, spec
 from unbroken.core.job.events import StartWorkers
 
 LENGTH = 8 * 1.03 + 1.5
@@ -188,3 +188,106 @@ def test_the_agent_whose_lease_ran_out_is_named_and_not_who_lost_a_peer() -> Non
     culprit = script.incidents[1].culprit
     assert (culprit.fault, culprit.pod) == ("AgentLost", "j-w-0")
     assert "lease" in culprit.text
+
+
+def test_a_stopped_agent_whose_node_dies_is_replaced_once_the_node_is_missed() -> None:
+    script = running(nodes=3)
+    script.run("""
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8 unvouched=0
+        14 ready w-2 0 lease=8 unvouched=0
+        18 lost w-2 seconds=3
+        20 tick         -> delete w-1 force
+        21 gone w-1     -> create w-1 avoid=n1
+        21 pod w-1 uid=w-1.1 node=n3
+        38 tick         -> delete w-2
+        50 node n2 not-ready -> delete w-2, fence n2, delete w-2 force
+        51 gone w-2     -> create w-2 avoid=n1/n2
+    """)
+
+
+def test_a_pod_whose_node_dies_before_its_agent_came_is_replaced() -> None:
+    script = Script(spec(2))
+    script.run("""
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n1
+        1 ready w-0 lease=0
+        50 node n1 not-ready -> delete w-1, fence n1
+        60 tick              -> delete w-1 force
+        61 gone w-1          -> create w-1 avoid=n1
+    """)
+
+
+def test_a_spare_whose_node_dies_while_the_job_trains_is_replaced() -> None:
+    script = Script(spec(2, spares=1))
+    script.run("""
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n1
+        0 pod w-2 node=n2
+        1 ready w-0 lease=0
+        1 ready w-1 lease=0
+        1 ready w-2 lease=0
+        3 tick
+        4 runs w-0 0 rank=0 lease=8
+        4 runs w-1 0 rank=1 lease=8
+        13 lost w-2 seconds=3 ->
+        50 node n2 not-ready  -> delete w-2, fence n2
+        60 tick               -> delete w-2 force
+        61 gone w-2           -> create w-2 avoid=n2
+    """)
+
+
+def test_a_pod_without_workers_waits_for_the_provider_that_the_job_names() -> None:
+    script = Script(spec(2))
+    script.run("""
+        0 job fence-by=provider
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n1
+        1 ready w-0 lease=0
+        50 node n1 not-ready -> delete w-1, fence n1
+        100 tick             -> delete w-1, fence n1
+    """)
+
+
+def after_a_lost_rack(says: str, extra: str = "", nodes: int = 4) -> Script:
+    """Return the job of a new operator that never hears the pods w-2 and w-3, at 200 s.
+
+    The two others have left attempt 0; `says`: what they report about it.
+    """
+    new = running(nodes=nodes).successor(100)
+    new.run(f"""
+        100 synced
+        100 node n2 not-ready
+        100 node n3 not-ready
+        101 ready w-0 0 rank=0 lease=8 {says}
+        102 ready w-1 0 rank=1 lease=8 {says}
+        {extra}
+        110 tick
+        200 tick
+    """)
+    return new
+
+
+def test_a_new_operator_replaces_two_pods_that_it_never_hears() -> None:
+    new = after_a_lost_rack("started=0 nnodes=4", nodes=4)
+    assert not new.job.state.gang.unclear
+    shown = {text for effect in new.effects for text in show(effect, "")}
+    assert {"delete w-2 force", "delete w-3 force"} <= shown
+    new.run("201 gone w-2 -> create w-2 avoid=n2/n3\n201 gone w-3 -> create w-3 avoid=n2/n3")
+
+
+@pytest.mark.parametrize(("says", "extra"), [
+    ("", ""),  # agents of an older version
+    ("started=0 nnodes=2", ""),  # as many ranks as pods that were never heard
+    ("started=0 nnodes=4", "103 lost w-0\n103 lost w-1"),  # they may follow a late order
+    ("started=0 nnodes=4", "103 runs w-0 1 rank=0 lease=8"),  # a late order was followed
+])  # fmt: skip
+def test_pods_that_a_new_operator_never_hears_may_run_while_peers_may_renew_them(
+    says: str, extra: str
+) -> None:
+    assert after_a_lost_rack(says, extra).job.state.gang.unclear.keys() >= {"w-2.0", "w-3.0"}

@@ -10,11 +10,16 @@ asked.
 
 A job of one node has no peers. Its agent cannot distinguish a cut network from an absent operator,
 and has no lease.
+
+A new operator may never hear the agent of a pod, and so does not know what the pod was ordered to
+run. One peer that has left the newest attempt shows that nobody renews that attempt. A later one,
+which agents that were never heard may run, is renewed only if all its ranks are among them. It has
+as many ranks as the newest one: only when all pods are new may the number change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from unbroken.spec.job.types import FenceBy
 
@@ -31,6 +36,10 @@ Three clocks count: the agent's, the operator's, and those by which peers report
 MARGIN_SECONDS = 1.5
 """Seconds for the agent to kill its workers, and for its keeper to do so 0.5 s later if the agent
 has not."""
+
+DELETION_SECONDS = 10.0
+"""Seconds after which a pod on a node that is not ready is taken for one that the node cannot
+end."""
 
 
 class Leases:
@@ -62,6 +71,18 @@ class Leases:
         """Return when the next lease runs out."""
         return min((due for _, due in self._due()), default=None)
 
+    def free_names(self, now: float) -> None:
+        """Let the next deletion of pods be forced that run nothing and are out of reach.
+
+        Their nodes cannot end them, so each would keep its name until a person acts. A node that is
+        reported as fenced is read again instead (`PodPlan.prove`).
+        """
+        state, is_leased = self._state, self._state.options.fence_by is FenceBy.LEASE
+        for member in state.plan.condemned.values() if is_leased else ():
+            is_late = now >= member.condemned_at + DELETION_SECONDS
+            if is_late and state.gang.is_empty(member) and state.roster.is_out_of_reach(member):
+                member.is_lease_over |= not state.roster.is_on_fenced(member)
+
     def over(self, now: float) -> list[Member]:
         """Return the pods whose workers have ended since the last call, each pod once."""
         state = self._state
@@ -82,10 +103,9 @@ class Leases:
 
     def _due(self) -> Iterator[tuple[Member, float]]:
         gang, members = self._state.gang, self._state.roster.members
-        if gang.stage is not GangStage.HALTED or not (self._last_report_at or self._alone):
+        if gang.stage is not GangStage.HALTED:
             return
-        alone = [] if self._alone is None else [self._alone[0]]
-        for uid in {**self._last_report_at, **dict.fromkeys(alone)}:
+        for uid in {**self._last_report_at, **dict.fromkeys(self._unknown())}:
             member = members.get(uid)
             if uid not in gang.unclear or member is None or member.is_lease_over:
                 continue
@@ -111,17 +131,34 @@ class Leases:
             return None
         return (gang.order.lease_seconds, min(quiet))
 
-    def _of_unknown(self, member: Member) -> tuple[float, float] | None:
-        """Return the same for a pod whose orders this operator does not know.
+    def _unknown(self) -> Iterable[PodUid]:
+        """Return the pods that may run something that this operator has not ordered."""
+        gang = self._state.gang
+        if gang.order is None and gang.witnesses:
+            return gang.unclear
+        return [] if self._alone is None else [self._alone[0]]
 
-        It is the only pod that may run anything, so its peers, whichever they are, renew nothing.
-        """
-        is_leased = self._state.options.fence_by is FenceBy.LEASE
-        if not is_leased or self._alone is None or self._alone[0] != member.uid:
+    def _of_unknown(self, member: Member) -> tuple[float, float] | None:
+        """Return the same for a pod whose orders this operator does not know."""
+        quiet_at = self._unrenewed_since(member)
+        if self._state.options.fence_by is not FenceBy.LEASE or quiet_at is None:
             return None
         reports = [one.report for one in self._state.roster.members.values()]
         lengths = [report.lease_seconds for report in reports if report is not None]
         known = [length for length in lengths if length is not None]
         if len(known) < len(lengths) or max(known, default=0.0) == 0.0:
             return None
-        return (max(known), self._alone[1])
+        return (max(known), quiet_at)
+
+    def _unrenewed_since(self, member: Member) -> float | None:
+        """Return since when no peer renews the lease of a pod whose orders are not known; None: its
+        peers may renew it."""
+        state, gang, members = self._state, self._state.gang, self._state.roster.members
+        if self._alone is not None and self._alone[0] == member.uid:
+            return self._alone[1]  # Its peers, whichever they are, run nothing.
+        if gang.order is not None or state.newest_seen > gang.fence:
+            return None
+        reports = [members[uid].report for uid in gang.witnesses if uid in members]
+        nnodes = max((one.nnodes or 0 for one in reports if one is not None), default=0)
+        silent = gang.unclear.keys() | self._last_report_at.keys()
+        return min(gang.witnesses.values()) if len(silent) < nnodes else None

@@ -522,6 +522,8 @@ class Job:
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"
                 self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
+        if state.phase is not Phase.ADOPTING:
+            self._leases.free_names(now)
 
     def _pass_time(self, now: float) -> None:
         state = self.state

@@ -196,7 +196,7 @@ class PodPlan:
         """Condemn the pod: it is deleted until it is gone."""
         if member.condemned:
             return []
-        member.condemned = reason
+        member.condemned, member.condemned_at = reason, now
         self.condemned[member.uid] = member
         return self._end(member, now)
 

@@ -96,6 +96,7 @@ class Member:
     """Why the agent cannot be reached; empty: it can."""
     condemned: str = ""
     """Why the pod must go; empty: it may stay."""
+    condemned_at: float = 0.0
     is_fenced: bool = False
     """Its node was proven to run nothing while the pod was placed there."""
     has_no_node: bool = False
@@ -103,7 +104,8 @@ class Member:
     has_ended: bool = False
     """Its containers were seen to end while it was being deleted."""
     is_lease_over: bool = False
-    """Its agent is silent, and the lease on its workers has run out (`core.job.leases`)."""
+    """Its agent is silent, and no worker can live there: the lease on them has run out, or there
+    were none (`core.job.leases`)."""
     uid: PodUid = field(init=False)
     """The pod's uid, which no view changes: it is read several times for each report."""
 
@@ -296,6 +298,15 @@ class Roster:
         unknown node."""
         node = self._node_of(member)
         return member.is_fenced or (node is not None and not node.is_ready)
+
+    def is_out_of_reach(self, member: Member) -> bool:
+        """True if the pod is out of reach together with its node.
+
+        An agent that answers from a node that is not ready is not lost: only the node's own daemon
+        is.
+        """
+        is_silent = bool(member.lost_why) or member.report is None
+        return member.is_fenced or (is_silent and self.is_cut_off(member))
 
     def is_on_fenced(self, member: Member) -> bool:
         """True if the pod's node is reported as fenced or removed.

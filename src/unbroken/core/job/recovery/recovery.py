@@ -199,7 +199,7 @@ class Recovery:
         left = [m for m in members if roster.must_be_left(m)]
         text = "its health label or a condition says that the node must be left"
         self.lose_all(left, signals.NODE_FAULT, text, now)
-        cut = [m for m in members if self._is_cut_off(m)]
+        cut = [m for m in members if roster.is_out_of_reach(m)]
         self.lose_all(cut, signals.NODE_LOST, "the node is not ready", now)
 
     def _judge_pod(self, member: Member, now: float) -> None:
@@ -253,16 +253,6 @@ class Recovery:
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
         return member.view.is_deleting or (is_older and state.is_incident_unwritten)
-
-    def _is_cut_off(self, member: Member) -> bool:
-        """True if the pod is out of reach together with its node.
-
-        An agent that answers from a node that is not ready is not lost: only the node's own daemon
-        is.
-        """
-        is_silent = bool(member.lost_why) or member.report is None
-        roster = self._state.roster
-        return member.is_fenced or (is_silent and roster.is_cut_off(member))
 
     def _leave(self, node: NodeName, why: str, now: float) -> None:
         """Release the job's pods on a suspected node."""
