@@ -202,3 +202,17 @@ def test_a_job_without_planned_moves_has_no_budget_and_is_evicted(
         assert incident["culprit"]["fault"] == "PodDeleted"
         assert api.get(BUDGETS).made["items"] == []
         one.finish()
+
+
+def test_the_budget_follows_the_annotation_of_a_job_that_trains(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path) as one:
+        one.steps(0)
+        one.until_there(BUDGETS, one.name)
+        what = ("annotate", "--overwrite", "hpj", one.name)
+        machines.kubectl(*what, "unbroken.dev/planned-moves=off")
+        api.until(BUDGETS, one.name, lambda _: False)
+        machines.kubectl(*what, "unbroken.dev/planned-moves=on")
+        one.until_there(BUDGETS, one.name)
+        assert one.finish()["status"]["restartCount"] == 0

@@ -249,7 +249,7 @@ def take_pod(api: Api, name: str) -> None:
 
 
 def test_the_budget_forbids_every_eviction_of_the_jobs_pods() -> None:
-    made = disruption_budget(JOB)
+    made = disruption_budget(JOB, "policy/v1")
     pods = build_pod(JOB, spec(template()), order(0), SECRET)
     assert made["spec"]["minAvailable"] > PODS_MAX
     assert made["spec"]["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()

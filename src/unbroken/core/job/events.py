@@ -360,6 +360,10 @@ JobEffect = (
 class JobMachine(Protocol):
     """Decides about a job: `core.job.machine.Job`, or a stand-in of a simulation."""
 
+    @property
+    def status(self) -> JobStatus:
+        """The status as it is to be written."""
+
     def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
         """Take events that came together (reports, and the event after them); return orders."""
 

@@ -269,7 +269,6 @@ class Operator:
         annotations = job["metadata"].get("annotations") or {}
         ledger = read_ledger(str(annotations.get(LEDGER) or ""))
         runner.receive(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
-        runner.guard(status)
         for view in self._nodes.values():
             runner.receive(NodeSeen(view))
         for pod in self._watches.pods.items():

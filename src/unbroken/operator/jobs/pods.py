@@ -87,14 +87,14 @@ def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
     }
 
 
-def disruption_budget(job: JobIdentity) -> Object:
+def disruption_budget(job: JobIdentity, version: str) -> Object:
     """Return the budget that refuses every eviction of the job's pods, for as long as it trains.
 
     A job moves from a node by itself, and then deletes its pod there (`core.job.moves`). The budget
     has a number, because a share is counted by a subresource `scale`, which jobs lack.
     """
     return {
-        "apiVersion": "policy/v1",
+        "apiVersion": version,
         "kind": "PodDisruptionBudget",
         "metadata": {
             "name": job.name,

@@ -10,6 +10,7 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.core.job.events import DeletePod, FenceNode
 from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import NotFound
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents
@@ -43,6 +44,10 @@ def status_patch(status: JobStatus) -> Object:
     return patch
 
 
+POLICY_VERSIONS = ("policy/v1", "policy/v1beta1")
+"""Versions of PodDisruptionBudgets, the newest first: Kubernetes 1.20 has only the second."""
+
+
 class JobRequests:
     """Requests for one job; each raises as `unbroken.kube.client.api_errors`."""
 
@@ -53,7 +58,7 @@ class JobRequests:
         self._pods = f"api/v1/{space}/pods"
         self._events = f"api/v1/{space}/events"
         self._secrets = f"api/v1/{space}/secrets"
-        self._budgets = f"apis/policy/v1/{space}/poddisruptionbudgets"
+        self._budgets = [f"apis/{one}/{space}/poddisruptionbudgets" for one in POLICY_VERSIONS]
         self._self = f"{JOBS}/{space}/{jobs.PLURAL}/{quote(job.name)}"
         self._incidents = f"{INCIDENTS}/{space}/{incidents.PLURAL}"
 
@@ -135,12 +140,20 @@ class JobRequests:
 
     async def guard(self) -> None:
         """Create the job's PodDisruptionBudget, if none has its name."""
-        await self._client.create_if_absent(self._budgets, disruption_budget(self._job))
+        for version, path in zip(POLICY_VERSIONS, self._budgets, strict=True):
+            try:
+                await self._client.create_if_absent(path, disruption_budget(self._job, version))
+                return
+            except NotFound:
+                if path is self._budgets[-1]:
+                    raise
 
     async def unguard(self) -> None:
         """Delete the job's PodDisruptionBudget, and no other one of its name."""
-        path = f"{self._budgets}/{quote(self._job.name)}"
-        budget = await self._client.get_or_none(path, PodDisruptionBudget)
-        owners = (budget.metadata.ownerReferences if budget and budget.metadata else None) or ()
-        if budget and budget.metadata and any(owner.uid == self._job.uid for owner in owners):
-            await self._client.delete_if_present(path, budget.metadata.uid)
+        for collection in self._budgets:
+            path = f"{collection}/{quote(self._job.name)}"
+            budget = await self._client.get_or_none(path, PodDisruptionBudget)
+            owners = (budget.metadata.ownerReferences if budget and budget.metadata else None) or ()
+            if budget and budget.metadata and any(owner.uid == self._job.uid for owner in owners):
+                await self._client.delete_if_present(path, budget.metadata.uid)
+                return

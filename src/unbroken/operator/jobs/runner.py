@@ -157,7 +157,8 @@ class JobRunner:
         if job.has_key:
             self._key = job_key(shared.master, job.uid)
             self._secret = job_secret_name(shared.master, job.name, job.uid)
-        self._is_guarded = False
+        self._is_guarded: bool | None = None
+        """True if a disruption budget is to be there; None: not known yet."""
         """True if the job's pods may not be evicted."""
         self._making = asyncio.Lock()
         self._made_at: float | None = None
@@ -183,6 +184,7 @@ class JobRunner:
             if event == self._seen:
                 return
             self._seen = event
+            self._guard(self._machine.status)
         if isinstance(event, IncidentSeen):
             self._found.add(event.incident.number)
         self._received += 1
@@ -385,7 +387,7 @@ class JobRunner:
         match effect:
             case WriteStatus(status):
                 self._log_status(status)
-                self.guard(status)
+                self._guard(status)
                 self._writer.status(status)
             case RecordEvent(reason, message):
                 log.info("event recorded", job=self.title, event=reason, message=message)
@@ -399,16 +401,20 @@ class JobRunner:
             case DeleteIncident(number):
                 self._writer.forget(number)
 
-    def guard(self, status: JobStatus) -> None:
-        """Let no pod be evicted while the job trains or recovers; a move is made instead."""
+    def _guard(self, status: JobStatus) -> None:
+        """Let no pod be evicted while the job trains or recovers; a move is made instead.
+
+        A new operator leaves jobs alone that do not train: their budgets were deleted.
+        """
         true_types = {
             condition.type for condition in status.conditions if condition.status == "True"
         }
         is_on = self._seen is not None and self._seen.options.planned_moves is Switch.ON
-        is_guarded = is_on and not true_types.isdisjoint(GUARDED)
-        if is_guarded != self._is_guarded:
-            self._is_guarded = is_guarded
+        is_live = not true_types.isdisjoint(GUARDED)
+        is_guarded = is_on and is_live
+        if is_guarded != (self._is_guarded if is_live else bool(self._is_guarded)):
             self._writer.guard(is_guarded)
+        self._is_guarded = is_guarded
 
     def _order(self, effect: Order, *, is_after_write: bool) -> None:
         """Carry out an order to the API server, once the status before it is stored."""
