@@ -27,6 +27,7 @@ LEDGERS = st.builds(
     Ledger,
     incidents=st.integers(0, 10**6),
     steps=st.integers(0, 10**9),
+    uncharged=st.integers(0, 10**9),
     seconds=st.dictionaries(NAMES, SECONDS.filter(bool), max_size=NAMES_MAX - 1),
     active_seconds=SECONDS,
     startup_seconds=SECONDS,

@@ -15,6 +15,7 @@ from unbroken.core.job.events import (
     AgentReported,
     AskAgent,
     CreatePod,
+    DeleteIncident,
     DeleteJob,
     DeletePod,
     FenceNode,
@@ -40,12 +41,14 @@ from unbroken.core.job.events import (
     StopWorkers,
     Synced,
     WriteIncident,
+    WriteLedger,
     WriteStatus,
 )
 from unbroken.core.job.kueue import Gate, Hold
 from unbroken.core.job.machine import Job
 from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import (
     Condition,
     FenceBy,
@@ -123,6 +126,8 @@ class Script:
         self.agents: dict[str, AgentReport] = {}
         self.nodes: dict[str, NodeView] = {}
         self.gate: Gate = None
+        self.found_ledger = Ledger()
+        """The ledger that the job has when the script begins."""
 
     def give(self, event: JobEvent, now: float) -> list[JobEffect]:
         """One step; its effects."""
@@ -177,6 +182,8 @@ class Script:
         `is_incident_written`: False if the one before could only write its status."""
         new = Script(self.spec, self.status)
         new.views = dict(self.views)
+        ledgers = [e.ledger for e in self.effects if isinstance(e, WriteLedger)]
+        new.found_ledger = ledgers[-1] if ledgers else self.found_ledger
         for view in self.views.values():
             new.give(PodSeen(view), now)
         for incident in self.incidents.values() if is_incident_written else ():
@@ -192,9 +199,10 @@ class Script:
 
     @property
     def incidents(self) -> dict[int, Incident]:
-        """The incidents as last written, by number."""
+        """The incidents as last written, by number, without those that were deleted."""
         found = [e.incident for e in self.effects if isinstance(e, WriteIncident)]
-        return {incident.number: incident for incident in found}
+        deleted = {e.number for e in self.effects if isinstance(e, DeleteIncident)}
+        return {one.number: one for one in found if one.number not in deleted}
 
     @property
     def events(self) -> list[str]:
@@ -268,7 +276,7 @@ class Script:
         if hold:
             reason, _, text = hold.partition(":")
             self.gate = Hold(reason, text) if reason != "no" else None
-        return JobSeen(self.spec, chosen, words.has("deleting"), gate=self.gate)
+        return JobSeen(self.spec, chosen, words.has("deleting"), self.found_ledger, self.gate)
 
     def _uid(self, name: str) -> PodUid:
         return self.views[name].uid if name in self.views else PodUid(name)

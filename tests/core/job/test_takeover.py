@@ -9,8 +9,10 @@ import pytest
 
 from tests.core.job.drive_job import Script, spec
 from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
+from unbroken.core.job.recovery.incidents import INCIDENTS_MAX
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import RunPolicy
+from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState
 
 HELD = "master=10.0.0.0 port=29000"
@@ -248,3 +250,24 @@ def stock(script: Script, name: str, state: AgentState, now: float, agent: str =
     """Report the state of a stock agent; `agent` names its process."""
     report = AgentReport(f"stock-{name}-{agent}", state, rank=int(name[-1]))
     script.give(AgentReported(script.views[name].uid, report), now)
+
+
+def test_a_new_operator_charges_no_restart_that_cost_nothing_and_is_no_longer_told() -> None:
+    script = Script(spec(policy=RunPolicy(job_max_retry_count=1)))
+    script.up()
+    script.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
+    for attempt in range(INCIDENTS_MAX + 5):
+        at = 10.0 * (attempt + 1)
+        script.run(f"{at} job restart={at}")
+        script.run(f"{at + 1} ready w-0 {attempt}\n{at + 1} ready w-1 {attempt}\n{at + 3} tick")
+        script.run_ordered(at + 4)
+        script.run(f"{at + 5} runs w-0 {attempt + 1} told=5")
+    new = script.successor(10_000)
+    new.run(f"""
+        10000 synced
+        10000 runs w-0 {INCIDENTS_MAX + 5} rank=0
+        10000 runs w-1 {INCIDENTS_MAX + 5} rank=1
+        10001 failed w-1 {INCIDENTS_MAX + 5}
+    """)
+    assert new.condition.type == ConditionType.FAULTED.value
+    assert new.status.restart_count == INCIDENTS_MAX + 6

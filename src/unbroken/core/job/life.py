@@ -326,7 +326,8 @@ class Life:
         Such an attempt may have begun and made no progress: its processes end.
         """
         state = self._state
-        state.incidents.uncharged += state.newest_seen + 1 - state.attempt
+        skipped = state.ledger.uncharged + state.newest_seen + 1 - state.attempt
+        state.set_ledger(replace(state.ledger, uncharged=skipped))
         state.attempt = state.newest_seen + 1
         state.set_status(restart_count=state.attempt)
         state.commands += state.gang.halt(state.attempt - 1, now)

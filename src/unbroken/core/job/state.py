@@ -12,7 +12,7 @@ from dataclasses import replace
 from unbroken.core.job.record.conditions import advance, current_condition, with_ready_count
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import settle
-from unbroken.core.job.recovery.incidents import Incidents
+from unbroken.core.job.recovery.incidents import UNCHARGED, Incidents
 from unbroken.core.job.watch.progress import Watched
 from unbroken.core.snapshots.buddies import Buddies
 from unbroken.spec.job.incident import Incident
@@ -190,7 +190,8 @@ class JobState:
     def retire_incidents(self) -> None:
         """Move the cost of surplus incidents into the ledger, and delete them."""
         for incident in self.incidents.retire():
-            self.set_ledger(settle(self.ledger, incident))
+            is_charged = incident.culprit.fault not in UNCHARGED
+            self.set_ledger(settle(self.ledger, incident, is_charged=is_charged))
             self.last.append(DeleteIncident(incident.number))
 
     def set_budget(self, budget: RestartStatus, faulty: FaultyPods) -> None:

@@ -45,6 +45,9 @@ class Ledger:
     """Number of deleted incidents."""
     steps: int = 0
     """Steps lost in them."""
+    uncharged: int = 0
+    """Attempts that cost no restart of the budget: those after deleted incidents without a culprit,
+    and attempt numbers that were skipped."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
@@ -74,6 +77,7 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
     return Ledger(
         incidents=int(_number(result, "incidents", told)),
         steps=int(_number(result, "steps", told)),
+        uncharged=int(_number(result, "uncharged", told)),
         seconds=_numbers(result, "seconds", told),
         active_seconds=_number(result, "activeSeconds", told),
         startup_seconds=_number(result, "startupSeconds", told),
@@ -88,6 +92,7 @@ def write_ledger(ledger: Ledger) -> str:
     values = {
         "incidents": _whole(ledger.incidents),
         "steps": _whole(ledger.steps),
+        "uncharged": _whole(ledger.uncharged),
         "seconds": _costliest(ledger.seconds),
         "activeSeconds": _rounded(ledger.active_seconds),
         "startupSeconds": _rounded(ledger.startup_seconds),

@@ -127,7 +127,7 @@ def test_a_deleted_incident_goes_on_to_count() -> None:
     twice = replace(ONE, step=120, resumed_step=101, step_seconds=0.5)
     ledger = Ledger(progress_at=at(10))
     kept = goodput(RUNNING, [twice], ledger, at(100))
-    settled = settle(ledger, twice)
+    settled = settle(ledger, twice, is_charged=True)
     assert (settled.incidents, settled.steps) == (1, 20)
     assert goodput(RUNNING, [], settled, at(100)) == kept
 
@@ -184,7 +184,8 @@ def test_it_does_not_matter_which_incidents_come_first(incidents: list[Incident]
 @given(LEDGERS, st.lists(INCIDENTS, max_size=5))
 def test_a_ledger_only_grows(ledger: Ledger, incidents: list[Incident]) -> None:
     for incident in incidents:
-        grown = settle(ledger, incident)
+        grown = settle(ledger, incident, is_charged=True)
         assert grown.incidents == ledger.incidents + 1
         assert grown.steps >= ledger.steps
+        assert grown.uncharged == ledger.uncharged
         ledger = grown

@@ -76,7 +76,7 @@ def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
             return
 
 
-def settle(ledger: Ledger, incident: Incident) -> Ledger:
+def settle(ledger: Ledger, incident: Incident, *, is_charged: bool) -> Ledger:
     """Return the ledger with the cost of an incident that is no longer kept."""
     lost = defaultdict(float, ledger.seconds)
     lost[incident.culprit.fault] += lost_seconds(incident) or 0.0
@@ -85,6 +85,7 @@ def settle(ledger: Ledger, incident: Incident) -> Ledger:
         ledger,
         incidents=ledger.incidents + 1,
         steps=ledger.steps + (lost_steps(incident) or 0),
+        uncharged=ledger.uncharged + (not is_charged),
         seconds={name: value for name, value in lost.items() if value},
     )
 

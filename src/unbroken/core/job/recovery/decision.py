@@ -61,7 +61,7 @@ def _charge(state: JobState, found: Sequence[Signal], was: Before, now: float) -
         left = budgets.waive(limits, budget, progress, is_asked=is_asked)
         return budgets.Charge(left, Remedy.PROCESS, "not charged to the budget")
     start = now if state.status.start_time is None else state.status.start_time
-    charged = state.attempt - state.incidents.uncharged
+    charged = state.attempt - state.incidents.uncharged - state.ledger.uncharged
     return budgets.charge(limits, budget, charged, now - start, progress)
 
 

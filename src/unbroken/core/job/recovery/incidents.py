@@ -60,7 +60,6 @@ class Incidents:
         self.open: Incident | None = None
         self.offences: Counter[NodeName] = Counter()
         """Number of culprits that each node held."""
-        self.uncharged = 0
         self.last_request = 0.0
         """Time of the newest restart request that led to an incident."""
         self.closed: dict[int, Incident] = {}
@@ -68,6 +67,11 @@ class Incidents:
         self._numbers = set[int]()
         self._seen: set[tuple[str, int | None, str]] = set()
         self._is_dirty = False
+
+    @property
+    def uncharged(self) -> int:
+        """Number of kept incidents whose restart cost no budget; the ledger counts the others."""
+        return sum(one.culprit.fault in UNCHARGED for one in self.closed.values())
 
     def remember(self, incident: Incident) -> None:
         """Take over an incident that an earlier operator has written."""
@@ -154,19 +158,13 @@ class Incidents:
         return [WriteIncident(writable(self.open))]
 
     def retire(self) -> list[Incident]:
-        """Remove surplus incidents, the oldest first.
-
-        Those that cost nothing go last: without them a later operator would charge the job for
-        them.
-        """
+        """Remove surplus incidents, the oldest first."""
         surplus = len(self.closed) + (self.open is not None) - INCIDENTS_MAX
-        order = sorted(self.closed.values(), key=lambda o: (o.culprit.fault in UNCHARGED, o.number))
-        return [self.closed.pop(one.number) for one in order[: max(surplus, 0)]]
+        return [self.closed.pop(number) for number in sorted(self.closed)[: max(surplus, 0)]]
 
     def _count(self, incident: Incident) -> None:
         self.closed[incident.number] = incident
         fault, node = incident.culprit.fault, incident.culprit.node
-        self.uncharged += fault in UNCHARGED
         if node and fault not in UNCHARGED:
             self.offences[NodeName(node)] += 1
 
