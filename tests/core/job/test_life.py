@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.core.job.drive_job import Script, spec
-from unbroken.core.job.events import RecordEvent, WriteLedger
+from unbroken.core.job.events import RecordEvent, StartWorkers, WriteLedger
+from unbroken.core.job.life import FIRST_PORT, PORTS
 from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
 from unbroken.spec.keys import ConditionType
 
@@ -286,3 +287,12 @@ def test_ready_counts_the_pods_that_are_ready_or_train() -> None:
     script.run("20 job suspend=yes\n20.1 ready w-0 1\n20.2 ready w-1 1")
     assert script.condition.type == "Suspended"
     assert ready() == "0/2"
+
+
+def test_when_every_port_was_used_the_first_ones_are_used_again() -> None:
+    script = Script()
+    ports = (29_000, *range(FIRST_PORT, FIRST_PORT + PORTS))
+    script.job._life.masters |= {("10.0.0.0", port) for port in ports}
+    script.up()
+    [port] = {e.command.master_port for e in script.effects if isinstance(e, StartWorkers)}
+    assert FIRST_PORT <= port < FIRST_PORT + PORTS

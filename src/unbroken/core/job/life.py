@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS
 from unbroken.core.job.record.redaction import clean
@@ -351,10 +352,11 @@ class Life:
         # Older attempts used the ports before a known one: an attempt may have had several.
         used = [(p - FIRST_PORT - first) % PORTS + 1 for host, p in self.masters if host == address]
         start = first + max([state.attempt, *used])
-        while port is None or (address, port) in self.masters:
-            port = FIRST_PORT + start % PORTS
-            start += 1
-        return address, port
+        offered = [] if port is None else [port]
+        ports = chain(offered, (FIRST_PORT + n % PORTS for n in range(start, start + PORTS)))
+        unused = (one for one in ports if (address, one) not in self.masters)
+        # If all were used, the processes of the first attempts have long ended.
+        return address, next(unused, FIRST_PORT + start % PORTS)
 
     def _watch(self, now: float) -> None:
         """Report the job as running once it is; see its end, and the end of its last recovery."""
