@@ -19,6 +19,8 @@ import pytest
 
 from tests.agent.running import KEY, Running, linked, program, running, start
 from tests.agent_requests import raw_link
+from unbroken.agent.workers import keeper
+from unbroken.agent.workers.keeper import send_lease
 from unbroken.wire.agent import AgentReport, AgentState
 
 pytestmark = pytest.mark.slow
@@ -146,6 +148,19 @@ def test_the_lease_is_renewed_or_ends_the_workers(
     told: dict[Story, Future[None]], story: Story
 ) -> None:
     told[story].result()
+
+
+def test_the_newest_of_thousands_of_leases_counts() -> None:
+    """A keeper that was stopped alone finds the renewals of minutes."""
+    told, tells = os.pipe2(os.O_NONBLOCK)
+    for until in range(5000):
+        send_lease(tells, float(until))
+    assert keeper._newest(told, 0.0) == 4999.0
+    assert keeper._newest(told, 7.0) == 7.0
+    send_lease(tells, None)
+    assert keeper._newest(told, 7.0) == 0.0
+    os.close(told)
+    os.close(tells)
 
 
 async def test_a_start_counts_only_where_an_operator_renews_the_lease(tmp_path: Path) -> None:

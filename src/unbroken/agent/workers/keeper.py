@@ -113,9 +113,8 @@ def _wait(agent: int, told: int, wakes: int) -> int:
 
 def _newest(descriptor: int, until: float) -> float:
     """Return the last value written; `until` if there is none."""
-    try:
-        data = os.read(descriptor, 4096)
-    except BlockingIOError:
-        return until
-    whole = len(data) // _LEASE.size * _LEASE.size
-    return float(_LEASE.unpack(data[whole - _LEASE.size : whole])[0]) if whole else until
+    with contextlib.suppress(BlockingIOError):
+        # After a stop of this process alone, thousands may wait; each is written as a whole.
+        while values := os.read(descriptor, 512 * _LEASE.size):
+            until = float(_LEASE.unpack(values[-_LEASE.size :])[0])
+    return until
