@@ -129,6 +129,36 @@ def test_a_directory_that_is_not_shared_is_told(tmp_path: Path) -> None:
     assert all("is not the same directory as that of rank 0" in text for text in told)
 
 
+def staying(rank: int, directory: Path) -> Any:
+    """Go on in a second attempt: rank 0 with the object that it has, rank 1 as a new process."""
+    model, optimizer = trained(True)
+    saved = worker.checkpoints(directory)
+    for step in (0, 1):
+        assert not saved.is_due(step)
+        assert saved.save(step, model=model, optimizer=optimizer)
+        saved.wait()
+    torch.distributed.barrier()
+    os.environ["JOB_RESTART_COUNT"] = "1"
+    if rank == 1:
+        saved = worker.checkpoints(directory)
+    found = saved.restore(model=model, optimizer=optimizer)
+    assert found is not None
+    for step in (2, 3):
+        assert not saved.is_due(step)
+        assert saved.save(step, model=model, optimizer=optimizer)
+        saved.wait()
+    return found.step
+
+
+def test_a_process_that_stays_begins_a_later_attempt_with_the_new_ones(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    assert ranks(2, staying, tmp_path / "store", saved) == [1, 1]
+    assert {one.name for one in saved.glob("step-*")} == {
+        "step-00000002.attempt-1", "step-00000003.attempt-1",
+    }  # fmt: skip
+
+
 def lost(rank: int, directory: Path) -> None:
     """Kill rank 1 while it writes step 2."""
     model, optimizer = trained(True)

@@ -119,7 +119,11 @@ class _Offer:
 
 
 class Checkpoints:
-    """Checkpoints of one attempt; made by `checkpoints`."""
+    """The checkpoints of a directory; made by `checkpoints`.
+
+    A process may stay for later attempts of its job, beside new processes (`worker.restartable`).
+    Then it begins anew with them.
+    """
 
     def __init__(
         self, directory: Directory, retention: Retention, rhythm: _Rhythm, shared: bool
@@ -128,16 +132,28 @@ class Checkpoints:
         """Saves that did not begin, because the one before was still being written."""
         self.failed = 0
         """Saves that this rank began and could not write."""
-        self._directory, self._retention, self._shared = directory, retention, shared
-        self._rhythm, self._claimed_before = rhythm, directory.newest_claim()
-        self._staged, self._part = Staged(is_alone=not shared), Part()
+        self._retention, self._shared = retention, shared
         self._thread: Thread | None = None
+        self._begin_attempt(directory, rhythm)
+
+    def _begin_attempt(self, directory: Directory, rhythm: _Rhythm) -> None:
+        self._attempt = context().attempt
+        self._directory, self._claimed_before = directory, directory.newest_claim()
+        self._rhythm = rhythm
+        self._staged, self._part = Staged(is_alone=not self._shared), Part()
         self._is_heir = False
         self._reported_step: int | None = None
         self._cost: float | None = None
         self._advice: Advice | None = None
         self._history = (0, time())
         rhythm.began_at = rhythm.looked_at = monotonic()
+
+    def _renew(self) -> None:
+        """Forget in a later attempt what the ranks of the one before have agreed on."""
+        if context().attempt != self._attempt:
+            self.wait()
+            rhythm = _Rhythm(self._rhythm.every, self._rhythm.seconds)
+            self._begin_attempt(Directory(self._directory.path), rhythm)
 
     @property
     def advice(self) -> Advice:
@@ -162,6 +178,7 @@ class Checkpoints:
         On None, a rank that has that step in memory continues from it.
         """
         self.wait()
+        self._renew()
         group, given = self._join(), Objects(objects)
         offers = group.together(lambda: self._readable(group))
         common = [name for name in offers[group.rank] if all(name in offer for offer in offers)]
@@ -196,6 +213,8 @@ class Checkpoints:
         rhythm = self._rhythm
         if rhythm.every is not None:
             return step > 0 and step % rhythm.every == 0
+        self._renew()
+        rhythm = self._rhythm
         rhythm.calls += 1
         if rhythm.calls < rhythm.wait:
             return False
@@ -225,6 +244,7 @@ class Checkpoints:
         where it is. All other objects with `state_dict()`, the random generators (`rng`) and
         `extra` are each rank's own. Raises Superseded if a newer attempt has begun.
         """
+        self._renew()
         began, group = monotonic(), self._join()
         name = Name(self._directory.attempt, int(step))
         if name.step < 0:
