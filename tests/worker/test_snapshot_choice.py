@@ -14,6 +14,7 @@ from unbroken.worker.snapshot.choice import (
     Shares,
     asking,
     choose,
+    differing,
     givers,
     lacking,
     ranges,
@@ -60,7 +61,9 @@ def test_a_newer_attempt_comes_before_a_later_step() -> None:
     ("given", "expected"),
     [
         (offers("34", "34"), []),
-        (offers("34", "", replicas=True), []),
+        (offers("34", "", replicas=True), [1]),
+        (offers("34", "", replicas=True, asked="1"), []),
+        ([replace(one, is_declared=True) for one in offers("34", "", replicas=True)], []),
         (offers("34", ""), [1]),
         (offers("34", "3"), [1]),
         (offers("34", "3", asked="1"), []),
@@ -107,6 +110,21 @@ def _offers(own: list[set[Point]], has_asked: list[bool]) -> list[Offer]:
 def test_those_who_have_it_take_turns_in_giving_it() -> None:
     given = offers("4", "", "4", "", "", replicas=True)
     assert transfers(given, (0, 4)) == [(0, 1), (2, 3), (0, 4)]
+
+
+def test_ranks_with_different_states_do_not_replace_each_other() -> None:
+    """Three ranks, all with step 3, two with step 4; of both steps the checksums are known."""
+    alike = [
+        replace(one, checksums=dict.fromkeys(one.points, "a"))
+        for one in offers("34", "34", "3", replicas=True, asked="012")
+    ]
+    assert choose(alike) == (0, 4)
+    assert transfers(alike, (0, 4)) == [(0, 2)]
+    other = replace(alike[1], checksums={(0, 3): "b", (0, 4): "b"})
+    assert differing([alike[0], other], range(2), (0, 4)) == [0, 1]
+    assert choose([alike[0], other, alike[2]]) == (0, 3), "each rank has its own of it"
+    declared = [replace(one, is_declared=True) for one in (alike[0], other, alike[2])]
+    assert choose(declared) == (0, 4)
 
 
 def test_a_replica_that_is_declared_on_one_side_alone_gives_nothing() -> None:

@@ -97,13 +97,24 @@ def test_a_buddy_that_lags_is_met_by_the_other_buddies(
     assert [numbers for _, numbers in found] == [{2.0}, {2.0}]
 
 
-def test_replicas_are_asked_before_buddies_and_agree(
+def test_a_buddy_has_what_was_lost_and_replicas_that_nobody_declared_come_after(
     memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, new, _ = memories
     saved([one, other], "34", False, tmp_path)
     monkeypatch.setenv("JOB_RESTART_COUNT", "1")
-    agents = [Agent(one), Agent(new, {0: other})]
+    found = together([Agent(one), Agent(new, {0: other})], "restore", False, tmp_path)
+    assert [told[:3] for told, _ in found] == [(4, "memory", ()), (4, "buddy 0", ())]
+    assert found[0][0][3] == found[1][0][3]
+
+
+def test_replicas_agree(
+    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, new, _ = memories
+    saved([one, other], "34", False, tmp_path)
+    monkeypatch.setenv("JOB_RESTART_COUNT", "1")
+    agents = [Agent(one), Agent(new)]
     found = together(agents, "restore", False, tmp_path)
     assert [told[:3] for told, _ in found] == [
         (4, "memory", ()),
@@ -115,7 +126,7 @@ def test_replicas_are_asked_before_buddies_and_agree(
         assert {key: receipt[key] for key in wanted} == wanted
         assert receipt["replicas"] == "0-1"
         assert receipt["checksum"] == found[0][0][3]
-    assert [one.lists for one in agents] == [0, 0]
+    assert [one.lists for one in agents] == [0, 1]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 1)])

@@ -38,6 +38,11 @@ class Offer:
     """True if the copies at its buddies are among the points."""
     shares: Mapping[Point, Shares] = field(default_factory=dict)
     """Shares of divided state, of any rank, that its agent has."""
+    is_declared: bool = False
+    """True if the script says which ranks are replicas; False: it is assumed of all, as nothing is
+    sharded."""
+    checksums: Mapping[Point, str] = field(default_factory=dict)
+    """Checksums of its points, without each rank's own values, as far as they are known."""
 
 
 def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None:
@@ -91,16 +96,24 @@ def _worlds(offers: Sequence[Offer], point: Point) -> set[int]:
 def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
     """Return ranks that should ask the buddies now.
 
-    First the ranks that lack the newest point anywhere; then, if that has given no common step, all
-    others.
+    First the ranks that lack the newest point anywhere, or would get it from ranks of which nobody
+    has declared that they hold the same: a buddy has exactly what was lost. Then, if that has given
+    no common step, all others.
     """
     # All remaining shares of other divisions are in the agents of these ranks.
     known = _points(offers) - set(bad)
     newest = max((one for one in known if not is_divided_otherwise(offers, one)), default=None)
     point = choose(offers, bad)
-    if point is not None and (newest is None or point >= newest):
-        return []
     everybody = range(len(offers))
+    if point is not None and (newest is None or point >= newest):
+        if is_divided_otherwise(offers, point):
+            return []
+        return [
+            rank
+            for rank in everybody
+            if point not in offers[rank].points
+            and not (offers[rank].has_asked or offers[rank].is_declared)
+        ]
     poorer = [one for one in everybody if newest is None or not sources(offers, one, newest)]
     silent = [one for one in poorer if not offers[one].has_asked]
     if silent or point is not None:
@@ -113,11 +126,20 @@ def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
     if point in offers[rank].points:
         return [rank]
     # Both must declare it: a rank that is declared on one side alone may hold something else.
-    return [
+    found = [
         other
         for other in offers[rank].replicas
         if rank in offers[other].replicas and point in offers[other].points
     ]
+    return [] if differing(offers, found, point) else found
+
+
+def differing(offers: Sequence[Offer], ranks: Iterable[int], point: Point) -> list[int]:
+    """Return the ranks that have a point, if not all have the same: then none can replace the state
+    of another. Empty: all have the same, or the script has declared it."""
+    having = [one for one in ranks if point in offers[one].points and not offers[one].is_declared]
+    known = {offers[one].checksums.get(point, "") for one in having} - {""}
+    return having if len(known) > 1 else []
 
 
 def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ from .choice import (
     Shares,
     asking,
     choose,
+    differing,
     givers,
     is_divided_otherwise,
     lacking,
@@ -211,7 +212,9 @@ class _Search:
 
     def _offer(self) -> None:
         points = tuple(self._own.keys() | self._elsewhere)
-        own = Offer(points, self.replicas, self._has_asked, self._shares)
+        is_declared = self._snapshot.replicas is not None
+        sums = {} if is_declared else {at: _known_checksum(own) for at, own in self._own.items()}
+        own = Offer(points, self.replicas, self._has_asked, self._shares, is_declared, sums)
         self._offers = self._world.gather(own)
 
     def _find_offers(self) -> None:
@@ -240,6 +243,15 @@ class _Search:
                     point,
                     f"it was saved by {size} ranks, and what rank {text} had is in no memory: an "
                     "older step is taken, or a checkpoint on disk (checkpoints=...)",
+                )
+        for point in {point for offer in self._offers for point in offer.checksums} - self._bad:
+            others = differing(self._offers, range(len(self._offers)), point)
+            if others and (choice is None or point > choice):
+                self._complain(
+                    point,
+                    "the ranks have different states, so that none can replace a lost one: an "
+                    "older step is taken, or a checkpoint on disk (if they are replicas, say so: "
+                    "replicas=...)",
                 )
 
     def _divided(self, point: Point) -> _Ready | None:
@@ -371,6 +383,11 @@ def _is_sharded(parts: Mapping[str, Any]) -> bool:
         if hasattr(part, "parameters")
         for parameter in part.parameters()
     )
+
+
+def _known_checksum(copy: _Copy) -> str:
+    """Return the same where it takes no reading of the whole state; else an empty text."""
+    return "" if copy.header.table_checksum is None else _checksum(copy)
 
 
 def _checksum(copy: _Copy) -> str:
