@@ -10,7 +10,8 @@ echo "setting up $venv (once, a few minutes) ..."
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock 2> >(grep -v 'is ignored: it is neither' >&2)
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v 'is ignored: it is neither' >&2)
-# The CPU build of what users bring themselves; for tests, examples and benchmarks only.
+# Users bring their own torch: this one is for tests, examples and benchmarks. It is the CPU build only
+# where pip is configured with PyTorch's index of CPU builds. PyPI's has CUDA in it, several GB.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
 # The real clients of the cluster API and of the node provider aws, and moto, a stand-in for EC2.
 # They are apart: botocore wants an older python-dateutil than kubernetes.
