@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import yaml
 
 from tests.deploy.charts import tool
 
-PAGES = Path(__file__).parents[2] / "docs/tutorials"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs/tutorials"
 tutorials = tool("tutorials")
 IN_CI = ("first-job",)
 """The others take a minute each, or import torch."""
@@ -75,6 +77,14 @@ def test_the_pages_with_the_same_script_show_the_same_script() -> None:
         for name in ("first-job", "survive-a-node")
     }
     assert len(scripts) == 1
+
+
+def test_the_lines_with_which_no_step_is_lost_are_as_many_as_the_pages_say() -> None:
+    page = (PAGES / "fast-recovery.md").read_text()
+    before, after = (step.text.splitlines() for step in tutorials.steps(page) if step.title)
+    assert len([line for line in difflib.ndiff(before, after) if line.startswith("+ ")]) == 5
+    said = (ROOT / "README.md", ROOT / "docs/faq.md", ROOT / "docs/guide/fast-recovery.md")
+    assert all("[five lines](" in path.read_text().lower() for path in said)
 
 
 def test_a_page_is_read_as_files_and_commands() -> None:
