@@ -14,6 +14,8 @@ from tests.deploy.charts import tool
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorials"
 tutorials = tool("tutorials")
+NOT_TYPED = ("ray",)
+"""Pages whose commands need a download of 1.6 GB; tests/e2e/test_ray.py does what they do."""
 IN_CI = ("first-job",)
 """The others take a minute each, or import torch."""
 TYPED = [
@@ -24,6 +26,7 @@ TYPED = [
         + ([] if page.stem in IN_CI else [pytest.mark.heavy]),
     )
     for page in sorted(PAGES.glob("*.md"))
+    if page.stem not in NOT_TYPED
 ]
 PAGE = """A page.
 
@@ -58,10 +61,10 @@ def test_a_tutorial_shows_what_its_commands_print(page: Path, tmp_path: Path) ->
 
 def test_every_tutorial_has_commands_and_every_fence_is_run_or_says_why_not() -> None:
     pages = sorted(PAGES.glob("*.md"))
-    assert len(pages) == 5
+    assert len(pages) == 6
     for page in pages:
         found = list(tutorials.steps(page.read_text()))
-        assert sum(bool(step.command) for step in found) >= 6
+        assert (page.stem in NOT_TYPED) == (sum(bool(step.command) for step in found) < 6)
         for step in found:
             if step.title.endswith(".py"):
                 compile(step.text, step.title, "exec")
