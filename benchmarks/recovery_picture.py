@@ -32,6 +32,7 @@ COLOURS: Mapping[str, Mapping[str, str]] = {
     "light": {"text": "#1f2328", "quiet": "#59636e", "ours": "#1a7f37", "other": "#afb8c1"},
     "dark": {"text": "#f0f6fc", "quiet": "#9198a1", "ours": "#3fb950", "other": "#656c76"},
 }
+TITLE = "Seconds from the kill of a worker to the next step of all ranks"
 WIDTH, ROW, TOP, LABEL, BAR_MAX = 820, 30, 52, 270, 350
 """Pixels: width of the picture, height of a row, first row, column of names, longest bar."""
 
@@ -51,6 +52,12 @@ def figure(row: Mapping[str, Any]) -> str:
     return f"{row['p50_seconds']:.2f} s{share}"
 
 
+def words_of(document: Mapping[str, Any]) -> str:
+    """Return the picture in words, for those who do not see it."""
+    bars = (f"{LABELS[row['mode']]}: {figure(row)}" for row in rows(document["cells"][0]))
+    return f"{TITLE}. {'; '.join(bars)}."
+
+
 def drawn(document: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """The picture as SVG."""
     cell = document["cells"][0]
@@ -67,7 +74,7 @@ def drawn(document: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     )
     words = [
         head,
-        "<title>Seconds from the kill of a worker to the next step of all ranks</title>",
+        f"<title>{TITLE}</title>",
         _text(0, 18, "Seconds from kill -9 of a worker to the next step of all ranks",
               colours["text"], "font-size='15' font-weight='600'"),
         _text(0, 37, f"median of {kills} kills; shorter is better", colours["quiet"]),

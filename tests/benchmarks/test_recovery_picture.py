@@ -9,13 +9,18 @@ import pytest
 import recovery_picture
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-ROWS = recovery_picture.rows(json.loads(recovery_picture.RESULT.read_text())["cells"][0])
+RUN = json.loads(recovery_picture.RESULT.read_text())
+ROWS = recovery_picture.rows(RUN["cells"][0])
 
 
 def test_the_pictures_are_what_the_script_draws() -> None:
     for path, text in recovery_picture.files().items():
         assert path.read_text() == text, "run benchmarks/recovery_picture.py"
         assert path.name in README
+
+
+def test_the_picture_is_in_words_beside_it() -> None:
+    assert f'alt="{recovery_picture.words_of(RUN)}"' in " ".join(README.split())
 
 
 @pytest.mark.parametrize(
