@@ -28,7 +28,7 @@ def line(one: Outcome) -> str:
     if one.not_run:
         return f"{head}not run: {one.not_run}"
     ending = "survived" if one.survived else one.ending[:60]
-    found = f"{seconds(one.detected_seconds)} " + ("acted" if one.acted else "told")
+    found = f"{seconds(one.detected_seconds)} " + ("acted" if one.acted else "reported")
     blame = "nobody" if one.blamed is None else f"rank {one.blamed}"
     blame = f"the pod of ranks {list(one.blamed_pod)}" if one.blamed_pod else blame
     found = found if one.detected_seconds is not None else "not found"
@@ -63,7 +63,7 @@ def cells(row: Row) -> list[str]:
     """Return the figures of a row, in the order of CELLS."""
     found = share(row.detected, row.trials)
     if row.detected and row.acted < row.detected:
-        found += f" ({row.detected - row.acted} told)" if row.acted else " (told)"
+        found += f" ({row.detected - row.acted} reported only)" if row.acted else " (reported only)"
     lost = "-" if row.lost_p50 is None else f"{row.lost_p50:g}"
     return [
         share(row.survived, row.trials),
@@ -116,7 +116,7 @@ def markdown(
     others = [command for command in earlier.commands if command not in mine]
     parts = [mine, *(before if others else []), *others]
     commands = "\n".join(parts)
-    head = HEAD.format(commands=commands) + (f"\n{fill(note, 100)}\n" if note else "")
+    head = f"{TITLE}\n{_result(found)}\n{HEAD}" + (f"\n{fill(note, 100)}\n" if note else "")
     has_hangs = any(BY_NAME[row.fault].is_hang for row in found)
     parts = [head, _summary(found), _modes(found, outcomes)]
     if earlier.summaries and not has_hangs:
@@ -124,21 +124,48 @@ def markdown(
     parts += [_healthy(name, found, earlier) for name in WELL]
     parts += [_fault(fault.name, found, earlier) for fault in FAULTS if fault.name not in WELL]
     parts.append(_notes(documents, found, earlier))
+    parts.append(REPEAT.format(commands=commands))
     return "\n".join(part for part in parts if part)
 
 
-HEAD = """# What is detected, after how long, and whom it blames
+TITLE = """# What is detected, after how long, and whom it blames
+"""
 
-Written by a script, never by hand; this repeats it:
 
-{commands}
+def _result(found: Sequence[Row]) -> str:
+    """Return the result of the newest runs in three sentences: hangs, healthy runs, the limits."""
+    ours = [row for row in found if row.launcher in MODES]
+    hangs = [row for row in ours if BY_NAME[row.fault].is_hang]
+    well = [row for row in ours if row.fault in WELL]
+    parts = []
+    if trials := sum(row.trials for row in hangs):
+        parts.append(
+            f"{sum(row.detected for row in hangs)} of {trials} injected hangs were found without "
+            f"rules or timeouts, and {sum(row.correct for row in hangs)} of the blames were right."
+        )
+    if trials := sum(row.trials for row in well):
+        alarms = sum(row.touched for row in well)
+        parts.append(f"Of {trials} healthy runs, {alarms} had a false alarm.")
+    return fill(" ".join([*parts, LIMITS]), 100) + "\n"
 
+
+LIMITS = (
+    "The jobs have four ranks on one machine, without GPUs and NCCL; on an overloaded machine "
+    "hangs may be missed."
+)
+HEAD = """\
 Every fault is really injected into a job of four ranks (two agents or pods of two); which rank,
 which step and which moment is a function of the seed. One judge looks at all launchers from
 outside. *survived*: all ranks came to the last step with the right result. *found*: the launcher
-said so or did something, and *after* how long (median, and at most); *(told)*: it only said so.
-*blames right*: the first rank that it named is the one that was broken; *named*: it named any.
-*stall*: longest time without a step, of those that survived. *steps lost*: made twice.
+said so or did something, and *after* how long (median, and at most); *(reported only)*: it
+only said so. *blames right*: the first rank that it named is the one that was broken; *named*: it
+named any. *stall*: longest time without a step, of those that survived. *steps lost*: made twice.
+"""
+REPEAT = """## How to repeat it
+
+A script writes this page, never a hand. These commands made its trials:
+
+{commands}
 """
 
 
@@ -166,7 +193,7 @@ def _summary(found: Sequence[Row]) -> str:
     return "\n".join([*lines, "", text, ""])
 
 
-MODES = {"unbroken": "told", "unbroken-output": "output", "unbroken-silence": "silence"}
+MODES = {"unbroken": "reported", "unbroken-output": "output", "unbroken-silence": "silence"}
 """Signs of progress that the script of each launcher gives."""
 
 
@@ -193,7 +220,8 @@ def _modes(found: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, "", MODES_TEXT, _loads(outcomes), ""])
 
 
-MODES_TEXT = """told: the script calls `unbroken.worker.progress` each step; output: it only prints,
+MODES_TEXT = """\
+reported: the script calls `unbroken.worker.progress` each step; output: it only prints,
 a line a second on each rank; silence: neither."""
 
 

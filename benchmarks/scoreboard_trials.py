@@ -92,7 +92,7 @@ FAULTS = (
     Fault("spike", "the loss of one rank is 30 times what it was", steps_after=300),
     Fault("slow", "one rank takes twice as long for each step", steps_after=600),
     Fault("checkpoint", "one rank writes no more checkpoints", steps_after=1300),
-    Fault("error", "an exception on one rank, told on stderr only", SOON),
+    Fault("error", "an exception on one rank, printed on stderr only", SOON),
     Fault("oom", "one rank allocates until the kernel kills it", SOON),
     Fault("loader-oom", "a data loader's process allocates until the kernel kills it", SOON),
     Fault("segfault", "one rank reads address 0", SOON),

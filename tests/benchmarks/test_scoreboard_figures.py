@@ -269,5 +269,5 @@ def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_machine() -
     told = replace(RIGHT, fault="gil")
     printed = replace(told, launcher="unbroken-output", mode="output", load_average=8.0, blamed=1)
     page = markdown([document([told, printed])])
-    assert "| hang | told, quiet | output, busy |" in page
+    assert "| hang | reported, quiet | output, busy |" in page
     assert "| `gil` | 1/1, 1/1, 1.50 s | 1/1, 0/1, 1.50 s |" in page
