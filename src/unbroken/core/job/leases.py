@@ -40,6 +40,8 @@ has not."""
 DELETION_SECONDS = 10.0
 """Seconds after which a pod on a node that is not ready is taken for one that the node cannot
 end."""
+STUCK_SECONDS = 120.0
+"""The same on a node that is ready, for a pod whose agent never answered."""
 
 
 class Leases:
@@ -79,8 +81,11 @@ class Leases:
         """
         state, is_leased = self._state, self._state.options.fence_by is FenceBy.LEASE
         for member in state.plan.condemned.values() if is_leased else ():
-            is_late = now >= member.condemned_at + DELETION_SECONDS
-            if is_late and state.gang.is_empty(member) and state.roster.is_out_of_reach(member):
+            is_away = state.roster.is_out_of_reach(member)
+            # A node may be ready, and still unable to end a pod that it could not start.
+            seconds = DELETION_SECONDS if is_away else STUCK_SECONDS
+            is_late = now >= member.condemned_at + seconds and (is_away or member.report is None)
+            if is_late and state.gang.is_empty(member):
                 member.is_lease_over |= not state.roster.is_on_fenced(member)
 
     def over(self, now: float) -> list[Member]:

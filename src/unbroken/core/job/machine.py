@@ -60,6 +60,7 @@ from .roster import of_ranks
 from .spares import Spares
 from .state import JobState
 from .transitions import Phase
+from .unanswered import Unanswered
 from .unstarted import Unstarted
 from .waiting import Waits
 
@@ -88,6 +89,7 @@ class Job:
         self._leases = Leases(self.state)
         self._waits = Waits(self.state)
         self._unstarted = Unstarted(self.state, self._recovery, self._waits)
+        self._unanswered = Unanswered(self.state, self._recovery)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
         self._moves = Moves(self.state, self._recovery, self._spares)
@@ -143,6 +145,7 @@ class Job:
             self._recovery.fault(self._stragglers.advance(now), now)
             self._examination.advance(now)
             self._unstarted.advance(now)
+            self._unanswered.advance(now)
             self._pass_time(now)
             if self._too_large and state.phase in _LIVE:
                 verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
@@ -178,6 +181,7 @@ class Job:
             self._spares.deadline(),
             self._waits.deadline(),
             self._unstarted.deadline(),
+            self._unanswered.deadline(),
             self._leases.deadline(),
             self._moves.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
@@ -345,6 +349,7 @@ class Job:
         if member is None:
             return
         self._leases.answered(uid)
+        self._unanswered.forget(uid)
         if report.watch and report is not member.report:
             report = of_ranks(report, state.nnodes, state.spec.nnodes if state.spec else 0)
         before, was_ordered = member.report, member.ordered is not None
@@ -426,6 +431,7 @@ class Job:
         if older is not None and older.uid != view.uid:
             self._pod_gone(older.uid, now)  # a name has one pod at a time
         state.plan.occupied(member)
+        self._unanswered.see(member, now)
         state.has_changed = True
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
@@ -446,6 +452,7 @@ class Job:
         state.roster.remove_pod(uid)
         self._adoption.answered(uid)
         self._leases.answered(uid)
+        self._unanswered.forget(uid)
         state.lost.pop(uid, None)
         if member is None:
             return
