@@ -6,12 +6,14 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.agent.running import Running, linked, program, running, start
-from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, tail_text
+from tests.agent.running import SLEEPER, Running, linked, program, running, start, stop
+from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, open_file, tail_text
+from unbroken.agent.workers.processes import ATTEMPTS_KEPT
 from unbroken.wire.agent import AgentReport, AgentState
 
 
@@ -177,3 +179,47 @@ def test_a_disk_or_console_that_fails_is_let_go(tmp_path: Path) -> None:
     os.close(broken)
     assert done == [("one", "two")]
     assert (stream.file, stream.console) == (None, None)
+
+
+def test_a_file_that_grows_is_kept_in_two_parts_and_no_byte_is_lost_between(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    source, sink = os.pipe()
+    stream = Stream(source, open_file(str(path)), None, b"", path=str(path), most_bytes=100_000)
+    output = Output()
+    output.start()
+    output.add(stream)
+    lines = b"".join(b"%d\n" % number for number in range(50_000))
+    written = 0
+    while written < len(lines):
+        written += os.write(sink, lines[written : written + 4096])
+    os.close(sink)
+    output.finish((stream,), lambda: None)
+    output.stop(seconds=60)
+    older, newer = Path(f"{path}.1").read_bytes(), path.read_bytes()
+    assert 100_000 <= len(older) < 200_000
+    assert lines.endswith(older + newer)
+    assert {one.name for one in tmp_path.iterdir()} == {"stdout.log", "stdout.log.1"}
+
+
+async def test_of_a_folder_of_the_agents_own_the_newest_attempts_are_kept(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+    own = (
+        *(sys.executable, "-m", "unbroken.agent", "--server-host", "127.0.0.1"),
+        *("--server-port", "0", "--rdzv-id", "job", "--nproc-per-node", "1"),
+    )
+    script = program(tmp_path, SLEEPER)
+    with running(tmp_path, script, command=own, TMPDIR=str(place)) as agent:
+        async with linked(agent) as operator:
+            for attempt in range(6):
+                operator.send(start(attempt))
+                await operator.workers(attempt)
+                operator.send(stop(attempt))
+                await operator.report(
+                    lambda r, attempt=attempt: (
+                        r.state is AgentState.READY and r.newest_attempt == attempt
+                    )
+                )
+            while len(made := sorted(place.glob("unbroken_*/job_*/attempt_*"))) > ATTEMPTS_KEPT:
+                await asyncio.sleep(0.01)
+            assert [one.name for one in made] == ["attempt_3", "attempt_4", "attempt_5"]

@@ -100,7 +100,11 @@ OPTIONS = (  # In torchrun's order, then hyperpodrun's.
     Option("module", "the script is a module, as with python -m", short="-m", is_flag=True),
     Option("no-python", "the script is a program, started without Python", is_flag=True),
     Option("run-path", "run the script with runpy.run_path", is_flag=True),
-    Option("log-dir", "folder for the ranks' output; default: $UNBROKEN_LOG_DIR or a new one"),
+    Option(
+        "log-dir",
+        "folder for the ranks' whole output; default: $UNBROKEN_LOG_DIR, or a new one that keeps "
+        "the last 3 attempts, and of each stream 32 to 64 MiB",
+    ),
     Option("redirects", "streams that only --log-dir gets: 1, 2, 3 or 0:1,1:2", short="-r"),
     Option("tee", "streams of --redirects that the console shows too", short="-t"),
     Option("local-ranks-filter", "local ranks whose output the console shows"),

@@ -81,6 +81,12 @@ class Stream:
     """Called in the thread with the data read, and whether that was all; empty: the stream has
     ended."""
     rhythm: Rhythm | None = None
+    path: str = ""
+    """Path of its file."""
+    most_bytes: int | None = None
+    """Size at which the file becomes `PATH.1`, in place of an earlier one; None: it only grows."""
+    size: int = 0
+    """Bytes in its file."""
     rest: bytes = b""
     tail: collections.deque[bytes] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
@@ -230,6 +236,12 @@ class Output:
             return
         try:
             _write(stream.file, chunk)
+            stream.size += len(chunk)
+            if stream.most_bytes is not None and stream.size >= stream.most_bytes:
+                os.replace(stream.path, f"{stream.path}.1")
+                file = open_file(stream.path)
+                os.close(stream.file)
+                stream.file, stream.size = file, 0
         except OSError as error:
             log.warning("output of a worker is not stored any more", error=error)
             os.close(stream.file)
@@ -260,6 +272,11 @@ class Output:
         except OSError as error:
             log.warning("output of a worker is not shown any more", error=error)
             stream.console = None
+
+
+def open_file(path: str) -> int:
+    """Open a file to be added to. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 def _write(fd: int, data: bytes) -> None:

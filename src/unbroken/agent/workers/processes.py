@@ -41,7 +41,7 @@ from unbroken.wire.agent import StartCommand
 from . import facts, lineage
 from .environment import BOOT, Program, kind_of, programs, python
 from .lease import Lease
-from .output import Output, Rhythm, Stream, last_line, tail_text
+from .output import Output, Rhythm, Stream, last_line, open_file, tail_text
 from .spawn import Child, NotStartedError, spawn_all
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ log = Log(__name__)
 LAST_WORDS_SECONDS = 0.1
 """Seconds, at most, that the output of an ended worker may delay the report of its end; it usually
 takes 1 ms."""
+FILE_BYTES_MAX = 32 * 1024 * 1024
+"""Size of a stream's file in a folder of the agent's own, of which the newest two are kept. It lies
+on the disk of the node, or in memory, and a training may run for weeks. A folder that was given is
+the user's."""
+ATTEMPTS_KEPT = 3
+"""Attempts whose output is kept in such a folder."""
 UNKILLABLE_SECONDS = 5.0
 INTERPRETER_SECONDS = 5.0
 """Seconds, at most, that an interpreter may take to print its version."""
@@ -90,6 +96,9 @@ class Processes:
         self._options = options
         self._feed = feed
         self._directories = log_directories(options)
+        self._has_own_directory = not given_directory(options)
+        self._made: dict[str, None] = {}
+        """Directories of attempts that were made, the oldest first."""
         self.note = f"output in {self._directories[ProgramStage.TRAIN]}"
         self._clock = clock
         self._lease = Lease()
@@ -156,6 +165,8 @@ class Processes:
         chosen = [program for program in every if program.local_rank not in kept]
         for program in chosen:
             _prepare(program.directory)
+        if self._has_own_directory:
+            self._keep_newest(directory)
         sources = [pages.make() if stage is ProgramStage.TRAIN else None for _ in chosen]
         oom_kills = facts.oom_kills()
         warm = self._warm_starts() if every[0].kind else None
@@ -181,6 +192,16 @@ class Processes:
             warm.began(attempt, [child.is_warm for child in children])
         if stage is ProgramStage.TRAIN:
             self._watch_workers(command)
+
+    def _keep_newest(self, directory: str) -> None:
+        """Remove the output of old attempts: nobody else would, and the disk is the node's."""
+        self._made.pop(directory, None)
+        self._made[directory] = None
+        used = {os.path.dirname(worker.program.directory) for worker in self._workers.values()}
+        for oldest in list(self._made)[:-ATTEMPTS_KEPT]:
+            if oldest not in used:
+                del self._made[oldest]
+                self._loop.run_in_executor(None, shutil.rmtree, oldest, True)
 
     def _warm_starts(self) -> WarmStarts:
         if self._warm is None:
@@ -425,6 +446,8 @@ class Processes:
             stream = Stream(
                 source=source,
                 file=_open(f"{program.directory}/{name}.log"),
+                path=f"{program.directory}/{name}.log",
+                most_bytes=FILE_BYTES_MAX if self._has_own_directory else None,
                 console=number if is_shown and not hidden & number else None,
                 prefix=program.prefix,
                 on_first=first,
@@ -459,6 +482,11 @@ def _is_recent(interpreter: str) -> bool:
     return done.returncode == 0
 
 
+def given_directory(options: Options) -> str:
+    """Return the folder that was given for the output; empty: a new one is made."""
+    return options.log_dir or os.environ.get("UNBROKEN_LOG_DIR", "")
+
+
 def log_directories(options: Options) -> dict[ProgramStage, str]:
     """Make this run's directory for each stage. Raises WorldError."""
     stages = {ProgramStage.TRAIN: ""}
@@ -466,7 +494,7 @@ def log_directories(options: Options) -> dict[ProgramStage, str]:
         stages[ProgramStage.PRE_TRAIN] = "pre_train_"
     if options.post_train is not None:
         stages[ProgramStage.POST_TRAIN] = "post_train_"
-    given = options.log_dir or os.environ.get("UNBROKEN_LOG_DIR")
+    given = given_directory(options)
     base = given or tempfile.gettempdir()
     try:
         os.makedirs(base, exist_ok=True)
@@ -512,7 +540,7 @@ def _prepare(directory: str) -> None:
 
 def _open(path: str) -> int | None:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return open_file(path)
     except OSError as error:
         log.warning("cannot write a file", file=path, error=error)
         return None
