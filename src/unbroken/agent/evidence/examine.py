@@ -134,7 +134,7 @@ class Subject:
             waited_share=waited,
             io_bytes=moved,
             is_same=looks[0] == looks[-1] if len(looks) > 1 else None,
-            collectives=self.recorder.answer(),
+            collectives=self.recorder.collectives,
             threads=self._threads(),
             note="it has ended" if self.stat is None else self.note,
             activity_before=self.active_before,
@@ -229,13 +229,21 @@ class Examination:
 
     async def _look(self) -> None:
         await self._all(self._first)
+        self._fetch_dumps()
         # The last look takes as long as the first.
         reserved = 1.5 * (self._now() - self._began)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._began + self._seconds - reserved):
                 await self._all(self._deeper)
+                self._fetch_dumps()
                 await self._pause()
         await self._all(self._again)
+        if dumps := self._fetch_dumps():
+            await asyncio.wait(dumps)
+
+    def _fetch_dumps(self) -> list[asyncio.Future[None]]:
+        dumps = [subject.recorder.fetch() for subject in self._subjects]
+        return [asyncio.wrap_future(one) for one in dumps if one is not None]
 
     async def _all(self, look: Callable[[Subject], Coroutine[None, None, None]]) -> None:
         async def one(subject: Subject) -> None:

@@ -12,8 +12,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
+from unbroken.agent.side_thread import SideThread
 from unbroken.errors import PeerError
 from unbroken.wire import pickled
 from unbroken.wire.observation import Collective
@@ -22,6 +24,7 @@ PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DUMP_BYTES_MAX = 64 * 1024 * 1024
 GROUPS_MAX = 64
+_files = SideThread("dumps", most=256)
 
 
 def read(dump: bytes) -> tuple[Collective, ...]:
@@ -60,37 +63,46 @@ def _text(value: Any) -> str:
 
 
 class Request:
-    """A request to one rank for its dump; a dump from before is not taken as the answer."""
+    """A request to one rank for its dump; a dump from before is not taken as the answer.
+
+    A thread touches the files: they may lie on storage that hangs.
+    """
 
     def __init__(self, rank: int, environ: Mapping[str, str]) -> None:
+        self.collectives: tuple[Collective, ...] = ()
+        """The collectives dumped since, once they are read; empty: no complete dump."""
         pipe = environ.get(PIPE_VARIABLE)
         prefix = next((environ[name] for name in FILE_VARIABLES if environ.get(name)), None)
         self._path = f"{prefix}{rank}" if pipe and prefix else ""
-        self._before = _written(self._path)
+        self._before: int | None = None
         if self._path:
-            _ask(f"{pipe}{rank}.pipe")
+            _files.call(lambda: self._ask(f"{pipe}{rank}.pipe"))
 
-    def answer(self) -> tuple[Collective, ...]:
-        """Return the collectives dumped since; empty: no complete dump."""
-        if not self._path or _written(self._path) == self._before:
-            return ()
+    def fetch(self) -> Future[None] | None:
+        """Have the answer read, if there is a new one; None: the rank dumps nothing."""
+        return _files.call(self._read) if self._path else None
+
+    def _ask(self, pipe: str) -> None:
+        self._before = _written(self._path)
+        # Without a reader the rank does not exist, or does not listen.
+        with contextlib.suppress(OSError):
+            fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with contextlib.closing(os.fdopen(fd, "wb", 0)) as file:
+                file.write(b"1")
+
+    def _read(self) -> None:
+        written = _written(self._path)
+        if written == self._before:
+            return
         with contextlib.suppress(OSError, PeerError), open(self._path, "rb", opener=_now) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return read(file.read(DUMP_BYTES_MAX))
-        return ()
+                self.collectives = read(file.read(DUMP_BYTES_MAX))
+                self._before = written
 
 
 def _now(path: str, flags: int) -> int:
     # The file is the job's: a pipe in its place must not keep the agent waiting.
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _ask(pipe: str) -> None:
-    # Without a reader the rank does not exist, or does not listen.
-    with contextlib.suppress(OSError):
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with contextlib.closing(os.fdopen(fd, "wb", 0)) as file:
-            file.write(b"1")
 
 
 def _written(path: str) -> int | None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.agent.side_thread import SideThread
 from unbroken.errors import WorldError
 
 SPARE_BYTES = 256 * 1024 * 1024
@@ -81,29 +81,24 @@ class Memory:
 
 
 class Closing:
-    """A thread that closes large files, one after the other."""
+    """Closes large files, one after the other."""
 
     def __init__(self) -> None:
         self.bytes = 0
         """Bytes that will be free soon."""
         self._lock = threading.Lock()
-        self._files: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = SideThread("closing")
 
     def close(self, file: File) -> None:
         """Have a file closed."""
         size = file.size - file.pending_bytes()
         self._count(size)
-        self._files.put((file.fd, size))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="closing", daemon=True)
-            self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            fd, size = self._files.get()
-            os.close(fd)
+        def close() -> None:
+            os.close(file.fd)
             self._count(-size)
+
+        self._thread.call(close)
 
     def _count(self, size: int) -> None:
         with self._lock:
