@@ -31,7 +31,7 @@ from .copies import Copies
 from .fetch import Fetch, Offer
 from .held import Held
 from .peer import path
-from .rounds import Agreements, StrangerError, ask
+from .rounds import CROWDED_SECONDS, Agreements, StrangerError, ask
 from .sending import OvertakenError, Part, Saved
 
 log = Log(__name__)
@@ -177,10 +177,13 @@ class Replication:
         self._go_on(name)
 
     async def _ask(self, name: str, arrival: Arrival, command: StartCommand) -> None:
-        decision = None
+        decision, clock = None, asyncio.get_running_loop().time
         while decision is None:
+            asked_at = clock()
             try:
                 decision = await self._arrival(name, arrival, command)
+                if decision is None and clock() < asked_at + RETRY_SECONDS:
+                    await asyncio.sleep(CROWDED_SECONDS)  # noqa: TID251  (others wait there)
             except StrangerError as error:
                 self._complain(str(error))
                 self._agreements, self._is_alone = Agreements(1), True

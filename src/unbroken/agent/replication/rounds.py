@@ -23,6 +23,11 @@ LISTEN_SECONDS = 15.0
 """Seconds that one question waits for its answer; then it is asked again."""
 GATHER_SECONDS = 15.0
 """Seconds for all nodes to save a name for the first time; a later node joins them then."""
+WAITING_MAX = 128
+"""Questions that wait for an answer; others are answered at once, and asked again after
+`CROWDED_SECONDS`. Each takes one of the 256 connections of node rank 0's agent, which the operator
+and the senders of copies need, too."""
+CROWDED_SECONDS = 5.0
 NAMES_MAX = 64
 
 
@@ -45,6 +50,7 @@ class Agreements:
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
         self._rows: dict[str, _Row] = {}
+        self._waiting = 0
         self._timers: list[asyncio.TimerHandle] = []
 
     async def arrive(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
@@ -54,8 +60,14 @@ class Agreements:
         if decision is not None:
             self._announce(row, decision)
             return decision
+        if self._waiting >= WAITING_MAX:
+            return None
         future = row.next
-        await asyncio.wait([future], timeout=LISTEN_SECONDS)
+        self._waiting += 1
+        try:
+            await asyncio.wait([future], timeout=LISTEN_SECONDS)
+        finally:
+            self._waiting -= 1
         return future.result() if future.done() and not future.cancelled() else None
 
     def close(self) -> None:
