@@ -59,6 +59,19 @@ def test_unknown_tests_fail_no_node() -> None:
     assert (found.phase, found.faulty) == (CheckPhase.PASSED, ())
 
 
+def test_a_node_of_whose_gpus_none_could_be_tested_has_not_passed() -> None:
+    results = [
+        result("a", "cpu-arithmetic", PASS, STRESS), result("a", "gpu-product", UNKNOWN, STRESS),
+        result("b", "cpu-arithmetic", PASS, STRESS), result("b", "gpu0-product", PASS, STRESS),
+        result("c", "cpu-arithmetic", PASS, STRESS),
+        result("c", "gpu-product", Outcome.SKIPPED, STRESS),
+    ]  # fmt: skip
+    found = conclude(spec("a", "b", "c", kinds=(STRESS,)), results)
+    assert found.verdicts == {
+        "a": CheckPhase.UNKNOWN, "b": CheckPhase.PASSED, "c": CheckPhase.PASSED,
+    }  # fmt: skip
+
+
 def test_a_failed_test_is_its_nodes_fault() -> None:
     results = [result("a", "disk", PASS), result("b", "disk", FAIL), result("b", "gpus", UNKNOWN)]
     found = conclude(spec("a", "b"), results)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unbroken.core.nodes.checks.limits import GPU_PRODUCT
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
@@ -73,7 +74,7 @@ def products(settings: Settings) -> Iterator[Finding]:
     """Each GPU multiplies in several types until the time is over."""
     result = devices(settings)
     if isinstance(result, str):
-        yield without_gpus("gpu-product", result, settings)
+        yield without_gpus(GPU_PRODUCT, result, settings)
         return
     speeds = {}
     for device in result:
@@ -209,4 +210,4 @@ def _outliers(name: str, speeds: dict[int, float], unit: str) -> Iterator[Findin
             yield Finding(test, Outcome.FAIL, text, measured, round(limit, 1), unit)
 
 
-TESTS = (Test("gpu-product", products, 600.0), Test("gpu-memory", copies, 120.0))
+TESTS = (Test(GPU_PRODUCT, products, 600.0), Test("gpu-memory", copies, 120.0))

@@ -27,6 +27,8 @@ DEVICE_LINKS = "device-links"
 """Name of the result about single devices, of a pair and of one node."""
 DEVICE_SUM, DEVICE_BANDWIDTH = "device-all-reduce", "device-bandwidth"
 """Names of the results of all devices of one node."""
+GPU_PRODUCT = "gpu-product"
+"""Name of the result that says why no GPU of a node could be tested."""
 NCCL = "nccl"
 """First word of the message about a measurement with GPUs."""
 SLOW_SHARE = 0.5

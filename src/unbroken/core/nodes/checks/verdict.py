@@ -17,6 +17,7 @@ from .inside import compare_devices
 from .limits import (
     BANDWIDTH,
     DEVICE_BANDWIDTH,
+    GPU_PRODUCT,
     RUN,
     SUM,
     Fleet,
@@ -192,7 +193,13 @@ def _verdict_of(node: str, results: Iterable[CheckResult]) -> CheckPhase:
         and "disagree" in check_result.message
         for check_result in mine
     )
-    return CheckPhase.UNKNOWN if was_stopped or is_open or disagrees else CheckPhase.PASSED
+    # It has GPUs, and what passed says nothing about them.
+    has_untested_gpus = any(
+        check_result.test == GPU_PRODUCT and check_result.outcome is Outcome.UNKNOWN
+        for check_result in mine
+    )
+    is_unknown = was_stopped or is_open or disagrees or has_untested_gpus
+    return CheckPhase.UNKNOWN if is_unknown else CheckPhase.PASSED
 
 
 def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
