@@ -23,13 +23,14 @@ STARTED_BY = [
 def built(
     *containers: dict[str, Any],
     agent: AgentToInject | None = AGENT,
-    asked: str = "injected",
+    asked: str | None = "injected",
     **more: Any,
 ) -> dict[str, Any]:
     """The specification of a pod of these containers."""
     template = {"spec": {"containers": list(containers), **more}}
     spec = JobSpec((ReplicaSpec("pods", template, 1),))
-    job = JobIdentity("default", "lm", "uid", {"unbroken.dev/agent": asked})
+    annotations = {} if asked is None else {"unbroken.dev/agent": asked}
+    job = JobIdentity("default", "lm", "uid", annotations)
     found: dict[str, Any] = build_pod(job, spec, ORDER, "secret", agent=agent)["spec"]
     return found
 
@@ -91,7 +92,34 @@ def test_the_init_container_asks_for_no_more_than_the_pod_and_is_the_same_user()
     assert "runAsUser" not in plain["securityContext"]
 
 
-def test_a_job_that_does_not_ask_is_as_before() -> None:
+@pytest.mark.parametrize(("command", "is_added"), [
+    (["torchrun", "--nproc-per-node=2", "a.py"], True),
+    (["/opt/venv/bin/torchrun", "a.py"], True),
+    (["python3", "-u", "-m", "torch.distributed.run", "a.py"], True),
+    (["torchrun", "--rdzv-backend=unbroken", "a.py"], False),
+    (["torchrun", "--rdzv_backend", "unbroken", "a.py"], False),
+    (["python", "a.py"], False),
+    (["python", "-m"], False),
+    (["hyperpodrun", "a.py"], False),
+    (["sh", "-c", "torchrun a.py"], False),
+])  # fmt: skip
+def test_without_a_word_on_it_the_agent_is_added_to_a_torchrun(
+    command: list[str], is_added: bool
+) -> None:
+    pod = built(main(command=command), asked=None)
+    assert ("initContainers" in pod) is is_added
+    assert (pod["containers"][0]["command"] != command) is is_added
+    assert (
+        built(main(command=command), asked=None, agent=None)["containers"][0]["command"] == command
+    )
+
+
+def test_a_backend_may_be_named_in_the_environment() -> None:
+    env = [{"name": "PET_RDZV_BACKEND", "value": "unbroken"}]
+    assert "initContainers" not in built(main(env=env), asked=None)
+
+
+def test_the_pods_of_a_job_that_names_its_image_are_left_as_they_are() -> None:
     pod = built(main(), asked="image")
     assert pod["containers"][0]["command"] == ["torchrun", "a.py"]
     assert "initContainers" not in pod

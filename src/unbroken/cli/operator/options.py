@@ -169,9 +169,9 @@ class AgentFlags:
     agent_image: str = option(
         "--agent-image",
         default="",
-        help=f"Image with the agent for jobs that ask for it (annotation {AGENT}: injected): "
-        "the image of this operator.",
-        show_default="none: such jobs are refused",
+        help="Image with the agent that is added to the pods of torchrun and of jobs that ask for "
+        f"it (annotation {AGENT}: injected): the image of this operator.",
+        show_default="none: nothing is added, and jobs that ask for it are refused",
     )
 
     def agent(self) -> AgentToInject | None:

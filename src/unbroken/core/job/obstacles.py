@@ -48,7 +48,8 @@ _ADVICE = {
     "FailedMount": "create what is missing: the container then starts by itself",
     REFUSED: "the pod is created as soon as the API server accepts it",
     NOT_READY: "see what they wrote with `kubectl logs {pod} --all-containers`",
-    NO_AGENT: "its command must run hyperpodrun or unbrokenrun",
+    NO_AGENT: "its command must run hyperpodrun or unbrokenrun; or let the operator add an agent, "
+    "by the annotation unbroken.dev/agent: injected",
 }
 """Advice to the user, by reason."""
 

@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
 from unbroken.spec import keys
-from unbroken.spec.job.launch import training_container
+from unbroken.spec.job.launch import is_torchrun_without_agent, training_container
 from unbroken.spec.job.types import AgentSource, JobSpec, Switch
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.spec.job_kinds import HYPERPOD_JOB
@@ -120,6 +120,16 @@ def mounted_secret(pod: Pod) -> str | None:
     return None
 
 
+def _needs_agent(job: JobIdentity, pod: Object, agent: AgentToInject | None) -> bool:
+    """True if the agent is to be added: on request, or without a word on it to a torchrun."""
+    source = job.annotations.get(keys.AGENT)
+    if source is not None or agent is None:
+        return source == AgentSource.INJECTED.value
+    name = training_container(pod)
+    trains = [item for item in pod.get("containers") or () if item["name"] == name]
+    return any(is_torchrun_without_agent(container) for container in trains)
+
+
 def build_pod(
     job: JobIdentity,
     spec: JobSpec,
@@ -155,7 +165,7 @@ def build_pod(
     for container in pod.get("containers") or ():
         _equip(container, added, has_key=secret is not None)
     _open_port(pod)
-    if job.annotations.get(keys.AGENT) == AgentSource.INJECTED.value:
+    if _needs_agent(job, pod, agent):
         inject(pod, agent)
     _avoid(pod, set(order.avoid) - set(unusable))
     _shun(pod, set(order.avoid) & set(unusable))

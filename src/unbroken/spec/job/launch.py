@@ -19,6 +19,7 @@ from .types import JobSpec
 AGENTS = ("unbrokenrun", "hyperpodrun")
 PYTHON = re.compile(r"(python|pypy)[\d.]*")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+BACKEND_OPTION = "--rdzv-backend unbroken"
 EXPECTED = "torchrun ..., python SCRIPT ..., python -m MODULE ..., or hyperpodrun ..."
 
 
@@ -47,6 +48,23 @@ def read_launch(words: Sequence[str]) -> Launch:
         return _python(program, rest)
     advice = ": its options are not read; write them as torchrun's" if name == "accelerate" else ""
     raise SpecError(f"the agent cannot take over {name!r}{advice}; expected {EXPECTED}")
+
+
+def is_torchrun_without_agent(container: Mapping[str, Any]) -> bool:
+    """True if a container starts torchrun, whose workers nobody else would start and watch.
+
+    Without an agent each pod's torchrun would train on its own, all of them into one folder.
+    """
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not container.get("command") or not all(isinstance(word, str) for word in words):
+        return False
+    name, rest = words[0].rpartition("/")[2], [word for word in words[1:] if word != "-u"]
+    is_module = PYTHON.fullmatch(name) is not None and rest[:1] == ["-m"]
+    if name != "torchrun" and not (is_module and {*rest[1:2]} & {*TORCHRUN_MODULES}):
+        return False
+    variables = {one.get("name"): one.get("value") for one in container.get("env") or ()}
+    options = " ".join(words).replace("_", "-").replace("=", " ")
+    return BACKEND_OPTION not in options and variables.get("PET_RDZV_BACKEND") != "unbroken"
 
 
 def _python(program: str, words: Sequence[str]) -> Launch:
