@@ -28,6 +28,8 @@ LEDGERS = st.builds(
     incidents=st.integers(0, 10**6),
     steps=st.integers(0, 10**9),
     uncharged=st.integers(0, 10**9),
+    lease_seconds=SECONDS,
+    nnodes=st.integers(0, 10**5),
     seconds=st.dictionaries(NAMES, SECONDS.filter(bool), max_size=NAMES_MAX - 1),
     active_seconds=SECONDS,
     startup_seconds=SECONDS,

@@ -105,6 +105,8 @@ LEASE_FAULTS = {
     "lease_edge": 3,
 }
 """Faults of worlds with leases, with weights."""
+ABANDONED_SEEDS = 26_000_000_000
+"""From here on, in half of the worlds with leases, nobody fences or repairs a dead node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Scenario:
     """Most by which the clocks of agents may run fast or slow, relative to the operator's."""
     has_lease_faults: bool = False
     """Its seed is of those with `LEASE_FAULTS`."""
+    are_abandoned: bool = False
+    """Nodes without power stay as they are, for ever, and nobody says that they are off."""
     counts_pauses: bool = True
     """Clocks advance while their machine is paused."""
     has_waiting: bool = False
@@ -201,6 +205,9 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
     if seed >= LEASE_FAULT_SEEDS and scenario.lease_seconds:
         scenario = _with_lease_faults(scenario, random.Random(f"lease faults of {seed}"))
+        abandoned = random.Random(f"abandoned nodes of {seed}")
+        if seed >= ABANDONED_SEEDS and abandoned.random() < 0.5:
+            scenario = _abandoned(scenario, abandoned)
     if is_stock and seed >= WAITING_SEEDS:
         has_waiting = random.Random(f"barrier of {seed}").random() < 0.5
         return replace(scenario, has_waiting=has_waiting)
@@ -264,6 +271,34 @@ def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
         lease_seconds=lease,
         faults=tuple(edges),
         heal_after=at + 1.2 * lease + 30.0,
+    )
+
+
+def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world whose dead nodes nobody fences or repairs.
+
+    At most two of at least three ranks are lost with them, so that a rank is left that has stopped,
+    and there is a place for each pod.
+    """
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+    ranks, spares = rng.choice([3, 4, 6]), rng.choice([0, 0, 1])
+    began = rng.choice([0.0, 2.0, 20.0])
+    times = [began + rng.uniform(0.0, 10.0) for _ in range(rng.choice([1, 2, 2]))]
+    faults = [Timed(at, "node_power") for at in times]
+    if rng.random() < 0.6:
+        faults.append(Timed(times[0] + rng.uniform(-2.0, 20.0), "operator_crash"))
+    if rng.random() < 0.3:
+        faults.append(Timed(times[0] + rng.uniform(0.0, 20.0), "worker_crash"))
+    manners = replace(scenario.manners, slots=1, start=rng.choice([0.2, 2.0]), fence_after=None)
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", template, ranks, spares),), "1", RunPolicy()),
+        nodes=ranks + spares + 3,
+        manners=manners,
+        lease_seconds=rng.choice([4.0, 8.0]),
+        faults=tuple(sorted(faults, key=lambda fault: fault.seconds)),
+        heal_after=60.0,
+        are_abandoned=True,
     )
 
 

@@ -435,9 +435,12 @@ class World:
         self.operator.heal_watches()
         self.resume()
         self._cuts.clear()
-        manners = self.cluster.manners
-        self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
+        manners, are_abandoned = self.cluster.manners, self.scenario.are_abandoned
+        if not are_abandoned:
+            self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
         for node in self.cluster.machines.values():
+            if are_abandoned and not node.has_power:
+                continue
             view = self.cluster.nodes.objects.get(node.name)
             if view is not None and not view.is_healthy:
                 self.cluster.nodes.put(node.name, replace(view, is_healthy=True))

@@ -350,10 +350,6 @@ class AgentReport:
 
     Peers have then renewed no lease in that attempt. None: it may have vouched.
     """
-    started: int | None = None
-    """The newest attempt that it has started; None: none, or an agent that does not say."""
-    nnodes: int | None = None
-    """Number of nodes of that attempt."""
     unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
     to; empty: it can, or has no parent."""

@@ -358,8 +358,6 @@ class Script:
             imports=words.read("imports", int, None),
             lease_seconds=words.read("lease", float, None),
             unvouched=words.read("unvouched", int, None),
-            started=words.read("started", int, None),
-            nnodes=words.read("nnodes", int, None),
             watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
             copies=words.read("copies", lambda rank: (int(rank),), ()),
             reason=words.get("reason", ""),

@@ -34,20 +34,16 @@ class Lease:
         """The workers were ended because the lease ran out."""
         self.unvouched: int | None = None
         """The newest attempt, as long as this agent has not vouched for it to a peer."""
-        self.attempt: int | None = None
-        """The newest attempt that was started; None: none yet."""
-        self.nnodes: int | None = None
-        """Its number of nodes."""
+        self._attempt = -1
         self._operator_at = self._peers_at = -math.inf
         """The newest time at which the operator certainly still wanted the agent to run."""
         self._held_until: float | None = None
         """Deadline that the keeper has received; None: no worker may be alive."""
 
-    def begin(self, command: StartCommand) -> None:
-        """Start the workers of an attempt under the lease that the command names."""
-        self.attempt, self.nnodes = command.attempt, command.nnodes
-        self.seconds, self.is_over = command.lease_seconds, False
-        self.unvouched = command.attempt
+    def begin(self, attempt: int, seconds: float) -> None:
+        """Start the workers of an attempt under a lease of this length."""
+        self._attempt, self.seconds, self.is_over = attempt, seconds, False
+        self.unvouched = attempt
         self._peers_at = -math.inf
 
     def take(self, event: LeaseEvent) -> None:
@@ -55,7 +51,7 @@ class Lease:
         match event:
             case Renewed(at):
                 self._operator_at = max(self._operator_at, at)
-            case Vouched(attempt, at) if attempt == self.attempt:
+            case Vouched(attempt, at) if attempt == self._attempt:
                 self._peers_at = max(self._peers_at, at)
             case Vouched():
                 pass  # The renewal is for an attempt that this agent has left.

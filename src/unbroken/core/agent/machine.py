@@ -162,8 +162,6 @@ class Workers:
             kept=self._kept(),
             lease_seconds=self.lease.seconds if settings.has_keeper else None,
             unvouched=self.lease.unvouched,
-            started=self.lease.attempt,
-            nnodes=self.lease.nnodes,
         )
 
     def _kept(self) -> tuple[int, ...]:
@@ -366,7 +364,7 @@ class Workers:
         self._is_clean &= self.settings.is_inprocess or self._members.keep_rank(command.rank)
         first = ProgramStage.PRE_TRAIN if self.settings.has_pre_train else ProgramStage.TRAIN
         self._run = Run(command, first)
-        self.lease.begin(command)
+        self.lease.begin(command.attempt, command.lease_seconds)
         self._enter(AgentState.RUNNING, now)
         return [*self._begin(self._run, now), self._renew_port(command.master_port)]
 

@@ -95,7 +95,7 @@ class Gang:
         """In HALTED: the pod that became clear last; None: all were from the beginning."""
         self.witnesses: dict[PodUid, float] = {}
         """While HALTED: the first two ranks of the last attempt that were proven to run it no
-        longer; if an earlier operator has started it, ranks whose agents report so.
+        longer.
 
         The value is the time since when the rank has not vouched for the attempt to its peers.
         Ranks that never vouched come before all others.
@@ -121,7 +121,7 @@ class Gang:
         unclear = [uid for uid, member in members.items() if not self._is_clear(member)]
         self.unclear = dict.fromkeys(unclear, now)
         self.witnesses = {}
-        for uid in self.ranks if self.order is not None else members:
+        for uid in self.ranks:
             self._witness(uid, now)
         self.ready = {uid for uid, member in members.items() if self.is_ready(member)}
         return self._stop(self.unclear, now)
@@ -143,8 +143,12 @@ class Gang:
     ) -> list[JobEffect]:
         """Take over an attempt that an earlier operator has started."""
         self._enter_start(order, ranks)
-        for uid in ranks:
-            self._roster.members[uid].ordered = order.attempt
+        for uid, member in self._roster.members.items():
+            if uid in ranks:
+                member.ordered = order.attempt
+            elif member.report is None:
+                # It runs, so every pod was clear of what came before, heard or not.
+                member.clear_through = max(member.clear_through, self.fence)
         self.completed = set(completed)
         for uid in list(self.awaited):
             self._observe_start(self._roster.members[uid])
@@ -198,19 +202,13 @@ class Gang:
 
     def _witness(self, uid: PodUid, now: float) -> None:
         """Note a rank that runs the last attempt no longer."""
-        if uid in self.unclear or uid in self.witnesses:
+        if uid not in self.ranks or uid in self.unclear or uid in self.witnesses:
             return
-        member, attempt = self._roster.members.get(uid), self.fence
+        member, order = self._roster.members.get(uid), self.order
         report = None if member is None else member.report
-        if self.order is not None:
-            is_rank, attempt = uid in self.ranks, self.order.attempt
-        else:
-            is_rank = report is not None and report.started == attempt
-        if not is_rank:
-            return
         # After a report from before its end it may have vouched.
-        if report is not None and report.state is AgentState.READY:
-            now = -math.inf if report.unvouched == attempt else now
+        if report is not None and report.state is AgentState.READY and order is not None:
+            now = -math.inf if report.unvouched == order.attempt else now
         if len(self.witnesses) == WITNESSES:
             newest = max(reversed(self.witnesses), key=self.witnesses.__getitem__)
             if now >= self.witnesses[newest]:
@@ -235,7 +233,8 @@ class Gang:
         """True if no worker of the job can live in the pod until it is ordered to start one."""
         if self.stage is GangStage.HALTED:
             return self._is_clear(member)
-        return member.uid not in self.ranks and self._roster.is_clear(member, self.fence)
+        is_spare = member.uid not in self.ranks and self._roster.is_clear(member, self.fence)
+        return is_spare or member.uid in self.completed
 
     def check(self) -> None:
         """Invariants; cheap enough to stay on in production."""

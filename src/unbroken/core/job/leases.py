@@ -12,14 +12,13 @@ A job of one node has no peers. Its agent cannot distinguish a cut network from 
 and has no lease.
 
 A new operator may never hear the agent of a pod, and so does not know what the pod was ordered to
-run. One peer that has left the newest attempt shows that nobody renews that attempt. A later one,
-which agents that were never heard may run, is renewed only if all its ranks are among them. It has
-as many ranks as the newest one: only when all pods are new may the number change.
+run. Whatever it is, all ranks of that attempt together renew it. While fewer agents are silent than
+the attempt has nodes, some of its ranks run nothing, and nobody renews it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from unbroken.spec.job.types import FenceBy
 
@@ -54,8 +53,9 @@ class Leases:
         self._began_at = 0.0
         """Time at which this operator took over the job; no other operator has renewed a lease
         since."""
-        self._alone: tuple[PodUid, float] | None = None
-        """The only pod that is not proven clear, and the time since when it is the only one."""
+        self._few_since: float | None = None
+        """Time since when fewer agents are silent than an attempt has nodes; None: they may be
+        enough to renew one."""
 
     def begin(self, now: float) -> None:
         """Note that this operator knows the job from now on."""
@@ -91,32 +91,47 @@ class Leases:
     def over(self, now: float) -> list[Member]:
         """Return the pods whose workers have ended since the last call, each pod once."""
         state = self._state
-        self._find_alone(now)
+        self._count_silent(now)
         found = [member for member, due in self._due() if now >= due]
         for member in found:
             member.is_lease_over = True
             member.clear_through = max(member.clear_through, state.gang.fence)
         return found
 
-    def _find_alone(self, now: float) -> None:
-        unclear = self._state.gang.unclear
-        last = next(iter(unclear)) if len(unclear) == 1 else None
-        if last is None:
-            self._alone = None
-        elif self._alone is None or self._alone[0] != last:
-            self._alone = (last, now)
+    def _count_silent(self, now: float) -> None:
+        state = self._state
+        is_few = False
+        if state.gang.stage is GangStage.HALTED and state.newest_seen <= state.gang.fence:
+            silent = state.gang.unclear.keys() | self._last_report_at.keys()
+            is_few = 0 < len(silent) < self._nnodes()
+        if not is_few:
+            self._few_since = None
+        elif self._few_since is None:
+            self._few_since = now
+
+    def _nnodes(self) -> int:
+        """Return the number of nodes of the newest attempt, as far as it is known. A lease means
+        that there are at least two."""
+        state = self._state
+        return max(2, state.ledger.nnodes or (state.nnodes if self._is_first() else 0))
+
+    def _is_first(self) -> bool:
+        """True if no start was written. One may have been sent a moment before the operator
+        went."""
+        return self._state.status.master_addr is None
 
     def _due(self) -> Iterator[tuple[Member, float]]:
         gang, members = self._state.gang, self._state.roster.members
         if gang.stage is not GangStage.HALTED:
             return
-        for uid in {**self._last_report_at, **dict.fromkeys(self._unknown())}:
+        unheard = gang.unclear if self._few_since is not None else ()
+        for uid in {**self._last_report_at, **dict.fromkeys(unheard)}:
             member = members.get(uid)
             if uid not in gang.unclear or member is None or member.is_lease_over:
                 continue
             if member.report is not None and uid not in self._last_report_at:
                 continue  # The agent can be asked.
-            seconds, quiet_at = self._of_rank(member) or self._of_unknown(member) or (0.0, 0.0)
+            seconds, quiet_at = self._of_rank(member) or self._of_unknown() or (0.0, 0.0)
             if seconds:
                 heard_at = self._last_report_at.get(uid, self._began_at)
                 length = seconds * (1 + 3 * DRIFT) + MARGIN_SECONDS
@@ -136,34 +151,26 @@ class Leases:
             return None
         return (gang.order.lease_seconds, min(quiet))
 
-    def _unknown(self) -> Iterable[PodUid]:
-        """Return the pods that may run something that this operator has not ordered."""
-        gang = self._state.gang
-        if gang.order is None and gang.witnesses:
-            return gang.unclear
-        return [] if self._alone is None else [self._alone[0]]
-
-    def _of_unknown(self, member: Member) -> tuple[float, float] | None:
+    def _of_unknown(self) -> tuple[float, float] | None:
         """Return the same for a pod whose orders this operator does not know."""
-        quiet_at = self._unrenewed_since(member)
-        if self._state.options.fence_by is not FenceBy.LEASE or quiet_at is None:
+        length = self._unknown_length()
+        is_leased = self._state.options.fence_by is FenceBy.LEASE
+        if self._few_since is None or not is_leased or not length:
             return None
-        reports = [one.report for one in self._state.roster.members.values()]
-        lengths = [report.lease_seconds for report in reports if report is not None]
-        known = [length for length in lengths if length is not None]
-        if len(known) < len(lengths) or max(known, default=0.0) == 0.0:
-            return None
-        return (max(known), quiet_at)
+        return (length, self._few_since)
 
-    def _unrenewed_since(self, member: Member) -> float | None:
-        """Return since when no peer renews the lease of a pod whose orders are not known; None: its
-        peers may renew it."""
-        state, gang, members = self._state, self._state.gang, self._state.roster.members
-        if self._alone is not None and self._alone[0] == member.uid:
-            return self._alone[1]  # Its peers, whichever they are, run nothing.
-        if gang.order is not None or state.newest_seen > gang.fence:
-            return None
-        reports = [members[uid].report for uid in gang.witnesses if uid in members]
-        nnodes = max((one.nnodes or 0 for one in reports if one is not None), default=0)
-        silent = gang.unclear.keys() | self._last_report_at.keys()
-        return min(gang.witnesses.values()) if len(silent) < nnodes else None
+    def _unknown_length(self) -> float:
+        """Return the length of the lease of workers that an earlier operator has started; 0: they
+        may have none.
+
+        They have one if all agents know leases. Those of one replica spec have the same template.
+        """
+        state, members = self._state, self._state.roster.members.values()
+        heard = [one for one in members if one.report is not None]
+        lengths = [one.report.lease_seconds for one in heard if one.report is not None]
+        known = [length for length in lengths if length is not None]
+        specs = {one.view.replica_spec for one in members} - {o.view.replica_spec for o in heard}
+        if len(known) < len(lengths) or specs:
+            return 0.0
+        first = state.options.lease_seconds if self._is_first() and state.nnodes > 1 else 0.0
+        return max([*known, state.ledger.lease_seconds, first])

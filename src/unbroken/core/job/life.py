@@ -270,6 +270,7 @@ class Life:
         state.set_status(
             master_addr=master[0], master_port=str(master[1]), restart_count=state.attempt
         )
+        state.set_ledger(replace(state.ledger, lease_seconds=lease, nnodes=state.nnodes))
         written = tuple(
             {
                 **write_record(rule, is_minimal=True),

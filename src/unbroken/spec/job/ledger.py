@@ -48,6 +48,10 @@ class Ledger:
     uncharged: int = 0
     """Attempts that cost no restart of the budget: those after deleted incidents without a culprit,
     and attempt numbers that were skipped."""
+    lease_seconds: float = 0.0
+    """Lease of the workers of the newest attempt; 0: they have none, or nothing was started."""
+    nnodes: int = 0
+    """Number of nodes of that attempt; 0: nothing was started."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
@@ -78,6 +82,8 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
         incidents=int(_number(result, "incidents", told)),
         steps=int(_number(result, "steps", told)),
         uncharged=int(_number(result, "uncharged", told)),
+        lease_seconds=_number(result, "leaseSeconds", told),
+        nnodes=int(_number(result, "nnodes", told)),
         seconds=_numbers(result, "seconds", told),
         active_seconds=_number(result, "activeSeconds", told),
         startup_seconds=_number(result, "startupSeconds", told),
@@ -93,6 +99,8 @@ def write_ledger(ledger: Ledger) -> str:
         "incidents": _whole(ledger.incidents),
         "steps": _whole(ledger.steps),
         "uncharged": _whole(ledger.uncharged),
+        "leaseSeconds": _rounded(ledger.lease_seconds),
+        "nnodes": _whole(ledger.nnodes),
         "seconds": _costliest(ledger.seconds),
         "activeSeconds": _rounded(ledger.active_seconds),
         "startupSeconds": _rounded(ledger.startup_seconds),
