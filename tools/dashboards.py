@@ -78,9 +78,7 @@ TRAINING = (
         "{{namespace}}/{{job}}",
         width=12,
     ),
-    Panel(
-        "Steps made again", f"unbroken_job_lost_steps{{{JOB}}}", "{{namespace}}/{{job}}", width=12
-    ),
+    Panel("Repeated steps", f"unbroken_job_lost_steps{{{JOB}}}", "{{namespace}}/{{job}}", width=12),
 )
 
 NODES = (

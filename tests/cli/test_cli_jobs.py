@@ -204,7 +204,7 @@ def test_restart_runs_the_next_attempt_in_the_same_pods(
 ) -> None:
     name, process = counting
     before = cli.json("describe", name)
-    assert "restart asked for" in cli.call("restart", name).stdout
+    assert "restart requested" in cli.call("restart", name).stdout
     wait_recovered(process, 1)
     after = cli.json("describe", name)
     assert after["restarts"] == 1

@@ -28,7 +28,7 @@ def why(step: int) -> str:
     """The reason of the first restart of a job that sets no limit."""
     limits, progress = budgets.limits(RunPolicy()), f"step {step}"
     charge = budgets.charge(limits, RestartStatus(), 0, 60.0, progress)
-    return f"every pod is well; {charge.reason}"
+    return f"all pods are healthy; {charge.reason}"
 
 
 def incident(

@@ -43,7 +43,7 @@ BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "2"}
 HELD = {RESUME_COUNT: "1", RESUME_FAULT: "node n1 is gone", RESUME_SUSPENDED: "true"}
 OPEN = Loss(1e9, 1e9 + 2, "node n1", "node n1 is gone", "deletes all 2 pods", 1, 2)
 CLOSED = replace(OPEN, ran=1e9 + 24.5)
-SPENT = Loss(2e9, 2e9 + 2, "pod lm-0", "pod lm-0 failed", "nothing is done about it")
+SPENT = Loss(2e9, 2e9 + 2, "pod lm-0", "pod lm-0 failed", "no action")
 
 
 def shown(kind: JobKind, annotations: dict[str, str] | None = None, **parts: Any) -> ResumedJob:
@@ -158,7 +158,7 @@ def test_a_record_of_an_older_operator_is_told_as_far_as_it_goes() -> None:
     job = shown(PYTORCHJOB, {RESUME_COUNT: "1", RESUME_FAULT: "node n1 is gone"})
     text = "\n".join(explanation(job, chosen(job, None, every=False), Paper()))
     assert "fault      node n1 is gone" in text
-    assert "nothing was lost so far" in "\n".join(explanation(shown(PYTORCHJOB), (), Paper()))
+    assert "no losses so far" in "\n".join(explanation(shown(PYTORCHJOB), (), Paper()))
 
 
 def test_words_of_an_object_stay_in_one_line() -> None:

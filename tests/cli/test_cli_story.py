@@ -42,7 +42,7 @@ HUNG = Incident(
     FROZEN,
     (FROZEN,),
     Remedy.PROCESS,
-    "every pod is well",
+    "all pods are healthy",
     detected_at=100.0,
     progress_at=108.0,
     ended_at=108.0,
@@ -70,22 +70,20 @@ def test_a_hang_is_told_on_one_screen() -> None:
         r"timeline   \S+  last progress  -5.000 s \(step 120\)\n +\S+  detected\n", text
     )
     assert re.search(r"first step +\+8.000 s \(step 101\)\n", text)
-    cost = "13.000 s until it went on, then 20 steps made again (101 to 120, about 10.0 s of work)"
-    assert f"  cost       {cost}\n" in text
+    steps = "20 steps repeated (101 to 120, about 10.0 s of work)"
+    assert f"  cost       13.000 s until training resumed, then {steps}\n" in text
 
 
 def test_the_line_of_a_hang_has_the_steps_and_why_it_was_that_rank() -> None:
-    assert incident_line(HUNG).endswith(
-        "restarted the processes; 13.000 s lost, 20 steps made again"
-    )
+    assert incident_line(HUNG).endswith("restarted the processes; 13.000 s lost, 20 steps repeated")
     assert incident_lines(HUNG)[1:] == [f"  {HUNG.blame} (certain)"]
 
 
 def test_the_cost_says_what_is_known() -> None:
     assert cost_text(replace(HUNG, resumed_step=None)) == "13.000 s"
-    assert cost_text(replace(HUNG, resumed_step=121)) == "13.000 s, no step"
+    assert cost_text(replace(HUNG, resumed_step=121)) == "13.000 s, no step lost"
     one = replace(HUNG, resumed_step=120, step_seconds=None)
-    assert cost_text(one) == "13.000 s until it went on, then 1 step made again (120)"
+    assert cost_text(one) == "13.000 s until training resumed, then 1 step repeated (120)"
     still_open = replace(HUNG, progress_at=None, ended_at=None)
     assert cost_text(still_open, now=107.0) == "still open, 12.0 s so far"
     assert (as_value(HUNG)["seconds"], as_value(HUNG)["lostSteps"]) == (13.0, 20)
@@ -107,11 +105,11 @@ def test_where_the_ranks_went_on_is_told_with_the_slowest() -> None:
     text = "\n".join(story(RESTORED))
     assert f"  state      {RESTORED.resumed}; the replicas agree\n" in text
     assert "             restored in 0.400 s; rank 2 took longest\n" in text
-    assert "then 1 step made again (120, about 0.500 s of work)" in text
+    assert "then 1 step repeated (120, about 0.500 s of work)" in text
     full = "\n".join(story(RESTORED, is_full=True))
     assert "| ranks 0-1,3: state after step 119 from memory, 0.020 s, checksum 1f3a\n" in full
     assert "| rank 2: state after step 119 from replica rank 0, 0.400 s, checksum 1f3a\n" in full
-    assert incident_line(RESTORED).endswith("13.000 s lost, 1 step made again")
+    assert incident_line(RESTORED).endswith("13.000 s lost, 1 step repeated")
     value = as_value(RESTORED)
     assert (value["stepsLost"], value["lostSteps"], value["replicasAgree"]) == (1, 1, True)
     assert value["restored"][1]["source"] == "replica rank 0"
@@ -168,9 +166,9 @@ def test_a_stack_that_is_evidence_is_shown_once() -> None:
 
 def test_nothing_is_said_twice() -> None:
     waits = "rank 3 sleeps in f (a.py:1), while ranks 0-2 wait in all_reduce"
-    text = f"{waits}; no rank got on for 20 s"
+    text = f"{waits}; no rank made progress for 20 s"
     hung = replace(HUNG, blame=waits, culprit=replace(FROZEN, text=text))
-    assert "\n  what       no rank got on for 20 s\n" in "\n".join(story(hung))
+    assert "\n  what       no rank made progress for 20 s\n" in "\n".join(story(hung))
     assert incident_line(hung).startswith("incident 2: rank 3 (a-pods-1 on node-1): sleeps in f")
     assert len(incident_lines(hung)) == 1
     frozen = "\n".join(story(replace(HUNG, blame="rank 3 stopped")))
@@ -196,14 +194,14 @@ SPENT = Goodput(
 
 def test_goodput_says_what_the_rest_was() -> None:
     assert goodput_line(SPENT) == (
-        "91.2% of 16m 40s; start-up 20.0 s, NodeLost 40.0 s, steps made again 20.0 s, "
+        "91.2% of 16m 40s; start-up 20.0 s, NodeLost 40.0 s, repeated steps 20.0 s, "
         "Stalled 5.000 s, 1 other cause"
     )
     value = goodput_value(SPENT)
     assert largest(value) == "NodeLost 40.0 s"
     assert list(goodput_rows(value))[::3] == [
         ("productive", "15m 12s", "91.2%"),
-        ("lost: steps made again", "20.0 s", "2.0%"),
+        ("lost: repeated steps", "20.0 s", "2.0%"),
         ("suspended", "1m 00s", "not counted"),
     ]
     nothing = Goodput(5, 5, 0)

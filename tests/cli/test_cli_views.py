@@ -34,7 +34,7 @@ from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.parse import parse_job
 
 KILLED = Signal(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
-OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "every pod is well", 100.0)
+OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "all pods are healthy", 100.0)
 DONE = replace(
     OPEN, stopped_at=100.01, ready_at=100.02, started_at=100.3, progress_at=100.25, ended_at=100.3,
     outcome="recovered",
@@ -53,7 +53,7 @@ GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
         ),
         (
             OPEN,
-            RANK_3 + "to do: restart the processes in their pods",
+            RANK_3 + "next: restart the processes in their pods",
         ),
         (
             replace(DONE, culprit=GONE, remedy=Remedy.POD),

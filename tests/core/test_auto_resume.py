@@ -68,8 +68,8 @@ LOST = [
     (replace(WELL, nodes={"n0": NODES["n0"]}), "node n1 is gone"),
     (with_pod(phase="Failed", reason="Evicted"), "pod lm-worker-1 failed (Evicted)"),
     (with_pod(phase="Failed"), "pod lm-worker-1 failed"),
-    (with_pod(phase="Unknown"), "pod lm-worker-1 is in a state that nobody knows"),
-    (with_pod(ends_by=100 - STUCK_SECONDS), "pod lm-worker-1 does not end"),
+    (with_pod(phase="Unknown"), "pod lm-worker-1 has an unknown phase"),
+    (with_pod(ends_by=100 - STUCK_SECONDS), "pod lm-worker-1 is still terminating"),
 ]
 
 

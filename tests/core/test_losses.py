@@ -42,7 +42,7 @@ def test_a_loss_without_a_retry_left_says_that_nothing_is_done() -> None:
     before, found = write.record.losses
     assert before == LOSS
     assert (found.restart, found.is_open) == (0, False)
-    assert found.remedy == "nothing is done about it: 2 restarts of at most 2"
+    assert found.remedy == "no action: 2 restarts of at most 2"
 
 
 def restarted(*losses: Loss, uids: tuple[str, str] = ("u2", "u3")) -> Picture:

@@ -154,7 +154,9 @@ def test_a_fault_is_told_in_a_line_and_the_count_of_ready_pods_stays_true(
     assert shown["LAST FAULT"] == "PythonException"
     told = {reason: message for _, reason, message in events(hyperpod, FSDP)}
     assert f"rank 0, pod {PODS}-0, node node-" in told["Faulted"]
-    assert "PythonException: ValueError: bad batch; process: every pod is well" in told["Faulted"]
+    assert (
+        "PythonException: ValueError: bad batch; process: all pods are healthy" in told["Faulted"]
+    )
     assert re.search(r"ValueError: bad batch; remediated in \d+ milliseconds", told["Running"])
     job = hyperpod.get("hyperpodpytorchjobs", FSDP)
     messages = [one["message"] for one in job["status"]["conditions"]]

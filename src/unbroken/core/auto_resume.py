@@ -358,7 +358,7 @@ class Resumption(Generic[P, E]):
             return []
         self._look_at(now + RESEND_SECONDS)
         fault, done = _words(signs), counted(seen.record.count, "restart")
-        remedy = f"nothing is done about it: {done} of at most {seen.resume.retries_max}"
+        remedy = f"no action: {done} of at most {seen.resume.retries_max}"
         losses = noted(seen.record.losses, self._loss(seen, signs, now, remedy))
         text = f"{fault}; {remedy}"
         return [
@@ -376,13 +376,13 @@ class Resumption(Generic[P, E]):
             if cause:
                 yield LossSign(pod.name, f"node {pod.node} {cause}", True, pod.uid, pod.node)
         if pod.phase == "Unknown":
-            yield LossSign(pod.name, "is in a state that nobody knows", False, pod.uid)
+            yield LossSign(pod.name, "has an unknown phase", False, pod.uid)
         if self._is_failure(seen, pod):
             why = f" ({pod.reason})" if pod.reason else ""
             yield LossSign(pod.name, f"failed{why}", False, pod.uid)
         if pod.ends_by is not None:
             if now >= pod.ends_by + STUCK_SECONDS:
-                yield LossSign(pod.name, "does not end though it was deleted", False, pod.uid)
+                yield LossSign(pod.name, "is still terminating after its deletion", False, pod.uid)
             else:
                 self._look_at(pod.ends_by + STUCK_SECONDS)
 
@@ -445,7 +445,7 @@ class Resumption(Generic[P, E]):
         if not seen.is_suspended:
             lifted = replace(record, is_suspended=False, pods=frozenset())
             text = (
-                f"{seen.title} was let run by somebody else before all of its pods were gone: "
+                f"another program resumed {seen.title} before all of its pods were gone: "
                 "ranks of before and after the restart may meet"
             )
             return [WriteResumeRecord(lifted, seen.version), Say(LIFTED, text)]
@@ -485,7 +485,7 @@ class Resumption(Generic[P, E]):
         if not signs:
             return []
         fault = _words(signs)
-        loss = self._loss(seen, signs, now, "nothing is done about it: the job has failed")
+        loss = self._loss(seen, signs, now, "no action: the job has failed")
         losses = noted(seen.record.losses, loss)
         record = replace(seen.record, exhausted=fault, losses=losses)
         return [WriteResumeRecord(record, seen.version), _too_late(seen, fault)]

@@ -161,7 +161,7 @@ def _gauges(records: Iterable[JobRecord], now: float) -> Iterator[Metric]:
         labels=(*JOB, "fault"),
     )
     steps = gauge(
-        "unbroken_job_lost_steps", "Steps that had to be made again after faults.", labels=JOB
+        "unbroken_job_lost_steps", "Steps that had to be repeated after faults.", labels=JOB
     )
     for record in records:
         assert record.now is not None

@@ -141,7 +141,7 @@ HUB = [
         ([*ONE_OTHER, at(3, REDUCE[0], "eval (train.py:70)", *MAIN)], (3,), "likely",
          "rank 3 waits in all_reduce, called by eval (train.py:70)"),
         ([at(0, *SPIN)], (0,), "certain", "only rank"),
-        ([at(2, *SPIN)], (), "unsure", "ranks 0-1 could not be looked at"),
+        ([at(2, *SPIN)], (), "unsure", "ranks 0-1 could not be examined"),
         ([], (), "", "no rank"),
     ],
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_order_of_what_counts(
 def test_a_rank_that_was_not_looked_at_is_told_and_not_blamed() -> None:
     found = blame(ONE_OTHER, 100, world=4)
     assert found.ranks == ()
-    assert found.why.endswith("; rank 3 could not be looked at")
+    assert found.why.endswith("; rank 3 could not be examined")
 
 
 def on(

@@ -47,7 +47,7 @@ def test_survivors_keep_their_process_and_the_incident_says_how_many() -> None:
     """)
     incident = script.incidents[1]
     assert (incident.remedy, incident.kept) == (Remedy.IN_PROCESS, 1)
-    assert incident.reason.startswith("1 of 2 ranks kept their process; every pod is well; ")
+    assert incident.reason.startswith("1 of 2 ranks kept their process; all pods are healthy; ")
     assert incident.slowest == {"stopped": "j-w-1", "ready": "j-w-1", "started": "j-w-0"}
     assert script.status.restart_status is not None
     assert script.status.restart_status.restart_count == 1

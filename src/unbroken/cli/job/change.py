@@ -32,7 +32,7 @@ def restart(job: JobName, options: CommonOptions) -> None:
     """
     now = time_text(wall(), has_microseconds=True)
     patch = {"metadata": {"annotations": {RESTART: now}}}
-    _change(options, job, patch, "restart asked for")
+    _change(options, job, patch, "restart requested")
 
 
 def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:

@@ -132,7 +132,7 @@ def _end(
     for index, line in enumerate(waiting):
         yield from sheet.wrap(line, 10, first="          " if index else "waits for ")
     if not incidents and not waiting:
-        yield "nothing has broken so far"
+        yield "no incidents so far"
     if pattern := common(incidents):
         yield from sheet.wrap(pattern, 10, first="in common ")
     yield from sheet.wrap(goodput_line(good), 10, first="goodput   ")

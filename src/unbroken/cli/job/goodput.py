@@ -51,7 +51,7 @@ def share_text(share: float | None) -> str:
 
 def cause_text(cause: str) -> str:
     """The name of a cause of lost time."""
-    return "steps made again" if cause == TWICE else cause
+    return "repeated steps" if cause == TWICE else cause
 
 
 def largest(value: dict[str, Any]) -> str:

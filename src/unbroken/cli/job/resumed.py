@@ -266,7 +266,7 @@ def _end(job: ResumedJob, loss: Loss) -> str:
         return f"ran again after {span(loss.seconds)}"
     if loss is not job.last:
         return "did not run again before the next loss"
-    return "does not run again yet" if job.state == "Restarting" else "was not seen running again"
+    return "does not run again yet" if job.state == "Restarting" else "did not run again"
 
 
 def chosen(job: ResumedJob, number: int | None, *, every: bool) -> Sequence[Loss]:
@@ -300,9 +300,9 @@ def explanation(job: ResumedJob, losses: Sequence[Loss], paper: Paper) -> Iterat
     if not job.losses:
         if job.restarts or job.fault:
             yield from paper.field("fault", job.fault)
-            yield from paper.field("", "nothing else is recorded of it")
+            yield from paper.field("", "no details are recorded")
         else:
-            yield "nothing was lost so far"
+            yield "no losses so far"
 
 
 def _story(job: ResumedJob, loss: Loss, paper: Paper) -> Iterator[str]:

@@ -86,13 +86,13 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
     if steps is None:
         return text
     if steps == 0:
-        return f"{text}, no step"
+        return f"{text}, no step lost"
     again = redo_seconds(incident)
     work = f", about {span(again)} of work" if again else ""
     # Steps are lost only where this one is known.
     last = incident.step or 0
     which = str(last) if steps == 1 else f"{last - steps + 1} to {last}"
-    return f"{text} until it went on, then {counted(steps, 'step')} made again ({which}{work})"
+    return f"{text} until training resumed, then {counted(steps, 'step')} repeated ({which}{work})"
 
 
 def common(incidents: Sequence[Incident]) -> str:

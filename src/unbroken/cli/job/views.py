@@ -196,12 +196,12 @@ def incident_line(incident: Incident) -> str:
     what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
     plan, did = remedy_words(incident)
     if cost is None:
-        return f"{what}; to do: {plan}"
+        return f"{what}; next: {plan}"
     if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
         why = incident.reason if incident.remedy is Remedy.FAIL else incident.outcome
         return f"{what}; {did}: {why}"
     steps = lost_steps(incident)
-    again = f", {counted(steps, 'step')} made again" if steps else ""
+    again = f", {counted(steps, 'step')} repeated" if steps else ""
     wrong = "; REPLICAS DISAGREE" if incident.replicas_agree is False else ""
     return f"{what}; {did}; {cost:.3f} s lost{again}{wrong}"
 

@@ -163,7 +163,7 @@ def _print_fired(one: Object, is_paced: bool) -> None:
         print(f"    {one['place']}{stream}: {one['line'][:SHOWN_CHARACTERS]}")
     if one["overAt"] is not None:
         seconds = one["overAt"] - one["at"]
-        print(f"    the log goes on as if nothing was {seconds:g} s later; a job is restarted")
+        print(f"    the log continues {seconds:g} s later; a job is restarted all the same")
 
 
 def _row(one: Object) -> list[object]:

@@ -192,7 +192,7 @@ def _stuck(waits: Sequence[Wait]) -> Cause:
             return Cause("stuck", slow, LIKELY, why)
     wait = next((one for one in waits if not one.call.is_p2p), waits[0])
     why = (
-        f"nobody is behind: all {counted(len(wait.waiting), 'rank')} have called {wait.name()}; "
+        f"no rank is behind: all {counted(len(wait.waiting), 'rank')} have called {wait.name()}; "
         "the network or a GPU is suspected"
     )
     return Cause("stuck", (), UNSURE, why)
@@ -212,7 +212,7 @@ def _nobody_waits(groups: Sequence[ProcessGroup]) -> Iterator[Cause]:
         if late:
             has = "is" if len(late) == 1 else "are"
             why = (
-                f"nobody waits, but {name_ranks(late)} {has} behind in group {group.title()} "
+                f"no rank waits, but {name_ranks(late)} {has} behind in group {group.title()} "
                 f"({known[late[0]]} of {highest} collectives): it is outside of any collective, or "
                 "the dumps are of different moments"
             )
@@ -244,7 +244,7 @@ def _mismatch(group: ProcessGroup, sequence: int, what: str, seen: Mapping[int, 
     told = ", ".join(f"{name_ranks(ranks)}: {said}" for said, ranks in ordered[:4])
     why = f"different {what} in collective {sequence} of group {group.title()}: {told}"
     if len(ordered[0][1]) == len(ordered[-1][1]):
-        why += "; as many on each side, so nobody can be named"
+        why += "; both sides have as many ranks, so the culprit is unknown"
         return Cause("mismatch", tuple(sorted(seen)), UNSURE, why)
     fewer = tuple(sorted(rank for _, ranks in ordered[:-1] for rank in ranks))
     return Cause("mismatch", fewer, CERTAIN if what == "operations" else LIKELY, why)

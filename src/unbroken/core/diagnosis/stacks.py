@@ -123,7 +123,7 @@ def blame(evidence: Sequence[RankEvidence], now: float, world: int | None = None
     why = verdict.why
     if len(scene.ranks) < size:
         missing = [rank for rank in range(size) if rank not in scene.ranks]
-        why = f"{why}; {name_ranks(missing)} could not be looked at"
+        why = f"{why}; {name_ranks(missing)} could not be examined"
     return Blame(
         tuple(verdict.ranks),
         why[:WHY_CHARACTERS],
@@ -180,7 +180,7 @@ def _judge(scene: _Scene, size: int, now: float) -> _Verdict:
     if size == 1:
         return _Verdict((0,), f"{scene.summary([0])}, and is the only rank", CERTAIN)
     if all(what.kind in WAITING for what in scene.activities.values()):
-        said = f"nobody is behind: the network or a GPU is suspected; {scene.summary(scene.ranks)}"
+        said = f"no rank is behind: the network or a GPU is suspected; {scene.summary(scene.ranks)}"
         return _Verdict((), said, UNSURE)
     return _Verdict((), f"no rank differs from the others: {scene.summary(scene.ranks)}", UNSURE)
 

@@ -14,7 +14,7 @@ NAMED = IncidentName(UID, "lm-2", "team", "lm")
 KILLED = Signal(10.0, "Signal", "killed by SIGKILL", "lm-pods-1", "n1", rank=3, exit_code=137)
 MISSED = Signal(9.5, "PeerLost", "rank 3 is gone", "lm-pods-0", "n0", rank=0)
 ENDED = Incident(
-    *(2, 1, KILLED, (MISSED, KILLED), Remedy.PROCESS, "every pod is well"),
+    *(2, 1, KILLED, (MISSED, KILLED), Remedy.PROCESS, "all pods are healthy"),
     detected_at=10.2,
     stopped_at=10.3,
     ready_at=10.4,
@@ -99,7 +99,7 @@ def test_the_whole_names_job_culprit_and_cost() -> None:
         "unbroken.incident.trigger": "PeerLost",
         "unbroken.incident.signals": 2,
         "unbroken.incident.remedy": "process",
-        "unbroken.incident.reason": "every pod is well",
+        "unbroken.incident.reason": "all pods are healthy",
         "unbroken.incident.outcome": "recovered",
         "unbroken.incident.lost_seconds": 5.0,
         "unbroken.incident.lost_steps": 2,

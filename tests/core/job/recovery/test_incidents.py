@@ -133,7 +133,7 @@ def test_lost_pods_are_replaced_and_named() -> None:
 
 def test_a_pod_lost_later_is_named_and_no_pod_called_well() -> None:
     _, reason = choose(Remedy.PROCESS, "b", [])
-    assert reason == "every pod is well; b"
+    assert reason == "all pods are healthy; b"
     assert escalated(reason, ["p1"]) == "lost p1; b"
 
 

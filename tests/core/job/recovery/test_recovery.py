@@ -554,8 +554,12 @@ def test_agent_found_restarted_while_its_peers_complain_is_the_culprit() -> None
     ("text", "lines", "expected"),
     [
         ("ValueError: bad batch", ("Traceback ...", "ValueError: bad batch"), ""),
-        ("exit code 2", ("usage: train.py", "error: no --lr\n", " "), "; it said: error: no --lr"),
-        ("exit code 2", ("x" * 500,), f"; it said: {'x' * 200}"),
+        (
+            "exit code 2",
+            ("usage: train.py", "error: no --lr\n", " "),
+            "; last output: error: no --lr",
+        ),
+        ("exit code 2", ("x" * 500,), f"; last output: {'x' * 200}"),
         ("killed by SIGKILL", (), ""),
     ],
 )
@@ -574,4 +578,4 @@ def test_a_condition_does_not_take_a_stack_for_words() -> None:
     found = Incident(1, 0, silent, (silent,), Remedy.PROCESS, "it is well", 1.0, examined_at=2.0)
     assert "it said" not in story(found)
     told = replace(silent, evidence=(*stack, "last output: epoch 3"))
-    assert story(replace(found, culprit=told)).endswith("; it said: epoch 3")
+    assert story(replace(found, culprit=told)).endswith("; last output: epoch 3")

@@ -63,7 +63,7 @@ def test_an_agent_that_does_not_answer_is_left_out_when_the_time_is_over() -> No
     job.answer("w-1", 31, replace(looked(1, IN_DATA), state="T"))
     assert job.job.deadline() == 30 + WAITS
     assert job.tick(30 + WAITS) == STOP
-    assert job.incidents[1].blame.endswith("rank 0 could not be looked at")
+    assert job.incidents[1].blame.endswith("rank 0 could not be examined")
 
 
 def test_ranks_that_only_wait_for_each_other_are_given_time_for_a_link_that_flaps() -> None:
@@ -71,7 +71,7 @@ def test_ranks_that_only_wait_for_each_other_are_given_time_for_a_link_that_flap
     job.answer("w-0", 31, looked(0))
     assert job.answer("w-1", 32, looked(1)) == ""
     (told,) = job.told(DISMISSED)
-    assert "is given more time: nobody is behind" in told
+    assert "waiting longer: no rank is behind" in told
     assert job.job.deadline() == 54, "22 s of silence, and as many more"
     job.tick(54)
     job.answer("w-0", 55, looked(0))

@@ -132,7 +132,7 @@ def test_an_evaluation_of_all_ranks_that_tells_nothing_is_given_half_an_hour(
     job, stopped = silence_of(world, look, WORKING_SECONDS)
     assert stopped is None
     (told,) = job.told(DISMISSED)
-    assert "but at work" in told or "given more time" in told
+    assert "but working" in told or "waiting longer" in told
 
 
 def test_an_evaluation_that_tells_nothing_for_longer_is_stopped_and_nobody_is_named() -> None:

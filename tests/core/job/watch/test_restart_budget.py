@@ -36,7 +36,7 @@ def fail(script: Script, at: float, attempt: int, step: int | None = None) -> No
 
 def reasons(script: Script) -> list[str]:
     """Why each remedy was chosen."""
-    return [one.reason.removeprefix("every pod is well; ") for one in script.incidents.values()]
+    return [one.reason.removeprefix("all pods are healthy; ") for one in script.incidents.values()]
 
 
 def test_restarts_with_progress_never_end_a_job() -> None:

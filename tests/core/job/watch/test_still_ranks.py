@@ -194,7 +194,7 @@ def test_two_looks_that_are_alike_name_the_rank_before_all_are_silent() -> None:
     assert job.answer("w-1", 20, looked(1, IN_DATA)) == STOP
     found = job.incidents[1]
     assert (found.culprit.rank, found.confidence) == (1, "certain")
-    assert found.culprit.text.endswith("no rank got on for 10 s")
+    assert found.culprit.text.endswith("no rank made progress for 10 s")
 
 
 def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_name() -> None:

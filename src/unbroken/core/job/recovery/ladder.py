@@ -51,8 +51,8 @@ RUNGS = (
         keeps_processes=True,
         starts_again=True,
         code="PLR",
-        plan="go on in the same processes",
-        done="went on in the same processes",
+        plan="resume in the same processes",
+        done="resumed in the same processes",
     ),
     Rung(
         Remedy.PROCESS,
@@ -71,9 +71,9 @@ RUNGS = (
         keeps_processes=True,
         starts_again=True,
         code="PLR",
-        plan="replace the pod, restart the processes of the others",
+        plan="replace the pod, restart the other processes",
         done="replaced the pod",
-        plan_kept="replace the pod, go on in the others' processes",
+        plan_kept="replace the pod, resume in the other processes",
     ),
     Rung(
         Remedy.JOB,
@@ -97,7 +97,7 @@ RUNGS = (
 """All rungs, the lowest first."""
 _BY_REMEDY = {rung.remedy: rung for rung in RUNGS}
 _NAMED = 3
-WELL = "every pod is well; "
+WELL = "all pods are healthy; "
 
 
 def rung_of(remedy: Remedy) -> Rung:

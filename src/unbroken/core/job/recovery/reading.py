@@ -93,7 +93,7 @@ def _while_training(state: JobState, received: Received) -> list[Signal]:
         is_kept = report.restart_mode == IN_PROCESS_RESTART
         fault, text = signals.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
     elif max(received.attempt or 0, newest or 0) > attempt:
-        fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
+        fault, text = OPERATOR_RESTARTED, "another operator has started a newer attempt"
     elif report.state is AgentState.FAULTED:
         is_ours = received.attempt == attempt
         return signals.of_workers(member, report, received.at) if is_ours else []
@@ -102,7 +102,7 @@ def _while_training(state: JobState, received: Received) -> list[Signal]:
     elif report.state in (AgentState.READY, AgentState.STOPPING):
         is_over = is_stock(report) and member.uid not in state.gang.awaited
         if is_over or (newest is not None and newest >= attempt):
-            fault, text = signals.STOPPED, "the workers were stopped by somebody else"
+            fault, text = signals.STOPPED, "another program stopped the workers"
             if report.reason == LEASE_OVER:
                 fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
     elif received.attempt == attempt and not _follows_order(state, report):

@@ -338,7 +338,7 @@ def story(incident: Incident) -> str:
         mark = f"{signals.LAST_OUTPUT}: "
         told = tuple(line.removeprefix(mark) for line in told if line.startswith(mark))
     said = next((line.strip() for line in reversed(told) if line.strip()), "")[:LAST_CHARACTERS]
-    return first if not said or said in first else f"{first}; it said: {said}"
+    return first if not said or said in first else f"{first}; last output: {said}"
 
 
 def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPods:

@@ -24,7 +24,7 @@ SAME_ERROR = "SameErrorSameStep"
 OCCURRENCES = 3
 """Occurrences that prove an error of the script even without another node or a step."""
 NODES_NAMED = 4
-_OWN = "it is the script's own"
+_OWN = "the error comes from the script"
 _RAISED = (
     FaultKind.EXCEPTION.value,
     FaultKind.CUDA_ERROR.value,
@@ -85,7 +85,7 @@ def find_repeat(
     is_proven = step is not None and len(nodes) > 1
     if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
-        hint = f"annotation {keys.SAME_ERROR}: restart would go on"
+        hint = f"to restart anyway, set the annotation {keys.SAME_ERROR}: restart"
         return RepeatedError(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
     suspect = next(iter(nodes)) if len(nodes) == 1 else ""
     if suspect and set(elsewhere) - nodes:

@@ -330,7 +330,7 @@ class Examination:
         if not self._is_dismissal_recorded:
             self._is_dismissal_recorded = True
             is_at_work = what.is_working or self._looks.is_at_work
-            state = "but at work" if is_at_work else "and is given more time"
+            state = "but working" if is_at_work else "waiting longer"
             self._state.record_event(
                 DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
             )
@@ -406,7 +406,7 @@ class Examination:
         self, since: float, what: Blame, looks: dict[int, RankEvidence], now: float
     ) -> list[Signal]:
         fault = signals.SPINNING if what.is_spinning else signals.STALLED
-        seconds = f"no rank got on for {now - since:.0f} s"
+        seconds = f"no rank made progress for {now - since:.0f} s"
         text = f"{what.why}; {seconds}"[: signals.TEXT_CHARACTERS]
         signal = Signal(min(since, now), fault, text)
         blamed = what.ranks[: signals.FAULTS_MAX]
