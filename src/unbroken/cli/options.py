@@ -36,13 +36,13 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-Form = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer: text or json.")]
+Form = Annotated[Output, typer.Option("-o", "--output", help="Output format: text or json.")]
 ListForm = Annotated[
     ListOutput,
     typer.Option(
         "-o",
         "--output",
-        help="Form of the list: text, wide (more columns), name (names only), json or yaml.",
+        help="Output format: text, wide (more columns), name (names only), json or yaml.",
     ),
 ]
 Watching = Annotated[

@@ -57,7 +57,8 @@ def command(
     *,
     target: ProgramTarget,
 ) -> None:
-    """Serve the cluster API for the aws CLI and boto3. It keeps no state: run any number of it.
+    """Serve the cluster API for the aws CLI and boto3. It is stateless; you can run several
+    replicas.
 
     An operator does the work; this program needs no rights to pods, jobs or secrets.
 

@@ -33,7 +33,8 @@ LOOK_SECONDS = 1.0
 
 app = App(
     help="Manage clusters of machines: groups with lifecycle scripts, deep checks and repair. "
-    "Equivalent to `aws sagemaker ...-cluster` with the address from `unbroken status`.",
+    "The same operations as `aws sagemaker create-cluster` and others, at the address from "
+    "`unbroken status`.",
     no_args_is_help=True,
 )
 
@@ -86,7 +87,7 @@ class ApiFlags:
     """The form of the answer, and the cluster API that is called."""
 
     output: Form = option(
-        "-o", "--output", default=Form.TEXT, help="Form of the answer: text, json or yaml."
+        "-o", "--output", default=Form.TEXT, help="Output format: text, json or yaml."
     )
     api: Api
 

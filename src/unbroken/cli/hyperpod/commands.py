@@ -57,7 +57,7 @@ def run() -> None:
 JobOption = Annotated[str, typer.Option("--job-name", help="Name of the job.")]
 AsJson = Annotated[
     Output,
-    typer.Option("-o", "--output", help="Form of the answer: json, as the CLI prints, or text."),
+    typer.Option("-o", "--output", help="Output format: json (as the HyperPod CLI) or text."),
 ]
 
 

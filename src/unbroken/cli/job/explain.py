@@ -52,7 +52,8 @@ def command(
 
     The newest incident is shown in full, older ones in a line each, the job's goodput at the end.
     For a job of another kind with auto-resume: its losses (the latest 10) with culprit, cause,
-    remedy, and the time until it ran again. If jobs of several kinds have a name, write KIND/NAME.
+    remedy, and the time until it ran again. If jobs of different kinds share a name, write
+    KIND/NAME.
 
     Example: `unbroken explain train --all --stacks`
 

@@ -154,7 +154,9 @@ def command(
         bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")
     ] = False,
 ) -> None:
-    """Start a Kubernetes cluster on this machine: no root, container runtime or network needed.
+    """Start a Kubernetes API, an operator and nodes of processes on this machine.
+
+    It needs neither root, nor a container runtime, nor a network.
 
     Options that are not given keep the value of the last time. Ctrl-C (or `unbroken down`) stops
     the cluster and its pods; its objects stay in DIR for the next time. Nodes may offer resources

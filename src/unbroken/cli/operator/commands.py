@@ -52,7 +52,7 @@ def command(
     webhook: WebhookFlags,
     key: KeyFlags,
 ) -> None:
-    """Run the operator in the foreground. Of several operators on a cluster, one is the leader.
+    """Run the operator in the foreground. If several operators run, only the leader acts.
 
     Every operator serves the cluster API, which keeps no state.
 
