@@ -20,6 +20,15 @@ from reference_pages import code, pages, table
 
 from unbroken.agent.options import OPTIONS as LAUNCHER_OPTIONS
 from unbroken.cli import main
+from unbroken.cli.app import CONTEXT
+from unbroken.cli.help_text import (
+    choices,
+    default_of,
+    help_parts,
+    is_argument,
+    placeholder,
+    wrapped,
+)
 from unbroken.spec import keys
 from unbroken.spec.job.types import JobOptions
 from unbroken.spec.schema.crd import job_definition
@@ -28,15 +37,6 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
 HEAD = "<!-- Written by tools/reference.py from {source}; do not edit. -->\n\n"
 EXIT = re.compile(r"(?:With --once: exit status|Exit status)\b.*", re.DOTALL)
-TYPES = {
-    "str": "text",
-    "int range": "number",
-    "float range": "number",
-    "float": "number",
-    "path": "path",
-    "list[str]": "text",
-}
-"""Names of typer's types on the pages."""
 FAILED = (
     "The command failed; a line `error: ...` on standard error says why. Or a test found a fault: "
     "see the table below."
@@ -109,17 +109,15 @@ def cli() -> Iterator[str]:
 
 
 def _described(path: tuple[str, ...], command: Any) -> Iterator[str]:
-    names = {"help_option_names": main.HELP_NAMES}
-    context = command.context_class(command, info_name=" ".join(path), **names)
+    context = command.context_class(command, info_name=" ".join(path), **CONTEXT)
     yield from ("```", " ".join([*path, *command.collect_usage_pieces(context)]), "```", "")
-    for paragraph in (command.help or "").split("\n\n"):
-        example = re.fullmatch(r"Example: `(.+)`", paragraph.strip())
-        yield from (["```sh", example[1], "```"] if example else [paragraph.strip()])
-        yield ""
+    paragraphs, examples = help_parts(command)
+    for paragraph in paragraphs:
+        yield from (wrapped(paragraph, 100), "")
+    if examples:
+        yield from ("```sh", *examples, "```", "")
     shown = [one for one in command.params if not getattr(one, "hidden", False)]
-    rows = [
-        (_names(one), _value(one, context), one.help or "", _default(one, context)) for one in shown
-    ]
+    rows = [(_names(one), _value(one), one.help or "", _default(one)) for one in shown]
     yield from table(("argument or option", "value", "meaning", "default"), rows)
     below = getattr(command, "commands", None)
     if below and path != ("unbroken",):
@@ -127,27 +125,19 @@ def _described(path: tuple[str, ...], command: Any) -> Iterator[str]:
 
 
 def _names(param: Any) -> str:
-    if param.param_type_name == "argument":
-        return code(param.metavar or param.name.upper())
+    if is_argument(param):
+        return code(placeholder(param))
     return ", ".join(map(code, (*param.opts, *param.secondary_opts)))
 
 
-def _value(param: Any, context: Any) -> str:
-    if param.param_type_name == "argument" or getattr(param, "is_bool_flag", False):
+def _value(param: Any) -> str:
+    if is_argument(param) or not placeholder(param):
         return ""
-    found = str(param.display_type_rich(context)).strip("<>")
-    return TYPES.get(found) or code(found)
+    return ", ".join(map(code, choices(param))) or code(placeholder(param))
 
 
-def _default(param: Any, context: Any) -> str:
-    default = param.show_default if isinstance(param.show_default, str) else param.default
-    if isinstance(default, Enum):
-        default = default.value
-    if getattr(param, "is_bool_flag", False) and param.secondary_opts and default is not None:
-        default = param.opts[0] if default is True else default
-    found = "" if default in (None, False, "", (), []) or callable(default) else f"{default}"
-    if param.required:
-        found = "required"
+def _default(param: Any) -> str:
+    found = "required" if param.required else default_of(param)
     names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
     return "; ".join(filter(None, [*(f"`{name}` in the environment" for name in names), found]))
 

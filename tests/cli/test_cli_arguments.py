@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tests.cli_calls import Cli, manifest
 from unbroken.cli import main
+from unbroken.cli.help_text import WIDEST, help_parts
 from unbroken.cli.main import app
 
 KUBECONFIG = """
@@ -223,23 +224,56 @@ def test_every_command_and_group_has_a_name_and_a_sentence() -> None:
 
 def test_the_help_names_every_command_in_its_group(here: Cli) -> None:
     shown = here.call("--help").stdout
-    panels = dict(re.findall(r"^╭─ (.+?) ─+╮\n((?:│.*\n)+)", shown, re.MULTILINE))
+    panels = dict(re.findall(r"^(\S.+):\n((?:  .*\n)+)", shown, re.MULTILINE))
     for name, group in main.COMMANDS.items():
-        assert re.search(rf"^│ {name} +[A-Z]", panels[group], re.MULTILINE), name
+        assert re.search(rf"^  {name} +[A-Z]", panels[group], re.MULTILINE), name
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+def test_help_breaks_no_name_and_has_one_pair_of_brackets(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    program = typer.main.get_command(main.app)
+    for words, command in [((), program), *commands(program)]:
+        done = CliRunner().invoke(app, [*words, "--help"])
+        assert done.exit_code == 0, words
+        usage, *lines = done.stdout.splitlines()
+        usage += lines[0].strip()
+        assert not re.search(r"[{}<>]|\[\[|\]\.\.\.\.", usage.partition("{JOB.yaml")[0]), usage
+        text = "\n".join(lines)
+        for wrong in ("…", "(default", "default: (", "<str", "<int", "\x1b", "\N{NO-BREAK SPACE}"):
+            assert wrong not in text, (words, wrong)
+        for option in command.get_params(command.make_context("x", [], resilient_parsing=True)):
+            for name in (*option.opts, *option.secondary_opts) if option.opts[0][0] == "-" else ():
+                assert re.search(rf"(?m)^  (\S+ )*{name}\b", text), (words, name)
+        examples = {line.strip() for line in re.findall(r"(?m)^  unbroken .+$", text)}
+        wide = [
+            line
+            for line in lines
+            if len(line) > min(columns, WIDEST) and line.strip() not in examples
+        ]
+        assert not wide, words
 
 
 def test_every_command_has_an_example_that_its_options_accept() -> None:
     program = typer.main.get_command(main.app)
     for words, command in commands(program):
-        if getattr(command, "commands", None):
-            continue
-        examples = re.findall(r"^Example: `(.+)`$", command.help, re.MULTILINE)
+        examples = help_parts(command)[1]
         assert examples, words
         for example in examples:
             given = shlex.split(example)
             assert tuple(given[: len(words) + 1]) == ("unbroken", *words)
-            # Reads the options and runs nothing; a wrong option or a missing value raises.
-            command.make_context(words[-1], given[len(words) + 1 :])
+            assert_is_read(command, given[len(words) + 1 :])
+
+
+def assert_is_read(command: Any, given: list[str]) -> None:
+    """Have a command read words, and run nothing; a wrong option or a missing value raises."""
+    below = getattr(command, "commands", {})
+    if given and given[0] in below:
+        assert_is_read(below[given[0]], given[1:])
+    else:
+        command.make_context(command.name, given)
 
 
 def test_help_shows_no_type_for_an_option_without_a_value(here: Cli) -> None:
@@ -261,6 +295,7 @@ def loaded(*arguments: str) -> set[str]:
     code = f"""
 import atexit, sys
 from unbroken.cli import main
+from unbroken.cli.help_text import WIDEST, help_parts
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main.app({list(arguments)!r})"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -129,5 +129,5 @@ def test_what_a_manifest_has_itself_is_refused_with_the_place_to_write_it() -> N
 def test_the_help_shows_both_forms() -> None:
     shown = CliRunner().invoke(app, ["run", "--help"]).stdout
     flat = " ".join(shown.split())
-    assert "unbroken run JOB.yaml takes its options before or after the manifest" in flat
+    assert "`unbroken run JOB.yaml` takes its options before or after the manifest" in flat
     assert "SCRIPT.py [ARGS...]" in flat

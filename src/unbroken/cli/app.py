@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .help_text import WIDEST, usage_pieces, write_help
+
 _OPTION = "option"
 """Key of a field's metadata: the settings of its option."""
 
@@ -24,20 +26,21 @@ def option(*names: str, default: Any = None, **settings: Any) -> Any:
     return field(default=default, metadata={_OPTION: typer.Option(*names, **settings)})
 
 
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
 VALIDATOR = "Value error, "
 """Beginning of the messages of pydantic, with which typer reads options."""
 
 
 class _Plain:
-    """A command whose help shows no `<bool>` for options that take no value, and whose errors name
-    no validator."""
+    """A command whose help is plain text (`help_text`), and whose errors name no validator."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for option in params:
-            if getattr(option, "is_bool_flag", False):
-                option.metavar = ""
-        return params
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help to click's formatter."""
+        write_help(self, ctx, formatter)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line after the command's name."""
+        return usage_pieces(self, ctx, super().collect_usage_pieces(ctx))  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -57,10 +60,10 @@ class Group(_Plain, TyperGroup):
 
 
 class App(typer.Typer):
-    """A typer app whose commands take groups of options, with help texts in Markdown."""
+    """A typer app whose commands take groups of options."""
 
     def __init__(self, **settings: Any) -> None:
-        own = {"add_completion": False, "rich_markup_mode": "markdown", "cls": Group}
+        own = {"add_completion": False, "cls": Group, "context_settings": CONTEXT}
         super().__init__(**{**own, **settings})
 
     def command(self, *given: Any, **named: Any) -> Callable[[Any], Any]:

@@ -12,10 +12,9 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from .app import App, Group
+from .app import CONTEXT, App, Group
 from .terminal import guard, guarded
 
-HELP_NAMES = ["-h", "--help"]
 GROUPS = {
     "Jobs": {
         "run": "run.commands:app",
@@ -94,9 +93,8 @@ app = typer.Typer(
     name="unbroken",
     cls=_Group,
     invoke_without_command=True,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": HELP_NAMES},
+    context_settings=CONTEXT,
 )
 FIRST_STEPS = """\
 unbroken keeps PyTorch training jobs running through failures.

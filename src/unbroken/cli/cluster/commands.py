@@ -32,9 +32,10 @@ LOOK_SECONDS = 1.0
 """Interval of polling a cluster; the API has no way to wait."""
 
 app = App(
-    help="Manage clusters of machines: groups with lifecycle scripts, deep checks and repair. "
-    "The same operations as `aws sagemaker create-cluster` and others, at the address from "
-    "`unbroken status`.",
+    help="Manage clusters of machines: groups with lifecycle scripts, deep checks and repair."
+    "\n\nThe same operations as `aws sagemaker create-cluster` and others, at the address from "
+    "`unbroken status`."
+    "\n\nExample: `unbroken cluster describe train-cluster`",
     no_args_is_help=True,
 )
 
@@ -47,7 +48,7 @@ class Form(StrEnum):
     YAML = "yaml"
 
 
-Name = Annotated[str, typer.Argument(help="Name or ARN of the cluster.")]
+Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="Name or ARN of the cluster.")]
 Input = Annotated[
     str,
     typer.Option(

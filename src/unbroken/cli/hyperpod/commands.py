@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.app import App
+from unbroken.cli.app import CONTEXT, App
 from unbroken.cli.connection import PODS, Cluster, Collection, Object
 from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
 from unbroken.cli.place import Use
@@ -34,7 +34,8 @@ JOBS = Collection(
 
 app = App(
     no_args_is_help=True,
-    help="Start and watch PyTorchJobs with the commands of the HyperPod CLI 2.x.",
+    help="Start and watch PyTorchJobs with the commands of the HyperPod CLI 2.x."
+    "\n\nExample: `unbroken hyperpod list-jobs -A`",
 )
 
 
@@ -48,7 +49,7 @@ def run() -> None:
         no_args_is_help=True,
         help=app.info.help,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=CONTEXT,
     )
     program.registered_commands += app.registered_commands
     call(program)

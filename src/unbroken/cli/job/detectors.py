@@ -49,7 +49,7 @@ def command(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DETECTOR=MODE...]",
+            metavar="DETECTOR=MODE...",
             help="New mode of a detector: off, shadow, warn or act; * sets all others.",
             autocompletion=_complete,
             show_default=False,

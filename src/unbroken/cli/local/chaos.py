@@ -32,7 +32,8 @@ MARKER = "UNBROKEN_CONTAINER_ID"
 
 app = App(
     no_args_is_help=True,
-    help="Break a worker, agent, pod or node of the local cluster to see the recovery.",
+    help="Break a worker, agent, pod or node of the local cluster to see the recovery."
+    "\n\nExample: `unbroken chaos kill-worker train --rank 3`",
 )
 Rank = Annotated[int, typer.Option("--rank", min=0, help="Global rank of the worker.")]
 

@@ -46,10 +46,16 @@ class ClusterFlags:
 
     nodes: int | None = option(min=0, max=200, help="Number of nodes.", show_default="1")
     cpu: str | None = option(
-        "--cpu-per-node", help="CPUs of each node, such as 4 or 500m.", show_default="all"
+        "--cpu-per-node",
+        metavar="CPUS",
+        help="CPUs of each node, such as 4 or 500m.",
+        show_default="all",
     )
     memory: str | None = option(
-        "--memory-per-node", help="Memory of each node, such as 8Gi.", show_default="all"
+        "--memory-per-node",
+        metavar="SIZE",
+        help="Memory of each node, such as 8Gi.",
+        show_default="all",
     )
     gpus: int | None = option(
         "--gpu-per-node", min=0, help="GPUs of each node (nvidia.com/gpu).", show_default="0"

@@ -39,7 +39,7 @@ Kinds = Annotated[
 def command(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE]...", help="Names of nodes. Default: all nodes."),
+        typer.Argument(metavar="NODE...", help="Names of nodes. Default: all nodes."),
     ] = None,
     deep: Annotated[
         bool,

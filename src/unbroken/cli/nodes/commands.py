@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 app = App(
     invoke_without_command=True,
-    help="List and describe nodes, order repairs, show and clear the blame of a node.",
 )
 
 
@@ -54,7 +53,12 @@ def nodes(
     *,
     target: Target,
 ) -> None:
-    """List and describe nodes, order repairs, show and clear the blame of a node."""
+    """List and describe nodes, order repairs, show and clear the blame of a node.
+
+    Example: `unbroken nodes -o wide`
+
+    Example: `unbroken nodes describe node-1`
+    """
     if ctx.invoked_subcommand is None:
         _list(target, output, watch=watch)
     else:
@@ -354,7 +358,10 @@ def _score(held: NodeRecordSpec, now: float) -> float:
 @app.command()
 def clear(
     name: Name,
-    why: Annotated[str, typer.Option("--why", help="Reason why the node is good; it is recorded.")],
+    why: Annotated[
+        str,
+        typer.Option("--why", metavar="TEXT", help="Reason why the node is good; it is recorded."),
+    ],
     wait: Wait = False,
     output: Form = Output.TEXT,
     *,

@@ -51,11 +51,16 @@ def command(
         typer.Option("--table", metavar="FILE", help="File with changes to the table of faults."),
     ] = None,
     root: Annotated[
-        Path, typer.Option("--root", help="Folder where the node's file system is mounted.")
+        Path,
+        typer.Option(
+            "--root", metavar="DIR", help="Folder where the node's file system is mounted."
+        ),
     ] = Path("/"),
     log_directory: Annotated[
         Path | None,
-        typer.Option("--log-directory", help="Folder for the agent's log stream as a file."),
+        typer.Option(
+            "--log-directory", metavar="DIR", help="Folder for the agent's log stream as a file."
+        ),
     ] = None,
     gpus: Annotated[
         int | None,

@@ -44,7 +44,9 @@ def command(
     ] = None,
     disk: Annotated[
         Path,
-        typer.Option("--disk", help="Folder on the disk to test, such as that of checkpoints."),
+        typer.Option(
+            "--disk", metavar="DIR", help="Folder on the disk to test, such as that of checkpoints."
+        ),
     ] = Path("/tmp"),
     gpus: Annotated[
         int | None,

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 app = App(
     no_args_is_help=True,
-    help="Show the faults that the node daemon detects, and the action for each.",
+    help="Show the faults that the node daemon detects, and the action for each."
+    "\n\nExample: `unbroken faults explain 79`",
 )
 Table = Annotated[
     Path | None,

@@ -100,7 +100,10 @@ class CheckFlags:
         show_default="none: only nodes of a local cluster can be tested",
     )
     check_logs: Path | None = option(
-        "--check-logs", help="Folder for the log files of deep checks.", show_default="none"
+        "--check-logs",
+        metavar="DIR",
+        help="Folder for the log files of deep checks.",
+        show_default="none",
     )
     check_link: list[str] | None = option(
         "--check-link",

@@ -21,7 +21,8 @@ from unbroken.errors import SpecError, UnbrokenError
 FOUND, WRONG = 1, 2
 app = App(
     no_args_is_help=True,
-    help="Test and check log rules before a job uses them.",
+    help="Test and check log rules before a job uses them."
+    "\n\nExample: `unbroken rules test job.yaml logs/`",
 )
 
 Job = Annotated[
@@ -42,7 +43,7 @@ Logs = Annotated[
 ]
 MaybeLogs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[LOG]...", help="Also check the rules against these logs."),
+    typer.Argument(metavar="LOG...", help="Also check the rules against these logs."),
 ]
 Ranks = Annotated[
     list[str] | None,
@@ -77,7 +78,7 @@ def replay(
         float | None,
         typer.Option(
             min=1e-6,
-            metavar="LINES_PER_SECOND",
+            metavar="N",
             help="Lines per second, in place of times in the lines.",
         ),
     ] = None,

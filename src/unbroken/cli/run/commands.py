@@ -50,12 +50,14 @@ Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
 ]
 Nodes = Annotated[
-    str | None, typer.Option("--nnodes", help="Number of pods: N or N:N.", show_default="1")
+    str | None,
+    typer.Option("--nnodes", metavar="N", help="Number of pods: N or N:N.", show_default="1"),
 ]
 Processes = Annotated[
     str | None,
     typer.Option(
         "--nproc-per-node",
+        metavar="N",
         help="Processes of each pod: N, auto, cpu or gpu.",
         show_default="1",
     ),
