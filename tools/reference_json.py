@@ -1,4 +1,4 @@
-"""The page of docs/reference/ about what commands print with `-o json`.
+"""The page of docs/reference/ about what commands print with `-o json`; `-o yaml` has the same.
 
 The keys are read from the source: from the dictionaries that a function returns or prints, and from
 schemas.  `FORMS` says which functions make the answer of which command; a command with `-o` that is
@@ -121,9 +121,9 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
     yield from (
         "# JSON of the commands",
         "",
-        "Keys of what commands print with `-o json`. `a.b` is a key of an object, `a[].b` a key",
-        "of every object of a list. Not listed are the keys of parts that are printed as",
-        "Kubernetes has them, for example the status of a check.",
+        "Keys of what commands print with `-o json` or `-o yaml`. `a.b` is a key of an object,",
+        "`a[].b` a key of every object of a list. Not listed are the keys of parts that are",
+        "printed as Kubernetes has them, for example the status of a check.",
         "",
         "A key may be added in any version. A key of this page is removed or changed only with a",
         "line in the [changelog](../../CHANGELOG.md).",
@@ -190,7 +190,9 @@ def _of_function(function: Any) -> Iterator[str]:
         match node:
             case ast.Return(value=ast.expr() as value):
                 yield from _of_value(value, "", names)
-            case ast.Call(func=ast.Name(id="print_json" | "Listing"), args=[value, *_]):
+            case ast.Call(
+                func=ast.Attribute(attr="print") | ast.Name(id="Listing"), args=[value, *_]
+            ):
                 yield from _of_value(value, "", names)
             case _:
                 pass

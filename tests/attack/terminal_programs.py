@@ -41,7 +41,7 @@ def logged() -> None:
 @app.command()
 def live() -> None:
     """Shows a job that runs."""
-    with open_screen(is_json=False) as screen:
+    with open_screen(is_data=False) as screen:
         screen.state([HOSTILE, HOSTILE])
         screen.output(HOSTILE)
         screen.note(HOSTILE)

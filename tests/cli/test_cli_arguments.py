@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from tests.cli_calls import Cli, manifest
 from unbroken.cli import main
-from unbroken.cli.help_text import WIDEST, help_parts
+from unbroken.cli.help_text import WIDEST, choices, help_parts
 from unbroken.cli.main import app
 
 KUBECONFIG = """
@@ -295,7 +296,7 @@ def loaded(*arguments: str) -> set[str]:
     code = f"""
 import atexit, sys
 from unbroken.cli import main
-from unbroken.cli.help_text import WIDEST, help_parts
+from unbroken.cli.help_text import WIDEST, choices, help_parts
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main.app({list(arguments)!r})"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -316,6 +317,21 @@ def test_a_command_loads_no_other() -> None:
         not {"unbroken.cli.local.chaos", "unbroken.cli.job.describe", "unbroken.cli.run.commands"}
         & modules
     )
+
+
+def test_every_command_with_json_has_yaml_with_the_same_values(here: Cli) -> None:
+    outputs = [
+        choices(one)
+        for _, command in commands(typer.main.get_command(main.app))
+        for one in command.params
+        if "--output" in one.opts
+    ]
+    assert len(outputs) > 40
+    assert all({"json", "yaml"} <= set(one) for one in outputs)
+    for words in (["faults", "explain", "79"], ["faults", "list"]):
+        shown = {form: here.call(*words, "-o", form).stdout for form in ("json", "yaml")}
+        assert yaml.safe_load(shown["yaml"]) == json.loads(shown["json"]), words
+        assert shown["yaml"] != shown["json"]
 
 
 def test_every_job_command_offers_json_and_a_cluster() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unbroken.errors import SpecError, WorldError
 
 from .options import ListOutput
-from .show import note, print_json, print_table, print_yaml
+from .show import note, print_table, print_value
 
 if TYPE_CHECKING:
     from .connection import Cluster
@@ -41,10 +41,8 @@ class Listing:
 
 def show_list(listing: Listing, output: ListOutput) -> None:
     """Print a list in the form that the user wants."""
-    if output is ListOutput.JSON:
-        print_json(listing.value)
-    elif output is ListOutput.YAML:
-        print_yaml(listing.value)
+    if output in (ListOutput.JSON, ListOutput.YAML):
+        print_value(listing.value, output)
     elif output is ListOutput.NAME:
         print(*listing.names, sep="\n", end="\n" if listing.names else "")
     elif listing.rows or not listing.empty:

@@ -12,6 +12,7 @@ import typer
 
 from .app import option
 from .place import DEFAULT, Place, Use, find
+from .show import print_value
 
 if TYPE_CHECKING:
     from .connection import Cluster
@@ -20,10 +21,20 @@ T = TypeVar("T")
 
 
 class Output(StrEnum):
-    """Forms of the answer."""
+    """Forms of the output of a command."""
 
     TEXT = "text"
     JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_data(self) -> bool:
+        """True if the output is for programs."""
+        return self is not Output.TEXT
+
+    def print(self, value: object) -> None:
+        """Print a value as JSON or YAML."""
+        print_value(value, self)
 
 
 class ListOutput(StrEnum):
@@ -36,7 +47,7 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-Form = Annotated[Output, typer.Option("-o", "--output", help="Output format: text or json.")]
+Form = Annotated[Output, typer.Option("-o", "--output", help="Output format: text, json or yaml.")]
 ListForm = Annotated[
     ListOutput,
     typer.Option(
@@ -108,11 +119,6 @@ class CommonOptions:
     namespace: Namespace = ""
     output: Form = Output.TEXT
     target: Target
-
-    @property
-    def is_json(self) -> bool:
-        """True if the answer is printed as JSON."""
-        return self.output is Output.JSON
 
     def run(self, act: Callable[[Cluster], Awaitable[T]], use: Use = Use.READ) -> T:
         """Run `act` with a connection to the cluster, in the namespace."""

@@ -75,11 +75,15 @@ def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def print_yaml(value: Any) -> None:
-    """Print a value as YAML."""
+def print_value(value: Any, form: str) -> None:
+    """Print a value as `json` or `yaml`."""
+    if form == "json":
+        print_json(value)
+        return
     import yaml  # slow to load
 
-    print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+    plain = msgspec.to_builtins(value)
+    print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

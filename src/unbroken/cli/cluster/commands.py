@@ -7,17 +7,16 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
-from unbroken.cli.app import App, option
+from unbroken.cli.app import App
 from unbroken.cli.documents import read_text
 from unbroken.cli.listing import Listing, show_list
-from unbroken.cli.options import Context, ListForm, ListOutput, LocalDirectory
-from unbroken.cli.show import note, print_json, print_table, print_yaml
+from unbroken.cli.options import Context, Form, ListForm, ListOutput, LocalDirectory, Output
+from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 
 from .place import EndpointUrl, endpoint
@@ -38,14 +37,6 @@ app = App(
     "\n\nExample: `unbroken cluster describe train-cluster`",
     no_args_is_help=True,
 )
-
-
-class Form(StrEnum):
-    """Forms of the answer."""
-
-    TEXT = "text"
-    JSON = "json"
-    YAML = "yaml"
 
 
 Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="Name or ARN of the cluster.")]
@@ -87,9 +78,7 @@ class Api:
 class ApiFlags:
     """The form of the answer, and the cluster API that is called."""
 
-    output: Form = option(
-        "-o", "--output", default=Form.TEXT, help="Output format: text, json or yaml."
-    )
+    output: Form = Output.TEXT
     api: Api
 
     def call(self, act: Callable[[Client], Awaitable[T]]) -> T:
@@ -240,29 +229,22 @@ async def _until_gone(client: Client, arn: str) -> None:
         await pause(LOOK_SECONDS)
 
 
-def _print_outcome(found: Object, output: Form, has_waited: bool, text: str) -> None:
+def _print_outcome(found: Object, output: Output, has_waited: bool, text: str) -> None:
     if has_waited:
         _show(found, output)
         if found["ClusterStatus"] == "Failed":
             raise typer.Exit(1)
-    elif output is Form.TEXT:
-        print(f"{text}: {found['ClusterArn']}")
+    elif output.is_data:
+        output.print(found)
     else:
-        _print(found, output)
+        print(f"{text}: {found['ClusterArn']}")
 
 
-def _show(found: Object, output: Form) -> None:
-    if output is not Form.TEXT:
-        _print(found, output)
+def _show(found: Object, output: Output) -> None:
+    if output.is_data:
+        output.print(found)
         return
     for name, value in facts(found):
         print(f"{name + ':':<16}{value}")
     print()
     print_table(GROUP_TITLES, group_rows(found))
-
-
-def _print(value: Object, output: Form) -> None:
-    if output is Form.JSON:
-        print_json(value)
-    else:
-        print_yaml(value)

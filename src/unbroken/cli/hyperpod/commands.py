@@ -15,7 +15,7 @@ from unbroken.cli.app import CONTEXT, App
 from unbroken.cli.connection import PODS, Cluster, Collection, Object
 from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
 from unbroken.cli.place import Use
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import PYTORCHJOB_LABEL
@@ -58,7 +58,7 @@ def run() -> None:
 JobOption = Annotated[str, typer.Option("--job-name", help="Name of the job.")]
 AsJson = Annotated[
     Output,
-    typer.Option("-o", "--output", help="Output format: json (as the HyperPod CLI) or text."),
+    typer.Option("-o", "--output", help="Output format: json (as the HyperPod CLI), yaml or text."),
 ]
 
 
@@ -82,7 +82,7 @@ def start_job(
     """
     job = manifest(config_file, options)
     if dry_run:
-        print_json(job)
+        (output if output.is_data else Output.JSON).print(job)
         return
     _start(job, target, output)
 
@@ -93,8 +93,8 @@ def _start(job: Object, target: Target, output: Output) -> None:
 
     made = target.run(act, namespace=job["metadata"].get("namespace", ""))
     name, inside = made["metadata"]["name"], made["metadata"]["namespace"]
-    if output is Output.JSON:
-        print_json({"Name": name, "Namespace": inside})
+    if output.is_data:
+        output.print({"Name": name, "Namespace": inside})
     else:
         print(f"{name}: started in namespace {inside}")
 
@@ -147,7 +147,7 @@ def get_job(
         result |= {"Kind": job["kind"], "API Version": job["apiVersion"], "Spec": job["spec"]}
     else:
         result["Creation Timestamp"] = metadata.get("creationTimestamp")
-    print_json({**result, "Status": job.get("status")})
+    output.print({**result, "Status": job.get("status")})
 
 
 @app.command("list-jobs")
@@ -172,8 +172,8 @@ def list_jobs(
         return await cluster.select(JOBS, selector, "" if every else cluster.namespace)
 
     jobs = target.run(act, namespace=namespace)
-    if output is Output.JSON:
-        print_json({"jobs": [_summary(job) for job in jobs]})
+    if output.is_data:
+        output.print({"jobs": [_summary(job) for job in jobs]})
     elif jobs:
         _print_rows(jobs)
     else:
@@ -192,8 +192,8 @@ def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
         await cluster.delete(JOBS, job_name)
 
     options.run(act, Use.CHANGE)
-    if options.is_json:
-        print_json({"Name": job_name, "done": "cancelled"})
+    if options.output.is_data:
+        options.output.print({"Name": job_name, "done": "cancelled"})
     else:
         print(f"{job_name}: cancelled")
 
@@ -213,8 +213,8 @@ def list_pods(
 
     result = target.run(act, namespace=namespace)
     pods = [_pod(item) for item in sorted(result, key=lambda item: str(item["metadata"]["name"]))]
-    if output is Output.JSON:
-        print_json({"pods": pods})
+    if output.is_data:
+        output.print({"pods": pods})
     else:
         print_table(["POD", "STATUS", "CREATED"], [_cells(pod) for pod in pods])
 
@@ -257,8 +257,8 @@ def get_log(
         return [line async for line in lines]
 
     lines = options.run(act)
-    if options.is_json:
-        print_json({"Pod Name": pod, "lines": lines})
+    if options.output.is_data:
+        options.output.print({"Pod Name": pod, "lines": lines})
     else:
         for line in lines:
             print(line)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.options import Form, Output
-from unbroken.cli.show import Paper, note, paper, print_json
+from unbroken.cli.show import Paper, note, paper
 from unbroken.core.diagnosis.flight_analysis import WAITS_MAX, Analysis, Cause, analyse
 from unbroken.core.diagnosis.flight_waits import Wait
 from unbroken.core.diagnosis.job_logs import judge_logs
@@ -52,8 +52,8 @@ def command(
     analysis = analyse(found.dumps)
     stacks = blame(tuple(found.stacks.values()), 0.0) if found.stacks else None
     causes = _causes(found, analysis, stacks)
-    if output is Output.JSON:
-        print_json(_value(found, analysis, stacks, causes))
+    if output.is_data:
+        output.print(_value(found, analysis, stacks, causes))
         return
     for line in _lines(found, analysis, stacks, causes, paper()):
         print(line)

@@ -11,7 +11,6 @@ from unbroken.cli.completion import JobName
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.place import Use
-from unbroken.cli.show import print_json
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.spec.job_kinds import HYPERPOD_JOB, controller_of
@@ -106,8 +105,8 @@ async def _until_suspended(cluster: Cluster, name: str) -> None:
 
 
 def _print_done(name: str, done: str, options: CommonOptions) -> None:
-    if options.is_json:
-        print_json({"job": name, "done": done})
+    if options.output.is_data:
+        options.output.print({"job": name, "done": done})
     else:
         print(f"{name}: {done}")
 

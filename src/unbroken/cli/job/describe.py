@@ -8,7 +8,7 @@ from typing import Any
 from unbroken.cli.completion import JobName
 from unbroken.cli.connection import Cluster
 from unbroken.cli.options import CommonOptions
-from unbroken.cli.show import print_json, print_table
+from unbroken.cli.show import print_table
 from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
@@ -41,8 +41,8 @@ def command(job: JobName, options: CommonOptions) -> None:
         return await describe(cluster, found), None, is_local
 
     value, other, is_local = options.run(read)
-    if options.is_json:
-        print_json(value)
+    if options.output.is_data:
+        options.output.print(value)
     elif other is not None:
         resumed.print_description(other, value, list(_events(value)))
     else:

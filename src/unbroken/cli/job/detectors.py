@@ -11,7 +11,7 @@ from unbroken.cli.completion import JobName
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.place import Use
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
 from unbroken.spec.job.ledger import Ledger, Record
@@ -82,8 +82,8 @@ def command(
         return await cluster.patch(JOBS, job, {"metadata": {"annotations": {DETECTORS: text}}})
 
     value = detector_values(options.run(act, Use.CHANGE if changes else Use.READ))
-    if options.is_json:
-        print_json({"job": job, "detectors": value, "ranks": ranks})
+    if options.output.is_data:
+        options.output.print({"job": job, "detectors": value, "ranks": ranks})
         return
     titles = ["DETECTOR", "MODE", "RIGHT", "WRONG", "LOOKS FOR"]
     keys = ("detector", "mode", "right", "wrong", "means")

@@ -10,8 +10,8 @@ import typer
 
 from unbroken.cli.completion import JobName
 from unbroken.cli.connection import Cluster
-from unbroken.cli.options import CommonOptions
-from unbroken.cli.show import Paper, paper, print_json
+from unbroken.cli.options import CommonOptions, Output
+from unbroken.cli.show import Paper, paper
 from unbroken.core.job.record.timeline import Goodput, lost_steps, redo_seconds
 from unbroken.core.wording import counted
 from unbroken.errors import SpecError
@@ -66,17 +66,17 @@ def command(
 
     read_job = options.run(read)
     if isinstance(read_job, Resumed):
-        _explain_resumed(read_job, number, every=every, is_json=options.is_json)
+        _explain_resumed(read_job, number, options.output, every=every)
         return
     found, incidents = read_job
     now = wall()
     good = goodput_of(found, incidents, now)
     chosen = _chosen(job, incidents, number)
-    if options.is_json:
+    if options.output.is_data:
         listed = incidents if number is None else chosen
         value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
         value["waiting"] = wait_lines(found)
-        print_json({**value, "incidents": list(map(as_value, listed))})
+        options.output.print({**value, "incidents": list(map(as_value, listed))})
         return
     sheet = paper()
     print(sheet.paint(f"{job}: {state(found)}, {restarts_text(found)}", "bold"))
@@ -89,11 +89,11 @@ def command(
     print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
 
 
-def _explain_resumed(found: Resumed, number: int | None, *, every: bool, is_json: bool) -> None:
+def _explain_resumed(found: Resumed, number: int | None, output: Output, *, every: bool) -> None:
     losses = chosen(found.job, number, every=every)
-    if is_json:
+    if output.is_data:
         listed = found.job.losses if number is None else losses
-        print_json(explained(found.job, listed))
+        output.print(explained(found.job, listed))
         return
     print("\n".join(explanation(found.job, losses, paper())))
 

@@ -12,7 +12,7 @@ import typer
 from unbroken.cli.completion import JobName
 from unbroken.cli.connection import Cluster, Object
 from unbroken.cli.options import CommonOptions
-from unbroken.cli.show import note, print_json
+from unbroken.cli.show import note
 from unbroken.cli.terminal import worker_line
 from unbroken.errors import SpecError, UnbrokenError
 
@@ -59,7 +59,7 @@ def command(
             if rank is not None and found != rank:
                 return
             name = pod["metadata"]["name"]
-            if options.is_json:
+            if options.output.is_data:
                 lines.append({"pod": name, "rank": found, "text": text})
             elif rank is not None:
                 print(worker_line(text, sys.stdout), flush=follow)
@@ -71,8 +71,8 @@ def command(
         await (_follow(cluster, job, show) if follow else _print(cluster, job, show, previous))
 
     options.run(act)
-    if options.is_json:
-        print_json({"job": job, "lines": lines})
+    if options.output.is_data:
+        options.output.print({"job": job, "lines": lines})
 
 
 async def _require_rank(cluster: Cluster, job: Object, rank: int) -> None:

@@ -11,8 +11,8 @@ import typer
 
 from unbroken.cli.completion import JobName
 from unbroken.cli.connection import Cluster
-from unbroken.cli.options import CommonOptions
-from unbroken.cli.show import note, paper, print_json
+from unbroken.cli.options import CommonOptions, Output
+from unbroken.cli.show import note, paper
 from unbroken.errors import SpecError
 from unbroken.wire.observation import Evidence, RankEvidence
 
@@ -72,9 +72,9 @@ def command(
 
     found = options.run(read)
     if rank is not None:
-        _show_rank(found, rank, is_json=options.is_json)
-    elif options.is_json:
-        print_json(value(found))
+        _show_rank(found, rank, options.output)
+    elif options.output.is_data:
+        options.output.print(value(found))
     else:
         _show(job, found)
 
@@ -157,13 +157,13 @@ def _note_silent(found: Found) -> None:
         note(f"{name}: its agent did not answer")
 
 
-def _show_rank(found: Found, rank: int, *, is_json: bool) -> None:
+def _show_rank(found: Found, rank: int, output: Output) -> None:
     one = next((each for each in found.ranks() if each.rank == rank), None)
     if one is None:
         _note_silent(found)
         raise SpecError(f"rank {rank} is not running")
-    if is_json:
-        print_json(_named(asdict(one)))
+    if output.is_data:
+        output.print(_named(asdict(one)))
         return
     for line in _facts(one):
         print(line)

@@ -22,7 +22,6 @@ from unbroken.cli.connection import NODES, PODS, Cluster, Object
 from unbroken.cli.job.agents import reports
 from unbroken.cli.options import CommonOptions, Form, Output, Target
 from unbroken.cli.place import DEFAULT, Place, Use, resolve
-from unbroken.cli.show import print_json
 from unbroken.errors import SpecError, WorldError
 from unbroken.spec.keys import POWER
 from unbroken.wire.agent import AgentReport
@@ -74,7 +73,7 @@ class Drill:
             _require_local(cluster)
             return await act(cluster, await _find(cluster, self.job, self.rank))
 
-        _print(self.options.run(on_victim, Use.CHANGE), is_json=self.options.is_json)
+        _print(self.options.run(on_victim, Use.CHANGE), self.options.output)
 
 
 @app.command("kill-worker")
@@ -150,7 +149,7 @@ def kill_pod(
         await cluster.delete(PODS, victim.pod_name)
         return _done("deleted the pod of", victim)
 
-    _print(options.run(act, Use.CHANGE), is_json=options.is_json)
+    _print(options.run(act, Use.CHANGE), options.output)
 
 
 @app.command("kill-node")
@@ -182,7 +181,7 @@ def kill_node(
         on = f"unbroken chaos start-node {done['node']}{_folder_option(cluster.place)}"
         return {**done, "hint": f"switch it on again: {on}"}
 
-    _print(options.run(act, Use.CHANGE), is_json=options.is_json)
+    _print(options.run(act, Use.CHANGE), options.output)
 
 
 def _folder_option(place: Place) -> str:
@@ -210,7 +209,7 @@ def start_node(
         await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
         return {"done": "switched on", "node": node}
 
-    _print(target.run(act, Use.CHANGE), is_json=output is Output.JSON)
+    _print(target.run(act, Use.CHANGE), output)
 
 
 async def _known_node(cluster: Cluster, name: str) -> str:
@@ -229,9 +228,9 @@ def _require_local(cluster: Cluster) -> None:
         )
 
 
-def _print(done: dict[str, Any], *, is_json: bool) -> None:
-    if is_json:
-        print_json(done)
+def _print(done: dict[str, Any], output: Output) -> None:
+    if output.is_data:
+        output.print(done)
         return
     rank = f" rank {done['rank']}" if "rank" in done else ""
     where = " ".join(

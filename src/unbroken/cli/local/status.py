@@ -13,7 +13,7 @@ from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
 from unbroken.cli.job.views import is_ready
 from unbroken.cli.options import Directory, Form, Output
 from unbroken.cli.place import DEFAULT, Place, resolve
-from unbroken.cli.show import note, print_json, print_table, size_text
+from unbroken.cli.show import note, print_table, size_text
 from unbroken.errors import SpecError
 from unbroken.local import state
 
@@ -38,8 +38,8 @@ def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
         report.update(clusterApi=result.cluster_api, clusterApiCredentials=_credentials(result))
         report.update(metrics=result.metrics)
         report["nodes"] = on_cluster(Place(result.kubeconfig), "", _nodes)
-    if output is Output.JSON:
-        print_json(report)
+    if output.is_data:
+        output.print(report)
     else:
         _show(report)
     raise typer.Exit(0 if result is not None else NOT_RUNNING)

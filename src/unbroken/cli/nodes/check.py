@@ -11,7 +11,7 @@ import typer
 from unbroken.cli.connection import CHECKS, NODES, Cluster, Object, on_cluster
 from unbroken.cli.options import Form, Output, Target
 from unbroken.cli.place import Place, Use
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.keys import CHECK_SECONDS
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
@@ -145,8 +145,8 @@ def _see(place: Place, name: str) -> str:
 
 
 def _show_started(check: Object, place: Place, name: str, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(_summary(check))
+    if output.is_data:
+        output.print(_summary(check))
     else:
         print(f"check {name} started; see it with: {_see(place, name)}")
 
@@ -163,8 +163,8 @@ def _summary(check: Object) -> dict[str, Any]:
 
 
 def _show(check: Object, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(_summary(check))
+    if output.is_data:
+        output.print(_summary(check))
         return
     status = check.get("status") or {}
     print_table(TITLES, result_rows(status.get("results") or ()))

@@ -15,7 +15,7 @@ from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
 from unbroken.cli.listing import Listing, require_table, show_list, watch_list
 from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target, Watching
 from unbroken.cli.place import Use
-from unbroken.cli.show import note, paper, print_json, print_table
+from unbroken.cli.show import note, paper, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.spec.keys import REPAIR
@@ -137,8 +137,8 @@ def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
 
     node, record, pods = target.run(read)
     row = views.node_row(node, record, pods, now)
-    if output is Output.JSON:
-        print_json({**row, "record": (record or {}).get("spec") or {}})
+    if output.is_data:
+        output.print({**row, "record": (record or {}).get("spec") or {}})
         return
     for line in views.story(row, node, record, now, paper()):
         print(line)
@@ -186,10 +186,10 @@ def drain(
     except KeyboardInterrupt:
         note(f"the drain continues; undo it with: unbroken nodes uncordon {' '.join(names)}")
         raise typer.Exit(130) from None
-    if output is Output.JSON:
+    if output.is_data:
         until = None if due is None else time_text(due)
         rows = [{"name": name, "pods": left.get(name) if wait else None} for name in names]
-        print_json({"deadline": until, "nodes": rows})
+        output.print({"deadline": until, "nodes": rows})
     elif not wait:
         print("\n".join(f"{name}: jobs move off" for name in names))
     else:
@@ -213,8 +213,8 @@ def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> Non
             await draining.unmark(cluster, name)
 
     target.run(act, Use.CHANGE)
-    if output is Output.JSON:
-        print_json({"uncordoned": list(names)})
+    if output.is_data:
+        output.print({"uncordoned": list(names)})
     else:
         print("\n".join(f"{name}: takes pods again" for name in names))
 
@@ -271,8 +271,8 @@ def _order(target: Target, names: Sequence[str], what: str, output: Output, *, w
         return [await _ended(cluster, name, known, wait=wait) for name, known in done]
 
     answers = target.run(act, Use.CHANGE)
-    if output is Output.JSON:
-        print_json({"ordered": what, "nodes": answers})
+    if output.is_data:
+        output.print({"ordered": what, "nodes": answers})
     else:
         for answer in answers:
             print(f"{answer['name']}: {what} {answer['state']}" + _after(answer))
@@ -336,11 +336,11 @@ def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
     record = target.run(read)
     held = views.record_of(record)
     rows = views.blame_rows(held, now)
-    if output is Output.JSON:
+    if output.is_data:
         entries = ((record or {}).get("spec") or {}).get("blame") or []
         points = [float(str(row[3])) for row in reversed(rows)]
         shown = [{**item, "points": left} for item, left in zip(entries, points, strict=True)]
-        print_json({"node": name, "score": _score(held, now), "blame": shown})
+        output.print({"node": name, "score": _score(held, now), "blame": shown})
         return
     print(f"{name}: {views.score_line(held, now)}")
     if held.cleared_at is not None:
@@ -388,9 +388,9 @@ def clear(
 
     held, burn_in = target.run(act, Use.CHANGE)
     is_out = held.quarantined_at is not None
-    if output is Output.JSON:
+    if output.is_data:
         ended = None if burn_in is None else burn_in.state.value
-        print_json({"node": name, "cleared": who, "wasQuarantined": is_out, "burnIn": ended})
+        output.print({"node": name, "cleared": who, "wasQuarantined": is_out, "burnIn": ended})
     else:
         later = "; a burn-in follows, then it takes pods again" if is_out and not burn_in else ""
         print(f"{name}: cleared{later}")

@@ -10,7 +10,7 @@ import typer
 
 from unbroken.cli.options import Form, Output
 from unbroken.cli.programs import ProgramTarget, start_logging
-from unbroken.cli.show import note, print_json, print_table
+from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.log_lines import Log
 
@@ -118,8 +118,8 @@ def _show(findings: Findings, output: Output) -> None:
         }
         for sign in findings.signs
     ]
-    if output is Output.JSON:
-        print_json({"findings": views, "unknown": findings.unknown})
+    if output.is_data:
+        output.print({"findings": views, "unknown": findings.unknown})
         return
     for part, why in findings.unknown.items():
         note(f"{part}: not checked: {why}")

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from unbroken.cli.options import Form, Output
-from unbroken.cli.show import Paper, note, paper, print_json
+from unbroken.cli.show import Paper, note, paper
 from unbroken.errors import WorldError
 from unbroken.spec.nodes.check import CheckKind, Outcome
 
@@ -77,8 +77,8 @@ def command(
         if output is Output.TEXT:
             _print_result(result, on)
     faults = [item for item in results if item["outcome"] == Outcome.FAIL.value]
-    if output is Output.JSON:
-        print_json({"isWell": not faults, "results": results})
+    if output.is_data:
+        output.print({"isWell": not faults, "results": results})
     else:
         _print_summary(results, faults)
     if faults:

@@ -10,7 +10,7 @@ import typer
 from unbroken.cli.app import App
 from unbroken.cli.listing import Listing, show_list
 from unbroken.cli.options import Form, ListForm, ListOutput, Output
-from unbroken.cli.show import note, print_json
+from unbroken.cli.show import note
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def explain(
     """
     sign_table = _read(table)
     views = _meant(sign_table, what)
-    if output is Output.JSON:
-        print_json(views)
+    if output.is_data:
+        output.print(views)
         return
     if not views:
         print("this line matches no fault of the table")

@@ -14,7 +14,7 @@ import typer
 from unbroken.cli.app import App
 from unbroken.cli.documents import read_documents
 from unbroken.cli.options import Form, Output
-from unbroken.cli.show import note, print_json
+from unbroken.cli.show import note
 from unbroken.core.logs.rule_sets import RuleSet, only_set, rule_sets
 from unbroken.errors import SpecError, UnbrokenError
 
@@ -115,8 +115,8 @@ def replay(
         attempts, sample = replay_logs(rules, rule_set, logs, options)
         views = [attempt_view(attempt) for attempt in attempts]
         view = {"attempts": views, "patterns": pattern_views(rules, sample)}
-        if output is Output.JSON:
-            print_json(view)
+        if output.is_data:
+            output.print(view)
         else:
             print_test(view, is_paced=slow is not None)
         return any(item["fired"] for item in views)
@@ -156,8 +156,8 @@ def check(
         if logs:
             options = Options(_ranks(rank), nproc, time_format)
             lint_findings += check_logs(only_set(sets, job), logs, options)
-        if output is Output.JSON:
-            print_json({"findings": [finding_view(lint_finding) for lint_finding in lint_findings]})
+        if output.is_data:
+            output.print({"findings": list(map(finding_view, lint_findings))})
         else:
             print_findings(lint_findings)
         wrong = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)

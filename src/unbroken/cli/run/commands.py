@@ -133,7 +133,7 @@ def command(
             note(f"warning: {text}")
     start_cluster(place, pods_of(source))
     own = source.parsed.namespace if isinstance(source, manifests.Manifest) else ""
-    request = RunRequest(source, name, detach, options.is_json)
+    request = RunRequest(source, name, detach, options.output)
     raise typer.Exit(run_job(place, options.namespace or own, request))
 
 

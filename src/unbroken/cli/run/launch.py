@@ -12,8 +12,9 @@ from unbroken.cli.job.explain import as_value
 from unbroken.cli.job.views import job_summary
 from unbroken.cli.job.views import state as job_state
 from unbroken.cli.local.up import start_detached
+from unbroken.cli.options import Output
 from unbroken.cli.place import Place
-from unbroken.cli.show import note, print_json
+from unbroken.cli.show import note
 from unbroken.errors import SpecError
 from unbroken.local import state
 
@@ -30,7 +31,7 @@ class RunRequest:
     source: JobSource
     name: str | None
     is_detached: bool
-    is_json: bool
+    output: Output
 
 
 def pods_of(source: JobSource) -> int:
@@ -62,9 +63,9 @@ def run_job(place: Place, namespace: str, request: RunRequest) -> int:
     async def act(cluster: Cluster) -> int:
         job = await _create(cluster, request)
         if request.is_detached:
-            _print_created(job, is_json=request.is_json)
+            _print_created(job, request.output)
             return 0
-        return await _follow(cluster, job, is_json=request.is_json)
+        return await _follow(cluster, job, request.output)
 
     return on_cluster(place, namespace, act)
 
@@ -134,15 +135,15 @@ async def _apply(cluster: Cluster, value: Object) -> None:
         await cluster.client.apply(typed)
 
 
-def _print_created(job: Object, *, is_json: bool) -> None:
-    if is_json:
-        print_json(job_summary(job))
+def _print_created(job: Object, output: Output) -> None:
+    if output.is_data:
+        output.print(job_summary(job))
         return
     name = job["metadata"]["name"]
     print(f"{name}: created; follow it with: unbroken logs -f {name}")
 
 
-async def _follow(cluster: Cluster, job: Object, *, is_json: bool) -> int:
+async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
     from unbroken.cli.job.watching import Watched
 
     from .follow import Follower  # slow to load
@@ -151,11 +152,11 @@ async def _follow(cluster: Cluster, job: Object, *, is_json: bool) -> int:
     name = job["metadata"]["name"]
     async with Watched(cluster, name) as watched:
         await watched.until(lambda: watched.has_job(job["metadata"]["uid"]))
-        with open_screen(is_json=is_json) as screen:
+        with open_screen(is_data=output.is_data) as screen:
             outcome = await Follower(cluster, job, watched, screen).run()
-    if is_json:
+    if output.is_data:
         incidents = [as_value(incident) for incident in outcome.incidents]
-        print_json(
+        output.print(
             {
                 **job_summary(outcome.job),
                 "exitCode": outcome.exit_code,

@@ -109,9 +109,9 @@ class LiveScreen:
         self._live.stop()
 
 
-def open_screen(*, is_json: bool) -> Screen:
-    """The screen for standard output; with `is_json`, lines go to standard error."""
-    if is_json:
+def open_screen(*, is_data: bool) -> Screen:
+    """The screen for standard output; with `is_data`, lines go to standard error."""
+    if is_data:
         return PlainScreen(sys.stderr)
     if sys.stdout.isatty():
         from rich.console import Console
