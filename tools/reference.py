@@ -45,6 +45,7 @@ COMMON_CODES = (
     ("0", "The command did what it was asked to do."),
     ("1", FAILED),
     ("2", "The command line is wrong: an unknown command or option, or a bad value."),
+    ("3", "The command came to no result, or to one of its own: see the table below."),
     ("130", "Ctrl-C ended the command."),
 )
 

@@ -91,7 +91,7 @@ def test_a_folder_of_torchrun_is_read_rank_by_rank_and_attempt_by_attempt(here: 
 def test_lines_without_times_are_replayed_at_a_pace(here: Cli) -> None:
     text = "Train Epoch\n" * 5 + "x\n" * 30 + "Train Epoch\n"
     assert "no line has a time" in here.call(
-        "test", "job.yaml", "-", stdin=text, code=2
+        "test", "job.yaml", "-", stdin=text, code=3
     ).stderr  # fmt: skip
     found = here.json("test", "job.yaml", here.script("x", text), "--pace", "2", code=1)
     assert fired(found) == [("LogHang_Hang", 12, 0, "x:5")]
@@ -136,14 +136,14 @@ def test_garbage_long_lines_and_cut_gzips_are_read_as_far_as_they_go(here: Cli) 
         (["job.yaml", "good.log", "--time-format", "none"], "none of auto"),
         (["bad.yaml", "good.log"], "logMonitoringConfiguration[0].operator"),
         (["none.yaml", "good.log"], "has no logMonitoringConfiguration"),
-        (["job.yaml"], "Missing argument"),
     ],
 )
-def test_wrong_usage_ends_with_2(here: Cli, arguments: list[str], said: str) -> None:
+def test_what_gives_no_result_ends_with_3(here: Cli, arguments: list[str], said: str) -> None:
     bad = {"name": "r", "logPattern": "x", "metricThreshold": 1, "operator": "above"}
     here.script("bad.yaml", json.dumps([bad]))
     here.script("none.yaml", "kind: Pod")
-    assert said in here.call("test", *arguments, code=2).stderr
+    assert said in here.call("test", *arguments, code=3).stderr
+    assert "Missing argument" in here.call("test", "job.yaml", code=2).stderr
 
 
 def test_check_tells_what_to_write_instead(here: Cli) -> None:

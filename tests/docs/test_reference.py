@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from types import ModuleType
 import pytest
 
 from tests.deploy.charts import tool
+from unbroken.cli.nodes import check
+from unbroken.cli.rules import commands
 
 TOOLS = str(Path(__file__).parents[2] / "tools")
 
@@ -60,6 +63,15 @@ def test_keys_are_read_from_dictionaries_however_they_are_made(forms: ModuleType
     assert found == {
         "count", "last", "last.text", "lines", "lines[].text", "sizes", "sizes[].bytes",
     }  # fmt: skip
+
+
+def test_2_is_the_exit_code_of_a_wrong_command_line_alone() -> None:
+    page = (Path(TOOLS).parent / "docs/reference/exit-codes.md").read_text()
+    common, _, own = page.partition("## Commands with codes of their own")
+    assert "| 2 | The command line is wrong" in common
+    assert "3: the tests gave no clear result" in own
+    assert re.findall(r"\b2: ", own) == []
+    assert check.UNKNOWN_CODE == commands.WRONG == 3
 
 
 def test_every_metric_has_a_type_labels_and_a_meaning(pages: ModuleType) -> None:

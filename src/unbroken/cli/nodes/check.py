@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 15.0
 DEEP = (CheckKind.BASIC, CheckKind.STRESS, CheckKind.CONNECTIVITY, CheckKind.TRAINING)
 ENDED = (CheckPhase.PASSED.value, CheckPhase.FAILED.value, CheckPhase.UNKNOWN.value)
 CODES = {CheckPhase.PASSED.value: 0, CheckPhase.FAILED.value: 1}
-UNKNOWN_CODE = 2
+UNKNOWN_CODE = 3
 KINDS = {kind.value.lower(): kind for kind in CheckKind}
 
 Kinds = Annotated[
@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Test nodes within seconds, or with --deep under load, against each other and by training.
 
-    Exit status 1: a node is faulty. 2: the tests gave no clear result. Ctrl-C leaves the check
+    Exit status 1: a node is faulty. 3: the tests gave no clear result. Ctrl-C leaves the check
     running.
 
     Example: `unbroken check node-1 node-2 --deep`

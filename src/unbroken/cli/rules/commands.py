@@ -18,7 +18,8 @@ from unbroken.cli.show import note
 from unbroken.core.logs.rule_sets import RuleSet, only_set, rule_sets
 from unbroken.errors import SpecError, UnbrokenError
 
-FOUND, WRONG = 1, 2
+FOUND, WRONG = 1, 3
+"""Exit codes; a wrong command line has 2, as with every command."""
 app = App(
     no_args_is_help=True,
     help="Test and check log rules before a job uses them."
@@ -95,7 +96,7 @@ def replay(
 ) -> None:
     """Replay recorded logs through a job's rules: show which rules fire, when and on which rank.
 
-    Exit status 0: no rule fired. 1: a rule fired. 2: an error.
+    Exit status 0: no rule fired. 1: a rule fired. 3: an error, so no result.
 
     Example: `unbroken rules test job.yaml logs/`
     """
@@ -138,7 +139,8 @@ def check(
 ) -> None:
     """Check log rules for mistakes; with logs of a healthy job, also for too tight limits.
 
-    Exit status 0: no problem. 1: the rules have an error. 2: the check failed.
+    Exit status 0: no problem. 1: the rules have an error. 3: the check
+    failed, so no result.
 
     Example: `unbroken rules check job.yaml healthy.log --strict`
     """
@@ -182,7 +184,7 @@ def _ranks(given: list[str] | None) -> dict[str, int]:
 
 
 def _end(act: Callable[[], bool]) -> None:
-    """Exit with 1 if `act` returns True, else 0; an error is printed and exits with 2."""
+    """Exit with 1 if `act` returns True, else 0; an error is printed and exits with 3."""
     try:
         is_found = act()
     except UnbrokenError as error:
