@@ -74,6 +74,12 @@ def test_2_is_the_exit_code_of_a_wrong_command_line_alone() -> None:
     assert check.UNKNOWN_CODE == commands.WRONG == 3
 
 
+def test_every_attribute_of_the_worker_library_has_a_meaning(pages: ModuleType) -> None:
+    rows = [line for line in pages.worker_library() if line.startswith("| `")]
+    assert any(line.startswith("| `node_rank` | `int` | Rank of this pod") for line in rows)
+    assert [line for line in rows if re.search(r"\|\s*\|$", line)] == []
+
+
 def test_every_metric_has_a_type_labels_and_a_meaning(pages: ModuleType) -> None:
     rows = [line.split(" | ") for line in pages.metrics() if line.startswith("| `")]
     assert len(rows) > 40

@@ -126,11 +126,17 @@ class Context:
     is_managed: bool
     """True if an agent of unbroken has started the process."""
     job: str
+    """Name of the job; empty outside of unbroken."""
     pod: str
+    """Name of this process's pod; empty outside of unbroken."""
     rank: int
+    """Rank of this process in the job, from 0."""
     world_size: int
+    """Number of ranks of the job."""
     local_rank: int
+    """Rank of this process in its pod, from 0."""
     node_rank: int
+    """Rank of this pod in the job, from 0."""
     attempt: int
     """Attempt of the job, from 0; each recovery starts the next."""
     restart_count: int
