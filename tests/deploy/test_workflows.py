@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +76,26 @@ def test_a_release_needs_no_stored_password() -> None:
     stages = set(re.findall(r" AS (\w+)", (ROOT / "deploy/Containerfile").read_text()))
     assert targets == {"operator", "training"}
     assert targets <= stages
+
+
+def test_the_published_chart_names_the_published_image(tmp_path: Path) -> None:
+    jobs = read(ROOT / ".github/workflows/release.yml")["jobs"]
+    (named,) = (one["run"] for one in jobs["images"]["steps"] if one.get("id") == "image")
+    (pack,) = (one["run"] for one in jobs["chart"]["steps"] if "helm package" in one.get("run", ""))
+    shutil.copytree(ROOT / "deploy/helm", tmp_path / "deploy/helm")
+    (tmp_path / "helm").write_text('#!/bin/sh\n[ "$1" != registry ] || cat\n')
+    (tmp_path / "helm").chmod(0o755)
+    given = {"REGISTRY": "ghcr.example", "OWNER": "Team", "TAG": "v0.1.0", "NAME": "unbroken"}
+    given |= {"ACTOR": "someone", "TOKEN": "none"}
+    environment = {**given, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_OUTPUT": "output"}
+    for script in (named, pack):
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    values = yaml.safe_load((tmp_path / "deploy/helm/unbroken/values.yaml").read_text())
+    about = yaml.safe_load((tmp_path / "deploy/helm/unbroken/Chart.yaml").read_text())
+    image = f"{values['image']['repository']}:{about['appVersion']}"
+    assert (tmp_path / "output").read_text() == f"name={image}\n"
+    assert image == "ghcr.example/team/unbroken:0.1.0"
 
 
 def test_issue_forms_ask_for_something() -> None:
