@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env demo-ray
+.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -38,6 +38,16 @@ test-matrix-short: setup
 # Wheel and source distribution of the last commit, in build/dist; the same bytes each time.
 dist: setup
 	@$(BIN)/python tools/dist.py
+
+# CycloneDX SBOM of the Python packages in the operator's image, in build/sbom; its program has an environment of its own.
+sbom: setup $(VENV)/sbom/.done
+	@$(BIN)/python tools/sbom.py $(VENV)/sbom/bin/cyclonedx-py
+
+$(VENV)/sbom/.done: tools/sbom-requirements.lock
+	@$(PYTHON) -m venv --clear $(VENV)/sbom
+	@$(VENV)/sbom/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
 e2e: setup
@@ -144,6 +154,7 @@ lock: setup
 	@$(PIP_COMPILE) --extra otel --build-deps-for wheel --constraint requirements.lock -o deploy/requirements.lock pyproject.toml
 	@$(PIP_COMPILE) --extra otel --extra aws --build-deps-for wheel --constraint deploy/requirements.lock -o deploy/aws-requirements.lock pyproject.toml
 	@$(PIP_COMPILE) -o tools/docs-requirements.lock tools/docs-requirements.in
+	@$(PIP_COMPILE) -o tools/sbom-requirements.lock tools/sbom-requirements.in
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -52,6 +52,17 @@ def test_a_source_distribution_depends_on_its_contents_only(tmp_path: Path) -> N
     assert first.read_bytes() != second.read_bytes(), "a program stays one"
 
 
+def test_the_sbom_is_of_the_packages_that_the_image_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    sbom = tool("sbom")
+    image = (ROOT / "deploy/Containerfile").read_text()
+    assert f"uninstall --yes {' '.join(sbom.NOT_IN_THE_IMAGE)}\n" in image
+    assert f"ARG LOCK={sbom.LOCK.name}\n" in image
+    lock = (ROOT / "tools/sbom-requirements.lock").read_text()
+    assert re.search(r"^cyclonedx-bom==\d", lock, re.MULTILINE)
+    assert "file:" not in lock
+
+
 def test_every_dependency_names_its_lowest_version(project: dict[str, Any]) -> None:
     found = tool("matrix").lowest(project)
     assert f"aiohttp=={_bound(project, 'aiohttp')}" in found
