@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from tests.cli_forks import UNBROKEN, run_unbroken
 from tests.cluster_logs import assert_no_errors
 
+SCHEMAS = Path(__file__).parents[1] / "docs/reference/schemas"
 COUNT = """
 import os, sys, time
 for step in range(int(sys.argv[1])):
@@ -82,8 +85,10 @@ class Cli:
             self.call("down", "--purge", code=None)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """The answer of a command with `-o json`."""
-        return json.loads(self.call(*arguments, "-o", "json", code=code).stdout)
+        """The answer of a command with `-o json`, which its schema in the reference must fit."""
+        found = json.loads(self.call(*arguments, "-o", "json", code=code).stdout)
+        assert_fits(found, arguments)
+        return found
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command, with what it says on one stream."""
@@ -101,6 +106,17 @@ class Cli:
         """Write a script; its name."""
         (self.folder / name).write_text(text)
         return name
+
+
+def assert_fits(value: Any, command: Sequence[str]) -> None:
+    """Fail if a value does not fit the published JSON Schema of the command that printed it."""
+    for words in (command[:2], command[:1]):
+        file = SCHEMAS / f"{'-'.join(words)}.json"
+        if file.is_file():
+            errors = Draft202012Validator(json.loads(file.read_text())).iter_errors(value)
+            said = [f"{one.json_path}: {one.message}" for one in errors]
+            assert not said, f"{file.name}: {said}"
+            return
 
 
 def read_until(process: subprocess.Popen[str], holds: Callable[[str], bool]) -> list[str]:

@@ -66,7 +66,7 @@ TESTS = (
     *(f"tests/cli/test_cli_{one}.py" for one in ("arguments", "options", "views", "story")),
 )
 """Tests of the row of lowest versions: readers, codecs, and what typer and rich make of them."""
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema", "pydantic")
 
 
 TRAIN = ("--nnodes", "2", "--nproc-per-node", "2", "train_lm.py", "--checkpoint-dir", "saved")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
-from reference_json import json_forms
+from reference_json import json_forms, schemas
 from reference_pages import code, pages, table
 
 from unbroken.agent.options import OPTIONS as LAUNCHER_OPTIONS
@@ -61,7 +61,8 @@ def files() -> Mapping[Path, str]:
         "json.md": ("src/unbroken/cli", json_forms(_with_output())),
         **pages(),
     }
-    return {
+    made = {FOLDER / "schemas" / name: text for name, text in schemas().items()}
+    return made | {
         FOLDER / name: HEAD.format(source=source) + "\n".join(lines).rstrip() + "\n"
         for name, (source, lines) in found.items()
     }
@@ -316,7 +317,7 @@ def run() -> int:
     """Write the pages, or compare them; return the exit code."""
     written = files()
     if "--check" not in sys.argv[1:]:
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER / "schemas").mkdir(parents=True, exist_ok=True)
         for path, text in written.items():
             path.write_text(text)
         return 0

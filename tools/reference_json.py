@@ -2,7 +2,7 @@
 
 The keys are read from the source: from the dictionaries that a function returns or prints, and from
 schemas.  `FORMS` says which functions make the answer of which command; a command with `-o` that is
-not there is an error.
+not there is an error.  `json_keys` has their types and meanings; so has a key that is not there.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import dedent
 from typing import Any
 
+from json_keys import described, schema_of, type_text
 from reference_pages import code, table
 
 from unbroken.spec.schema.crd import incident_definition
 
+Parts = Sequence[tuple[str, str]]
+"""Functions that make parts of an output, each with the path of its part."""
 INCIDENTS = ("incidents[].", "cli.job.explain:as_value")
 JOB = "cli.job.views:job_summary"
 STORY = (
@@ -33,7 +37,7 @@ ORDER = (("", "cli.nodes.commands:_order"), ("nodes[].", "cli.nodes.commands:_en
 NODE = "cli.nodes.views:node_row"
 FAULT = (("[].", "cli.nodes.faults:_view"),)
 
-FORMS: Mapping[tuple[str, ...], Sequence[tuple[str, str]]] = {
+FORMS: Mapping[tuple[str, ...], Parts] = {
     ("run",): (
         ("", JOB),
         ("", "cli.run.launch:_follow"),
@@ -123,7 +127,9 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         "",
         "Keys of what commands print with `-o json` or `-o yaml`. `a.b` is a key of an object,",
         "`a[].b` a key of every object of a list. Not listed are the keys of parts that are",
-        "printed as Kubernetes has them, for example the status of a check.",
+        "printed as Kubernetes has them, for example the status of a check. Each command has a",
+        "[JSON Schema](schemas/describe.json) (2020-12) with the same content. A time is a string",
+        "in the form of RFC 3339, in UTC.",
         "",
         "A key may be added in any version. A key of this page is removed or changed only with a",
         "line in the [changelog](../../CHANGELOG.md).",
@@ -131,30 +137,82 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
     )
     for names, parts in FORMS.items():
         yield from (f"## {', '.join(names)}", "")
-        keys = sorted({f"{prefix}{key}" for prefix, one in parts for key in _keys(one)})
-        yield from (f"- {', '.join(map(code, group))}" for group in _grouped(keys))
+        found = [(path, *described(names[0], path)) for path in _paths(parts)]
+        rows = [(code(path), type_text(kind), text) for path, kind, text in found]
+        yield from table(("key", "type", "meaning"), rows)
         if INCIDENTS in parts:
-            yield "- `incidents[].`: and all keys of [an incident](#an-incident)"
-        yield ""
+            yield from ("Each of `incidents` has also the keys of [an incident](#an-incident).", "")
+        links = (f"[{name}](schemas/{_file(name)})" for name in names)
+        yield from (f"JSON Schema: {', '.join(links)}", "")
     yield from ("## cluster create, list, describe, update, delete", "")
     yield from (f"`-o json` prints {next(iter(FOREIGN.values()))}.", "")
-    schema = incident_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     yield from (
         "## An incident",
         "",
         "The keys are those of `spec` of an `Incident` (`kubectl explain incidents.spec`).",
         "",
     )
-    rows = _properties(schema["properties"]["spec"], "")
-    yield from table(("key", "meaning"), ((code(key), text) for key, text in rows))
+    rows = _properties(_incident(), "")
+    yield from table(("key", "type", "meaning"), rows)
 
 
-def _grouped(keys: Iterable[str]) -> list[list[str]]:
-    """Keys by the object that they are in."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(key.rpartition(".")[0], []).append(key)
-    return list(found.values())
+def schemas() -> Mapping[str, str]:
+    """The JSON Schema of each command's output, by the name of its file."""
+    return {
+        _file(name): json.dumps(_schema(name, names[0], parts), indent=1) + "\n"
+        for names, parts in FORMS.items()
+        for name in names
+    }
+
+
+def _file(command: str) -> str:
+    return f"{command.replace(' ', '-')}.json"
+
+
+def _schema(command: str, owner: str, parts: Parts) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"unbroken {command} -o json",
+    }
+    for path in _paths(parts):
+        kind, text = described(owner, path)
+        *above, name = path.split(".")
+        inside = made
+        for one in above:
+            inside = _inside(inside, one)
+        inside.setdefault("type", "object")
+        # The part of a longer path may have come first.
+        value = {"description": text, **schema_of(kind)}
+        inside.setdefault("properties", {})[name] = value
+    if INCIDENTS in parts:
+        incident = made["properties"]["incidents"]["items"]
+        incident["allOf"] = [{"$ref": "#/$defs/incident"}]
+        made["$defs"] = {"incident": _incident()}
+    return made
+
+
+def _inside(schema: dict[str, Any], step: str) -> dict[str, Any]:
+    """The schema below one step of a path: `a`, `a[]`, or `[]` for a list as a whole."""
+    name = step.removesuffix("[]")
+    found: dict[str, Any] = schema
+    if name:
+        found = schema.setdefault("properties", {}).setdefault(name, {"type": "object"})
+    if step.endswith("[]"):
+        if found.get("type", "object") == "object":
+            found["type"] = "array"
+        found = found.setdefault("items", {"type": "object"})
+    return found
+
+
+def _incident() -> dict[str, Any]:
+    found = incident_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    spec: dict[str, Any] = found["properties"]["spec"]
+    return spec
+
+
+def _paths(parts: Parts) -> list[str]:
+    """Paths of all keys, each after the path of the object that it is in."""
+    return sorted({f"{prefix}{key}" for prefix, one in parts for key in _keys(one)})
 
 
 def _keys(source: str) -> list[str]:
@@ -166,9 +224,10 @@ def _keys(source: str) -> list[str]:
     return found
 
 
-def _properties(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _properties(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
     for name, one in schema.get("properties", {}).items():
-        yield f"{prefix}{name}", one.get("description", "")
+        kind = {"array": "list"}.get(one.get("type", ""), one.get("type", "any"))
+        yield code(f"{prefix}{name}"), kind, one.get("description", "")
         if one.get("type") == "array":
             yield from _properties(one.get("items", {}), f"{prefix}{name}[].")
         else:

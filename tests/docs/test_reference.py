@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.deploy.charts import tool
 from unbroken.cli.nodes import check
@@ -48,6 +50,20 @@ def test_a_command_whose_json_is_not_described_is_named(forms: ModuleType) -> No
     with pytest.raises(SystemExit, match="new-command"):
         list(forms.json_forms({*known, "new-command"}))
     assert list(forms.json_forms(known))
+
+
+def test_every_key_has_a_type_a_meaning_and_a_place_in_the_schema(forms: ModuleType) -> None:
+    made = {name: json.loads(text) for name, text in forms.schemas().items()}
+    for schema in made.values():
+        Draft202012Validator.check_schema(schema)
+    assert made["nodes.json"]["properties"]["nodes"]["type"] == "array"
+    assert made["faults-list.json"]["type"] == "array"
+    assert {"culprit", "remedy"} <= made["explain.json"]["$defs"]["incident"]["properties"].keys()
+    jobs = made["jobs.json"]["properties"]["jobs"]["items"]["properties"]
+    assert jobs["completed"]["type"] == ["string", "null"]
+    assert list(Draft202012Validator(made["jobs.json"]).iter_errors({"jobs": [{"ready": "2"}]}))
+    with pytest.raises(SystemExit, match=r"no line for the key a\.new of jobs"):
+        forms.described("jobs", "a.new")
 
 
 def test_keys_are_read_from_dictionaries_however_they_are_made(forms: ModuleType) -> None:

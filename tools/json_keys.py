@@ -1,0 +1,244 @@
+"""Types and meanings of the keys that commands print with `-o json`.
+
+A key is looked up as `COMMAND:PATH`, then as PATH, then as the last name of the path.  Types are
+those of JSON Schema, `time` for a text in RFC 3339, and `[]` after them for a list; `?` adds null.
+"""
+
+from __future__ import annotations
+
+TYPES = {
+    "text": {"type": "string"},
+    "time": {"type": "string", "format": "date-time"},
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "object": {"type": "object"},
+}
+
+_TABLE = """
+API Version | text | API version of the job
+Annotations | object? | annotations of the job
+Creation Time | time | time of creation
+Creation Timestamp | time | time of creation
+Generation | integer | generation of the job's spec
+Kind | text | kind of the job
+Label | object? | labels of the job
+Metadata | object | metadata of the job, with --verbose
+Name | text | name of the job
+Namespace | text | namespace of the job
+Pod Name | text | name of the pod
+Resource Version | text | resource version of the job
+Spec | object | spec of the job, with --verbose
+State | text? | state of the job
+hyperpod get-job:Status | object? | status of the job, as Kubernetes has it
+Status | text? | phase of the pod
+UID | text | UID of the job
+action | text | action for the fault
+address | text | IP address of the pod; empty: none yet
+advice | text | action that the node daemon advises; empty: none
+afterRepair | text? | action if the fault is back after the repair; null: the fault is not repaired
+pods[].agent | object? | report of the pod's agent; null: it does not answer
+attempt | integer? | number of the attempt, from 0; null: none yet
+beside | object[] | other actions, if another XID came with it
+blame | object[] | blame entries of the node
+bootId | text | boot ID of the node
+burnIn | text? | state of the burn-in at its end; null: none was awaited
+by | text | kind of file that names the cause
+causes | object[] | causes by the files, the most certain first
+class | text | class of the fault
+cleared | text | who cleared the blame, and why
+cluster | text | cluster of the node; empty: none
+clusterApi | text? | address of the cluster API; null: not served
+clusterApiCredentials | object? | key of the cluster API; null: it cannot be read
+completed | time? | time of the end; null: not ended
+condition | text? | condition of the Node; null: none is set
+conditions | object[] | conditions of the job, as Kubernetes has them
+confidence | text | certain, likely or unsure; empty: no culprit
+count | integer | number of times that the event came
+cpu | text? | CPUs of the node, a quantity of Kubernetes
+created | time | time of creation
+culprit | text | rank, pod or node that failed
+culprits | integer[] | ranks that kept the others waiting
+deadline | text? | time after which jobs leave in any case; null: none
+decidedAt | time | time of the decision
+deepHealthCheck | text | label of the deep check; empty: none
+description | text | description of the process group
+detectedAt | time | time of the first sign
+detector | text | name of the detector
+detectors | object[] | detectors of the job
+directory | text | folder of the cluster
+done | text | what was done
+dumps | integer[] | ranks with a flight recorder dump
+engine | text | engine that evaluates the pattern
+events | object[] | latest events of the job, the oldest first
+exitCode | integer | exit code of the job
+fault | text | class of the fault
+faultReasons | text | reasons of the node's faults; empty: none
+faultTypes | text | types of the node's faults; empty: none
+faultyPods | text[] | pods of the last fault
+file | text | path of the file
+findings | object[] | what was found
+fired | object[] | rules that fired
+goodput | object | partition of the job's time
+gpu | text | GPUs of the node
+groups | object[] | groups of ranks
+health | text | health label of the node; empty: none
+ifSilentFromHere | object[] | rules that would fire if no rank logged again
+incidents | object[] | incidents, the oldest first
+instanceGroup | text | instance group of the node; empty: none
+instanceType | text | instance type of the node; empty: none
+instead | text | what to write instead
+isWell | boolean | true if no fault was found
+isWorking | boolean | true if the job makes progress
+job | text | name of the job
+jobPods | text[] | pods of jobs on the node, NAMESPACE/NAME
+jobs | object[] | jobs
+kind | text | kind
+kinds | text[] | kinds of tests
+knownBy | text | how the ranks of the dumps are known
+kubeconfig | text | path of the kubeconfig
+lastCalled | object | number of the last collective that each rank called
+lastFault | text | class of the last fault; empty: none
+lastLoss | object? | last loss; null: none
+lines | object[] | lines of output
+rules test:attempts[].lines | integer | lines that were read
+linesPerSecond | integer | lines that the pattern reads in a second
+localRank | integer | local rank, from 0
+logRules | object[] | log rules of the pod's agent
+logs | integer[] | ranks with a log
+losses | object[] | losses, the oldest first
+lostSeconds | object | seconds lost by class of fault
+lostSteps | integer? | steps that have to be repeated; null: not known
+means | text | what the detector looks for
+memory | text? | memory of the node, a quantity of Kubernetes
+message | text | message for people
+metrics | text? | address of the metrics; null: not served
+mode | text | off, shadow, warn or act
+name | text | name
+namespace | text | namespace
+nanosecondsPerLine | integer | nanoseconds that the pattern takes for a line
+node | text | node; empty: none yet
+nodeRank | integer? | rank of the pod, from 0; null: none yet
+nodes | object[] | nodes
+check:nodes | text[] | names of the nodes
+notRead | object[] | files that were not read
+notes | text[] | notes for people
+number | integer | number of the incident, from 1; 0: the job was not restarted
+ordered | text | repair that was ordered; empty: none
+outcome | text | recovered, or why not; empty: still open
+part | text | part of the node, such as a GPU
+path | text | path of the field
+pattern | text | logPattern or stopPattern
+phase | text | phase of the pod
+pid | integer? | process ID; null: not known
+pod | text? | name of the pod; null: not known
+pods | object[] | pods of the job
+status:nodes[].pods | integer | pods on the node
+nodes drain:nodes[].pods | text[]? | pods of jobs that are still there; null: not awaited
+points | number | points of the entry, halved every week
+productiveSeconds | number | seconds that made progress
+quarantined | text? | reason of the quarantine; null: not in quarantine
+ranAgainAt | time? | time at which the job ran again; null: not yet
+rank | integer? | rank in the job, from 0; null: none
+ranks | object[] | ranks of the job
+blame:ranks | object | ranks of the files
+blame:causes[].ranks | integer[] | ranks of the cause
+blame:groups[].ranks | integer[] | ranks of the group
+rules test:attempts[].ranks | integer[] | ranks of the logs
+pods[].ready | boolean | true if the pod is ready
+nodes[].ready | boolean | true if the node is ready
+nodes describe:ready | boolean | true if the node is ready
+ready | integer | pods that train and are ready
+reason | text | reason in one word
+record | object | spec of the node's NodeRecord
+redoSeconds | number | seconds that repeating the lost steps takes, at the pace before
+remedy | text | remedy
+repair | object? | repair that runs; null: none
+repeats | object? | action if the fault repeats; null: none
+replacement | text | node that replaces it; empty: none
+replicas | integer | pods that train
+restart | integer | number of the restart; 0: the job was not restarted
+restarts | integer | number of restarts
+restartsMax | integer | restarts that are allowed
+results | object[] | results of the tests
+resumed | object[] | jobs of other kinds with auto-resume
+right | integer | right alarms on this job
+rule | text | name of the rule
+rules | object[] | what each rule has seen
+running | boolean | true if the cluster runs
+schedulable | boolean | true if the node takes new pods
+score | number | blame score
+seconds | number? | seconds until training resumed; null: not yet
+severity | text | error, warning or note
+share | number? | share of productive time, 0 to 1; null: not known
+silentPods | text[] | pods whose agent did not answer
+since | number | time of the start, in seconds since the epoch
+source | text | source of the entry
+spares | integer | spare pods
+stacks | integer[] | ranks with a stack
+start | text | how the worker was started
+startAt | number | time of the first line, in seconds since the epoch
+rules test:attempts[].seconds | number | seconds from the first line to the end
+started | time? | time of the start; null: not started
+startupSeconds | number | seconds before the first progress
+state | text | state
+summary | text | the incident in one line
+suspendedSeconds | number | seconds of suspension, not part of the total
+symptom | text | symptom of the fault
+table | text? | file that set the entry; null: the table of unbroken
+text | text | text
+time | time | time of the event
+times | integer | number of faults
+title | text | title of the fault
+totalSeconds | number | seconds of active time
+type | text | Normal or Warning
+uncordoned | text[] | names of the nodes
+unknown | object | parts that were not checked, and why
+url | text | address of the Kubernetes API
+verified | text | result of the test after the last repair; empty: none
+waiting | text[] | what the job waits for
+waits | object[] | operations that ranks wait in
+wasQuarantined | boolean | true if the node was in quarantine
+watch | object[] | what the watchdog of each rank sees
+what | text | what is wrong
+why | text | why
+withinSeconds | number | seconds within which the faults count together
+withoutDump | integer[] | ranks without a dump
+workers | object[] | workers of the agent
+wrong | integer | wrong alarms on this job
+xid | integer | number of the XID
+"""
+
+KEYS = {
+    key.strip(): (kind.strip(), text.strip())
+    for key, kind, text in (line.split("|") for line in _TABLE.strip().splitlines())
+}
+
+
+def described(command: str, path: str) -> tuple[str, str]:
+    """Return the type and meaning of a key; SystemExit if the table lacks it."""
+    for key in (f"{command}:{path}", path, path.rpartition(".")[2]):
+        if key in KEYS:
+            return KEYS[key]
+    raise SystemExit(f"tools/json_keys.py has no line for the key {path} of {command}")
+
+
+def schema_of(kind: str) -> dict[str, object]:
+    """Return the JSON Schema of a type of the table."""
+    bare = kind.removesuffix("?")
+    item = bare.removesuffix("[]")
+    schema: dict[str, object] = dict(TYPES[item])
+    if bare != item:
+        schema = {"type": "array", "items": schema}
+    if bare != kind:
+        schema["type"] = [schema["type"], "null"]
+    return schema
+
+
+def type_text(kind: str) -> str:
+    """Return a type of the table in words."""
+    bare = kind.removesuffix("?")
+    item = bare.removesuffix("[]")
+    word = {"text": "string"}.get(item, item)
+    words = word if bare == item else f"list of {word}s"
+    return f"{words} or null" if bare != kind else words
