@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -110,6 +111,11 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
     ("hyperpod list-pods",): (("pods[].", "cli.hyperpod.commands:_pod"),),
     ("hyperpod get-log",): (("", "cli.hyperpod.commands:get_log"),),
 }
+EXAMPLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("json_examples.json").read_text())
+"""Output of each command on a local cluster of two nodes, recorded on 2026-11-27: lists are cut to
+one item, and keys of the cluster API are left out."""
+EXAMPLE_LINES = 40
+"""Lines of an example on the page at most."""
 FOREIGN = {
     f"cluster {name}": "the answer of the cluster API, in the form of SageMaker's operation"
     for name in ("create", "list", "describe", "update", "delete")
@@ -142,6 +148,7 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         yield from table(("key", "type", "meaning"), rows)
         if INCIDENTS in parts:
             yield from ("Each of `incidents` has also the keys of [an incident](#an-incident).", "")
+        yield from _example(names[0])
         links = (f"[{name}](schemas/{_file(name)})" for name in names)
         yield from (f"JSON Schema: {', '.join(links)}", "")
     yield from ("## cluster create, list, describe, update, delete", "")
@@ -163,6 +170,17 @@ def schemas() -> Mapping[str, str]:
         for names, parts in FORMS.items()
         for name in names
     }
+
+
+def _example(command: str) -> Iterator[str]:
+    """An example that is short enough for the page; a long one is in the schema."""
+    if command not in EXAMPLES:
+        return
+    lines = json.dumps(EXAMPLES[command], indent=1).splitlines()
+    if len(lines) > EXAMPLE_LINES:
+        yield from ("The schema has an example.", "")
+    else:
+        yield from ("```json", *lines, "```", "")
 
 
 def _file(command: str) -> str:
@@ -188,6 +206,8 @@ def _schema(command: str, owner: str, parts: Parts) -> dict[str, Any]:
         incident = made["properties"]["incidents"]["items"]
         incident["allOf"] = [{"$ref": "#/$defs/incident"}]
         made["$defs"] = {"incident": _incident()}
+    if command in EXAMPLES:
+        made["examples"] = [EXAMPLES[command]]
     return made
 
 

@@ -54,8 +54,14 @@ def test_a_command_whose_json_is_not_described_is_named(forms: ModuleType) -> No
 
 def test_every_key_has_a_type_a_meaning_and_a_place_in_the_schema(forms: ModuleType) -> None:
     made = {name: json.loads(text) for name, text in forms.schemas().items()}
-    for schema in made.values():
+    for name, schema in made.items():
         Draft202012Validator.check_schema(schema)
+        errors = Draft202012Validator(schema).iter_errors
+        assert [one.message for each in schema.get("examples", ()) for one in errors(each)] == [], (
+            name
+        )
+    assert sum("examples" in schema for schema in made.values()) > 20
+    assert forms.EXAMPLES.keys() <= {name for names in forms.FORMS for name in names}
     assert made["nodes.json"]["properties"]["nodes"]["type"] == "array"
     assert made["faults-list.json"]["type"] == "array"
     assert {"culprit", "remedy"} <= made["explain.json"]["$defs"]["incident"]["properties"].keys()
