@@ -91,7 +91,7 @@ def _show(found: dict[str, Any], *, is_local: bool) -> None:
     rules = [row for pod in found["pods"] for row in _rule_rows(pod)]
     if rules:
         print()
-        titles = ["LOG RULE", "POD", "STATE", "WHO LOGS", "MATCHES", "LAST MATCH", "RANK", "LINE"]
+        titles = ["LOG RULE", "POD", "STATE", "LOGGED BY", "MATCHES", "LAST MATCH", "RANK", "LINE"]
         print_table(titles, rules)
     if found["goodput"]["totalSeconds"]:
         print("\ngoodput:")
