@@ -131,8 +131,8 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
                 choices=option.choices or None,
                 help=_help(option),
             )
-    parser.add_argument("training_script")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    parser.add_argument("training_script", help="the script or module that each rank runs")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 
 

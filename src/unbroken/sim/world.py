@@ -435,12 +435,12 @@ class World:
         self.operator.heal_watches()
         self.resume()
         self._cuts.clear()
-        manners, are_abandoned = self.cluster.manners, self.scenario.are_abandoned
-        if not are_abandoned:
+        manners, machines = self.cluster.manners, list(self.cluster.machines.values())
+        if self.scenario.are_abandoned:
+            machines = [node for node in machines if node.has_power]
+        else:
             self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
-        for node in self.cluster.machines.values():
-            if are_abandoned and not node.has_power:
-                continue
+        for node in machines:
             view = self.cluster.nodes.objects.get(node.name)
             if view is not None and not view.is_healthy:
                 self.cluster.nodes.put(node.name, replace(view, is_healthy=True))
