@@ -435,12 +435,11 @@ class World:
         self.operator.heal_watches()
         self.resume()
         self._cuts.clear()
-        manners, machines = self.cluster.manners, list(self.cluster.machines.values())
-        if self.scenario.are_abandoned:
-            machines = [node for node in machines if node.has_power]
-        else:
+        manners, are_left = self.cluster.manners, self.scenario.are_abandoned
+        if not are_left:
             self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
-        for node in machines:
+        machines = self.cluster.machines.values()
+        for node in [one for one in machines if one.has_power or not are_left]:
             view = self.cluster.nodes.objects.get(node.name)
             if view is not None and not view.is_healthy:
                 self.cluster.nodes.put(node.name, replace(view, is_healthy=True))
