@@ -29,7 +29,7 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, looks, questions, stalls, still_ranks
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
-from unbroken.sim.scenario import LEASE_FAULT_SEEDS, WAITING_SEEDS
+from unbroken.sim.scenario import ABANDONED_SEEDS, LEASE_FAULT_SEEDS, WAITING_SEEDS
 from unbroken.sim.world import run
 from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
@@ -609,6 +609,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(roster, "_is_early_fault", lambda report: False)
 
 
+@planted("a pod without workers keeps its name while its node is dead", ABANDONED_SEEDS + 133)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "free_names", lambda self, now: None)
+
+
+@planted(
+    "a new operator knows a single silent agent to renew nothing, no two", ABANDONED_SEEDS + 37
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "_nnodes", lambda self: 2)
+
+
 def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:
@@ -624,7 +636,8 @@ def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
     plant, known = PLANTS[name]
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        first = LEASE_FAULT_SEEDS if known >= LEASE_FAULT_SEEDS else 0
+        starts = (ABANDONED_SEEDS, LEASE_FAULT_SEEDS, 0)
+        first = next(start for start in starts if known >= start)
         seed = first_breach((known, *range(first, first + SEEDS)))
     assert seed is not None, "no world shows it"
     run(seed)
