@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.job.drive_job import Script
 
 
@@ -17,32 +19,44 @@ def replaced() -> Script:
     return script
 
 
-def test_a_pod_whose_agent_never_answers_is_replaced_on_another_node() -> None:
+@pytest.mark.parametrize(("line", "at"), [
+    ("", 3620),  # it may load its image
+    ("30 pod w-1 uid=w-1.1 why=FailedMount says=none", 630),
+    ("1000 pod w-1 uid=w-1.1 phase=Running", 1600),  # it has loaded its image meanwhile
+])  # fmt: skip
+def test_a_pod_whose_agent_never_answers_is_replaced_on_another_node(line: str, at: float) -> None:
     script = replaced()
-    script.run("619.9 tick")
-    assert script.job.deadline() == 620
-    script.run("""
-        620 tick     -> delete w-1.1
-        625 gone w-1 -> create w-1 avoid=n7
+    script.run(f"{line}\n{at - 0.1} tick")
+    assert script.job.deadline() == at
+    script.run(f"""
+        {at} tick         -> delete w-1.1
+        {at + 5} gone w-1 -> create w-1 avoid=n7
     """)
     assert len(script.incidents) == 1, "no restart is charged for it"
+
+
+def test_a_reason_that_comes_and_goes_is_one() -> None:
+    script = replaced()
+    script.run("""
+        30 pod w-1 uid=w-1.1 why=ErrImagePull says=refused
+        100 pod w-1 uid=w-1.1 why= says=
+        630 tick -> delete w-1.1
+    """)
 
 
 def test_a_pod_that_its_ready_node_cannot_end_gives_its_name_up() -> None:
     script = replaced()
     script.run("""
         600 node n7 ready
-        620 tick -> delete w-1.1
-        739 tick -> delete w-1.1
-        745 tick -> delete w-1.1 force
+        3620 tick -> delete w-1.1
+        4219 tick -> delete w-1.1
+        4225 tick -> delete w-1.1 force
     """)
 
 
 def test_an_agent_that_answers_in_time_is_kept() -> None:
     script = replaced()
-    script.run("600 ready w-1\n601 tick")
-    assert script.job.deadline() != 620
-    script.run("620 tick")
+    script.run("600 ready w-1\n601 tick\n3620 tick")
     assert not script.job.state.plan.condemned
 
 
@@ -54,7 +68,7 @@ def test_a_first_start_waits_as_long_as_it_takes() -> None:
         0 pod w-0 node=n0
         0 pod w-1 node=n1
         1 ready w-0
-        2000 tick ->
+        9000 tick ->
     """)
 
 
@@ -66,6 +80,6 @@ def test_without_another_pod_that_has_answered_the_image_may_be_to_blame() -> No
         10 gone w-1 -> create w-1
         20 pod w-0 uid=w-0.1 node=n0
         20 pod w-1 uid=w-1.1 node=n1
-        620 tick    ->
+        3620 tick    ->
     """)
-    assert script.job.deadline() == 1220
+    assert script.job.deadline() == 7220

@@ -39,8 +39,9 @@ has not."""
 DELETION_SECONDS = 10.0
 """Seconds after which a pod on a node that is not ready is taken for one that the node cannot
 end."""
-STUCK_SECONDS = 120.0
-"""The same on a node that is ready, for a pod whose agent never answered."""
+STUCK_SECONDS = 600.0
+"""The same on a node that is ready, for a pod whose agent never answered; longer than most grace
+periods."""
 
 
 class Leases:

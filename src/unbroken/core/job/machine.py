@@ -242,7 +242,10 @@ class Job:
             case PodRefused():
                 self._pod_refused(event, now)
             case PodHeld(uid, reason, message):
-                self._waits.held(self.state.roster.members.get(uid), reason, message)
+                member = self.state.roster.members.get(uid)
+                self._waits.held(member, reason, message)
+                if member is not None:
+                    self._unanswered.see(member, now)
 
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec
@@ -431,13 +434,14 @@ class Job:
         if older is not None and older.uid != view.uid:
             self._pod_gone(older.uid, now)  # a name has one pod at a time
         state.plan.occupied(member)
-        self._unanswered.see(member, now)
         state.has_changed = True
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            self._unanswered.see(member, now)
             return
         state.commands += state.gang.observe(member, now)
         if view.phase is not PodPhase.SUCCEEDED and member.report is None:
             self._waits.see(view, now)
+        self._unanswered.see(member, now)
         self._life.clean_pod(member, now)
         self._recovery.judge([member], now)
 
