@@ -164,14 +164,15 @@ class Leases:
         """Return the length of the lease of workers that an earlier operator has started; 0: they
         may have none.
 
-        They have one if all agents know leases. Those of one replica spec have the same template.
+        They have one if the ledger says so, or if all agents know leases. Those of one replica spec
+        have the same template.
         """
         state, members = self._state, self._state.roster.members.values()
         heard = [one for one in members if one.report is not None]
         lengths = [one.report.lease_seconds for one in heard if one.report is not None]
         known = [length for length in lengths if length is not None]
-        specs = {one.view.replica_spec for one in members} - {o.view.replica_spec for o in heard}
-        if len(known) < len(lengths) or specs:
+        unheard = {one.view.replica_spec for one in members} - {o.view.replica_spec for o in heard}
+        if len(known) < len(lengths) or (unheard and not state.ledger.lease_seconds):
             return 0.0
         first = state.options.lease_seconds if self._is_first() and state.nnodes > 1 else 0.0
         return max([*known, state.ledger.lease_seconds, first])
