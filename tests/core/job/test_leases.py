@@ -345,3 +345,19 @@ def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_train
         121 tick -> delete w-2 force
         122 gone w-2 -> create w-2 avoid=n2
     """)
+
+
+def test_a_suspended_job_does_not_wait_for_a_pod_that_is_never_heard() -> None:
+    new = running().successor(100)
+    new.run("""
+        100 job suspend=yes
+        100 synced
+        100 node n1 not-ready
+        160 ready w-0 0 lease=8
+        161 gone w-0
+        162 tick
+        180 tick
+    """)
+    shown = {text for effect in new.effects for text in show(effect, "")}
+    assert "delete w-1 force" in shown
+    assert "delete w-0 force" not in shown
