@@ -26,6 +26,7 @@ from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
 from .adoption import Adoption
+from .clocks import translated
 from .deadlines import earliest
 from .events import (
     AgentLost,
@@ -353,6 +354,8 @@ class Job:
             return
         self._leases.answered(uid)
         self._unanswered.forget(uid)
+        member.clock.hear(report, now)
+        report = translated(report, member.clock.correction)
         if report.watch and report is not member.report:
             report = of_ranks(report, state.nnodes, state.spec.nnodes if state.spec else 0)
         before, was_ordered = member.report, member.ordered is not None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.spec.nodes.notices import Notice
 from unbroken.wire.agent import AgentReport, AgentState
 
+from .clocks import AgentClock
 from .events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 
 UNHEARD = -2
@@ -106,6 +107,7 @@ class Member:
     is_lease_over: bool = False
     """Its agent is silent, and no worker can live there: the lease on them has run out, or there
     were none (`core.job.leases`)."""
+    clock: AgentClock = field(default_factory=AgentClock)
     uid: PodUid = field(init=False)
     """The pod's uid, which no view changes: it is read several times for each report."""
 
