@@ -23,6 +23,9 @@ log = Log(__name__)
 ASK_SECONDS = 0.5
 ALONE_SECONDS = 2.0
 """Seconds without a message of an operator after which peers are asked; also while children ask."""
+ALONE_SHARE = 1.5
+"""The same as a share of the time between two messages: an operator of more than 8000 agents takes
+longer than 2 s for each."""
 ANSWER_SECONDS = 2.0
 CHECK_SECONDS, DOUBT_SECONDS = 5.0, 1.0
 """Seconds between connections that only show that the parent can be reached; the second value after
@@ -51,10 +54,14 @@ class PeerQuestions:
         """The parent's address, after two connections to it in a row have failed."""
         self._renewed_at = self._asked_at = -math.inf
         """Times of the last message of an operator, and of a child."""
+        self._usual_seconds = 0.0
+        """Time between the last two messages of an operator."""
+        self._lease_seconds = 0.0
 
     def begin(self, command: StartCommand) -> None:
         """Begin with the attempt of a start, if its workers hold a lease."""
         self.close()
+        self._lease_seconds = command.lease_seconds
         if command.lease_seconds and (command.parent or command.rank == 0):
             self._tree = Vouching(self._agent_id, command.attempt, command.rank, command.nnodes)
             self._tasks = [self._start(self._run(self._tree, command.parent))]
@@ -69,6 +76,7 @@ class PeerQuestions:
 
     def renewed(self, now: float) -> None:
         """Note that an operator answered."""
+        self._usual_seconds = now - self._renewed_at if self._renewed_at > -math.inf else 0.0
         self._renewed_at = now
 
     def answer_child(self, question: PeerQuestion) -> PeerAnswer | None:
@@ -132,4 +140,6 @@ class PeerQuestions:
 
     def _is_alone(self) -> bool:
         now = self._now()
-        return now > self._renewed_at + ALONE_SECONDS or now < self._asked_at + ALONE_SECONDS
+        usual = min(ALONE_SHARE * self._usual_seconds, self._lease_seconds / 2)
+        is_away = now > self._renewed_at + max(ALONE_SECONDS, usual)
+        return is_away or now < self._asked_at + ALONE_SECONDS
