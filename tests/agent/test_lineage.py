@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 PARENT = """
 import os, subprocess
 from unbroken.agent.workers import lineage
+lineage.adopt_orphans()  # as a keeper does
 read, write = os.pipe()
 script = "sleep 600 & sh -c 'sleep 600 & echo >&2; wait' & wait"
 child = subprocess.Popen(["sh", "-c", script], pass_fds=[write], stderr=subprocess.PIPE)
@@ -22,8 +22,10 @@ print(child.wait())
 
 def test_descendants_of_all_generations_are_killed_and_nobody_else() -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
-        command = [sys.executable, "-c", PARENT]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        assert done.stdout == "-9\n"
-        assert stranger.poll() is None
-        os.kill(stranger.pid, 9)
+        try:
+            command = [sys.executable, "-c", PARENT]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+            assert done.stdout == "-9\n"
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()

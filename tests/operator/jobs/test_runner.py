@@ -86,6 +86,7 @@ class Script:
         self.together: list[int] = []
         """Number of events in each call."""
         self.due: float | None = None
+        self.status = JobStatus()
 
     def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
         """Keep the events; return the orders."""

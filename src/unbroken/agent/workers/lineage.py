@@ -115,7 +115,7 @@ def kill_children() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill every descendant that there is now, without waiting.
+    """Kill every descendant that there is now, without waiting: for a parent that adopts orphans.
 
     A child that is stuck in the kernel does not end, and so does not leave its own children to this
     process.

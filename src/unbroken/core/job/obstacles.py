@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.spec.job.types import Condition
-from unbroken.spec.keys import ConditionType
+from unbroken.spec.keys import AGENT, ConditionType
 
 from .events import PodName
 
@@ -49,7 +49,7 @@ _ADVICE = {
     REFUSED: "the pod is created as soon as the API server accepts it",
     NOT_READY: "see what they wrote with `kubectl logs {pod} --all-containers`",
     NO_AGENT: "its command must run hyperpodrun or unbrokenrun; or let the operator add an agent, "
-    "by the annotation unbroken.dev/agent: injected",
+    f"by the annotation {AGENT}: injected",
 }
 """Advice to the user, by reason."""
 
