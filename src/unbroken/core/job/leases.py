@@ -24,7 +24,7 @@ from unbroken.spec.job.types import FenceBy
 
 from .events import PodUid
 from .gang import GangStage
-from .roster import Member
+from .roster import UNHEARD, Member
 from .state import JobState
 
 DRIFT = 0.01
@@ -51,6 +51,8 @@ class Leases:
         self._state = state
         self._last_report_at: dict[PodUid, float] = {}
         """Time of the last message of each agent that is lost now."""
+        self._unheard: dict[PodUid, None] = {}
+        """Pods that may run anything, and whose agent has never reported."""
         self._began_at = 0.0
         """Time at which this operator took over the job; no other operator has renewed a lease
         since."""
@@ -62,6 +64,11 @@ class Leases:
         """Note that this operator knows the job from now on."""
         self._began_at = now
 
+    def seen(self, member: Member) -> None:
+        """Take a pod as it is now."""
+        if member.report is None and member.clear_through == UNHEARD:
+            self._unheard[member.uid] = None
+
     def lost(self, uid: PodUid, silent_seconds: float, now: float) -> None:
         """Note that the agent cannot be reached, and for how long it was silent by then."""
         self._last_report_at[uid] = now - silent_seconds
@@ -69,6 +76,7 @@ class Leases:
     def answered(self, uid: PodUid) -> None:
         """Note that the agent is back, or its pod is gone."""
         self._last_report_at.pop(uid, None)
+        self._unheard.pop(uid, None)
 
     def deadline(self) -> float | None:
         """Return when the next lease runs out."""
@@ -103,8 +111,10 @@ class Leases:
         state = self._state
         is_few = False
         if state.gang.stage is GangStage.HALTED and state.newest_seen <= state.gang.fence:
-            silent = state.gang.unclear.keys() | self._last_report_at.keys()
-            is_few = 0 < len(silent) < self._nnodes()
+            unclear = state.gang.unclear
+            # A set of thousands would be made for each report.
+            silent = len(unclear) + sum(uid not in unclear for uid in self._last_report_at)
+            is_few = 0 < silent < self._nnodes()
         if not is_few:
             self._few_since = None
         elif self._few_since is None:
@@ -125,7 +135,7 @@ class Leases:
         gang, members = self._state.gang, self._state.roster.members
         if gang.stage is not GangStage.HALTED:
             return
-        unheard = gang.unclear if self._few_since is not None else ()
+        unheard = self._unheard if self._few_since is not None else ()
         for uid in {**self._last_report_at, **dict.fromkeys(unheard)}:
             member = members.get(uid)
             if uid not in gang.unclear or member is None or member.is_lease_over:

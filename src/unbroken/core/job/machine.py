@@ -437,6 +437,7 @@ class Job:
         if older is not None and older.uid != view.uid:
             self._pod_gone(older.uid, now)  # a name has one pod at a time
         state.plan.occupied(member)
+        self._leases.seen(member)
         state.has_changed = True
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             self._unanswered.see(member, now)
