@@ -380,6 +380,8 @@ def slow_start(world: World) -> None:
 
 def quota(world: World) -> None:
     """For a while the API takes no pod."""
+    if world.truth.is_forbidden:
+        return
     refused = PodRefused(PodName(""), "exceeded quota", is_final=False)
     world.control.refuses = lambda: refused
     world.schedule.after(world.schedule.between(1.0, 30.0), world.end_quota)

@@ -208,9 +208,11 @@ class Snapshots:
         orders = self._ordered.setdefault((epoch, command.attempt), {})
         orderers = self._orderers.setdefault((epoch, command.attempt), {})
         orderers[pod] = generation
-        for uid in [uid for uid, order in orders.items() if order.rank == command.rank]:
-            if orderers[uid] < generation:
-                # a dead operator gave the rank to this pod, which never received the order
+        address = (command.master_addr, command.master_port)
+        for uid, order in list(orders.items()):
+            is_other = (order.master_addr, order.master_port) != address
+            if orderers[uid] < generation and (is_other or order.rank == command.rank):
+                # a dead operator ordered it, and this pod never received the order
                 del orders[uid]
         is_new = pod not in orders
         orders[pod] = command

@@ -45,8 +45,9 @@ class Ending:
         require(counted, "restartCount is not the newest attempt", status, newest)
         if is_failed:
             require(self._may_fail(ends[0]), "Failed is not true", status)
-        self._judge_budget(is_failed)
-        self._judge_incidents(list(kept))
+        incidents = list(kept)
+        self._judge_budget(is_failed, incidents)
+        self._judge_incidents(incidents)
         return ends[0].type
 
     def _may_fail(self, end: Condition) -> bool:
@@ -103,7 +104,7 @@ class Ending:
             most = max(self.reached.get(attempt, 0), most)
         return result
 
-    def _judge_budget(self, is_failed: bool) -> None:
+    def _judge_budget(self, is_failed: bool, incidents: Iterable[Incident]) -> None:
         """No restart beyond the limits; an operator that was killed may have forgotten some."""
         if not self.truth.is_undisturbed:
             return
@@ -111,7 +112,7 @@ class Ending:
         if used.without_progress is not None and not any(
             fault.kind == USER_RESTART for fault in self.truth.faults
         ):
-            row = self._restarts_without_progress()
+            row = self._restarts_without_progress(incidents)
             # The state that an attempt restored shows the progress of the one before.
             self.checkers.require(row <= used.without_progress + 2, "too many restarts", row)
         if used.total is not None:
@@ -121,11 +122,15 @@ class Ending:
             most = used.restarts * (used.full_restarts + 1) + used.full_restarts
             self.checkers.require(charged <= most, "too many restarts", charged, used)
 
-    def _restarts_without_progress(self) -> int:
+    def _restarts_without_progress(self, incidents: Iterable[Incident]) -> int:
         """Return the longest row of attempts that neither made new steps nor told steps that the
-        operator had not heard of: the last report of an attempt may be lost, and the next one
-        that gets through says what it made."""
-        told, newest_told, marks = self.checkers.hearing.steps, -1, ""
+        operator had not heard of: the last report of an attempt may be lost, and a later one that
+        gets through says what it made, or what a rank restored of it."""
+        told, newest_told, marks = dict(self.checkers.hearing.steps), -1, ""
+        for incident in incidents:
+            restored = [one.step for one in incident.restored]
+            after = incident.attempt + 1
+            told[after] = max([told.get(after, -1), *restored])
         for attempt, new in enumerate(self._new_steps(self.reached)):
             is_news = told.get(attempt, -1) > newest_told
             newest_told = max(newest_told, told.get(attempt, -1))
