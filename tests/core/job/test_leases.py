@@ -329,6 +329,51 @@ def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
     assert not new.job.state.gang.unclear
 
 
+def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() -> None:
+    """Of its records, snapshots and peers none can tell which of the two is meant."""
+    old = Script(spec(3))
+    old.run("0 job\n0 synced")
+    for name in ("w-0", "w-1", "w-2"):
+        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n1 ready {name} lease=0")
+    new = old.successor(100)
+    new.run("""
+        100 synced
+        100 node n0 not-ready
+        100 node n1 not-ready
+        101 ready w-2 lease=0
+        110 tick -> delete w-0, fence n0, delete w-1, fence n1
+        111 tick
+        200 tick
+        201 gone w-0
+        201 gone w-1
+        202 pod w-0 uid=w-0.1 node=n3
+        202 pod w-1 uid=w-1.1 node=n4
+        203 ready w-2 0
+        203 ready w-0
+        204 ready w-1 -> start w-0.1 1 rank=0, start w-1.1 1 rank=1, start w-2 1 rank=2
+    """)
+
+
+def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
+    old = Script(spec(3))
+    old.run("0 job\n0 synced")
+    for name in ("w-0", "w-1", "w-2"):
+        old.run(f"0 pod {name} node=n0 phase=Running")
+    new = old.successor(100)
+    new.run("100 job suspend=yes\n100 node n0 not-ready\n100 synced\n170 tick")
+    shown = {text for effect in new.effects for text in show(effect, "")}
+    assert {"delete w-0 force", "delete w-1 force", "delete w-2 force"} <= shown
+
+
+@pytest.mark.parametrize("agents", ["lease=8", ""])
+def test_a_first_start_is_written_before_it_is_ordered(agents: str) -> None:
+    script = Script(spec(2))
+    script.run(f"0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0 {agents}")
+    ledgers = [one.ledger for one in script.effects if isinstance(one, WriteLedger)]
+    seconds = script.job.state.options.lease_seconds if agents else 0
+    assert [(one.nnodes, one.lease_seconds) for one in ledgers] == [(2, seconds)]
+
+
 def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_trains() -> None:
     old = Script(spec(2, spares=1))
     old.run("0 job\n0 synced")

@@ -83,6 +83,11 @@ def _is_away(member: Member) -> bool:
     return bool(member.lost_why or member.condemned or member.view.is_deleting)
 
 
+def _is_unheard(member: Member) -> bool:
+    """True if the pod may run anything, and its agent has not answered."""
+    return member.report is None and member.clear_through == UNHEARD
+
+
 def _claim(member: Member) -> tuple[bool, int]:
     """Return the place of a member's claim to the rank that it reports; the first one counts."""
     newest = None if member.report is None else member.report.newest_attempt
@@ -210,6 +215,9 @@ class Adoption:
         was_running = state.condition is ConditionType.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
         if finding.is_untouched and not (was_running or self._has_begun(finding)):
+            if self._was_ordered(finding):
+                members = state.roster.members.values()
+                self._life.unheard.update(member.uid for member in members if _is_unheard(member))
             self._life.prepare(now)
             return True
         if not finding.is_sound:
@@ -230,6 +238,13 @@ class Adoption:
                 return False
         self._resume(finding, now)
         return True
+
+    def _was_ordered(self, finding: NewestAttempt) -> bool:
+        """True if the status or the open incident says that the attempt was ordered to start."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None or incident.attempt + 1 != finding.attempt:
+            return state.condition is ConditionType.PODS_RUNNING
+        return incident.ready_at is not None
 
     def _has_begun(self, finding: NewestAttempt) -> bool:
         """True if the open incident says that the attempt ran. If no agent runs it any more, the
@@ -257,9 +272,7 @@ class Adoption:
     def _is_someone_unheard(self) -> bool:
         """True if an agent that has not answered may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
-        return any(
-            m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members
-        )
+        return any(_is_unheard(member) and not member.is_dead for member in members)
 
     def _fill(self, finding: NewestAttempt, ready: list[Member]) -> None:
         """Give the free ranks to the pods that the earlier operator gave them to, where that can be
@@ -282,7 +295,7 @@ class Adoption:
                 for member in ready:
                     ranks.restore(member, first.rank_of.get(member.uid, -1))
         # A pod that was not even up has received no orders from any operator.
-        told = [m for m in state.roster.members.values() if m.report or m.clear_through == UNHEARD]
+        told = [m for m in state.roster.members.values() if m.report or _is_unheard(m)]
         unranked = [m for m in told if m.uid not in ranks.rank_of]
         if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
             ranks.fill(unranked, state.roster)

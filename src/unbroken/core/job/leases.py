@@ -13,7 +13,8 @@ and has no lease.
 
 A new operator may never hear the agent of a pod, and so does not know what the pod was ordered to
 run. Whatever it is, all ranks of that attempt together renew it. While fewer agents are silent than
-the attempt has nodes, some of its ranks run nothing, and nobody renews it.
+the attempt has nodes, some of its ranks run nothing, and nobody renews it. The ledger contains the
+lease and the number of nodes from before the first start. If it has neither, nothing was started.
 """
 
 from __future__ import annotations
@@ -114,22 +115,18 @@ class Leases:
             unclear = state.gang.unclear
             # A set of thousands would be made for each report.
             silent = len(unclear) + sum(uid not in unclear for uid in self._last_report_at)
-            is_few = 0 < silent < self._nnodes()
+            # A lease means that there are at least two nodes.
+            most = max(2, state.ledger.nnodes)
+            is_few = silent > 0 and (silent < most or self._is_untouched())
         if not is_few:
             self._few_since = None
         elif self._few_since is None:
             self._few_since = now
 
-    def _nnodes(self) -> int:
-        """Return the number of nodes of the newest attempt, as far as it is known. A lease means
-        that there are at least two."""
+    def _is_untouched(self) -> bool:
+        """True if no operator has heard an agent of the job, and so none was told to start."""
         state = self._state
-        return max(2, state.ledger.nnodes or (state.nnodes if self._is_first() else 0))
-
-    def _is_first(self) -> bool:
-        """True if no start was written. One may have been sent a moment before the operator
-        went."""
-        return self._state.status.master_addr is None
+        return not state.ledger.nnodes and state.status.master_addr is None
 
     def _due(self) -> Iterator[tuple[Member, float]]:
         gang, members = self._state.gang, self._state.roster.members
@@ -178,11 +175,13 @@ class Leases:
         have the same template.
         """
         state, members = self._state, self._state.roster.members.values()
+        if self._is_untouched():
+            # An operator that went at once may have heard agents, and written nothing.
+            return state.options.lease_seconds
         heard = [one for one in members if one.report is not None]
         lengths = [one.report.lease_seconds for one in heard if one.report is not None]
         known = [length for length in lengths if length is not None]
         unheard = {one.view.replica_spec for one in members} - {o.view.replica_spec for o in heard}
         if len(known) < len(lengths) or (unheard and not state.ledger.lease_seconds):
             return 0.0
-        first = state.options.lease_seconds if self._is_first() and state.nnodes > 1 else 0.0
-        return max([*known, state.ledger.lease_seconds, first])
+        return max([*known, state.ledger.lease_seconds])

@@ -67,6 +67,9 @@ class Life:
         """Start of the present phase of stopping or starting."""
         self._progress_by: float | None = None
         self._expire_at: float | None = None
+        self.unheard: set[PodUid] = set()
+        """Pods in which an earlier operator may have begun the attempt that is prepared. Their
+        agents have never been heard; they may be gone."""
         status = state.status
         self.masters = {(status.master_addr or "", as_port(status.master_port))}
         """Addresses that attempts have had; no two attempts share an address."""
@@ -75,6 +78,7 @@ class Life:
         """Begin a job of which nothing exists, or again after a suspension."""
         self.mark_created(now)
         self._state.newest_seen = -1
+        self.unheard.clear()
         self.reshape(now)
         if self._state.nnodes:
             self.prepare(now)
@@ -282,6 +286,26 @@ class Life:
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
         return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies, lease)
 
+    def heard(self, uid: PodUid, report: AgentReport) -> None:
+        """Take the report of a pod's agent.
+
+        The lease and the nodes of a first start are written before it is ordered: a new operator
+        may never hear the agents that it reached.
+        """
+        state, ledger = self._state, self._state.ledger
+        self.unheard.discard(uid)
+        is_first = state.condition is ConditionType.CREATED or not ledger.nnodes
+        if state.phase is not Phase.PREPARING or not is_first:
+            return
+        is_leased = self._has_leases() and report.lease_seconds is not None
+        if ledger.nnodes == state.nnodes and not ledger.lease_seconds:
+            is_leased = False  # an agent has none
+        lease = state.options.lease_seconds if is_leased else 0.0
+        state.set_ledger(replace(ledger, lease_seconds=lease, nnodes=state.nnodes))
+
+    def _has_leases(self) -> bool:
+        return self._state.options.fence_by is FenceBy.LEASE and self._state.nnodes > 1
+
     def _lease_seconds(self) -> float:
         """Return the lease for workers that are to start, in seconds; 0: none.
 
@@ -289,7 +313,7 @@ class Life:
         operator is absent.
         """
         state = self._state
-        if state.options.fence_by is not FenceBy.LEASE or state.nnodes < 2:
+        if not self._has_leases():
             return 0.0
         reports = [state.roster.members[uid].report for uid in state.ranks.rank_of]
         is_known = all(one is not None and one.lease_seconds is not None for one in reports)
@@ -300,6 +324,9 @@ class Life:
         gang, ranks = state.gang, state.ranks
         if not gang.unclear and state.incidents.open and state.incidents.open.stopped_at is None:
             self._reached("stopped", gang.last_clear, now)
+        if not gang.unclear and gang.order is None and self.unheard:
+            self.unheard.clear()
+            state.newest_seen = max(state.newest_seen, state.attempt)
         if state.newest_seen >= state.attempt:
             self._skip_attempts(now)
         # An agent that is not yet proven clear may also not have reported its rank yet.

@@ -372,6 +372,7 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         self._life.clean_pod(member, now)
+        self._life.heard(uid, report)
         if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
             state.ranks.restore(member, report.rank)  # reported only after the adoption
         unclear = len(state.gang.unclear)

@@ -49,9 +49,10 @@ class Ledger:
     """Attempts that cost no restart of the budget: those after deleted incidents without a culprit,
     and attempt numbers that were skipped."""
     lease_seconds: float = 0.0
-    """Lease of the workers of the newest attempt; 0: they have none, or nothing was started."""
+    """Lease of the workers of the newest attempt, in seconds; 0: they have none, or `nnodes` is
+    0. Before the first start: of that one."""
     nnodes: int = 0
-    """Number of nodes of that attempt; 0: nothing was started."""
+    """Number of nodes of that attempt; 0: no agent was heard, and so nothing was started."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
