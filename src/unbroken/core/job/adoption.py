@@ -217,7 +217,8 @@ class Adoption:
         if finding.is_untouched and not (was_running or self._has_begun(finding)):
             if self._was_ordered(finding):
                 members = state.roster.members.values()
-                self._life.unheard.update(member.uid for member in members if _is_unheard(member))
+                unheard = (member.uid for member in members if _is_unheard(member))
+                self._life.unheard.update(dict.fromkeys(unheard, finding.attempt))
             self._life.prepare(now)
             return True
         if not finding.is_sound:

@@ -67,9 +67,9 @@ class Life:
         """Start of the present phase of stopping or starting."""
         self._progress_by: float | None = None
         self._expire_at: float | None = None
-        self.unheard: set[PodUid] = set()
-        """Pods in which an earlier operator may have begun the attempt that is prepared. Their
-        agents have never been heard; they may be gone."""
+        self.unheard: dict[PodUid, int] = {}
+        """Pods, also such that are gone, whose agents have never been heard, and the attempt that
+        an earlier operator may have begun in them."""
         status = state.status
         self.masters = {(status.master_addr or "", as_port(status.master_port))}
         """Addresses that attempts have had; no two attempts share an address."""
@@ -293,7 +293,7 @@ class Life:
         may never hear the agents that it reached.
         """
         state, ledger = self._state, self._state.ledger
-        self.unheard.discard(uid)
+        self.unheard.pop(uid, None)
         is_first = state.condition is ConditionType.CREATED or not ledger.nnodes
         if state.phase is not Phase.PREPARING or not is_first:
             return
@@ -324,8 +324,7 @@ class Life:
         gang, ranks = state.gang, state.ranks
         if not gang.unclear and state.incidents.open and state.incidents.open.stopped_at is None:
             self._reached("stopped", gang.last_clear, now)
-        if not gang.unclear and gang.order is None and self.unheard:
-            self.unheard.clear()
+        if not gang.unclear and state.attempt in self.unheard.values():
             state.newest_seen = max(state.newest_seen, state.attempt)
         if state.newest_seen >= state.attempt:
             self._skip_attempts(now)
