@@ -46,6 +46,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("worker/boot/becoming.py", "compile"): BOOTS,
     ("worker/boot/becoming.py", "exec"): BOOTS,
     ("worker/boot/becoming.py", "runpy"): BOOTS,
+    ("worker/accelerate_launch.py", "runpy"): BOOTS,
     ("nodes/checks/driver.py", "multiprocessing"): OWN_FORK,
     ("nodes/checks/sides.py", "multiprocessing"): OWN_FORK,
     ("sim/__main__.py", "multiprocessing"): "the simulator's own processes, of numbers only",

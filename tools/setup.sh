@@ -13,6 +13,8 @@ echo "setting up $venv (once, a few minutes) ..."
 # Users bring their own torch: this one is for tests, examples and benchmarks. It is the CPU build only
 # where pip is configured with PyTorch's index of CPU builds. PyPI's has CUDA in it, several GB.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
+# It needs a torch, which the lock does not have.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check accelerate==1.15.0 2> >(grep -v 'is ignored: it is neither' >&2)
 # The real clients of the cluster API and of the node provider aws, and moto, a stand-in for EC2.
 # They are apart: botocore wants an older python-dateutil than kubernetes.
 [[ -x $venv/aws/bin/python ]] || "$python" -m venv "$venv/aws"

@@ -17,6 +17,7 @@ from unbroken.spec.job.launch import Launch, read_launch
 from unbroken.wire.agent import AgentState
 
 MAIN = "import sys; from unbroken.agent.injected import script; script(*sys.argv.pop(1).split(':'))"
+LOCAL = "from unbroken.agent.injected import script; script()"
 FACTS = """
 import importlib, os, pkgutil, sys, tempfile
 from unbroken import worker
@@ -112,3 +113,64 @@ async def version_of(python: str) -> str:
     made = await asyncio.create_subprocess_exec(python, "-c", asks, stdout=asyncio.subprocess.PIPE)
     output, _ = await made.communicate()
     return output.decode().strip()
+
+
+ACCELERATED = """
+import os, sys
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+import torch
+
+accelerator = Accelerator(cpu=True)
+state = accelerator.state
+assert __name__ == "__main__" and sys.modules["__main__"].__file__.endswith("train.py")
+assert sys.path[0] == os.path.dirname(os.path.realpath(sys.argv[0])), sys.path
+total = accelerator.reduce(torch.tensor([state.process_index + 1.0]))
+print("made", state.process_index, state.num_processes, state.mixed_precision, int(total),
+      os.environ["ACCELERATE_DYNAMO_BACKEND"], *sys.argv[1:], flush=True)
+# Without this torch 2.13 may abort as the process ends, with threads of gloo that still run.
+accelerator.end_training()
+"""
+CONFIGURED = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: bf16
+num_machines: 4
+num_processes: 32
+main_process_ip: 10.9.9.9
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [(["--config_file", "accelerate.yaml"], "bf16"), (["--cpu", "--mixed_precision", "no"], "no")],
+)
+async def test_accelerate_reads_its_options_in_each_worker(
+    tmp_path: Path, options: list[str], precision: str
+) -> None:
+    (tmp_path / "train.py").write_text(ACCELERATED)
+    (tmp_path / "accelerate.yaml").write_text(CONFIGURED)
+    program = f"{Path(sys.executable).parent}/accelerate"
+    words = ("-c", LOCAL, program, "launch", *options, "train.py", "--lr", "1")
+    environ = {"NPROC_PER_NODE": "2", "PATH": os.environ["PATH"]}
+    with running(tmp_path, command=(sys.executable, *words), **environ) as agent:
+        async with linked(agent) as operator:
+            ready = await operator.report(lambda report: report.offered_port is not None)
+            operator.send(start(0, master_port=ready.offered_port))
+            await operator.state(AgentState.COMPLETED)
+            for rank in range(2):
+                agent.stdout.wait_for(f"made {rank} 2 {precision} 3 NO --lr 1")
+
+
+@pytest.mark.slow
+async def test_options_that_accelerate_refuses_end_the_attempt_with_its_words(
+    tmp_path: Path,
+) -> None:
+    program = f"{Path(sys.executable).parent}/accelerate"
+    words = ("-c", LOCAL, program, "launch", "--cpu", "--multi_gpu", "train.py")
+    with running(tmp_path, command=(sys.executable, *words), PATH=os.environ["PATH"]) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.state(AgentState.FAULTED)
+            agent.stderr.wait_for("accelerate launch: You can only use one of")

@@ -28,12 +28,23 @@ TAKEN = {
     "python -u -m torch.distributed.run --nproc-per-node 2 train.py": Launch(
         "python", True, ("--nproc-per-node", "2", "train.py")
     ),
-}
+    "/opt/conda/bin/accelerate launch --mixed_precision bf16 train.py --lr 1": Launch(
+        "/opt/conda/bin/accelerate", False,
+        ("--mixed_precision", "bf16", "train.py", "--lr", "1"), is_accelerate=True,
+    ),
+    "accelerate-launch train.py": Launch(
+        "accelerate-launch", False, ("train.py",), is_accelerate=True
+    ),
+    "python3 -m accelerate.commands.launch --multi_gpu -m package.train": Launch(
+        "python3", True, ("--multi_gpu", "-m", "package.train"), is_accelerate=True
+    ),
+}  # fmt: skip
 REFUSED = {
     "": "the container has no command",
     "sh -c hyperpodrun": "cannot take over 'sh'",
     "/bin/bash train.sh": "cannot take over 'bash'",
-    "accelerate launch train.py": "its options are not read; write them as torchrun's",
+    "accelerate config": "cannot take over 'accelerate'",
+    "accelerate": "cannot take over 'accelerate'",
     "deepspeed train.py": "cannot take over 'deepspeed'",
     "python": "python has no script",
     "python -c print()": "python has the option -c",

@@ -18,6 +18,7 @@ from unbroken.errors import SpecError
 from unbroken.spec.job.launch import Launch, read_launch
 
 from .main import USAGE_ERROR, main
+from .workers.environment import ACCELERATE_LAUNCH
 
 PYTHONS = ("python3", "python")
 """Names of the image's Python, the first choice first."""
@@ -40,7 +41,8 @@ def script(library: str | None = None, scratch: str | None = None) -> None:
         sys.exit(USAGE_ERROR)
     if scratch is not None:
         _have_temporary_folder(scratch)
-    sys.exit(main(launch.arguments))
+    before = (ACCELERATE_LAUNCH,) if launch.is_accelerate else ()
+    sys.exit(main((*before, *launch.arguments)))
 
 
 def prepare(launch: Launch, environ: MutableMapping[str, str], library: str | None) -> None:

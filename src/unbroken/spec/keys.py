@@ -22,7 +22,8 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 
 AGENT = f"{OWN_PREFIX}agent"
 """Source of the agent. `injected`: the operator adds it to the job's pods. `image`: the image of
-the pods has it. Without the annotation it is added where the command is torchrun's."""
+the pods has it. Without the annotation it is added where the command is `torchrun` or `accelerate
+launch`."""
 AGENT_AUTH = f"{OWN_PREFIX}agent-auth"
 """Authentication of commands by the agents. `token`: each command carries the job's token. `none`:
 agents obey every caller, as HyperPod's agent does. The operator repeats it on the pods."""

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.agent.workers.environment import BOOT
+from unbroken.agent.workers.environment import ACCELERATE_LAUNCH, BOOT
 from unbroken.errors import WorldError
 from unbroken.wire.observation import FRAME_CHARACTERS, FRAMES_MAX, THREADS_MAX, ThreadStack
 
@@ -33,7 +33,7 @@ NOT_ALLOWED = (
     "SYS_PTRACE, or its node kernel.yama.ptrace_scope=0"
 )
 MISSING = "py-spy is not installed beside the agent's Python: pip install py-spy"
-_BOOT = (BOOT, f"{os.path.dirname(BOOT)}/becoming.py")
+_BOOT = (BOOT, f"{os.path.dirname(BOOT)}/becoming.py", ACCELERATE_LAUNCH)
 """Files whose frames are below those of the user's program."""
 _REFUSED = ("permission denied", "operation not permitted")
 _IN_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")

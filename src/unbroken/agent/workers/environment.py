@@ -24,6 +24,8 @@ OWN = (
 BOOT = f"{os.path.dirname(unbroken.__file__)}/worker/boot/boot.py"
 """Path of the program that the worker's interpreter runs; that interpreter need not have
 unbroken."""
+ACCELERATE_LAUNCH = f"{os.path.dirname(unbroken.__file__)}/worker/accelerate_launch.py"
+"""Path of the script of workers for whose command accelerate reads the options."""
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 

@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
 from unbroken.spec import keys
-from unbroken.spec.job.launch import is_torchrun_without_agent, training_container
+from unbroken.spec.job.launch import lacks_agent, training_container
 from unbroken.spec.job.types import AgentSource, JobSpec, Switch
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.spec.job_kinds import HYPERPOD_JOB
@@ -121,13 +121,14 @@ def mounted_secret(pod: Pod) -> str | None:
 
 
 def _needs_agent(job: JobIdentity, pod: Object, agent: AgentToInject | None) -> bool:
-    """True if the agent is to be added: on request, or without a word on it to a torchrun."""
+    """True if the agent is to be added: on request, or without a word on it to torchrun and
+    accelerate."""
     source = job.annotations.get(keys.AGENT)
     if source is not None or agent is None:
         return source == AgentSource.INJECTED.value
     name = training_container(pod)
     trains = [item for item in pod.get("containers") or () if item["name"] == name]
-    return any(is_torchrun_without_agent(container) for container in trains)
+    return any(lacks_agent(container) for container in trains)
 
 
 def build_pod(

@@ -1,7 +1,8 @@
 """The command of a container that the injected agent takes over, and the Python that it means.
 
-The agent takes torchrun's options as they are.  A command that it cannot read is refused with the
-reason, because a program behind a shell or another launcher would start workers of its own.
+The agent takes torchrun's options as they are. Options of `accelerate launch` are for each worker:
+accelerate itself reads them there. A command that the agent cannot read is refused with the reason,
+because a program behind a shell or another launcher would start workers of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from .types import JobSpec
 AGENTS = ("unbrokenrun", "hyperpodrun")
 PYTHON = re.compile(r"(python|pypy)[\d.]*")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+ACCELERATE_MODULE = "accelerate.commands.launch"
 BACKEND_OPTION = "--rdzv-backend unbroken"
-EXPECTED = "torchrun ..., python SCRIPT ..., python -m MODULE ..., or hyperpodrun ..."
+EXPECTED = (
+    "torchrun ..., python SCRIPT ..., python -m MODULE ..., accelerate launch ..., or "
+    "hyperpodrun ..."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Launch:
     """The program is the workers' Python itself."""
     arguments: tuple[str, ...]
     """Arguments of the agent: options of torchrun, the script, and its arguments."""
+    is_accelerate: bool = False
+    """The arguments are those of `accelerate launch`, which is to read them in each worker."""
 
 
 def read_launch(words: Sequence[str]) -> Launch:
@@ -46,21 +53,29 @@ def read_launch(words: Sequence[str]) -> Launch:
         return Launch(program, False, tuple(rest))
     if PYTHON.fullmatch(name):
         return _python(program, rest)
-    advice = ": its options are not read; write them as torchrun's" if name == "accelerate" else ""
-    raise SpecError(f"the agent cannot take over {name!r}{advice}; expected {EXPECTED}")
+    if name == "accelerate-launch" or (name == "accelerate" and rest[:1] == ["launch"]):
+        arguments = rest[name == "accelerate" :]
+        return Launch(program, False, tuple(arguments), is_accelerate=True)
+    raise SpecError(f"the agent cannot take over {name!r}; expected {EXPECTED}")
 
 
-def is_torchrun_without_agent(container: Mapping[str, Any]) -> bool:
-    """True if a container starts torchrun, whose workers nobody else would start and watch.
+def lacks_agent(container: Mapping[str, Any]) -> bool:
+    """True if a container starts torchrun or accelerate, whose workers nobody else would start and
+    watch.
 
-    Without an agent each pod's torchrun would train on its own, all of them into one folder.
+    Without an agent each pod would train on its own, all of them into one folder.
     """
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not container.get("command") or not all(isinstance(word, str) for word in words):
         return False
     name, rest = words[0].rpartition("/")[2], [word for word in words[1:] if word != "-u"]
     is_module = PYTHON.fullmatch(name) is not None and rest[:1] == ["-m"]
-    if name != "torchrun" and not (is_module and {*rest[1:2]} & {*TORCHRUN_MODULES}):
+    module = rest[1] if is_module and len(rest) > 1 else ""
+    if name == "accelerate-launch" or module == ACCELERATE_MODULE:
+        return True
+    if name == "accelerate":
+        return rest[:1] == ["launch"]
+    if name != "torchrun" and module not in TORCHRUN_MODULES:
         return False
     variables = {one.get("name"): one.get("value") for one in container.get("env") or ()}
     options = " ".join(words).replace("_", "-").replace("=", " ")
@@ -76,6 +91,8 @@ def _python(program: str, words: Sequence[str]) -> Launch:
         module, arguments = rest[1], rest[2:]
         if module in TORCHRUN_MODULES:
             return Launch(program, True, tuple(arguments))
+        if module == ACCELERATE_MODULE:
+            return Launch(program, True, tuple(arguments), is_accelerate=True)
         return Launch(program, True, ("--module", module, *arguments))
     if not rest or rest[0].startswith("-"):
         result = f"the option {rest[0]}" if rest else "no script"
