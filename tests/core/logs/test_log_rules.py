@@ -21,12 +21,12 @@ from unbroken.core.logs.rule_events import (
     Paused,
     RankEnded,
     RuleRecovered,
-    RuleState,
     RuleViolated,
 )
 from unbroken.core.logs.rules import LogRules
 from unbroken.core.tick import Tick
 from unbroken.spec.problems import Report
+from unbroken.wire.agent import RuleState
 
 RANKS = (4, 5)
 END = 1000.0

@@ -24,10 +24,11 @@ from tests.core.logs.log_corpus.formats import (
 )
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import read_rules
-from unbroken.core.logs.rule_events import Lines, LogStarted, RuleState, RuleViolated
+from unbroken.core.logs.rule_events import Lines, LogStarted, RuleViolated
 from unbroken.core.logs.rules import LogRules
 from unbroken.core.tick import Tick
 from unbroken.spec.problems import Report
+from unbroken.wire.agent import RuleState
 
 CORPUS = Path(__file__).parent / "log_corpus"
 SEEDS = range(20)

@@ -1,8 +1,8 @@
 """Replay of recorded logs through a job's rules: the violations, their times and ranks.
 
 The evaluator is the agent's own. Rules that the job keeps as a whole see all ranks in one machine,
-which is equivalent to `hanging_rules` over all nodes. Rules that each node keeps for itself have
-one machine per node. Logs lack what only an agent knows: that a rank has ended well.
+which is equivalent to a hang on all nodes (`core.job.watch.hangs`). Rules that each node keeps for
+itself have one machine per node. Logs lack what only an agent knows: that a rank has ended well.
 """
 
 from __future__ import annotations

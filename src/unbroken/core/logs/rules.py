@@ -196,7 +196,7 @@ class LogRules:
         return self._next if self._paused_at is None and self._next < math.inf else None
 
     def views(self) -> tuple[RuleView, ...]:
-        """Return the state of every rule, for display and for `hanging_rules`."""
+        """Return the state of every rule, for display, and for hangs of the whole job."""
         return tuple(rule.view() for rule in self._rules)
 
     def matches(self) -> list[int]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.job.drive_job import Script, spec
+from tests.core.logs.hanging_rules import hanging_rules
 from unbroken.core.job.events import (
     AgentReported,
     AskAgent,
@@ -17,7 +18,6 @@ from unbroken.core.job.events import (
     StartWorkers,
 )
 from unbroken.core.job.watch.hangs import Tally, shared
-from unbroken.core.logs.rule_events import hanging_rules
 from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
