@@ -85,10 +85,18 @@ def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
     own = torch.frombuffer(padded, dtype=torch.uint8).to(where)
     result = [torch.empty_like(own) for _ in range(world_size)]
     dist.all_gather(result, own)
-    return [
-        bytes(memoryview(item.cpu().numpy())[:length])
-        for item, length in zip_equal(result, lengths)
-    ]
+    return [bytes_of(item)[:length] for item, length in zip_equal(result, lengths)]
+
+
+def bytes_of(tensor: Any) -> bytes:
+    """Return the content of a tensor of dtype uint8, on any device and not empty.
+
+    Without numpy, which torch does not need.
+    """
+    torch = import_module("torch")
+    result = bytearray(tensor.numel())
+    torch.frombuffer(result, dtype=torch.uint8).copy_(tensor.flatten())
+    return bytes(result)
 
 
 def device() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from unbroken.errors import WorldError
 from unbroken.wire.snapshot import COPIED_AT, HEADERS_BYTES, SEALED_AT, Header, chunk, read, write
-from unbroken.worker.checkpointing.peers import Peers, device
+from unbroken.worker.checkpointing.peers import Peers, bytes_of, device
 
 
 def replicas(world: Peers, group: Any) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def receive(sender: int) -> tuple[Header, mmap.mmap]:
 
     told = torch.empty(HEADERS_BYTES, dtype=torch.uint8, device=device())
     dist.recv(told, src=sender)
-    header = read(bytes(told.cpu().numpy()), sys.maxsize)
+    header = read(bytes_of(told), sys.maxsize)
     if header is None:
         raise WorldError("its header is malformed")
     memory, failure = None, ""
