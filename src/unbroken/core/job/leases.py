@@ -124,7 +124,7 @@ class Leases:
             self._few_since = now
 
     def _is_untouched(self) -> bool:
-        """True if no operator has heard an agent of the job, and so none was told to start."""
+        """True if no operator has reached an agent of the job, and so nothing was started."""
         state = self._state
         return not state.ledger.nnodes and state.status.master_addr is None
 
@@ -176,7 +176,7 @@ class Leases:
         """
         state, members = self._state, self._state.roster.members.values()
         if self._is_untouched():
-            # An operator that went at once may have heard agents, and written nothing.
+            # An operator that ended at once may have started workers, and written nothing.
             return state.options.lease_seconds
         heard = [one for one in members if one.report is not None]
         lengths = [one.report.lease_seconds for one in heard if one.report is not None]

@@ -68,8 +68,8 @@ class Life:
         self._progress_by: float | None = None
         self._expire_at: float | None = None
         self.unheard: dict[PodUid, int] = {}
-        """Pods, also such that are gone, whose agents have never been heard, and the attempt that
-        an earlier operator may have begun in them."""
+        """Pods without a report of their agent, and the attempt that an earlier operator may have
+        begun in them. They may be gone."""
         status = state.status
         self.masters = {(status.master_addr or "", as_port(status.master_port))}
         """Addresses that attempts have had; no two attempts share an address."""
@@ -289,8 +289,8 @@ class Life:
     def heard(self, uid: PodUid, report: AgentReport) -> None:
         """Take the report of a pod's agent.
 
-        The lease and the nodes of a first start are written before it is ordered: a new operator
-        may never hear the agents that it reached.
+        Lease and nodes of a first start are written before it is ordered. A new operator may get
+        no report of the agents that follow the order.
         """
         state, ledger = self._state, self._state.ledger
         self.unheard.pop(uid, None)

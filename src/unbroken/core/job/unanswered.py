@@ -21,7 +21,7 @@ from .transitions import Phase
 
 
 class Stage(Enum):
-    """How far a pod has come."""
+    """Stage of a pod's start."""
 
     STARTS = "starts"
     """It has a node, which reports nothing: it may still load a large image."""

@@ -123,9 +123,11 @@ class Ending:
             self.checkers.require(charged <= most, "too many restarts", charged, used)
 
     def _restarts_without_progress(self, incidents: Iterable[Incident]) -> int:
-        """Return the longest row of attempts that neither made new steps nor told steps that the
-        operator had not heard of: the last report of an attempt may be lost, and a later one that
-        gets through says what it made, or what a rank restored of it."""
+        """Return the longest row of attempts without new steps and without news of steps.
+
+        The last report of an attempt may be lost. Then a later report shows what that attempt made,
+        or what a rank restored of it.
+        """
         told, newest_told, marks = dict(self.checkers.hearing.steps), -1, ""
         for incident in incidents:
             restored = [one.step for one in incident.restored]

@@ -52,7 +52,7 @@ class Ledger:
     """Lease of the workers of the newest attempt, in seconds; 0: they have none, or `nnodes` is
     0. Before the first start: of that one."""
     nnodes: int = 0
-    """Number of nodes of that attempt; 0: no agent was heard, and so nothing was started."""
+    """Number of nodes of that attempt; 0: no agent was reached, and so nothing was started."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
