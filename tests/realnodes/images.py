@@ -37,11 +37,39 @@ LENT = (
     "io.containerd.snapshotter.v1.overlayfs/snapshots",
 )
 """Folders of a containerd from which it only reads parts of an image."""
-BASE = (
-    *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3.11-venv,ca-certificates"),
-    *("--customize-hook=ln -s python3.11 $1/usr/bin/python", "bookworm"),
-)
+MIRROR = "http://deb.debian.org/debian"
+
+
+def _debian(release: str, python: str, *hooks: str, packages: str = "") -> tuple[str, ...]:
+    """Return the command that makes a file system with a Python of this version."""
+    include = ",".join(filter(None, [f"python{python}", packages]))
+    return (
+        *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={include}"),
+        '--aptopt=Acquire::Check-Valid-Until "false"',  # a mirror may be some weeks behind
+        *(f"--customize-hook={hook}" for hook in hooks),
+        release,
+    )
+
+
+BASE = _debian(
+    "bookworm", "3.11", "ln -s python3.11 $1/usr/bin/python",
+    packages="python3.11-venv,ca-certificates",
+)  # fmt: skip
 """Command that makes the base. Images of python have the link `python`, too."""
+CONDA = "/opt/conda/envs/train"
+PYTHONS = {
+    "python:3.9": _debian("bullseye", "3.9", "ln -sf python3.9 $1/usr/bin/python3"),
+    "python:3.13": _debian("trixie", "3.13", "ln -sf python3.13 $1/usr/bin/python3"),
+    "python:3.14": _debian("forky", "3.14", "ln -sf python3.14 $1/usr/bin/python3"),
+    "conda:3.11": _debian(
+        "bookworm", "3.11", f"mkdir -p $1{CONDA}/bin $1{CONDA}/lib",
+        f"mv $1/usr/bin/python3.11 $1{CONDA}/bin/python3",
+        f"mv $1/usr/lib/python3.11 $1{CONDA}/lib",
+        "rm -rf $1/usr/lib/python3 $1/usr/bin/python*",
+    ),
+}  # fmt: skip
+"""Images of users without torch, by name. That of conda has no other Python than one in a folder of
+its own, which only the image's PATH names."""
 
 
 def store() -> Path:
@@ -72,7 +100,7 @@ def lend(source: Path, target: Path) -> None:
 
 def _digest() -> str:
     """Return the digest of all files of which the images are made."""
-    made = hashlib.sha256(repr(BASE).encode())
+    made = hashlib.sha256(repr((BASE, PYTHONS)).encode())
     seen = [ROOT / line[1:] for line in IGNORED.read_text().splitlines() if line.startswith("!")]
     for path in sorted([FILE, *_files(seen)]):
         made.update(f"{path.relative_to(ROOT)} {path.stat().st_mode}\n".encode())
@@ -92,29 +120,36 @@ def _build(folder: Path) -> None:
         shutil.rmtree(old)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "made"
-        options = ["--build-arg", f"PYTHON={_base(Path(scratch))}", *_pip(Path(scratch))]
+        base = _file_system(BASE, Path(scratch))
+        options = ["--build-arg", f"PYTHON={base}", *_pip(Path(scratch))]
         # The image of torch has a name, so `--prune` keeps it, and torch need not be installed
         # again.
         for target, name in NAMES.items():
             where = ["--file", str(FILE), "--target", target, "--tag", f"localhost/{name}"]
             _buildah("build", "--layers", "--isolation", "chroot", *options, *where, str(ROOT))
         _buildah("rmi", "--prune")
+        built = {name: f"localhost/{name}" for name in NAMES.values()}
+        built |= {name: _file_system(PYTHONS[name], Path(scratch)) for name in PYTHONS}
         archives = []
-        for target, name in NAMES.items():
-            archives.append(Path(scratch) / f"{target}.tar")
-            _buildah("push", f"localhost/{name}", f"docker-archive:{archives[-1]}:{name}")
+        for name, source in built.items():
+            archives.append(Path(scratch) / f"{len(archives)}.tar")
+            _buildah("push", source, f"docker-archive:{archives[-1]}:{name}")
         _load(made, archives, Path(scratch))
         made.rename(folder)
 
 
-def _base(scratch: Path) -> str:
-    """Return the name of the base, and make it if it is missing."""
-    name = f"localhost/python:{hashlib.sha256(repr(BASE).encode()).hexdigest()[:16]}"
+def _file_system(command: tuple[str, ...], scratch: Path) -> str:
+    """Return the name of an image with the file system of a command, and make it if it is
+    missing."""
+    digest = hashlib.sha256(repr(command).encode()).hexdigest()[:16]
+    name = f"localhost/python:{digest}"
     if not _buildah("images", "--quiet", "--filter", f"reference={name}"):
-        context = scratch / "base"
+        context = scratch / digest
         context.mkdir()
-        subprocess.run([*BASE, context / "base.tar"], check=True, timeout=600)
-        (context / "Containerfile").write_text("FROM scratch\nADD base.tar /\n")
+        subprocess.run([*command, context / "base.tar", MIRROR], check=True, timeout=600)
+        path = f"{CONDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        lines = ("FROM scratch", "ADD base.tar /", f"ENV PATH={path}", "")
+        (context / "Containerfile").write_text("\n".join(lines))
         _buildah("build", "--tag", name, str(context))
     return name
 

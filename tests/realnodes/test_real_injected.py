@@ -1,4 +1,4 @@
-"""Jobs of an image that has torch and knows nothing of unbroken: the operator adds the agent."""
+"""Jobs of images that know nothing of unbroken: the operator adds the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.realnodes import images
-from tests.realnodes.jobs import GLOO, Job, assert_new_process_after_a_kill
+from tests.realnodes.jobs import GLOO, PLAIN, Job, assert_new_process_after_a_kill
 from tests.realnodes.plane import RealCluster, operator
 
 NODES, IMAGES = 2, True
@@ -20,13 +20,13 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 LIBRARY = "/unbroken/agent/library/unbroken/"
-SCRIPT = f"""
+HAS_LIBRARY = f"""
 import tempfile
 from unbroken import worker
 assert worker.__file__.startswith("{LIBRARY}"), worker.__file__
 with tempfile.NamedTemporaryFile():
     pass
-{GLOO}"""
+"""
 NOBODY = {
     "runAsUser": 10001,
     "runAsNonRoot": True,
@@ -56,7 +56,7 @@ def test_a_job_of_torchrun_in_an_image_of_a_user_survives_a_killed_worker(
     job = Job(
         cluster,
         "injected",
-        script=SCRIPT,
+        script=HAS_LIBRARY + GLOO,
         image=images.NAMES["torch"],
         command=("/opt/unbroken/bin/torchrun",),
         security=NOBODY,
@@ -68,4 +68,29 @@ def test_a_job_of_torchrun_in_an_image_of_a_user_survives_a_killed_worker(
     assert len(copies) == NODES
     found = [seconds(state["terminated"]) for state in copies]
     record_property("seconds of the init container", found)
+    job.finish()
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("image", images.PYTHONS)
+def test_a_killed_worker_is_replaced_on_every_python_of_users(
+    cluster: RealCluster, image: str
+) -> None:
+    kind, version = image.split(":")
+    prefix = images.CONDA if kind == "conda" else "/usr"
+    facts = f"""
+import sys
+assert "%d.%d" % sys.version_info[:2] == "{version}", sys.version
+assert sys.prefix == "{prefix}", sys.prefix
+"""
+    job = Job(
+        cluster,
+        image.replace(":", "-").replace(".", "-"),
+        script=facts + HAS_LIBRARY + PLAIN,
+        image=image,
+        command=("torchrun",),
+        security=NOBODY,
+    )
+    job.apply()
+    assert_new_process_after_a_kill(job)
     job.finish()
