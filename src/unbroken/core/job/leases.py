@@ -115,13 +115,16 @@ class Leases:
             unclear = state.gang.unclear
             # A set of thousands would be made for each report.
             silent = len(unclear) + sum(uid not in unclear for uid in self._last_report_at)
-            # A lease means that there are at least two nodes.
-            most = max(2, state.ledger.nnodes)
-            is_few = silent > 0 and (silent < most or self._is_untouched())
+            is_few = silent > 0 and (silent < self._nnodes() or self._is_untouched())
         if not is_few:
             self._few_since = None
         elif self._few_since is None:
             self._few_since = now
+
+    def _nnodes(self) -> int:
+        """Return the number of nodes of the newest attempt, as far as it is known. A lease means
+        that there are at least two."""
+        return max(2, self._state.ledger.nnodes)
 
     def _is_untouched(self) -> bool:
         """True if no operator has reached an agent of the job, and so nothing was started."""
