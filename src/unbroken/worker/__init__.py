@@ -297,12 +297,13 @@ class _Writer(_Nowhere):
 
     def _write(self) -> None:
         self._number = number = self._number + 1
-        visit, metrics, texts = self._visit, self._metrics, self._text
-        count = len(metrics)
+        # Another thread may add a metric meanwhile.
+        values = tuple(self._metrics.values())[:METRICS_MAX]
+        visit, texts, count = self._visit, self._text, len(values)
         body = RECORDS[count].pack(
             number, self._first, self._step, self._calls, self._step_at,
             visit.number, visit.at, visit.calls, visit.longest_gap,
-            self._bad_calls, self._saved, self._saved_at, count, len(texts), *metrics.values(),
+            self._bad_calls, self._saved, self._saved_at, count, len(texts), *values,
         )  # fmt: skip
         body += texts
         data = seal(crc32(body)) + body
