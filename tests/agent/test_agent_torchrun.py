@@ -47,7 +47,10 @@ async def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_p
             os.kill(victim.pid, signal.SIGKILL)
             report = await operator.state(AgentState.FAULTED)
             (fault,) = report.faults
-            assert (fault.kind, fault.local_rank, fault.signal) == (FaultKind.SIGNAL, 1, 9)
+            assert fault.local_rank == 1
+            # torchrun reaps its workers. If it looks first, nobody else learns how they ended.
+            is_unknown = fault.kind is FaultKind.EXIT_CODE and fault.exit_code is None
+            assert is_unknown or (fault.kind, fault.signal) == (FaultKind.SIGNAL, 9), fault
             operator.send(stop(0))
             await operator.state(AgentState.READY)
             operator.send(start(1))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_cli_nodes import until
 from tests.cli_calls import COUNT, Cli, read_until
 from tests.e2e.control import api_of, is_ready, is_tainted
 from tests.operator.pytorchjobs import pytorchjob
@@ -54,8 +55,8 @@ def workers(found: dict[str, Any]) -> dict[int, int]:
 
 def test_describe_names_every_process(cli: Cli, counting: tuple[str, Any]) -> None:
     name, _ = counting
-    found = cli.json("describe", name)
-    assert found["state"] == "Running"
+    # A worker's first output may come before the operator has a report of every worker.
+    found = until(lambda: cli.json("describe", name), lambda job: job["state"] == "Running")
     assert (found["replicas"], found["ready"], found["restarts"]) == (2, 2, 0)
     assert sorted(pod["node"] for pod in found["pods"]) == ["node-0", "node-1"]
     assert [one["reason"] for one in found["events"]][:2] == ["Created", "Running"]
