@@ -53,8 +53,8 @@ def read_launch(words: Sequence[str]) -> Launch:
         return Launch(program, False, tuple(rest))
     if PYTHON.fullmatch(name):
         return _python(program, rest)
-    if name == "accelerate-launch" or (name == "accelerate" and rest[:1] == ["launch"]):
-        arguments = rest[name == "accelerate" :]
+    arguments = _of_accelerate(name, rest)
+    if arguments is not None:
         return Launch(program, False, tuple(arguments), is_accelerate=True)
     raise SpecError(f"the agent cannot take over {name!r}; expected {EXPECTED}")
 
@@ -71,15 +71,20 @@ def lacks_agent(container: Mapping[str, Any]) -> bool:
     name, rest = words[0].rpartition("/")[2], [word for word in words[1:] if word != "-u"]
     is_module = PYTHON.fullmatch(name) is not None and rest[:1] == ["-m"]
     module = rest[1] if is_module and len(rest) > 1 else ""
-    if name == "accelerate-launch" or module == ACCELERATE_MODULE:
+    if module == ACCELERATE_MODULE or _of_accelerate(name, rest) is not None:
         return True
-    if name == "accelerate":
-        return rest[:1] == ["launch"]
     if name != "torchrun" and module not in TORCHRUN_MODULES:
         return False
     variables = {one.get("name"): one.get("value") for one in container.get("env") or ()}
     options = " ".join(words).replace("_", "-").replace("=", " ")
     return BACKEND_OPTION not in options and variables.get("PET_RDZV_BACKEND") != "unbroken"
+
+
+def _of_accelerate(name: str, rest: Sequence[str]) -> Sequence[str] | None:
+    """Return the arguments of accelerate's launcher; None: the command is another."""
+    if name == "accelerate-launch":
+        return rest
+    return rest[1:] if name == "accelerate" and rest[:1] == ["launch"] else None
 
 
 def _python(program: str, words: Sequence[str]) -> Launch:
