@@ -310,13 +310,19 @@ def test_pods_that_a_new_operator_never_hears_may_run_while_peers_may_renew_them
     assert unclear.keys() >= {"w-2.0", "w-3.0"}
 
 
-def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
-    """The first start may have reached a pod whose node is dead, a moment before its operator."""
+def after_three_pods(each: str = "") -> Script:
+    """Return the job of a new operator, at 100 s. The old one saw three pods run, each on a node of
+    its own, and `each` of them."""
     old = Script(spec(3))
     old.run("0 job\n0 synced")
     for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]} phase=Running")
-    new = old.successor(100)
+        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n{each.format(name)}")
+    return old.successor(100)
+
+
+def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
+    """The first start may have reached a pod whose node is dead, a moment before its operator."""
+    new = after_three_pods()
     new.run("""
         100 synced
         100 node n2 not-ready
@@ -330,12 +336,8 @@ def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
 
 
 def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() -> None:
-    """Of its records, snapshots and peers none can tell which of the two is meant."""
-    old = Script(spec(3))
-    old.run("0 job\n0 synced")
-    for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n1 ready {name} lease=0")
-    new = old.successor(100)
+    """Two attempts of one number could not be told apart in records, snapshots and peers."""
+    new = after_three_pods("1 ready {} lease=0")
     new.run("""
         100 synced
         100 node n0 not-ready
@@ -355,12 +357,10 @@ def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() ->
 
 
 def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
-    old = Script(spec(3))
-    old.run("0 job\n0 synced")
-    for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n0 phase=Running")
-    new = old.successor(100)
-    new.run("100 job suspend=yes\n100 node n0 not-ready\n100 synced\n170 tick")
+    new = after_three_pods()
+    for node in ("n0", "n1", "n2"):
+        new.run(f"100 node {node} not-ready")
+    new.run("100 job suspend=yes\n100 synced\n170 tick")
     shown = {text for effect in new.effects for text in show(effect, "")}
     assert {"delete w-0 force", "delete w-1 force", "delete w-2 force"} <= shown
 
