@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.core.job.drive_job import Script, show, spec
-from unbroken.core.job.events import StartWorkers, WriteLedger
+from unbroken.core.job.events import IncidentSeen, StartWorkers, WriteLedger
+from unbroken.spec.job.types import RunPolicy
 
 LENGTH = 8 * 1.03 + 1.5
 """Seconds from the last renewal that might have arrived until the workers have ended."""
@@ -353,6 +354,35 @@ def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() ->
         203 ready w-2 0
         203 ready w-0
         204 ready w-1 -> start w-0.1 1 rank=0, start w-1.1 1 rank=1, start w-2 1 rank=2
+    """)
+
+
+def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
+    """One agent was started again and knows of no attempt; the others are out of reach."""
+    old = Script(spec(3, policy=RunPolicy(job_max_retry_count=1)))
+    old.run("0 job\n0 synced")
+    for name in ("w-0", "w-1", "w-2"):
+        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n1 ready {name} lease=0")
+    old.run("2 lost w-2 -> stop w-0 0, stop w-1 0, stop w-2 0")
+    old.run("3 ready w-0 0\n3 ready w-1 0\n3 ready w-2 0\n4 lost w-2")
+    assert sorted(old.incidents) == [1, 2]
+    assert old.status.restart_count == 1
+    new = old.successor(100, is_incident_written=False)
+    new.give(IncidentSeen(old.incidents[1]), 100)
+    new.run("""
+        100 synced
+        100 node n0 not-ready
+        100 node n1 not-ready
+        101 ready w-2 lease=0
+        110 tick -> stop w-2 0, delete w-0, fence n0, delete w-1, fence n1
+        111 ready w-2 0
+        201 gone w-0
+        201 gone w-1
+        202 pod w-0 uid=w-0.1 node=n3
+        202 pod w-1 uid=w-1.1 node=n4
+        203 ready w-0
+        204 ready w-1 -> stop w-2 1
+        205 ready w-2 1 -> start w-0.1 2 rank=0, start w-1.1 2 rank=1, start w-2 2 rank=2
     """)
 
 

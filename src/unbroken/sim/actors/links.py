@@ -160,6 +160,7 @@ class Link:
         if self._answers or self._orders:
             self._next = command
             return
+        self._next = None  # only the newest is sent
         self._orders += self.agent.quality.is_polled and self._comes_down(is_new=True)
         self._send_down(self._arrived_down, command)
 
