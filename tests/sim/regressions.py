@@ -131,6 +131,8 @@ SEEDS = {
     26000130806: "a new operator began an attempt again that pods it never heard had begun",
     26003036064: "the same, where the incident of its fault was not written",
     26003012829: "world: an order that waited for an answer was sent after a newer one",
+    27001018238: "world: all ranks ended early with 0, which is a success, whatever was to fail",
+    27001027064: "the same",
     26000120888: "world: a quota hid for ever that the API refused all pods for good",
     26000102285: "rule: orders of two operators for one attempt were judged as one",
     26000111791: "rule: only the next attempt was to tell what was restored of the one before",

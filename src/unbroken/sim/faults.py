@@ -145,7 +145,8 @@ def early_exit(world: World) -> None:
     worker = any_worker(world)
     if worker is None or worker.rank in world.truth.stalled.get(worker.attempt, ()):
         return  # A stopped process does not end by itself.
-    if worker.world_size > 1 and not world.training.is_work_done:
+    living = [w for w in world.training.live.values() if w.attempt == worker.attempt]
+    if len(living) > 1 and not world.training.is_work_done:
         # Its agent reports a success, so only the peers' failures show it.
         _worker_note(world, "early_exit", worker, is_anyones=True)
         world.training.exit_early(worker)
