@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.agent.running import SLEEPER, linked, program, running, start, stop
+from unbroken.agent.torchrun import _end, _Seen
 from unbroken.wire.agent import AgentState, FaultKind, ShutdownCommand
 
 pytestmark = pytest.mark.slow
@@ -47,10 +49,7 @@ async def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_p
             os.kill(victim.pid, signal.SIGKILL)
             report = await operator.state(AgentState.FAULTED)
             (fault,) = report.faults
-            assert fault.local_rank == 1
-            # torchrun reaps its workers. If it looks first, nobody else learns how they ended.
-            is_unknown = fault.kind is FaultKind.EXIT_CODE and fault.exit_code is None
-            assert is_unknown or (fault.kind, fault.signal) == (FaultKind.SIGNAL, 9), fault
+            assert (fault.local_rank, fault.kind, fault.signal) == (1, FaultKind.SIGNAL, 9)
             operator.send(stop(0))
             await operator.state(AgentState.READY)
             operator.send(start(1))
@@ -142,3 +141,20 @@ async def test_a_script_that_fails_at_once_is_told(tmp_path: Path) -> None:
             )
             operator.send(stop(0))
             await operator.state(AgentState.READY)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [("import sys; sys.exit(3)", (3, None)), ("import os; os.kill(os.getpid(), 9)", (None, 9))],
+)
+def test_the_end_of_a_worker_that_torchrun_has_reaped_is_known(
+    program: str, expected: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", program]) as worker:
+        pidfd = os.pidfd_open(worker.pid)
+        try:
+            worker.wait()
+            end = _end(worker.pid, _Seen(0, pidfd, str(tmp_path)))
+        finally:
+            os.close(pidfd)
+    assert (end.exit_code, end.signal) == expected

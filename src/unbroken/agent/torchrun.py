@@ -287,7 +287,7 @@ class TorchWorkers:
 
         seen = self._seen.pop(pid)
         self._loop.remove_reader(seen.pidfd)
-        worker_end = end or _end(seen)
+        worker_end = end or _end(pid, seen)
         os.close(seen.pidfd)
         if self.is_stop_wanted and worker_end.exit_code != 0:
             # torchrun has already ended it.
@@ -351,7 +351,7 @@ def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
     return int(local_rank), (pid, os.path.dirname(result.get(b"TORCHELASTIC_ERROR_FILE", "")))
 
 
-def _end(seen: _Seen) -> WorkerEnd:
+def _end(pid: int, seen: _Seen) -> WorkerEnd:
     """Return how a worker ended; torchrun reaps it."""
     from unbroken.core.agent.faults import WorkerEnd
 
@@ -361,12 +361,36 @@ def _end(seen: _Seen) -> WorkerEnd:
     try:
         result = os.waitid(os.P_PIDFD, seen.pidfd, flags)
     except ChildProcessError:
-        result = None
-    if result is None:
+        code = _reaped(pid)
+    else:
+        code = None if result is None else _exit_code(result.si_code, result.si_status)
+    if code is None:
         return WorkerEnd()
-    if result.si_code == os.CLD_EXITED:
-        return WorkerEnd(exit_code=result.si_status, error_file=facts.error_file(seen.directory))
-    return WorkerEnd(signal=result.si_status)
+    if code >= 0:
+        return WorkerEnd(exit_code=code, error_file=facts.error_file(seen.directory))
+    return WorkerEnd(signal=-code)
+
+
+def _exit_code(how: int, status: int) -> int:
+    """Return the exit code as `subprocess` counts it: negative for a signal."""
+    return status if how == os.CLD_EXITED else -status
+
+
+def _reaped(pid: int) -> int | None:
+    """Return the exit code of a worker that torchrun has reaped, negative for a signal; None: it
+    keeps none.
+
+    Only its `Popen` has the code then, which nothing of torch's leads to from a rendezvous.
+    """
+    import gc
+    import subprocess
+
+    for found in gc.get_objects():
+        if type(found) is subprocess.Popen and found.pid == pid:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # The thread that reaps it may not have noted the code yet.
+                return found.wait(timeout=1.0)
+    return None
 
 
 def _end_orphans() -> None:
