@@ -132,6 +132,19 @@ def test_without_a_place_the_job_trains_on_until_it_has_one(
         one.finish()
 
 
+def test_a_node_is_left_before_its_ordered_reboot(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        old = places(starts)[0]
+        nodes(machines, "reboot", where[old], "--wait")
+        incident = only_move(one)
+        assert incident["culprit"]["text"].startswith("OrderedRepair: its reboot is ordered; to ")
+        assert where[old] not in nodes_of(one).values()
+        one.finish()
+
+
 def test_a_drained_node_is_left_and_taken_back(machines: Cluster, api: Api, tmp_path: Path) -> None:
     with job(machines, tmp_path) as one:
         starts, where = one.steps(0), nodes_of(one)

@@ -58,11 +58,23 @@ def test_each_kind_is_found_where_the_table_says(kind: NoticeKind) -> None:
         NodeFacts(conditions={"FreezeScheduled": ConditionFacts("True", BEGAN)}),
         NodeFacts(labels={"dgxc.nvidia.com/nvsentinel-state": "remediation-succeeded"}),
         NodeFacts(taints={keys.HEALTH: "Unschedulable"}),
+        NodeFacts(labels={keys.HEALTH: "Unschedulable"}),
+        NodeFacts(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.FAULT_TYPES: "Xid"}),
+        NodeFacts(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.DEEP_CHECK: "Failed"}),
         NodeFacts(taints={keys.NOT_READY: ""}),
     ],
 )
 def test_what_looks_like_a_notice_and_is_none(node: NodeFacts) -> None:
     assert find_notice(node) is None
+
+
+def test_an_order_holds_beside_a_more_urgent_notice() -> None:
+    labels = {keys.HEALTH: "UnschedulablePendingReplacement"}
+    found = find_notice(
+        NodeFacts(labels, taints={"cloud.google.com/impending-node-termination": ""})
+    )
+    assert found is not None
+    assert (found.name, found.is_order) == ("GkeTermination", True)
 
 
 def test_times_are_read_and_unreadable_ones_are_no_deadline() -> None:

@@ -308,13 +308,17 @@ class Script:
         return view
 
     def _node(self, words: Words) -> NodeView:
-        """`node n0 ready|not-ready|fenced|unhealthy [topology=a/b] [notice=NAME [by=] [leaves=]]`.
+        """`node n0 ready|not-ready|fenced|unhealthy [topology=a/b] [notice=NAME ...]`.
 
-        `by`: when the node goes; `leaves`: seconds until then, from when the notice is seen."""
+        With a notice `[by=] [leaves=] [order]`. `by`: when the node goes; `leaves`: seconds until
+        then, from when the notice is seen; `order`: somebody waits for the node."""
         name, is_healthy = NodeName(words.first()), not words.has("unhealthy")
         is_ready, is_not_ready = words.has("ready"), words.has("not-ready")
         by, leaves = words.read("by", float, None), words.read("leaves", float, None)
-        notice = words.read("notice", lambda kind: Notice(kind, "it goes", by, leaves), None)
+        is_order = words.has("order")
+        notice = words.read(
+            "notice", lambda kind: Notice(kind, "it goes", by, leaves, is_order), None
+        )
         node = NodeView(
             name,
             is_ready=(is_ready or not is_healthy) and not is_not_ready,

@@ -8,6 +8,7 @@ from tests.core.job.drive_job import Script, spec
 from unbroken.core.job.events import RecordEvent, StartWorkers, StopWorkers
 from unbroken.core.job.kueue import Admission, Placement
 from unbroken.core.job.moves import CHECKPOINT_SECONDS, LAST_SECONDS, STALE_SECONDS, WARM_SECONDS
+from unbroken.core.job.recovery.signals import NODE_FAULT
 from unbroken.spec.job.incident import PLANNED_MOVE
 from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
 
@@ -347,6 +348,46 @@ def test_a_job_that_wants_none_stays(script: Script) -> None:
         10 node n0 ready notice=Cordon by=20 ->
         30 tick ->
     """)
+
+
+def test_a_job_that_wants_none_leaves_a_node_that_somebody_waits_for_at_once(
+    script: Script,
+) -> None:
+    orders = "stop w-0 0, stop w-1 0, delete w-0"
+    script.run(
+        f"9 job moves=off\n10 node n0 ready notice=OrderedRepair leaves=120 order -> {orders}"
+    )
+    assert script.incidents[1].culprit.fault == NODE_FAULT
+
+
+def test_a_move_from_a_node_that_somebody_waits_for_is_planned(script: Script) -> None:
+    script.run("""
+        10 node n0 ready notice=OrderedRepair leaves=120 order -> create w-2 avoid=n0
+        10.5 pod w-2 node=n2 ->
+        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-0 0 rank=0 ->
+        11 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1
+    """)
+    assert script.incidents[1].culprit.fault == PLANNED_MOVE
+    finish(script)
+
+
+def test_a_job_that_does_not_train_leaves_a_node_that_is_waited_for_at_the_deadline() -> None:
+    script = Script(spec(2))
+    script.run("""
+        0 node n0 ready
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1
+        1 ready w-0
+        10 node n0 ready notice=OrderedRepair leaves=120 order ->
+        60 tick ->
+    """)
+    assert script.job.deadline() == 10 + 120
+    script.run("130 tick -> delete w-0")
+    assert (script.job.deadline() or 0.0) > 130
+    script.run("131 gone w-0 -> create w-0 avoid=n0")
 
 
 def test_a_queued_job_has_its_spares_alone() -> None:

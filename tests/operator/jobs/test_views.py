@@ -178,6 +178,7 @@ def node(**parts: Any) -> Node:
 
 
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
+FAULT = {"sagemaker.amazonaws.com/fault-types": "NvidiaGPUUnhealthy"}
 
 
 @pytest.mark.parametrize(
@@ -191,9 +192,10 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
         ),
         ({"labels": {HEALTH: "Schedulable"}}, True, False, True),
         ({"labels": {HEALTH: "Unschedulable"}}, True, False, True),
-        ({"labels": {HEALTH: "UnschedulablePendingReboot"}}, True, False, False),
-        ({"labels": {HEALTH: "UnschedulablePendingReplacement"}}, True, False, False),
-        ({"labels": {HEALTH: "UnschedulablePendingReplace"}}, True, False, False),
+        ({"labels": {HEALTH: "UnschedulablePendingReboot"}}, True, False, True),
+        ({"labels": {HEALTH: "UnschedulablePendingReboot", **FAULT}}, True, False, False),
+        ({"labels": {HEALTH: "UnschedulablePendingReplacement", **FAULT}}, True, False, False),
+        ({"labels": {HEALTH: "UnschedulablePendingReplace", **FAULT}}, True, False, False),
         ({"conditions": {"NvidiaGPUUnhealthy": "True"}}, True, False, False),
         ({"conditions": {"NvidiaGPUUnhealthy": "False"}}, True, False, True),
     ],
@@ -201,6 +203,14 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
 def test_what_a_node_is_good_for(parts: Object, ready: bool, fenced: bool, healthy: bool) -> None:
     found = node_view(node(**parts))
     assert (found.is_ready, found.is_fenced, found.is_healthy) == (ready, fenced, healthy)
+
+
+@pytest.mark.parametrize("health", ["PendingReboot", "PendingReplacement", "PendingReplace"])
+def test_a_health_label_without_a_fault_is_an_order(health: str) -> None:
+    view = node_view(node(labels={HEALTH: f"Unschedulable{health}"}))
+    assert view.notice is not None
+    assert (view.notice.name, view.notice.is_order) == ("OrderedRepair", True)
+    assert not view.is_usable
 
 
 def test_a_notice_is_told_and_keeps_new_pods_off() -> None:

@@ -6,7 +6,8 @@ budget. Without snapshots it waits for the next checkpoint. The old pods stay un
 again: their agents may have the newest snapshots.
 
 Where no place is found the job trains on, until shortly before the deadline of the notice. It is
-then stopped, so that workers can save their state, and waits for a place.
+then stopped, so that workers can save their state, and waits for a place. A job that does not train
+leaves a node that somebody waits for at the deadline, and one without planned moves at once.
 """
 
 from __future__ import annotations
@@ -67,7 +68,13 @@ class Moves:
 
     def deadline(self) -> float | None:
         """Return when to look again; None: no rank has to leave."""
-        return self._look_at if self._is_quiet() else None
+        roster = self._state.roster
+        waited_for = (
+            self._limit(name)
+            for name, notice in roster.noticed.items()
+            if notice.is_order and name not in roster.expired and any(roster.on_node(name))
+        )
+        return earliest(self._look_at if self._is_quiet() else None, *waited_for)
 
     def advance(self, now: float) -> None:
         """Prepare and make the moves that notices ask for."""
@@ -77,6 +84,7 @@ class Moves:
         for name in noticed:
             self._seen.setdefault(name, now)
         self._state.roster.closing = {name for name in noticed if self._is_closing(name, now)}
+        self._expire(now)
         if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
             return
         affected = self._affected()
@@ -94,6 +102,22 @@ class Moves:
             self._advance(leaving, now)
         else:
             self._ready_at = None
+
+    def _expire(self, now: float) -> None:
+        """Have no pod left on the nodes that were waited for long enough."""
+        roster, before = self._state.roster, self._state.roster.expired
+        roster.expired = {
+            name
+            for name, notice in roster.noticed.items()
+            if notice.is_order and (limit := self._limit(name)) is not None and now >= limit
+        }
+        for name in sorted(roster.expired - before):
+            self._recovery.judge(list(roster.on_node(name)), now)
+
+    def _limit(self, name: NodeName) -> float | None:
+        """Return until when a pod may be on a node that somebody waits for; None: for ever."""
+        is_off = self._state.options.planned_moves is Switch.OFF
+        return self._seen[name] if is_off else self._deadline_of(name)
 
     def _is_quiet(self) -> bool:
         """True if the job trains, and has recovered from its last incident."""

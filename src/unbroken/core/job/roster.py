@@ -230,6 +230,8 @@ class Roster:
         """Nodes that will be lost, with their notice."""
         self.closing: set[NodeName] = set()
         """Noticed nodes that go so soon that no pod there may get a rank."""
+        self.expired: set[NodeName] = set()
+        """Noticed nodes that somebody waits for, and on which no pod may be any more."""
 
     def see_pod(self, view: PodView) -> Member | None:
         """Return the pod's record; None: the view is older than what is known."""
@@ -322,7 +324,7 @@ class Roster:
     def must_be_left(self, member: Member) -> bool:
         """True if the pod's node runs but must not be used."""
         node = self._node_of(member)
-        return node is not None and not node.is_healthy
+        return node is not None and (not node.is_healthy or node.name in self.expired)
 
     def notice_of(self, member: Member) -> Notice | None:
         """Return the notice of the pod's node; None: it has none."""

@@ -12,7 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
+from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice, has_fault
 from unbroken.spec.nodes.values import health_of
 from unbroken.wire.agent import PORT
 
@@ -21,7 +21,8 @@ from .pod_troubles import trouble_of
 from .pods import mounted_secret
 
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
-"""Values of the health label that require the node to be empty.
+"""Values of the health label that require the node to be empty: at once if a fault was found there,
+else after a planned move.
 
 Plain `Unschedulable` is a check under way: it keeps new pods off by a taint and must not interrupt
 what runs.
@@ -148,11 +149,12 @@ def node_view(node: Node) -> NodeView:
         bool(spec.unschedulable),
     )
     levels = topology_keys(labels)
+    must_leave = health_of(labels) in LEAVING and has_fault(labels)
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
         is_fenced=any(taint.key == keys.OUT_OF_SERVICE for taint in taints),
-        is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
+        is_healthy=not must_leave and not _any_true(conditions, FAULTS),
         topology=tuple(labels[key] if key else "" for key in levels),
         topology_keys=levels,
         notice=find_notice(facts),

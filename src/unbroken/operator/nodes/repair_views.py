@@ -10,11 +10,12 @@ from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
-from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
+from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
 from unbroken.spec.job_kinds import is_pod_of_a_job
 from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.nodes.notices import FAULT_LABELS
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
 from unbroken.spec.nodes.values import DeepCheck, Health, health_of
 from unbroken.spec.schema.fields import fields_of

@@ -1,23 +1,33 @@
 """Notices that a node will be lost: their form on a Node, and the time that each leaves.
 
 Jobs leave such a node before it goes (`core.job.moves`). A new notice is a row of `NOTICES`.
-HyperPod's labels and conditions of faulty nodes are no notices: jobs leave these nodes at once.
+HyperPod's labels and conditions of faulty nodes are no notices: jobs leave these nodes at once. Its
+health label without a fault is one: somebody has ordered a repair.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
 from unbroken.spec import keys
+from unbroken.spec.nodes.values import OLDER_HEALTH, DeepCheck, Health
 from unbroken.spec.times import time_seconds
 
 NO_DEADLINE = "none"
 """Value of the annotation `unbroken.dev/drain` of a node without a deadline."""
 TEXT_CHARACTERS = 200
+ORDER_SECONDS = 120.0
+"""Seconds from the order of a repair until its jobs must be gone (judgement: as long as a Spot
+instance of AWS has)."""
+FAULT_LABELS = (
+    *(keys.FAULT_TYPES, keys.FAULT_REASONS),
+    *(keys.FAULT_TYPES_ALSO, keys.FAULT_REASONS_ALSO),
+)
+"""Labels of a node on which a fault was found."""
 
 
 class Where(Enum):
@@ -54,6 +64,8 @@ class NoticeKind:
     seconds: float | None = None
     """Seconds from the notice to the loss of the node; None: not limited, or in the value."""
     clock: Clock = Clock.NONE
+    is_order: bool = False
+    """Somebody waits for the node, which works: a notice only without a fault of the node."""
 
 
 class ConditionFacts(NamedTuple):
@@ -88,6 +100,8 @@ class Notice:
     seconds: float | None = None
     """Seconds from the first sight of the notice to the loss of the node, if no deadline is known;
     None: not limited."""
+    is_order: bool = False
+    """Somebody waits for the node: after the deadline no pod stays there, whatever it does."""
 
 
 NOTICES = (
@@ -200,6 +214,22 @@ NOTICES = (
         "ToBeDeletedByClusterAutoscaler",
         "the cluster autoscaler is about to remove it",
     ),
+    *(
+        NoticeKind(
+            "OrderedRepair",
+            Where.LABEL,
+            keys.HEALTH,
+            f"its {work} is ordered",
+            value,
+            seconds=ORDER_SECONDS,
+            is_order=True,
+        )
+        for value, work in (
+            (Health.PENDING_REBOOT.value, "reboot"),
+            (Health.PENDING_REPLACEMENT.value, "replacement"),
+            *((older, "replacement") for older in OLDER_HEALTH),
+        )
+    ),
     # States of a node that NVSentinel takes out (NVIDIA/NVSentinel, node drainer).
     NoticeKind(
         "NVSentinel",
@@ -236,7 +266,15 @@ first."""
 def find_notice(node: NodeFacts) -> Notice | None:
     """Return the most urgent notice on a node; None: there is none."""
     notices = [notice for kind in NOTICES if (notice := _find(kind, node)) is not None]
-    return min(notices, key=_urgency, default=None)
+    if not notices:
+        return None
+    return replace(min(notices, key=_urgency), is_order=any(one.is_order for one in notices))
+
+
+def has_fault(labels: Mapping[str, str]) -> bool:
+    """True if the labels of a node say that a fault was found on it."""
+    has_failed = labels.get(keys.DEEP_CHECK) == DeepCheck.FAILED.value
+    return has_failed or any(labels.get(key) for key in FAULT_LABELS)
 
 
 def _urgency(notice: Notice) -> tuple[bool, float]:
@@ -248,11 +286,13 @@ def _find(kind: NoticeKind, node: NodeFacts) -> Notice | None:
     value, since = _read(kind, node)
     if value is None or (kind.value and value != kind.value):
         return None
+    if kind.is_order and has_fault(node.labels):
+        return None
     deadline = _time(kind.clock, value)
     if kind.seconds is not None and since is not None:
         deadline = since + kind.seconds
     seconds = kind.seconds if deadline is None else None
-    return Notice(kind.name, kind.meaning[:TEXT_CHARACTERS], deadline, seconds)
+    return Notice(kind.name, kind.meaning[:TEXT_CHARACTERS], deadline, seconds, kind.is_order)
 
 
 def _read(kind: NoticeKind, node: NodeFacts) -> tuple[str | None, float | None]:

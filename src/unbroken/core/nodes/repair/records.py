@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
 from unbroken.spec import keys
+from unbroken.spec.nodes.notices import FAULT_LABELS
 from unbroken.spec.nodes.record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
@@ -16,10 +17,6 @@ from .events import PatchNode, RepairNode, RepairSettings
 from .rules import APPEAL, PERSON, Need
 
 TEXT_MAX = 500
-FAULT_LABELS = (
-    *(keys.FAULT_TYPES, keys.FAULT_REASONS),
-    *(keys.FAULT_TYPES_ALSO, keys.FAULT_REASONS_ALSO),
-)
 FAULT_ANNOTATIONS = (keys.FAULT_DETAILS, keys.ADVICE)
 
 
