@@ -22,8 +22,13 @@ from urllib.parse import urlencode, urlsplit
 from tests.apiservers import Cluster
 
 Object = dict[str, Any]
-SECONDS = 20
-"""Seconds until an answer, or the next event of a watch, must have come."""
+SECONDS = 60
+"""Seconds until an answer, or the next event of a watch, must have come.
+
+The garbage collector of Kubernetes looks for new kinds of objects every 30 s
+(`startGarbageCollectorController` in cmd/kube-controller-manager/app/core.go): only from then on it
+deletes the pods of a deleted job.
+"""
 LARGE = 1 << 21
 """Bytes of a body that a server may refuse before it has read it."""
 CHUNK = 1 << 14
