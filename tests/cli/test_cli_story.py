@@ -86,6 +86,10 @@ def test_the_cost_says_what_is_known() -> None:
     assert cost_text(one) == "13.000 s until training resumed, then 1 step repeated (120)"
     still_open = replace(HUNG, progress_at=None, ended_at=None)
     assert cost_text(still_open, now=107.0) == "still open, 12.0 s so far"
+    silent = replace(HUNG, progress_at=None, progress_before=None, started_at=101.5, ended_at=161.5)
+    words = "until the workers ran; they have printed and reported nothing"
+    assert cost_text(silent) == f"1.500 s {words}"
+    assert cost_text(replace(silent, outcome="failed again", step=None)) == "61.500 s"
     assert (as_value(HUNG)["seconds"], as_value(HUNG)["lostSteps"]) == (13.0, 20)
 
 

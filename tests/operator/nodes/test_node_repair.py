@@ -224,7 +224,7 @@ async def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any)
         await found.call("POST", pods, body=body)
         async with found.repairer(options):
             await found.fault(name)
-            waits = f"1 pods of jobs have to leave: {pod}"
+            waits = f"1 pod of jobs must leave: {pod}"
             await found.record(name, lambda one: one.repair and one.repair.message == waits)
             assert found.calls() == []
             await found.call("DELETE", f"{pods}/{pod}", body={"gracePeriodSeconds": 0})

@@ -12,7 +12,7 @@ from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
 from unbroken.core.job.recovery.signals import LAST_OUTPUT
 from unbroken.core.wording import counted, plural
-from unbroken.spec.job.codec import lost_since, seconds_lost
+from unbroken.spec.job.codec import has_shown_nothing, lost_since, seconds_lost
 from unbroken.spec.job.incident import Incident, Signal, StackGroup
 
 from .views import FIRST_OUTPUT, culprit_text, remedy_words, span, stages
@@ -83,6 +83,8 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
         so_far = "" if now is None else f", {span(max(now - lost_since(incident), 0.0))} so far"
         return f"still open{so_far}"
     text = f"{cost:.3f} s"
+    if has_shown_nothing(incident):
+        return f"{text} until the workers ran; they have printed and reported nothing"
     if steps is None:
         return text
     if steps == 0:

@@ -16,7 +16,7 @@ from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.schema.write import write_record
 
 from . import incident as incidents
-from .incident import Incident
+from .incident import RECOVERED, Incident
 from .types import JobStatus
 
 OTHERS = (
@@ -84,10 +84,19 @@ def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
 
 
 def seconds_lost(incident: Incident) -> float | None:
-    """Return the seconds from the last progress before the fault to the first after it, or to the
-    end; None: open."""
+    """Return the seconds from the last progress before the fault to the first after it; to the
+    start of workers that have shown none; else to the end. None: open."""
     end = incident.progress_at if incident.progress_at is not None else incident.ended_at
+    if has_shown_nothing(incident):
+        end = incident.started_at
     return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
+
+
+def has_shown_nothing(incident: Incident) -> bool:
+    """True if the incident was closed as recovered because its workers ran, and they have printed
+    and reported nothing."""
+    is_silent = incident.progress_at is None and incident.started_at is not None
+    return is_silent and incident.outcome == RECOVERED
 
 
 def lost_since(incident: Incident) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unbroken.core.nodes import blame
+from unbroken.core.wording import counted
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
@@ -148,7 +149,7 @@ class RepairCourse:
         # Pods of a node that is not ready cannot leave: its repair is what frees them.
         if pods and node.is_ready and now < since + self._settings.drain_seconds:
             self._desk.set_message(
-                name, f"{len(pods)} pods of jobs have to leave: {', '.join(pods[:3])}"
+                name, f"{counted(len(pods), 'pod')} of jobs must leave: {', '.join(pods[:3])}"
             )
             return
         ordered = replace(
