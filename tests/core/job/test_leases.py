@@ -386,6 +386,22 @@ def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """)
 
 
+def test_a_job_of_one_node_may_train_though_nothing_was_written() -> None:
+    """Its agent is its own peer, so that it has no lease. Its operator died while it wrote."""
+    new = Script(spec(1))
+    new.run("""
+        100 job
+        100 pod w-0 node=n0 phase=Running
+        100 node n0 not-ready
+        100 synced
+        110 tick
+        200 tick
+    """)
+    shown = {text for effect in new.effects for text in show(effect, "")}
+    assert "delete w-0" in shown
+    assert "delete w-0 force" not in shown
+
+
 def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
     new = after_three_pods()
     for node in ("n0", "n1", "n2"):

@@ -179,8 +179,10 @@ class Leases:
         """
         state, members = self._state, self._state.roster.members.values()
         if self._is_untouched():
-            # An operator that ended at once may have started workers, and written nothing.
-            return state.options.lease_seconds
+            # An operator that ended at once may have started workers, and written nothing. A job of
+            # one node has no lease.
+            is_leased = state.spec is not None and state.spec.nnodes > 1
+            return state.options.lease_seconds if is_leased else 0.0
         heard = [one for one in members if one.report is not None]
         lengths = [one.report.lease_seconds for one in heard if one.report is not None]
         known = [length for length in lengths if length is not None]

@@ -233,6 +233,7 @@ class Operator:
     def _command(self, pod: PodUid, command: Command) -> None:
         peer = self._peers.get(pod)
         if peer is not None and peer.link is not None and peer.link.way is not Way.NONE:
+            peer.pending = None  # only the newest is sent
             peer.link.down(command)
         elif peer is not None:
             peer.pending = command
