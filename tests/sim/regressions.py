@@ -133,6 +133,7 @@ SEEDS = {
     26003012829: "world: an order that waited for an answer was sent after a newer one",
     27000076971: "the pod of a one-node job was force-deleted, as nothing was written of its start",
     27001097107: "world: a connection that came back kept an order that newer ones had overtaken",
+    27000096288: "world: a worker was stopped for good while stopped for a moment, and went on",
     27001018238: "world: all ranks ended early with 0, which is a success, whatever was to fail",
     27001027064: "the same",
     26000120888: "world: a quota hid for ever that the API refused all pods for good",

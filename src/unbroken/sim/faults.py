@@ -169,8 +169,8 @@ def stall(world: World) -> None:
 def stop(world: World) -> None:
     """A worker is stopped by a signal, for good or for a moment."""
     worker = _trainer(world)
-    if worker is None:
-        return
+    if worker is None or worker.is_stopped:
+        return  # The end of the first stop would end a second one, too.
     if world.schedule.chance(0.6):
         world.watches.stopped(worker, None)
         _stand_still(world, "stop", worker)

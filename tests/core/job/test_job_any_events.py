@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.core.job.drive_job import Script, spec
@@ -36,6 +36,7 @@ VIEWS = [
 NODES = [
     *("ready", "not-ready", "fenced", "unhealthy"),
     *("ready notice=Cordon", "ready notice=AwsSpot leaves=30"),
+    "ready notice=OrderedRepair leaves=30 order",
 ]
 OTHER = ["job suspend=yes", "job suspend=no", "job restart=50", "tick", "synced", "node-gone n0"]
 
@@ -81,6 +82,7 @@ def rests(script: Script, now: float) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(LINES, POLICIES, st.booleans(), st.floats(0.0, 3.0))
+@example(["pod w-2 phase=Running", "lost w-0", "synced"], RunPolicy(), False, 0.0)
 def test_no_events_break_the_machine(
     lines: list[str], policy: RunPolicy, is_up: bool, pace: float
 ) -> None:

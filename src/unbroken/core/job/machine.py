@@ -141,6 +141,7 @@ class Job:
             self._end_leases(now)
             if self._adoption.advance(now):
                 self._receipts.adopt(now)
+                self._end_leases(now)  # some of the attempt that was found may have run out
             self._follow_request(now)
             self._recovery.fault(self._stalls.faults(now), now)
             self._recovery.fault(self._stragglers.advance(now), now)
