@@ -34,6 +34,8 @@ def counting(
     command = ["run", "--nnodes", "2", "--nproc-per-node", "2", "--name", name, script, "100000"]
     process = cli.start(*command)
     read_until(process, lambda line: line == "step 1")
+    # A worker's first output may come before the operator has a report of every worker.
+    until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
     yield name, process
     process.terminate()
     process.communicate(timeout=30)
@@ -55,8 +57,8 @@ def workers(found: dict[str, Any]) -> dict[int, int]:
 
 def test_describe_names_every_process(cli: Cli, counting: tuple[str, Any]) -> None:
     name, _ = counting
-    # A worker's first output may come before the operator has a report of every worker.
-    found = until(lambda: cli.json("describe", name), lambda job: job["state"] == "Running")
+    found = cli.json("describe", name)
+    assert found["state"] == "Running"
     assert (found["replicas"], found["ready"], found["restarts"]) == (2, 2, 0)
     assert sorted(pod["node"] for pod in found["pods"]) == ["node-0", "node-1"]
     assert [one["reason"] for one in found["events"]][:2] == ["Created", "Running"]
