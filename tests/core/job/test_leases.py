@@ -311,14 +311,19 @@ def test_pods_that_a_new_operator_never_hears_may_run_while_peers_may_renew_them
     assert unclear.keys() >= {"w-2.0", "w-3.0"}
 
 
-def after_three_pods(each: str = "") -> Script:
-    """Return the job of a new operator, at 100 s. The old one saw three pods run, each on a node of
-    its own, and `each` of them."""
-    old = Script(spec(3))
-    old.run("0 job\n0 synced")
+def three_pods(each: str, policy: RunPolicy | None = None) -> Script:
+    """Return the job of an operator that saw three pods run, each on a node of its own, and `each`
+    of them."""
+    script = Script(spec(3, policy=policy))
+    script.run("0 job\n0 synced")
     for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n{each.format(name)}")
-    return old.successor(100)
+        script.run(f"0 pod {name} node=n{name[2:]} phase=Running\n{each.format(name)}")
+    return script
+
+
+def after_three_pods(each: str = "") -> Script:
+    """Return the job of a new operator, at 100 s."""
+    return three_pods(each).successor(100)
 
 
 def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
@@ -359,10 +364,7 @@ def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() ->
 
 def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """One agent was started again and knows of no attempt; the others are out of reach."""
-    old = Script(spec(3, policy=RunPolicy(job_max_retry_count=1)))
-    old.run("0 job\n0 synced")
-    for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n1 ready {name} lease=0")
+    old = three_pods("1 ready {} lease=0", RunPolicy(job_max_retry_count=1))
     old.run("2 lost w-2 -> stop w-0 0, stop w-1 0, stop w-2 0")
     old.run("3 ready w-0 0\n3 ready w-1 0\n3 ready w-2 0\n4 lost w-2")
     assert sorted(old.incidents) == [1, 2]

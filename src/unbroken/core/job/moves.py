@@ -13,7 +13,7 @@ leaves a node that somebody waits for at the deadline, and one without planned m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from unbroken.spec.job.incident import PLANNED_MOVE, Signal
@@ -69,12 +69,12 @@ class Moves:
     def deadline(self) -> float | None:
         """Return when to look again; None: no rank has to leave."""
         roster = self._state.roster
-        waited_for = (
-            self._limit(name)
-            for name, notice in roster.noticed.items()
-            if notice.is_order and name not in roster.expired and any(roster.on_node(name))
+        limits = (
+            limit
+            for name, limit in self._limits()
+            if name not in roster.expired and roster.on_node(name)
         )
-        return earliest(self._look_at if self._is_quiet() else None, *waited_for)
+        return earliest(self._look_at if self._is_quiet() else None, *limits)
 
     def advance(self, now: float) -> None:
         """Prepare and make the moves that notices ask for."""
@@ -106,18 +106,18 @@ class Moves:
     def _expire(self, now: float) -> None:
         """Have no pod left on the nodes that were waited for long enough."""
         roster, before = self._state.roster, self._state.roster.expired
-        roster.expired = {
-            name
-            for name, notice in roster.noticed.items()
-            if notice.is_order and (limit := self._limit(name)) is not None and now >= limit
-        }
+        roster.expired = {name for name, limit in self._limits() if now >= limit}
         for name in sorted(roster.expired - before):
-            self._recovery.judge(list(roster.on_node(name)), now)
+            self._recovery.judge(roster.on_node(name), now)
 
-    def _limit(self, name: NodeName) -> float | None:
-        """Return until when a pod may be on a node that somebody waits for; None: for ever."""
+    def _limits(self) -> Iterator[tuple[NodeName, float]]:
+        """Yield the nodes that somebody waits for, and until when pods may be there."""
         is_off = self._state.options.planned_moves is Switch.OFF
-        return self._seen[name] if is_off else self._deadline_of(name)
+        for name, notice in self._state.roster.noticed.items():
+            if notice.is_order:
+                limit = self._seen[name] if is_off else self._deadline_of(name)
+                if limit is not None:
+                    yield name, limit
 
     def _is_quiet(self) -> bool:
         """True if the job trains, and has recovered from its last incident."""

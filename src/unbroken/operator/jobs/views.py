@@ -12,7 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice, has_fault
+from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
 from unbroken.spec.nodes.values import health_of
 from unbroken.wire.agent import PORT
 
@@ -149,7 +149,9 @@ def node_view(node: Node) -> NodeView:
         bool(spec.unschedulable),
     )
     levels = topology_keys(labels)
-    must_leave = health_of(labels) in LEAVING and has_fault(labels)
+    notice = find_notice(facts)
+    is_ordered = notice is not None and notice.is_order
+    must_leave = health_of(labels) in LEAVING and not is_ordered
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
@@ -157,7 +159,7 @@ def node_view(node: Node) -> NodeView:
         is_healthy=not must_leave and not _any_true(conditions, FAULTS),
         topology=tuple(labels[key] if key else "" for key in levels),
         topology_keys=levels,
-        notice=find_notice(facts),
+        notice=notice,
     )
 
 

@@ -271,7 +271,7 @@ def find_notice(node: NodeFacts) -> Notice | None:
     return replace(min(notices, key=_urgency), is_order=any(one.is_order for one in notices))
 
 
-def has_fault(labels: Mapping[str, str]) -> bool:
+def _has_fault(labels: Mapping[str, str]) -> bool:
     """True if the labels of a node say that a fault was found on it."""
     has_failed = labels.get(keys.DEEP_CHECK) == DeepCheck.FAILED.value
     return has_failed or any(labels.get(key) for key in FAULT_LABELS)
@@ -286,7 +286,7 @@ def _find(kind: NoticeKind, node: NodeFacts) -> Notice | None:
     value, since = _read(kind, node)
     if value is None or (kind.value and value != kind.value):
         return None
-    if kind.is_order and has_fault(node.labels):
+    if kind.is_order and _has_fault(node.labels):
         return None
     deadline = _time(kind.clock, value)
     if kind.seconds is not None and since is not None:
