@@ -84,12 +84,17 @@ def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
 
 
 def seconds_lost(incident: Incident) -> float | None:
-    """Return the seconds from the last progress before the fault to the first after it; to the
-    start of workers that have shown none; else to the end. None: open."""
-    end = incident.progress_at if incident.progress_at is not None else incident.ended_at
-    if has_shown_nothing(incident):
-        end = incident.started_at
+    """Return the seconds that a fault has cost; None: the incident is open."""
+    end = lost_until(incident)
     return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
+
+
+def lost_until(incident: Incident) -> float | None:
+    """Return the first progress after the fault; else the start of workers that have shown none,
+    or the end of the incident. None: it is open."""
+    if incident.progress_at is not None:
+        return incident.progress_at
+    return incident.started_at if has_shown_nothing(incident) else incident.ended_at
 
 
 def has_shown_nothing(incident: Incident) -> bool:

@@ -84,6 +84,17 @@ def test_an_open_incident_counts_up_to_now() -> None:
     assert found.share == 0.3
 
 
+def test_a_fault_costs_until_the_start_of_workers_that_show_nothing() -> None:
+    silent = replace(ONE, progress_at=None, started_at=at(52), ended_at=at(112))
+    closed = replace(silent, outcome="recovered")
+    ledger = Ledger(progress_at=at(10))
+    assert lost_seconds(closed) == 12
+    assert goodput(RUNNING, [closed], ledger, at(200)).lost == {"ProcessExited": 12}
+    failed = replace(silent, outcome="failed again")
+    assert lost_seconds(failed) == 72
+    assert goodput(RUNNING, [failed], ledger, at(200)).lost == {"ProcessExited": 72}
+
+
 def test_where_faults_overlap_the_first_counts() -> None:
     second = broken(2, "NodeLost", progress_before=45, detected_at=48, progress_at=60)
     within = broken(3, "PodFailed", detected_at=46, progress_at=49)

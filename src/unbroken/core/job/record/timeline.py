@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.spec.job.codec import lost_since, seconds_lost
+from unbroken.spec.job.codec import lost_since, lost_until, seconds_lost
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobStatus
@@ -182,7 +182,7 @@ def _disjoint(
     found, at = [], within[0]
     for one in sorted(incidents, key=lost_since):
         start = max(lost_since(one), at)
-        end = one.progress_at if one.progress_at is not None else one.ended_at
+        end = lost_until(one)
         end = within[1] if end is None else min(end, within[1])
         if end > start:
             found.append((one.culprit.fault, start, end))
