@@ -23,6 +23,7 @@ from unbroken.core.job.events import (
     JobEffect,
     JobEvent,
     JobSeen,
+    LedgerWritten,
     PodName,
     PodPhase,
     PodSeen,
@@ -31,6 +32,7 @@ from unbroken.core.job.events import (
     StartWorkers,
     StopWorkers,
     Synced,
+    WriteLedger,
 )
 from unbroken.core.job.gang import GangStage
 from unbroken.core.job.machine import Job
@@ -73,7 +75,9 @@ class Cluster:
 
     def _give(self, event: JobEvent) -> list[JobEffect]:
         self.now += 1e-6
-        return self.job.step(event, self.now)
+        effects = self.job.step(event, self.now)
+        awaited = [e.ledger for e in effects if isinstance(e, WriteLedger) and e.is_awaited]
+        return effects + [one for e in awaited for one in self._give(LedgerWritten(e))]
 
     def take(self, pod: int, frame: str) -> list[str]:
         """Pass one frame to the operator; return the frames that it sends."""

@@ -24,6 +24,7 @@ from unbroken.core.job.events import (
     JobEffect,
     JobEvent,
     JobSeen,
+    LedgerWritten,
     NodeGone,
     NodeName,
     NodeSeen,
@@ -126,14 +127,22 @@ class Script:
         self.agents: dict[str, AgentReport] = {}
         self.nodes: dict[str, NodeView] = {}
         self.gate: Gate = None
+        self.is_api_up = True
+        """False: no ledger that a start waits for is stored."""
         self.found_ledger = Ledger()
         """The ledger that the job has when the script begins."""
 
     def give(self, event: JobEvent, now: float) -> list[JobEffect]:
         """One step; its effects."""
-        effects = self.job.step(event, now)
+        return self._stored(self.job.step(event, now), now)
+
+    def _stored(self, effects: list[JobEffect], now: float) -> list[JobEffect]:
+        """Return the effects, with those of the answer to a ledger that a start waits for."""
+        awaited = [e.ledger for e in effects if isinstance(e, WriteLedger) and e.is_awaited]
         self.effects += effects
-        return effects
+        if not awaited or not self.is_api_up:
+            return effects
+        return effects + self.give(LedgerWritten(awaited[-1]), now)
 
     def run(self, script: str) -> None:
         """Run every line; a line with `->` says what comes of it, one without does not care."""
@@ -150,7 +159,7 @@ class Script:
         """Give reports that came together, one a line without its time."""
         lines = map(str.split, filter(None, map(str.strip, reports.splitlines())))
         events = [self._event(name, words) for name, *words in lines]
-        self.effects += self.job.steps(events, now)
+        self._stored(self.job.steps(events, now), now)
 
     def up(self, until: str = "running") -> None:
         """Bring the job to where every agent is ready, or runs."""

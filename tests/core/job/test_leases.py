@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from tests.core.job.drive_job import Script, show, spec
-from unbroken.core.job.events import IncidentSeen, StartWorkers, WriteLedger
+from unbroken.core.job.events import (
+    IncidentSeen,
+    LedgerWritten,
+    StartWorkers,
+    WriteLedger,
+    WriteStatus,
+)
 from unbroken.spec.job.types import RunPolicy
 
 LENGTH = 8 * 1.03 + 1.5
@@ -321,6 +327,15 @@ def three_pods(each: str, policy: RunPolicy | None = None) -> Script:
     return script
 
 
+def unwritten(old: Script) -> Script:
+    """Return the job of a new operator, at 100 s: the one before died before it wrote the status
+    of the start that it had ordered."""
+    assert any(isinstance(effect, StartWorkers) for effect in old.effects)
+    statuses = [effect for effect in old.effects if isinstance(effect, WriteStatus)]
+    old.effects.remove(statuses[-1])
+    return old.successor(100)
+
+
 def after_three_pods(each: str = "") -> Script:
     """Return the job of a new operator, at 100 s."""
     return three_pods(each).successor(100)
@@ -362,6 +377,25 @@ def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() ->
     """)
 
 
+def test_nor_is_one_begun_again_whose_status_was_not_written() -> None:
+    """Its operator died after the order. One agent did not follow it; the other is out of reach."""
+    new = unwritten(three_pods("1 ready {} lease=0"))
+    new.run("""
+        100 synced
+        100 node n0 not-ready
+        101 ready w-1 lease=0
+        101 ready w-2 lease=0
+        110 tick -> delete w-0, fence n0
+        111 tick
+        200 tick
+        201 gone w-0
+        202 pod w-0 uid=w-0.1 node=n3
+        203 ready w-1 0
+        203 ready w-2 0
+        204 ready w-0 -> start w-0.1 1 rank=0, start w-1 1 rank=1, start w-2 1 rank=2
+    """)
+
+
 def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """One agent was started again and knows of no attempt; the others are out of reach."""
     old = three_pods("1 ready {} lease=0", RunPolicy(job_max_retry_count=1))
@@ -388,8 +422,7 @@ def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """)
 
 
-def test_a_job_of_one_node_may_train_though_nothing_was_written() -> None:
-    """Its agent is its own peer, so that it has no lease. Its operator died while it wrote."""
+def test_a_pod_of_one_node_runs_nothing_where_nothing_was_written() -> None:
     new = Script(spec(1))
     new.run("""
         100 job
@@ -400,7 +433,21 @@ def test_a_job_of_one_node_may_train_though_nothing_was_written() -> None:
         200 tick
     """)
     shown = {text for effect in new.effects for text in show(effect, "")}
-    assert "delete w-0" in shown
+    assert "delete w-0 force" in shown
+
+
+def test_a_pod_of_one_node_may_train_where_its_start_was_written() -> None:
+    """Its agent is its own peer, so that it has no lease."""
+    old = Script(spec(1))
+    old.run("0 job\n0 synced\n0 pod w-0 node=n0 phase=Running\n1 ready w-0 lease=0")
+    new = unwritten(old)
+    new.run("""
+        100 node n0 not-ready
+        100 synced
+        110 tick -> delete w-0, fence n0
+        200 tick
+    """)
+    shown = {text for effect in new.effects for text in show(effect, "")}
     assert "delete w-0 force" not in shown
 
 
@@ -416,10 +463,36 @@ def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
 @pytest.mark.parametrize("agents", ["lease=8", ""])
 def test_a_first_start_is_written_before_it_is_ordered(agents: str) -> None:
     script = Script(spec(2))
-    script.run(f"0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0 {agents}")
-    ledgers = [one.ledger for one in script.effects if isinstance(one, WriteLedger)]
+    script.is_api_up = False
+    script.run(f"""
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n1
+        1 ready w-0 {agents} ->
+        1 ready w-1 {agents} ->
+        9 tick ->
+    """)
+    [write] = [one for one in script.effects if isinstance(one, WriteLedger)]
     seconds = script.job.state.options.lease_seconds if agents else 0
-    assert [(one.nnodes, one.lease_seconds) for one in ledgers] == [(2, seconds)]
+    assert write.is_awaited
+    assert write.ledger.start == (seconds, 2)
+    starts = script.give(LedgerWritten(write.ledger), 10.0)
+    assert [show(one, "") for one in starts if isinstance(one, StartWorkers)] == [
+        ["start w-0 0 rank=0"],
+        ["start w-1 0 rank=1"],
+    ]
+
+
+def test_nothing_that_is_stored_is_waited_for_again() -> None:
+    """Recoveries go on while the API server is away."""
+    script = running(nodes=2)
+    script.is_api_up = False
+    script.run("""
+        10 failed w-1 0 rank=1 lease=8 -> stop w-0 0, stop w-1 0
+        11 ready w-0 0 lease=8
+        11 ready w-1 0 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
 
 
 def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_trains() -> None:

@@ -32,6 +32,7 @@ from unbroken.core.job.events import (
     JobEffect,
     JobEvent,
     JobSeen,
+    LedgerWritten,
     NodeName,
     NodeSeen,
     NodeView,
@@ -339,6 +340,21 @@ async def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> N
         kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][LEDGER]
         assert read_ledger(kept) == ledger
         assert await here.get("incidents/lm-2") is not None
+
+
+async def test_a_ledger_that_a_start_waits_for_is_answered_once_it_is_stored(scripted: Any) -> None:
+    first, second = Ledger(nnodes=2, lease_seconds=8.0), Ledger(nnodes=3)
+    async with scripted() as (here, script):
+        script.orders = [WriteLedger(first, is_awaited=True)]
+        assert await script.until(LedgerWritten) == LedgerWritten(first)
+        kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][LEDGER]
+        assert read_ledger(kept) == first
+        script.orders = [WriteLedger(second)]
+        await here.until(
+            f"{JOBS}/lm",
+            lambda one: read_ledger(one["metadata"]["annotations"][LEDGER]) == second,
+        )
+        assert LedgerWritten(second) not in script.told.seen
 
 
 async def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:

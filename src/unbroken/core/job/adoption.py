@@ -241,14 +241,15 @@ class Adoption:
         return True
 
     def _was_ordered(self, finding: NewestAttempt) -> bool:
-        """True if the status or an incident says that the attempt was ordered to start.
+        """True if the status, the ledger or an incident says that the attempt was ordered to start.
 
         The incident may be closed: that of the attempt's own fault was lost then."""
         state = self._state
         incidents = [*state.closed_incidents(), state.incidents.open]
         led = [one for one in incidents if one is not None and one.attempt + 1 == finding.attempt]
         if not led:
-            return state.condition is ConditionType.PODS_RUNNING
+            is_first = state.condition is ConditionType.CREATED and bool(state.ledger.nnodes)
+            return is_first or state.condition is ConditionType.PODS_RUNNING
         return any(one.ready_at is not None for one in led)
 
     def _has_begun(self, finding: NewestAttempt) -> bool:

@@ -196,6 +196,13 @@ class AgentsTooLarge:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerWritten:
+    """The API server has stored this ledger, or has refused it for good."""
+
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentSeen:
     """An incident found in the API when the operator (re)started."""
 
@@ -221,6 +228,7 @@ JobEvent = (
     | EvidenceReceived
     | AgentsTooLarge
     | IncidentSeen
+    | LedgerWritten
     | Synced
     | Tick
 )
@@ -297,6 +305,8 @@ class WriteLedger:
     """The job's ledger is now this; as with the status, the newest counts."""
 
     ledger: Ledger
+    is_awaited: bool = False
+    """A start waits for it: it is written at once, and `LedgerWritten` answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Leases:
         return max(2, self._state.ledger.nnodes)
 
     def _is_untouched(self) -> bool:
-        """True if no operator has reached an agent of the job, and so nothing was started."""
+        """True if no operator has ordered a start: it is written before."""
         state = self._state
         return not state.ledger.nnodes and state.status.master_addr is None
 
@@ -179,10 +179,8 @@ class Leases:
         """
         state, members = self._state, self._state.roster.members.values()
         if self._is_untouched():
-            # An operator that ended at once may have started workers, and written nothing. A job of
-            # one node has no lease.
-            is_leased = state.spec is not None and state.spec.nnodes > 1
-            return state.options.lease_seconds if is_leased else 0.0
+            # Nothing runs. An earlier version of the operator could end before it wrote of a start.
+            return state.options.lease_seconds
         heard = [one for one in members if one.report is not None]
         lengths = [one.report.lease_seconds for one in heard if one.report is not None]
         known = [length for length in lengths if length is not None]

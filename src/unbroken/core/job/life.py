@@ -286,23 +286,6 @@ class Life:
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
         return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies, lease)
 
-    def heard(self, uid: PodUid, report: AgentReport) -> None:
-        """Take the report of a pod's agent.
-
-        Lease and nodes of a first start are written before it is ordered. A new operator may get
-        no report of the agents that follow the order.
-        """
-        state, ledger = self._state, self._state.ledger
-        self.unheard.pop(uid, None)
-        is_first = state.condition is ConditionType.CREATED or not ledger.nnodes
-        if state.phase is not Phase.PREPARING or not is_first:
-            return
-        is_leased = self._has_leases() and report.lease_seconds is not None
-        if ledger.nnodes == state.nnodes and not ledger.lease_seconds:
-            is_leased = False  # an agent has none
-        lease = state.options.lease_seconds if is_leased else 0.0
-        state.set_ledger(replace(ledger, lease_seconds=lease, nnodes=state.nnodes))
-
     def _has_leases(self) -> bool:
         return self._state.options.fence_by is FenceBy.LEASE and self._state.nnodes > 1
 
@@ -341,11 +324,16 @@ class Life:
         master = self._master()
         if master is None:
             return
+        lease = self._lease_seconds()
+        state.set_ledger(replace(state.ledger, lease_seconds=lease, nnodes=state.nnodes))
+        if not state.is_start_stored():
+            # If this operator dies now, the next one may get no report of agents that have started.
+            return
         self._reached("ready", gang.last_ready, now)
         self._count_kept()
         if state.incidents.open is None:
             state.set_condition(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
-        order = self.train(now, master, self._lease_seconds())
+        order = self.train(now, master, lease)
         state.commands += gang.start(order, ranks.rank_of, now)
 
     def _skip_attempts(self, now: float) -> None:

@@ -38,6 +38,7 @@ from .events import (
     JobEffect,
     JobEvent,
     JobSeen,
+    LedgerWritten,
     NodeGone,
     NodeSeen,
     PodGone,
@@ -213,14 +214,21 @@ class Job:
                 self._fence_proven(pod, now)
             case JobSeen():
                 self._job_seen(event, now)
-            case IncidentSeen(incident):
-                self.state.incidents.remember(incident)
+            case IncidentSeen() | LedgerWritten():
+                self._take_record(event)
             case Synced():
                 self._is_synced = True
                 self._leases.begin(now)
                 self._begin(now)
             case Tick():
                 pass
+
+    def _take_record(self, event: IncidentSeen | LedgerWritten) -> None:
+        match event:
+            case IncidentSeen(incident):
+                self.state.incidents.remember(incident)
+            case LedgerWritten(ledger):
+                self.state.ledger_written(ledger)
 
     def _take_agent(self, event: AgentLost | EvidenceReceived | AgentsTooLarge, now: float) -> None:
         match event:
@@ -373,7 +381,7 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         self._life.clean_pod(member, now)
-        self._life.heard(uid, report)
+        self._life.unheard.pop(uid, None)
         if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
             state.ranks.restore(member, report.rank)  # reported only after the adoption
         unclear = len(state.gang.unclear)

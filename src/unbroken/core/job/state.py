@@ -55,6 +55,9 @@ EVENT_CHARACTERS = 1000
 class JobState:
     """The parts of one job, and its status as it will be written."""
 
+    _stored_ledger: Ledger | None
+    """The ledger that the API server has; None: one with another start is on its way there."""
+
     def __init__(self, name: str, status: JobStatus) -> None:
         self.name = name
         self.status = status
@@ -94,7 +97,7 @@ class JobState:
         self._events: list[JobEffect] = []
         self._incident_writes: list[JobEffect] = []
         self._written = status
-        self.ledger = self._written_ledger = Ledger()
+        self.ledger = self._written_ledger = self._stored_ledger = Ledger()
 
     @property
     def phase(self) -> Phase:
@@ -155,11 +158,21 @@ class JobState:
 
     def find_ledger(self, ledger: Ledger) -> None:
         """Take over the ledger that an earlier operator has written."""
-        self.ledger = self._written_ledger = ledger
+        self.ledger = self._written_ledger = self._stored_ledger = ledger
 
     def set_ledger(self, ledger: Ledger) -> None:
         """Change the ledger; it is written at the end of the step."""
         self.ledger = ledger
+
+    def ledger_written(self, ledger: Ledger) -> None:
+        """The API server has stored the ledger."""
+        self._stored_ledger = ledger
+        self.has_changed = True
+
+    def is_start_stored(self) -> bool:
+        """True if the API server has lease and nodes of the attempt that is to start."""
+        stored = self._stored_ledger
+        return stored is not None and stored.start == self.ledger.start
 
     def create_no_more(self) -> None:
         """Withdraw the pods ordered in this step: the job has ended in the same step."""
@@ -208,8 +221,10 @@ class JobState:
             effects.append(WriteStatus(self.status))
         effects += self._events + self._incident_writes + self.incidents.writes()
         if self.ledger != self._written_ledger:
+            if self.ledger.start != self._written_ledger.start:
+                self._stored_ledger = None
             self._written_ledger = self.ledger
-            effects.append(WriteLedger(self.ledger))
+            effects.append(WriteLedger(self.ledger, is_awaited=not self.is_start_stored()))
         effects += (self.objects if is_over else []) + self.last
         for ordered in (self.commands, self.objects, self._events, self._incident_writes):
             ordered.clear()

@@ -32,6 +32,7 @@ from unbroken.core.job.events import (
     JobEvent,
     JobMachine,
     JobSeen,
+    LedgerWritten,
     NodeGone,
     NodeName,
     NodeSeen,
@@ -396,8 +397,9 @@ class JobRunner:
                 self._writer.incident(incident)
                 if incident.number not in self._found:
                     self._shared.incident_ended(self.job, incident)
-            case WriteLedger(ledger):
-                self._writer.ledger(ledger)
+            case WriteLedger(ledger, is_awaited):
+                written = partial(self.receive, LedgerWritten(ledger))
+                self._writer.ledger(ledger, written if is_awaited else None)
             case DeleteIncident(number):
                 self._writer.forget(number)
 

@@ -59,6 +59,7 @@ class JobWriter:
         self._events: list[RecordEvent] = []
         self._incidents: dict[int, Incident] = {}
         self._ledger: Ledger | None = None
+        self._ledger_written: Callable[[], None] | None = None
         self._forgotten: list[int] = []
         self._is_guarded: bool | None = None
         """True: guard the pods from evictions; False: do not; None: unchanged."""
@@ -101,10 +102,14 @@ class JobWriter:
         self._incidents[incident.number] = incident
         self._wake.set()
 
-    def ledger(self, ledger: Ledger) -> None:
-        """Set the ledger to write."""
+    def ledger(self, ledger: Ledger, written: Callable[[], None] | None = None) -> None:
+        """Set the ledger to write. `written` is called once the API server has stored it, or has
+        refused it for good, unless a newer ledger takes its place; None: nobody waits for it."""
         self._ledger = ledger
+        self._ledger_written = written
         self._wake.set()
+        if written is not None:
+            self._hurry.set()
 
     def forget(self, number: int) -> None:
         """Delete an incident once the ledger with its cost is stored."""
@@ -125,6 +130,7 @@ class JobWriter:
             events, self._events = self._events, []
             incidents, self._incidents = self._incidents, {}
             ledger, self._ledger = self._ledger, None
+            written, self._ledger_written = self._ledger_written, None
             forgotten, self._forgotten = self._forgotten, []
             guarded, self._is_guarded = self._is_guarded, None
             if guarded is False:
@@ -142,6 +148,8 @@ class JobWriter:
                 )
             if ledger is not None:
                 await self._persist("write the ledger", partial(requests.write_ledger, ledger))
+                if written is not None:
+                    written()
             for number in forgotten:
                 await self._persist(
                     f"delete incident {number}", partial(requests.delete_incident, number)

@@ -287,9 +287,9 @@ class Operator:
             case core.DeleteJob():
                 control.jobs.remove("job")
             case _:
-                self._note(effect)
+                self._note(effect, is_lost)
 
-    def _note(self, effect: core.JobEffect) -> None:
+    def _note(self, effect: core.JobEffect, is_lost: bool) -> None:
         """Write what an order records about the job."""
         control = self._control
         match effect:
@@ -297,8 +297,10 @@ class Operator:
                 control.statuses.put("job", status)
             case core.WriteIncident(incident):
                 control.incidents.put(str(incident.number), incident)
-            case core.WriteLedger(ledger):
+            case core.WriteLedger(ledger, is_awaited):
                 control.ledger = ledger
+                if is_awaited and not is_lost:
+                    self._schedule.after(0.005, self.give, core.LedgerWritten(ledger))
             case core.DeleteIncident(number):
                 control.incidents.remove(str(number))
             case _:

@@ -50,9 +50,9 @@ class Ledger:
     and attempt numbers that were skipped."""
     lease_seconds: float = 0.0
     """Lease of the workers of the newest attempt, in seconds; 0: they have none, or `nnodes` is
-    0. Before the first start: of that one."""
+    0."""
     nnodes: int = 0
-    """Number of nodes of that attempt; 0: no agent was reached, and so nothing was started."""
+    """Number of nodes of that attempt, from before it is ordered to start; 0: none was."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds lost in them, by class of the fault."""
     active_seconds: float = 0.0
@@ -63,6 +63,11 @@ class Ledger:
     """Accuracy by name of the detector."""
     progress_at: float | None = None
     """First progress of the present life, in seconds since the epoch; None: none yet."""
+
+    @property
+    def start(self) -> tuple[float, int]:
+        """Lease and number of nodes of the newest attempt."""
+        return self.lease_seconds, self.nnodes
 
 
 def read_ledger(text: str, report: Report | None = None) -> Ledger:
