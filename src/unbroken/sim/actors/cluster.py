@@ -227,6 +227,12 @@ class Cluster:
                 return node.locals[uid]
         return None
 
+    def processes(self) -> list[Process]:
+        """Return the processes that run in pods which the API has."""
+        uids = {pod.uid for pod in self.pods.objects.values()}
+        places = (place for node in self.machines.values() for place in node.locals.values())
+        return [place.process for place in places if place.process and place.uid in uids]
+
     def has_rival(self, pod: PodUid, report: AgentReport) -> bool:
         """Return whether another agent reports the rank, and an attempt as new: one that was let go
         has heard of the stop."""

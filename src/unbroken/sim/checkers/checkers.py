@@ -173,17 +173,13 @@ class Checkers:
         return attempt
 
     def _is_forgotten(self, attempt: Attempt, worker: Worker) -> bool:
-        """Return whether all processes that knew the attempt are gone: then its number may be used
-        again."""
+        """Return whether no process that knew the attempt can be asked: then its number may be used
+        again. Its agents have died, or their pods are deleted, and out of reach."""
         if attempt.generation == self.generation:
             return False
         if self._truth.is_stock:
             return all(old.exit is not None for old in attempt.born.values())
-        living = {
-            getattr(local.process, "id", "")
-            for node in self._cluster.machines.values()
-            for local in node.locals.values()
-        }
+        living = {getattr(process, "id", "") for process in self._cluster.processes()}
         return not any(old.agent in living for old in attempt.born.values())
 
     def _is_known(self, key: tuple[int, int]) -> bool:
@@ -292,19 +288,14 @@ class Checkers:
         self.moment("start", attempt)
 
     def is_lost(self, attempt: int) -> bool:
-        """Return whether every operator and agent that knew this attempt, or a later one, died
-        before it was written."""
+        """Return whether every operator that knew this attempt, or a later one, died before it was
+        written, and no agent that knew can be asked."""
         is_told = attempt == self._found_count and self._has_found_start
         is_written = attempt < self._found_count or is_told
         is_known = is_written or self._is_ours(attempt)
         if is_known or self._truth.is_stock:
             return False
-        heard = [
-            local.process.report().newest_attempt
-            for node in self._cluster.machines.values()
-            for local in node.locals.values()
-            if local.process is not None
-        ]
+        heard = [process.report().newest_attempt for process in self._cluster.processes()]
         return all(newest is None or newest < attempt for newest in heard)
 
     def is_unknown(self, attempt: int) -> bool:
@@ -370,6 +361,8 @@ class Checkers:
 
     def _is_half_started(self, number: int) -> bool:
         """Return whether the operator died in this start, so that ranks may be unknown."""
+        if number > self.newest and self.generation and not self.hearing.is_complete:
+            return True  # It had written that it would order it.
         attempt = self._attempts.get((self._truth.epochs, number))
         is_whole = attempt is not None and len(attempt.born) == attempt.world_size
         return not is_whole and self._ordered_in.get(number, self.generation) != self.generation

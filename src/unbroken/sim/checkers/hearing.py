@@ -19,14 +19,22 @@ class ReceivedReports:
         """The newest attempt that an agent has named to the present operator."""
         self._pods: set[PodUid] = set()
         """Pods whose agents have reached the present operator."""
+        self._found: set[PodUid] = set()
+        """Pods that ran when the present operator came."""
         self._since: float | None = None
         """Time at which the present operator knew all objects of the API."""
 
     def take(self, events: Iterable[core.JobEvent], ended: Container[int], now: float) -> None:
         """Note what one step of the operator takes; `ended` are the attempts that are over."""
         for event in events:
-            if isinstance(event, core.Synced):
-                self._since = now
+            match event:
+                case core.Synced():
+                    self._since = now
+                case core.PodSeen(view):
+                    if self._since is None and view.phase is core.PodPhase.RUNNING:
+                        self._found.add(view.uid)
+                case _:
+                    pass
             if not isinstance(event, core.AgentReported):
                 continue
             self._pods.add(event.pod)
@@ -46,9 +54,15 @@ class ReceivedReports:
         is_over = self._since is not None and now >= self._since + seconds
         return is_over and not self._pods.issuperset(pods)
 
+    @property
+    def is_complete(self) -> bool:
+        """True if the agents of all pods that the operator found running have reached it."""
+        return self._found <= self._pods
+
     def forget(self, written: int) -> None:
         """Let the operator die; of attempts from `written` on it had written nothing down."""
         self.newest = -1
         self._pods.clear()
+        self._found.clear()
         self._since = None
         self.steps = {attempt: step for attempt, step in self.steps.items() if attempt < written}
