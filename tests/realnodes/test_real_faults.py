@@ -6,6 +6,7 @@ read from the shipped table of faults.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_job_and_its_nodes_feel_of_each_fault_what_the_table_says(
                     remedies.append("pod")
         job.incident(len(remedies))
         incidents = [one["spec"] for one in watched.get("incidents", "-l", "HPJob=struck")["items"]]
-        assert [one["remedy"] for one in incidents] == remedies, incidents
+        assert [one["remedy"] for one in incidents] == remedies, json.dumps(incidents)
         assert job.object()["status"]["restartCount"] == len(remedies)
         job.finish()
 
