@@ -81,3 +81,22 @@ def test_a_new_operator_tells_them_too(script: Script) -> None:
         20 ready w-2 imports=0
         22 tick -> warm w-2 by=10.0.0.0:8080
     """)
+
+
+def test_a_spare_on_the_node_that_is_lost_takes_no_rank() -> None:
+    """The proof that the node is off comes for one pod after the other."""
+    script = Script(spec(1, spares=1))
+    script.run("""
+        0 job
+        0 synced
+        0 pod w-0 node=n0
+        0 pod w-1 node=n0
+        1 ready w-0
+        1 ready w-1
+        3 runs w-0 0 rank=0
+        9 node n0 not-ready fenced -> prove n0 w-0, prove n0 w-1
+        9 proven w-0 -> delete w-0 force
+        9 proven w-1 -> delete w-1 force
+    """)
+    assert len(script.incidents) == 1
+    assert script.status.restart_count == 1

@@ -315,9 +315,10 @@ class Life:
         if gang.unclear or len(gang.ready) < state.nnodes or self._is_gathering(now):
             return
         if not ranks.is_full:
-            ready = [state.roster.members[uid] for uid in gang.ready]
-            ranks.fill((m for m in ready if not state.roster.notice_of(m)), state.roster)
             roster = state.roster
+            ready = [roster.members[uid] for uid in gang.ready]
+            ready = [m for m in ready if not roster.is_on_fenced(m)]  # the proof comes at once
+            ranks.fill((m for m in ready if not roster.notice_of(m)), roster)
             ranks.fill((m for m in ready if m.view.node not in roster.closing), roster)
         if not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
             return
