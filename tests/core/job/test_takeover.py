@@ -8,7 +8,13 @@ from __future__ import annotations
 import pytest
 
 from tests.core.job.drive_job import Script, spec
-from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
+from unbroken.core.job.events import (
+    AgentReported,
+    IncidentSeen,
+    StartWorkers,
+    StopWorkers,
+    WriteIncident,
+)
 from unbroken.core.job.recovery.incidents import INCIDENTS_MAX
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import RunPolicy
@@ -204,6 +210,28 @@ def test_stock_agents_that_are_being_stopped_are_not_stopped_again() -> None:
         stock(new, name, AgentState.READY, 101)
     started = {e.command.attempt for e in new.effects if isinstance(e, StartWorkers)}
     assert started == {1}
+
+
+def test_a_fault_of_stock_agents_is_charged_once_though_its_incident_is_lost() -> None:
+    """The incident before it is still open."""
+    old = running_stock_agents(3)
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    stock(old, "w-0", AgentState.FAULTED, 10)
+    for state, at in ((AgentState.READY, 11), (AgentState.RUNNING, 12)):
+        for name in ("w-0", "w-1", "w-2")[: 3 if state is AgentState.READY else 2]:
+            stock(old, name, state, at)
+    first = old.incidents[1]
+    assert first.ready_at is not None
+    old.run("13 pod w-2 phase=Failed why=Error")
+    assert old.status.restart_count == 2
+    new = old.successor(100, is_incident_written=False)
+    new.give(IncidentSeen(first), 100)
+    new.run("100 synced")
+    stock(new, "w-0", AgentState.RUNNING, 100)
+    stock(new, "w-1", AgentState.RUNNING, 100)
+    assert new.status.restart_count == 2
+    assert ("w-0.0", 1) in stops(new)
 
 
 def test_a_stock_agent_that_follows_an_old_start_while_the_job_is_halted_is_stopped() -> None:

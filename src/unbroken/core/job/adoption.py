@@ -265,9 +265,11 @@ class Adoption:
         or all of them run."""
         state, incident = self._state, self._state.incidents.open
         count = state.status.restart_count
-        if incident is not None and incident.ready_at is not None:
+        # If a newer fault was charged, its incident was lost.
+        is_newest = incident is not None and incident.attempt + 1 >= count
+        if incident is not None and incident.ready_at is not None and is_newest:
             return count
-        broken = count if incident is None else incident.attempt
+        broken = count if incident is None else max(incident.attempt, count - 1)
         if state.is_incident_unwritten:
             broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
