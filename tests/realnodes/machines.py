@@ -41,6 +41,8 @@ CONTAINERD = """#!/usr/bin/env bash
 # Started as `containerd -c FILE`; the file was just written, and ends in containerd's own table.
 {change}# Pods find services behind the bridge.
 sed -i 's#"ipam": {{#&"routes": [{{"dst": "{services}", "gw": "{gateway}"}}], #' cni/*.conflist
+# The bridge of the node's pods keeps its hardware address, which else changes as pods come and go.
+ip link set cni0 address "$(cat /sys/class/net/eth0/address)"
 # As systemd has it: pods may see what is mounted later (mountPropagation).
 mount --make-rshared /
 exec {program} "$@"

@@ -121,6 +121,7 @@ def real_cluster(count: int, *, has_images: bool = False) -> Iterator[RealCluste
         cluster = RealCluster(room, str(shutil.which("kubectl")), plane=Plane(room))
         stack.callback(_clear, cluster)
         cluster.plane.start("--bridge")
+        _keep_address("unbr0")
         machines.equip(room, has_images=has_images)
         stack.enter_context(services.reachable(cluster.plane.server, TOKEN))
         for folder in ("shared", "logs", "kernel"):
@@ -128,6 +129,13 @@ def real_cluster(count: int, *, has_images: bool = False) -> Iterator[RealCluste
         for number in range(count):
             cluster.join(f"n{number + 1}")
         yield cluster
+
+
+def _keep_address(bridge: str) -> None:
+    """Let the bridge keep its hardware address, which else changes when a node joins or is off:
+    it is the least of its ports. The others would then reach this host only after seconds."""
+    address = Path(f"/sys/class/net/{bridge}/address").read_text().strip()
+    subprocess.run(["ip", "link", "set", bridge, "address", address], check=True)
 
 
 def _clear(cluster: RealCluster) -> None:
