@@ -513,6 +513,35 @@ def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_train
     """)
 
 
+def test_a_spare_that_a_new_operator_heard_once_is_replaced_while_a_later_attempt_trains() -> None:
+    old = Script(spec(2, spares=1))
+    old.run("0 job\n0 synced")
+    for name in ("w-0", "w-1", "w-2"):
+        old.run(f"0 pod {name} node=n{name[2:]}\n0 pod {name} phase=Running")
+        old.run(f"1 ready {name} lease=0")
+    old.run("""
+        3 tick
+        4 runs w-0 0 rank=0 lease=8
+        4 runs w-1 0 rank=1 lease=8
+        5 failed w-1 0 rank=1 lease=8
+        6 ready w-0 0 rank=0 lease=8
+        6 ready w-1 0 rank=1 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1
+        7 runs w-0 1 rank=0 lease=8
+        7 runs w-1 1 rank=1 lease=8
+    """)
+    new = old.successor(100)
+    new.run("""
+        100 synced
+        101 runs w-0 1 rank=0 lease=8
+        101 ready w-2 lease=0
+        101 runs w-1 1 rank=1 lease=8
+        110 lost w-2 seconds=3
+        111 node n2 not-ready -> delete w-2, fence n2
+        122 tick -> delete w-2 force
+        123 gone w-2 -> create w-2 avoid=n2
+    """)
+
+
 def test_a_suspended_job_does_not_wait_for_a_pod_that_is_never_heard() -> None:
     new = running().successor(100)
     new.run("""

@@ -146,7 +146,7 @@ class Gang:
         for uid, member in self._roster.members.items():
             if uid in ranks:
                 member.ordered = order.attempt
-            elif member.report is None:
+            elif member.report is None or member.state is AgentState.READY:
                 # It runs, so every pod was clear of what came before, heard or not.
                 member.clear_through = max(member.clear_through, self.fence)
         self.completed = set(completed)
