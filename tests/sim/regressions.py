@@ -135,6 +135,7 @@ SEEDS = {
     27000149717: "a spare on the lost node of a rank was started, and cost a second restart",
     27000159572: "a fault of stock agents was charged again, as its incident was not written",
     27000166580: "a spare on a dead node outlived its job, as a new operator had heard it once",
+    27001176872: "world: an agent that died while only its messages passed was never missed",
     27001134814: "rule: a start that was written, and then not ordered, may be given up",
     26003036064: "the same, where the incident of its fault was not written",
     26003012829: "world: an order that waited for an answer was sent after a newer one",

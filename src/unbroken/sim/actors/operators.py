@@ -348,10 +348,10 @@ class Operator:
 
     def _partly(self, pod: PodUid, peer: Peer, way: Way) -> None:
         """Handle a link that passes one direction only; an agent that reaches the operator is not
-        lost."""
+        lost while it lives."""
         if peer.link is not None:
             peer.link.way = way
-        if way is Way.UP:
+        if way is Way.UP and (peer.link is None or peer.link.agent.is_alive):
             peer.away_since = None
         elif peer.away_since is None:
             self._miss(pod, peer)
