@@ -8,7 +8,7 @@ asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -230,18 +230,19 @@ class Cluster:
     def processes(self) -> list[Process]:
         """Return the processes that run in pods which the API has."""
         uids = {pod.uid for pod in self.pods.objects.values()}
-        places = (place for node in self.machines.values() for place in node.locals.values())
-        return [place.process for place in places if place.process and place.uid in uids]
+        return [one.process for one in self._places() if one.process and one.uid in uids]
 
     def has_rival(self, pod: PodUid, report: AgentReport) -> bool:
         """Return whether another agent reports the rank, and an attempt as new: one that was let go
         has heard of the stop."""
-        places = (place for node in self.machines.values() for place in node.locals.values())
-        others = [place.process.report() for place in places if place.process and place.uid != pod]
+        others = [one.process.report() for one in self._places() if one.process and one.uid != pod]
         newest = -1 if report.newest_attempt is None else report.newest_attempt
         return any(
             other.rank == report.rank and (other.newest_attempt or 0) >= newest for other in others
         )
+
+    def _places(self) -> Iterator[Local]:
+        return (place for node in self.machines.values() for place in node.locals.values())
 
     # Scheduler.
 
