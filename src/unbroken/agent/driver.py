@@ -180,9 +180,8 @@ class Driver:
         """A start that waits for a lease, and its deadline; the operator sends it again after
         that."""
         self._peers = PeerQuestions(
-            self._machine.settings.agent_id,
+            self._machine,
             key,
-            self._machine.vouch,
             self.now,
             lambda attempt, at: self.feed(Vouched(attempt, at)),
             self._keep,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from unbroken.agent_http.peer import Peer, connected
+from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
@@ -33,20 +34,19 @@ a failed one."""
 
 
 class PeerQuestions:
-    """Asks for one attempt after the other. `vouches`: whether the agent runs an attempt."""
+    """Asks for one attempt after the other."""
 
     def __init__(
         self,
-        agent_id: str,
+        machine: Workers,
         key: bytes | None,
-        vouches: Callable[[int], bool],
         now: Callable[[], float],
         vouched: Callable[[int, float], None],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         restate: Callable[[], None],
     ) -> None:
-        self._agent_id, self._key = agent_id, key
-        self._vouches, self._now, self._vouched = vouches, now, vouched
+        self._machine, self._key = machine, key
+        self._now, self._vouched = now, vouched
         self._start, self._restate = start, restate
         self._tree: Vouching | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,7 +63,9 @@ class PeerQuestions:
         self.close()
         self._lease_seconds = command.lease_seconds
         if command.lease_seconds and (command.parent or command.rank == 0):
-            self._tree = Vouching(self._agent_id, command.attempt, command.rank, command.nnodes)
+            self._tree = Vouching(
+                self._machine.settings.agent_id, command.attempt, command.rank, command.nnodes
+            )
             self._tasks = [self._start(self._run(self._tree, command.parent))]
             if command.parent:
                 self._tasks.append(self._start(self._check(command.parent)))
@@ -81,15 +83,16 @@ class PeerQuestions:
 
     def answer_child(self, question: PeerQuestion) -> PeerAnswer | None:
         """Return the answer to a child; None: it is of another attempt."""
-        tree, self._asked_at = self._tree, self._now()
-        if tree is None:
+        tree, now = self._tree, self._now()
+        self._asked_at = now
+        if tree is None or not tree.asked(question, now):
             return None
-        return tree.answer_child(question, vouches=self._vouches(tree.attempt), now=self._asked_at)
+        return tree.answer_child(question, vouches=self._vouch(tree), now=now)
 
     async def _run(self, tree: Vouching, parent: str) -> None:
         while True:
             await asyncio.sleep(ASK_SECONDS)  # noqa: TID251  (the rate of the questions)
-            if not self._is_alone():
+            if not self._asks():
                 continue
             try:
                 if parent:
@@ -121,9 +124,13 @@ class PeerQuestions:
 
     async def _ask(self, tree: Vouching, peer: Peer) -> None:
         """Ask over one connection for as long as that is useful."""
-        while self._is_alone():
+        while self._asks():
             asked_at = self._now()
-            question = tree.question(vouches=self._vouches(tree.attempt), now=asked_at)
+            question = tree.question(
+                vouches=self._vouch(tree),
+                is_urgent=self._machine.lease.is_urgent(asked_at),
+                now=asked_at,
+            )
             body = dump(write(question)).encode()
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, text = await peer.post(LEASE_PATH, body, ANSWER_BYTES_MAX)
@@ -134,12 +141,18 @@ class PeerQuestions:
             await asyncio.sleep(ASK_SECONDS)  # noqa: TID251  (the rate of the questions)
 
     def _report(self, tree: Vouching) -> None:
-        at = tree.all_at(vouches=self._vouches(tree.attempt), now=self._now())
+        at = tree.all_at(vouches=self._vouch(tree), now=self._now())
         if at > -math.inf:
             self._vouched(tree.attempt, at)
 
+    def _vouch(self, tree: Vouching) -> bool:
+        """Return whether this agent vouches for the attempt now."""
+        is_needed = self._is_alone() or tree.is_urgent(self._now())
+        return is_needed and self._machine.vouch(tree.attempt)
+
+    def _asks(self) -> bool:
+        return self._is_alone() or self._now() < self._asked_at + ALONE_SECONDS
+
     def _is_alone(self) -> bool:
-        now = self._now()
         usual = min(ALONE_SHARE * self._usual_seconds, self._lease_seconds / 2)
-        is_away = now > self._renewed_at + max(ALONE_SECONDS, usual)
-        return is_away or now < self._asked_at + ALONE_SECONDS
+        return self._now() > self._renewed_at + max(ALONE_SECONDS, usual)

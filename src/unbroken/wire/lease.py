@@ -38,6 +38,9 @@ class PeerQuestion:
     age: Annotated[float, Limits(least=0)] | None = None
     """Seconds since the child and all below it were certainly running; None: not all have
     answered."""
+    is_urgent: bool = True
+    """The lease of the child, or of an agent below it, ends soon. (Agents that never say so are of
+    an earlier version.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class Network:
         parent = parent_of(rank)
         if parent is not None:
             now = self.clock(rank)
-            question = self.agents[rank].question(vouches=self.vouches(rank), now=now)
+            agent, vouches = self.agents[rank], self.vouches(rank)
+            question = agent.question(vouches=vouches, is_urgent=False, now=now)
             self._send(rank, parent, now, question)
         for letter in [one for one in self._mail if one[0] <= self.now]:
             self._mail.remove(letter)
@@ -55,9 +56,9 @@ class Network:
         if isinstance(what, PeerAnswer):
             self.agents[to].answered(what, asked_at)
             return
+        assert self.agents[to].asked(what, self.clock(to))
         answer = self.agents[to].answer_child(what, vouches=self.vouches(to), now=self.clock(to))
-        if answer is not None:
-            self._send(to, of, asked_at, answer)
+        self._send(to, of, asked_at, answer)
 
     def all_at(self, rank: int) -> float:
         """Return when all ran the attempt, as this agent knows it, on the clock of the world."""
@@ -100,8 +101,9 @@ def test_a_group_that_is_cut_off_is_not_vouched_for_although_its_first_agent_is_
 
 def test_a_question_of_another_attempt_or_of_a_stranger_is_not_answered() -> None:
     root = Vouching("agent-0", ATTEMPT, 0, 3)
-    assert root.answer_child(PeerQuestion(ATTEMPT - 1, 1), vouches=True, now=1.0) is None
-    assert root.answer_child(PeerQuestion(ATTEMPT, 5), vouches=True, now=1.0) is None
+    assert not root.asked(PeerQuestion(ATTEMPT - 1, 1), 1.0)
+    assert not root.asked(PeerQuestion(ATTEMPT, 5), 1.0)
+    assert root.asked(PeerQuestion(ATTEMPT, 1), 1.0)
     answer = root.answer_child(PeerQuestion(ATTEMPT, 1), vouches=True, now=1.0)
     assert answer == PeerAnswer("agent-0", 1.0, None)
 
@@ -110,5 +112,14 @@ def test_a_token_of_an_earlier_process_of_the_parent_counts_for_nothing() -> Non
     root = Vouching("agent-new", ATTEMPT, 0, 2)
     old = PeerQuestion(ATTEMPT, 1, "agent-old", token=100.0, age=0.0)
     answer = root.answer_child(old, vouches=True, now=100.0)
-    assert answer is not None
     assert answer.age is None
+
+
+def test_an_urgent_question_is_passed_on_to_the_parent_for_as_long_as_it_counts() -> None:
+    agent = Vouching("agent-1", ATTEMPT, 1, 7)
+    assert agent.asked(PeerQuestion(ATTEMPT, 3, is_urgent=False), 10.0)
+    assert not agent.question(vouches=True, is_urgent=False, now=10.0).is_urgent
+    assert agent.asked(PeerQuestion(ATTEMPT, 4, is_urgent=True), 11.0)
+    assert agent.question(vouches=True, is_urgent=False, now=12.9).is_urgent
+    assert not agent.question(vouches=True, is_urgent=False, now=13.1).is_urgent
+    assert agent.question(vouches=True, is_urgent=True, now=13.1).is_urgent

@@ -6,9 +6,9 @@ themselves when their lease has run out, and the operator takes them as ended af
 
 - The agent sends the operator the time on its own clock. The operator sends that time back, and the
   lease counts from it. A delayed renewal is worth less, and never too much.
-- Without an operator the agents of the attempt vouch for each other. A stopped agent vouches no
-  more, so the operator needs to stop only one peer to let the lease run out. As long as no agent is
-  stopped, an absent operator stops nothing.
+- Without an operator the agents of the attempt vouch for each other (`peers`). A stopped agent
+  vouches no more, so the operator needs to stop only one peer to let the lease run out. As long as
+  no agent is stopped, an absent operator stops nothing.
 
 Times are seconds on the agent's clock, which must count the time for which the machine was
 suspended.
@@ -22,6 +22,10 @@ from unbroken.wire.agent import StartCommand
 
 from .events import HoldLease, LeaseEvent, Renewed, Vouched
 from .run import Run
+
+URGENT_SHARE = 0.4
+"""Share of a lease at whose end it is urgent. The operator needs less than the rest to notice that
+an agent is silent, and to stop the other ranks."""
 
 
 class Lease:
@@ -70,6 +74,11 @@ class Lease:
     def due(self) -> float | None:
         """Return when the workers are to be ended; None: never, or they have been."""
         return None if self.is_over else self._held_until
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether the workers must end soon."""
+        due = self.due()
+        return due is not None and now >= due - URGENT_SHARE * self.seconds
 
     def hold(self, run: Run | None, *, has_leftovers: bool) -> list[HoldLease]:
         """Send the keeper the new deadline for workers, if it has changed. `has_leftovers`:

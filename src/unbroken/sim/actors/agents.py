@@ -196,7 +196,9 @@ class Agent:
             return
         peers, told, leasing, at = self._peers, self.told, self._world.leasing, self._clock()
         if peers is not None and told is not None and leasing is not None and not self.is_frozen:
-            question = peers.question(vouches=self.vouches(peers.attempt), now=at)
+            machine, vouches = self._machine, self._vouch(peers)
+            is_urgent = isinstance(machine, Workers) and machine.lease.is_urgent(at)
+            question = peers.question(vouches=vouches, is_urgent=is_urgent, now=at)
             parent = leasing.peer(told.parent)
             if parent is not None:
                 self._post(parent, parent.asked, self, question, at)
@@ -211,12 +213,11 @@ class Agent:
 
     def asked(self, child: Agent, question: PeerQuestion, asked_at: float) -> None:
         """Answer a child, if it can be reached and this agent is not frozen."""
-        peers = self._peers
-        if peers is not None and self.is_alive and not self.is_frozen:
-            vouches = self.vouches(peers.attempt)
-            answer = peers.answer_child(question, vouches=vouches, now=self._clock())
-            if answer is not None:
-                self._post(child, child.answered, peers.attempt, answer, asked_at)
+        peers, now = self._peers, self._clock()
+        if peers is None or not self.is_alive or self.is_frozen or not peers.asked(question, now):
+            return
+        answer = peers.answer_child(question, vouches=self._vouch(peers), now=now)
+        self._post(child, child.answered, peers.attempt, answer, asked_at)
 
     def answered(self, attempt: int, answer: PeerAnswer, asked_at: float) -> None:
         """Take the parent's answer."""
@@ -226,10 +227,14 @@ class Agent:
             self._vouched(peers)
 
     def _vouched(self, peers: Vouching) -> None:
-        at = peers.all_at(vouches=self.vouches(peers.attempt), now=self._clock())
+        at = peers.all_at(vouches=self._vouch(peers), now=self._clock())
         if at > -math.inf:
             self._schedule.probes["vouched"] += 1
             self.give(events.Vouched(peers.attempt, at))
+
+    def _vouch(self, peers: Vouching) -> bool:
+        is_needed = self._is_alone or peers.is_urgent(self._clock())
+        return is_needed and self.vouches(peers.attempt)
 
     def vouches(self, attempt: int) -> bool:
         """Return whether the agent vouches that peers in this attempt may continue."""
