@@ -28,7 +28,7 @@ ALONE_SHARE = 1.5
 """The same as a share of the time between two messages: an operator of more than 8000 agents takes
 longer than 2 s for each."""
 ANSWER_SECONDS = 2.0
-CHECK_SECONDS, DOUBT_SECONDS = 5.0, 1.0
+CHECK_SECONDS, DOUBT_SECONDS = 2.0, 1.0
 """Seconds between connections that only show that the parent can be reached; the second value after
 a failed one."""
 

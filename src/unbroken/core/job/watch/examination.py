@@ -61,10 +61,10 @@ STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 4.0, 5.0
 Counters show what they do meanwhile."""
 WORK_PAUSE_SECONDS = 60.0
 """Most seconds between looks, if looks are the only sign."""
-UNREACHED_SECONDS = 5.0
-"""Seconds for ranks that all wait for each other, if agents do not reach each other either. By then
-connections have failed for about ten seconds, longer than the lease of a node that is cut off from
-everybody."""
+UNREACHED_SECONDS = 3.0
+"""Seconds for ranks that all wait for each other, if agents do not reach each other either, and
+between looks at them. By then connections have failed for at least eight seconds, as long as the
+lease of a node that is cut off from everybody."""
 DISMISSED = "StallDismissed"
 _STOPPED = ("T", "t", "")
 _STUCK = ("D", "")
@@ -281,6 +281,8 @@ class Examination:
             self._seconds = min(2 * asked, SECONDS_MAX)
         if still is not None:
             pause = SLOW_PAUSE_SECONDS if still.is_slow else STAND_PAUSE_SECONDS
+            if still.is_mutual and self._unreached.since is not None:
+                pause = UNREACHED_SECONDS
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
             pause = min(max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW_PAUSE_SECONDS)
