@@ -19,7 +19,7 @@ import pytest
 
 from tests.agent.running import KEY, Running, linked, program, running, start
 from tests.agent_requests import raw_link
-from unbroken.agent.workers import keeper
+from unbroken.agent.workers import keeper, lineage
 from unbroken.agent.workers.keeper import send_lease
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -113,6 +113,24 @@ async def the_keeper_of_a_frozen_agent_ends_its_workers(directory: Path) -> None
         assert await ended_after(other) < LEASE + LATE
 
 
+async def workers_end_while_the_whole_machine_is_stopped(directory: Path) -> None:
+    with agents(directory, 2) as (first, second):
+        one, other = await started([first, second])
+        pid = one.workers[0].pid
+        for number in (first.process.pid, one.pid, pid):
+            os.kill(number, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            while not lineage.is_dying(pid):
+                assert time.monotonic() < began + LEASE + LATE, "the kernel waits for a process"
+                await asyncio.sleep(0.05)
+        finally:
+            os.kill(first.process.pid, signal.SIGCONT)
+        assert first.wait() == 137
+        assert b"the lease on the workers has run out" in first.stderr.all()
+        assert await ended_after(other) < LEASE + LATE
+
+
 async def an_agent_says_that_it_does_not_reach_its_parent(directory: Path) -> None:
     with agents(directory, 1) as (agent,), socket.socket() as parent:
         parent.bind(("127.0.0.1", 0))
@@ -130,6 +148,7 @@ STORIES = (
     workers_end_where_neither_operator_nor_peers_are_heard,
     an_operator_that_is_away_stops_nothing,
     the_keeper_of_a_frozen_agent_ends_its_workers,
+    workers_end_while_the_whole_machine_is_stopped,
 )
 
 

@@ -70,7 +70,8 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .options import Options
 from .peers import PeerQuestions
 from .workers import facts
-from .workers.keeper import boot_seconds, send_lease
+from .workers.expiry import Expiry
+from .workers.keeper import boot_seconds
 
 if TYPE_CHECKING:
     from unbroken.agent.evidence.examine import Examination
@@ -175,7 +176,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._booted_at = time.time() - boot_seconds()
-        self._lease_pipe: int | None = None
+        self._expiry = Expiry(None, self._booted_at)
         self._held_start: tuple[StartCommand, float] | None = None
         """A start that waits for a lease, and its deadline; the operator sends it again after
         that."""
@@ -190,7 +191,7 @@ class Driver:
 
     async def run(self, keeper: int | None, lease_pipe: int | None = None) -> int:
         """Listen and work until the end is ordered; return the exit code. Raises WorldError."""
-        self._lease_pipe = lease_pipe
+        self._expiry = Expiry(lease_pipe, self._booted_at)
         self._table.load()
         self._processes.start(self._restate)
         for number in self._options.signals:
@@ -403,7 +404,7 @@ class Driver:
             case Exit(code):
                 self._end.set_result(code)
             case HoldLease(until):
-                self._send_lease(until)
+                self._expiry.hold(until)
 
     def _publish(self, report: AgentReport) -> None:
         log.debug("report sent", state=report.state, attempt=report.attempt)
@@ -427,15 +428,6 @@ class Driver:
             return
         self._offered.append(port)
         self.feed(PortFound(port))
-
-    def _send_lease(self, until: float | None) -> None:
-        """Send the keeper the end of the lease, on the clock that both share."""
-        if self._lease_pipe is None:
-            return
-        try:
-            send_lease(self._lease_pipe, None if until is None else until - self._booted_at)
-        except OSError as error:
-            log.warning("lease not passed to the keeper", pid=os.getppid(), error=error)
 
     def _keeper_ended(self, keeper: int) -> None:
         """End the descendants of a dead keeper, as nothing else would."""

@@ -5,7 +5,7 @@ the agent has ended it kills every descendant, daemons included, and then ends w
 exit code. If the keeper itself is killed, the agent notices and does the same.
 
 It also ends everything when the lease on the workers has run out and the agent has not ended them
-(`core.agent.lease`): a frozen agent cannot.
+(`core.agent.lease`): a frozen agent cannot. At the same time the kernel kills the agent (`expiry`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _wait(agent: int, told: int, wakes: int) -> int:
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == agent:
-                return ended[1]
+                break
         until = _newest(told, until)
         if until and boot_seconds() >= until + LATE_SECONDS:
             # Not once: a process may have been started meanwhile.
@@ -106,6 +106,8 @@ def _wait(agent: int, told: int, wakes: int) -> int:
                 text = "the lease on the workers has run out; all is ended"
                 sys.stderr.write(f"unbrokenrun: {text}\n")
             is_over = True
+        if ended[0] == agent:
+            return ended[1]
         select.select([told, wakes], [], [], LOOK_SECONDS if until else None)
         with contextlib.suppress(BlockingIOError):
             os.read(wakes, 4096)
