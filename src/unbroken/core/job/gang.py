@@ -33,7 +33,7 @@ from unbroken.wire.agent import (
 from unbroken.wire.lease import parent_of
 
 from .events import JobEffect, PodUid, StartWorkers, StopWorkers
-from .roster import Member, Roster, is_stock
+from .roster import Member, Roster, address_of, is_stock
 
 RESEND_SECONDS_EACH = 0.001
 """Seconds of the resend interval per pod, for large jobs.
@@ -344,11 +344,11 @@ class Gang:
     def _addresses(self) -> dict[int | None, str]:
         """The agents of the ranks that others ask, by rank."""
         parents = {parent_of(rank) for rank in self.ranks.values()}
-        views = ((rank, self._roster.members.get(uid)) for uid, rank in self.ranks.items())
+        members = self._roster.members
         return {
-            rank: f"{member.view.address}:{member.view.agent_port}"
-            for rank, member in views
-            if rank in parents and member is not None and member.view.address is not None
+            rank: address
+            for uid, rank in self.ranks.items()
+            if rank in parents and (address := address_of(members.get(uid)))
         }
 
     def _for_stock(self, command: StartCommand, mode: str) -> StartCommand:

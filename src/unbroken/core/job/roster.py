@@ -217,6 +217,14 @@ class Member:
                 self.clear_through = UNHEARD
 
 
+def address_of(member: Member | None) -> str:
+    """Return `host:port` of the member's agent; empty: it has none yet."""
+    if member is None or member.view.address is None:
+        return ""
+    address = member.view.address
+    return f"{f'[{address}]' if ':' in address else address}:{member.view.agent_port}"
+
+
 class Roster:
     """Pods by uid, name and node; nodes by name."""
 

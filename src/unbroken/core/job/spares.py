@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unbroken.core.snapshots.buddies import address_of
 from unbroken.wire.agent import WARM_PEERS_MAX, AgentReport, AgentState, WarmCommand
 
 from .events import AskAgent, JobEffect
 from .gang import GangStage
-from .roster import Member
+from .roster import Member, address_of
 from .state import JobState
 from .transitions import Phase
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unbroken.core.job.events import PodUid
-from unbroken.core.job.roster import Member, Roster, is_stock
+from unbroken.core.job.roster import Member, Roster, address_of, is_stock
 from unbroken.wire.agent_bodies import HOLDERS_MAX
 
 REPAIRED_MAX = 32
@@ -198,11 +198,3 @@ def _place(member: Member, roster: Roster) -> NodePlace:
 
 def _addresses(members: Iterable[Member]) -> tuple[str, ...]:
     return tuple(filter(None, map(address_of, members)))[:HOLDERS_MAX]
-
-
-def address_of(member: Member | None) -> str:
-    """Return `host:port` of the member's agent; empty: it has none yet."""
-    if member is None or member.view.address is None:
-        return ""
-    address = member.view.address
-    return f"{f'[{address}]' if ':' in address else address}:{member.view.agent_port}"
