@@ -22,6 +22,7 @@ from tests.agent_requests import raw_link
 from unbroken.agent.workers import keeper, lineage
 from unbroken.agent.workers.keeper import send_lease
 from unbroken.wire.agent import AgentReport, AgentState
+from unbroken.wire.observation import CollectCommand
 
 pytestmark = pytest.mark.slow
 
@@ -167,6 +168,19 @@ def test_the_lease_is_renewed_or_ends_the_workers(
     told: dict[Story, Future[None]], story: Story
 ) -> None:
     told[story].result()
+
+
+async def test_a_spare_tells_which_agents_it_does_not_reach(tmp_path: Path) -> None:
+    with agents(tmp_path, 2) as (spare, other), socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        away, there = (f"127.0.0.1:{port}" for port in (closed.getsockname()[1], other.port))
+        async with linked(spare) as operator:
+            await operator.more(1)
+            operator.send(CollectCommand(7, 3, 3.0, peers=(away, there)))
+            await operator.until(lambda: bool(operator.evidence))
+        answer = operator.evidence[0]
+    assert (answer.request, answer.attempt, answer.ranks) == (7, 3, ())
+    assert answer.unreached == (away,)
 
 
 def test_the_newest_of_thousands_of_leases_counts() -> None:

@@ -68,7 +68,7 @@ from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .options import Options
-from .peers import PeerQuestions
+from .peers import PeerQuestions, unreached
 from .workers import facts
 from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
@@ -279,10 +279,11 @@ class Driver:
     async def _answer(
         self, examination: Examination, command: CollectCommand, answer: Callable[[Evidence], None]
     ) -> None:
-        await examination.wait(command.seconds)
+        away, _ = await asyncio.gather(unreached(command.peers), examination.wait(command.seconds))
         report = self._machine.report()
         ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
-        answer(Evidence(command.request, command.attempt, report.agent_id, self.now(), ranks))
+        told = (command.request, command.attempt, report.agent_id, self.now(), ranks, away)
+        answer(Evidence(*told))
 
     async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         from unbroken.agent.evidence.samples import Sampling  # needed in trouble only

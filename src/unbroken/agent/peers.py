@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from unbroken.agent_http.peer import Peer, connected
@@ -31,6 +31,21 @@ ANSWER_SECONDS = 2.0
 CHECK_SECONDS, DOUBT_SECONDS = 2.0, 1.0
 """Seconds between connections that only show that the parent can be reached; the second value after
 a failed one."""
+
+
+async def unreached(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return the agents that cannot be connected to, within 2 s."""
+
+    async def is_unreached(address: str) -> bool:
+        try:
+            async with connected(address, None):
+                return False
+        except (OSError, TimeoutError, PeerError):
+            return True
+
+    asked = tuple(addresses)
+    found = await asyncio.gather(*map(is_unreached, asked))
+    return tuple(address for address, is_away in zip(asked, found, strict=True) if is_away)
 
 
 class PeerQuestions:
@@ -107,17 +122,11 @@ class PeerQuestions:
         """Check at intervals whether the parent can be connected to."""
         failed = 0
         while True:
-            try:
-                async with connected(parent, None):
-                    failed = 0
-            except (OSError, TimeoutError, PeerError):
-                failed += 1
-            unreached = parent if failed > 1 else ""
-            if unreached != self.unreached:
-                self.unreached = unreached
-                log.info(
-                    "peer is reachable" if not unreached else "peer is unreachable", agent=parent
-                )
+            failed = failed + 1 if await unreached([parent]) else 0
+            away = parent if failed > 1 else ""
+            if away != self.unreached:
+                self.unreached = away
+                log.info("peer is unreachable" if away else "peer is reachable", agent=parent)
                 self._restate()
             seconds = DOUBT_SECONDS if failed else CHECK_SECONDS
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from .codec import Limits
-from .observation import CollectCommand, RankWatch
+from .observation import ADDRESS_CHARACTERS, CollectCommand, RankWatch
 
 PORT = 8080
 LINK_PATH = "/v1/link"
@@ -35,8 +35,6 @@ RECEIPT_CHARACTERS = 256
 """Characters of each text of a receipt."""
 AGENT_ID_CHARACTERS = 128
 """Characters of an agent's id; an id of this project's agent has 32."""
-ADDRESS_CHARACTERS = 300
-"""Characters of `host:port`; a host name has 253 at most."""
 HEARTBEAT_SECONDS = 1.0
 """Seconds of the longest silence of a healthy agent on the link, unless the link requests
 another."""

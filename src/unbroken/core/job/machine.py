@@ -236,9 +236,9 @@ class Job:
                 self._leases.lost(pod, silent_seconds, now)
                 self._agent_lost(pod, why, now)
             case EvidenceReceived(pod, evidence):
-                for question in (self._examination.question, self._stragglers.question):
-                    if question is not None:
-                        question.take(pod, evidence)
+                self._examination.answered(pod, evidence)
+                if self._stragglers.question is not None:
+                    self._stragglers.question.take(pod, evidence)
             case AgentsTooLarge():
                 largest = self.state.roster.members.get(event.largest or PodUid(""))
                 self._too_large = event.text(largest.view.name if largest else None)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, shown, well
-from unbroken.core.job.events import AgentReported
+from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived
 from unbroken.core.job.watch.unreached import EVENTS_MAX, NOT_REACHABLE
 from unbroken.wire.agent import AgentReport
+from unbroken.wire.observation import CollectCommand, Evidence
 
 PARENT = "10.0.0.0:8080"
 
@@ -164,3 +167,46 @@ def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() ->
         assert looks < 3
     assert job.incidents[2].culprit.pod == "j-w-0"
     assert now <= 25
+
+
+def missed(job: WatchedJob, spare: str, at: float, *pods: str) -> None:
+    """Have a spare answer which of the pods it does not reach."""
+    uid = job._uid(spare)
+    asked = [e.request for e in job.effects if isinstance(e, AskAgent) and e.pod == uid][-1]
+    assert isinstance(asked, CollectCommand)
+    by_pod = dict(zip(("w-1", "w-0"), asked.peers, strict=True))
+    away = tuple(by_pod[pod] for pod in pods)
+    answer = Evidence(asked.request, asked.attempt, f"{spare}.a", at, unreached=away)
+    job.give(EvidenceReceived(uid, answer), at)
+
+
+def decided(*pods: str) -> WatchedJob:
+    """Return a job whose w-1 and w-0 miss each other, and whose spare misses these."""
+    job = WatchedJob(2, spares=1)
+    for rank in range(2):
+        job.tell(f"w-{rank}", 10, well(rank, 10))
+    assert cut(job, "w-1", 12) == "look w-2, look w-0, look w-1"
+    missed(job, "w-2", 12.2, *pods)
+    for at in (12.5, 16.5):
+        for rank in range(2):
+            job.answer(f"w-{rank}", at, looked(rank))
+        due = job.job.deadline()
+        assert due is not None
+        if 1 not in job.incidents:
+            job.tick(due)
+    return job
+
+
+@pytest.mark.parametrize(("missed_by_spare", "culprit"), [
+    (("w-0",), "j-w-0"),
+    (("w-1",), "j-w-1"),
+    (("w-0", "w-1"), "j-w-1"),  # its own network is broken
+    ((), "j-w-1"),
+])  # fmt: skip
+def test_a_spare_tells_which_of_two_pods_that_miss_each_other_is_cut_off(
+    missed_by_spare: tuple[str, ...], culprit: str
+) -> None:
+    found = decided(*missed_by_spare).incidents[1].culprit
+    assert found.pod == culprit
+    is_told = len(missed_by_spare) == 1
+    assert (f"spare pods do not reach {culprit} either" in found.text) == is_told

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.core.diagnosis.rank_activity import explaining_frames
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
 from unbroken.core.job.deadlines import earliest
+from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
@@ -28,6 +29,7 @@ from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import (
     Alarm,
     Bound,
+    Evidence,
     RankEvidence,
     RankWatch,
 )
@@ -135,10 +137,11 @@ class Examination:
         """Take what an agent of the attempt that runs says of its way to another one."""
         self._unreached.take(member, report, now)
 
-    @property
-    def question(self) -> Question | None:
-        """The look that is being made."""
-        return self._case.question if self._case is not None else None
+    def answered(self, uid: PodUid, evidence: Evidence) -> None:
+        """Take an agent's answer to a question of this job."""
+        if self._case is not None:
+            self._case.question.take(uid, evidence)
+        self._unreached.answered(uid, evidence)
 
     def advance(self, now: float) -> None:
         """Begin a look where there is a reason; end one that is complete, or overdue."""

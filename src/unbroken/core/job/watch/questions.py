@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from unbroken.core.job.events import AskAgent, PodUid
 from unbroken.core.job.roster import is_stock
 from unbroken.core.job.state import JobState
-from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
+from unbroken.wire.observation import PEERS_MAX, CollectCommand, Evidence, RankEvidence
 
 GRACE_SECONDS = 0.5
 """Seconds for the answers to arrive, in addition to the agents' time."""
+SPARES_MAX = 8
+"""Spares that are asked."""
 
 
 @dataclass(slots=True)
@@ -44,13 +47,31 @@ class Question:
 
 def ask(state: JobState, seconds: float, now: float, samples_per_second: int = 0) -> Question:
     """Ask all agents that can answer; they have `seconds` for it."""
-    # An earlier operator may have asked too; its questions have lower numbers.
-    state.questions = max(state.questions + 1, int(now * 1000))
     asked = [uid for uid in state.gang.ranks if _can_answer(state, uid)]
-    command = CollectCommand(state.questions, state.attempt, seconds, samples_per_second)
-    state.commands += [AskAgent(uid, command) for uid in sorted(asked)]
-    by = now + seconds + GRACE_SECONDS
-    return Question(state.questions, state.attempt, by, set(asked))
+    command = CollectCommand(_number(state, now), state.attempt, seconds, samples_per_second)
+    return _send(state, command, asked, now)
+
+
+def ask_spares(state: JobState, peers: Iterable[str], seconds: float, now: float) -> Question:
+    """Ask the agents of spare pods which of these agents they reach."""
+    spares = sorted(uid for uid in state.roster.members if uid not in state.gang.ranks)
+    asked = [uid for uid in spares if _can_answer(state, uid)][:SPARES_MAX]
+    peers = tuple(peers)[:PEERS_MAX]
+    command = CollectCommand(_number(state, now), state.attempt, seconds, peers=peers)
+    return _send(state, command, asked, now)
+
+
+def _number(state: JobState, now: float) -> int:
+    """Return the number of the next question. An earlier operator may have asked too; its questions
+    have lower numbers."""
+    state.questions = max(state.questions + 1, int(now * 1000))
+    return state.questions
+
+
+def _send(state: JobState, command: CollectCommand, to: Collection[PodUid], now: float) -> Question:
+    state.commands += [AskAgent(uid, command) for uid in sorted(to)]
+    by = now + command.seconds + GRACE_SECONDS
+    return Question(command.request, command.attempt, by, set(to))
 
 
 def _can_answer(state: JobState, uid: PodUid) -> bool:

@@ -7,15 +7,19 @@ from collections import Counter
 
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
-from unbroken.core.job.roster import Member
+from unbroken.core.job.roster import Member, address_of
 from unbroken.core.job.state import JobState
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.lease import parent_of
+from unbroken.wire.observation import Evidence
 
 from .progress import first_step
+from .questions import Question, ask_spares
 
 NOT_REACHABLE = "PeersNotReachable"
 """Agents of two pods cannot connect to each other, while the operator reaches both."""
+ANSWER_SECONDS = 3.0
+"""For spares to answer; a connection is given 2 s."""
 EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
@@ -27,7 +31,11 @@ def _goes_on(report: AgentReport) -> bool:
 
 
 class Unreached:
-    """Reports of the agents of one job about it, in the attempt that runs."""
+    """Reports of the agents of one job about it, in the attempt that runs.
+
+    Two pods that only miss each other may both be the cause. Spares tell: they are asked which of
+    the two they reach.
+    """
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -37,6 +45,8 @@ class Unreached:
         """Since when pods say that they cannot connect to their parent, the longest first."""
         self._others: dict[PodUid, int] = {}
         """Pods at the other end when one was let go, and the attempt: it may have been they."""
+        self._question: Question | None = None
+        """What spares are asked, and have answered."""
 
     @property
     def since(self) -> float | None:
@@ -54,6 +64,7 @@ class Unreached:
         if self._attempt != self._state.attempt:
             self._attempt, self._events = self._state.attempt, 0
             self._since.clear()
+            self._question = None
         if not report.unreached:
             self._since.pop(member.uid, None)
         elif member.uid not in self._since and self._parent(member.uid) is not None:
@@ -61,12 +72,18 @@ class Unreached:
             self._events += 1
             if self._events <= EVENTS_MAX:
                 self._state.record_event(NOT_REACHABLE, self._text(member), is_warning=True)
+                self._question = ask_spares(self._state, self._ends(), ANSWER_SECONDS, now)
+
+    def answered(self, uid: PodUid, evidence: Evidence) -> None:
+        """Take which of the pods a spare does not reach."""
+        if self._question is not None:
+            self._question.take(uid, evidence)
 
     def worst(self) -> tuple[Member, str] | None:
         """Return the pod that most pods do not reach, or that reaches none, and the text about it.
 
-        If two pods only miss each other, it is the one that was at the other end in the attempt
-        before, or else the pod with the higher rank.
+        If two pods only miss each other, and spares do not tell, it is the one that was at the
+        other end in the attempt before, or else the pod with the higher rank.
         """
         members, counts = self._state.roster.members, Counter[PodUid]()
         for uid in self._since:
@@ -76,11 +93,16 @@ class Unreached:
         known = [uid for uid in counts if uid in members and uid in ranks]
         if not known:
             return None
+        by_spares = self._missed_by_spares()
+        counts.update(by_spares)
         before = self._state.attempt - 1
         counts.update(uid for uid in known if self._others.get(uid) == before)
         worst = max(known, key=lambda uid: (counts[uid], ranks[uid]))
         named = worst if worst in self._since else next(iter(self._since))
-        return members[worst], self._text(members[named])
+        text = self._text(members[named])
+        if by_spares[worst] > min(by_spares[uid] for uid in known):
+            text += f"; spare pods do not reach {members[worst].view.name} either"
+        return members[worst], text
 
     def let_go(self, member: Member) -> None:
         """Note the other ends of a pod that is let go because of this."""
@@ -88,6 +110,18 @@ class Unreached:
         pairs = [{uid, parent.uid} for uid, parent in ends.items() if parent is not None]
         others = set[PodUid]().union(*(pair for pair in pairs if member.uid in pair))
         self._others = dict.fromkeys(others - {member.uid}, self._state.attempt)
+
+    def _ends(self) -> dict[str, PodUid]:
+        """The pods at both ends, by the addresses of their agents."""
+        members = self._state.roster.members
+        pods = [member for uid in self._since if (member := members.get(uid)) is not None]
+        pods += [parent for uid in self._since if (parent := self._parent(uid)) is not None]
+        return {address: one.uid for one in pods if (address := address_of(one))}
+
+    def _missed_by_spares(self) -> Counter[PodUid]:
+        answers = () if self._question is None else self._question.answers.values()
+        ends = self._ends()
+        return Counter(ends[one] for told in answers for one in told.unreached if one in ends)
 
     def _parent(self, uid: PodUid) -> Member | None:
         state = self._state
