@@ -23,10 +23,11 @@ log = Log(__name__)
 TIMER_ABSTIME = 1  # linux/time.h
 SIGEV_SIGNAL = 0  # asm-generic/siginfo.h
 SIGEVENT_BYTES = 64
+"""Size of `struct sigevent`, on all architectures."""
 
 
 class Expiry:
-    """Where the end of the lease is said."""
+    """Says when the lease ends."""
 
     def __init__(self, pipe: int | None, booted_at: float) -> None:
         """`pipe`: the way to the keeper; None: there is none, and no lease. `booted_at`: the time

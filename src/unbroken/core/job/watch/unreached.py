@@ -33,8 +33,8 @@ def _goes_on(report: AgentReport) -> bool:
 class Unreached:
     """Reports of the agents of one job about it, in the attempt that runs.
 
-    Two pods that only miss each other may both be the cause. Spares tell: they are asked which of
-    the two they reach.
+    If two pods only miss each other, either may be the cause. So the spares are asked which of the
+    two they reach.
     """
 
     def __init__(self, state: JobState) -> None:
