@@ -156,7 +156,7 @@ class PeerQuestions:
 
     def _vouch(self, tree: Vouching) -> bool:
         """Return whether this agent vouches for the attempt now."""
-        is_needed = self._is_alone() or tree.is_urgent(self._now())
+        is_needed = tree.is_needed(is_alone=self._is_alone(), now=self._now())
         return is_needed and self._machine.vouch(tree.attempt)
 
     def _asks(self) -> bool:

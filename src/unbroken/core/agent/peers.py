@@ -44,9 +44,10 @@ class Vouching:
             self._urgent_at = now
         return is_child
 
-    def is_urgent(self, now: float) -> bool:
-        """Return whether the lease of an agent below this one ends soon."""
-        return now < self._urgent_at + URGENT_SECONDS
+    def is_needed(self, *, is_alone: bool, now: float) -> bool:
+        """Return whether this agent is to vouch, if it runs the attempt. `is_alone`: no operator
+        answers it."""
+        return is_alone or self._is_urgent(now)
 
     def answer_child(self, question: PeerQuestion, *, vouches: bool, now: float) -> PeerAnswer:
         """Return the answer to a child that `asked`. `vouches`: whether this agent itself runs the
@@ -59,7 +60,7 @@ class Vouching:
     def question(self, *, vouches: bool, is_urgent: bool, now: float) -> PeerQuestion:
         """Return the question to the parent. `is_urgent`: the lease of this agent ends soon."""
         age, answer = _age(self._below_at(vouches=vouches, now=now), now), self._answer
-        is_urgent = is_urgent or self.is_urgent(now)
+        is_urgent = is_urgent or self._is_urgent(now)
         question = PeerQuestion(self.attempt, self.rank, age=age, is_urgent=is_urgent)
         if answer is None:
             return question
@@ -74,6 +75,10 @@ class Vouching:
     def all_at(self, *, vouches: bool, now: float) -> float:
         """Return when all agents were certainly running the attempt; -inf: never."""
         return self._below_at(vouches=vouches, now=now) if self.rank == 0 else self._all_at
+
+    def _is_urgent(self, now: float) -> bool:
+        """Return whether the lease of an agent below this one ends soon."""
+        return now < self._urgent_at + URGENT_SECONDS
 
     def _below_at(self, *, vouches: bool, now: float) -> float:
         return min([now, *self._below.values()]) if vouches else -math.inf

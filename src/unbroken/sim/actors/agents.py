@@ -233,7 +233,7 @@ class Agent:
             self.give(events.Vouched(peers.attempt, at))
 
     def _vouch(self, peers: Vouching) -> bool:
-        is_needed = self._is_alone or peers.is_urgent(self._clock())
+        is_needed = peers.is_needed(is_alone=self._is_alone, now=self._clock())
         return is_needed and self.vouches(peers.attempt)
 
     def vouches(self, attempt: int) -> bool:

@@ -1,4 +1,4 @@
-"""Questions to all agents of a job: what do your ranks do?"""
+"""Questions to agents of a job: what do your ranks do, and which agents do you reach?"""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def ask(state: JobState, seconds: float, now: float, samples_per_second: int = 0
 
 def ask_spares(state: JobState, peers: Iterable[str], seconds: float, now: float) -> Question:
     """Ask the agents of spare pods which of these agents they reach."""
-    spares = sorted(uid for uid in state.roster.members if uid not in state.gang.ranks)
-    asked = [uid for uid in spares if _can_answer(state, uid)][:SPARES_MAX]
+    spares = (uid for uid in state.roster.members if uid not in state.gang.ranks)
+    asked = sorted(uid for uid in spares if _can_answer(state, uid))[:SPARES_MAX]
     peers = tuple(peers)[:PEERS_MAX]
     command = CollectCommand(_number(state, now), state.attempt, seconds, peers=peers)
     return _send(state, command, asked, now)

@@ -19,7 +19,7 @@ from .questions import Question, ask_spares
 NOT_REACHABLE = "PeersNotReachable"
 """Agents of two pods cannot connect to each other, while the operator reaches both."""
 ANSWER_SECONDS = 3.0
-"""For spares to answer; a connection is given 2 s."""
+"""Seconds for the spares to answer; a connection is given 2 s."""
 EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
@@ -46,7 +46,7 @@ class Unreached:
         self._others: dict[PodUid, int] = {}
         """Pods at the other end when one was let go, and the attempt: it may have been they."""
         self._question: Question | None = None
-        """What spares are asked, and have answered."""
+        """The question to the spares, with their answers; None: they were not asked."""
 
     @property
     def since(self) -> float | None:
@@ -112,7 +112,7 @@ class Unreached:
         self._others = dict.fromkeys(others - {member.uid}, self._state.attempt)
 
     def _ends(self) -> dict[str, PodUid]:
-        """The pods at both ends, by the addresses of their agents."""
+        """Return the pods at both ends, by the addresses of their agents."""
         members = self._state.roster.members
         pods = [member for uid in self._since if (member := members.get(uid)) is not None]
         pods += [parent for uid in self._since if (parent := self._parent(uid)) is not None]
