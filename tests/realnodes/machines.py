@@ -42,7 +42,8 @@ CONTAINERD = """#!/usr/bin/env bash
 {change}# Pods find services behind the bridge.
 sed -i 's#"ipam": {{#&"routes": [{{"dst": "{services}", "gw": "{gateway}"}}], #' cni/*.conflist
 # The bridge of the node's pods keeps its hardware address, which else changes as pods come and go.
-ip link set cni0 address "$(cat /sys/class/net/eth0/address)"
+# (/sys shows the network of the host, whose address all nodes would have.)
+ip link set cni0 address "$(ip -brief link show eth0 | awk '{{print $3}}')"
 # As systemd has it: pods may see what is mounted later (mountPropagation).
 mount --make-rshared /
 exec {program} "$@"

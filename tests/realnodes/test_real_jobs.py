@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +24,17 @@ pytestmark = [
 def running(cluster: RealCluster) -> Iterator[None]:
     with operator(cluster):
         yield
+
+
+def test_each_node_has_a_hardware_address_of_its_own(cluster: RealCluster) -> None:
+    """Nodes with one address take each other's packets: `kubectl logs` waits for ever."""
+    nodes = cluster.get("nodes")["items"]
+    told = [one["address"] for node in nodes for one in node["status"]["addresses"]]
+    command = ("ip", "-json", "neigh", "show", "dev", "unbr0")
+    seen = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    found = {one["dst"]: one.get("lladdr") for one in seen if one["dst"] in told}
+    assert len(found) == NODES, seen
+    assert len(set(found.values())) == NODES, found
 
 
 @pytest.mark.usefixtures("running")
