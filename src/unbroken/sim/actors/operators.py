@@ -411,6 +411,7 @@ class Operator:
         if self._peers.get(pod) is not peer or peer.away_since != since or not self.is_alive:
             return
         if self._control.agent(pod) is not None:
+            peer.away_since = None  # it is being connected, and is missed anew if that fails
             return
         heard_at = peer.link.received_at if peer.link is not None else self._schedule.now
         self._close(peer)
