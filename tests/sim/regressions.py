@@ -150,6 +150,7 @@ SEEDS = {
     23000040125: "rule: of two that report one rank and attempt, the later one was to have it",
     23000025377: "rule: a suspension that was taken back at once was to stop nothing",
     23000035204: "rule: an operator that had died was to know of copies that came later",
+    27002015793: "a rank of a stock agent that was shutting down was given to a second pod",
     27002005931: "world: an agent lost again while it was being connected was never missed",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }

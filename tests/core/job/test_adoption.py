@@ -417,6 +417,24 @@ def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:
     assert not any(isinstance(e, StartWorkers) for e in effects)
 
 
+def test_the_rank_of_a_stock_agent_that_shuts_down_is_not_given_to_a_second_pod() -> None:
+    """Its workers may not have ended yet, though nothing was written of their start."""
+    new = Script(spec(1, 1), Script(spec(1, 1)).status)
+    new.run("""
+        100 pod w-0 node=n0 phase=Running
+        100 pod w-1 node=n1 phase=Running
+        100 job
+        100 synced
+    """)
+    effects = []
+    shutdown = AgentReport("stock-w-0", AgentState.SHUTDOWN, rank=0)
+    ready = AgentReport("stock-w-1", AgentState.READY)
+    for name, report in (("w-0", shutdown), ("w-1", ready)):
+        effects += new.give(AgentReported(new.views[name].uid, report), 101)
+    assert {e.pod for e in effects if isinstance(e, StopWorkers)} == {"w-0.0", "w-1.0"}
+    assert not any(isinstance(e, StartWorkers) for e in effects)
+
+
 @pytest.mark.parametrize("seen", ["before", "after"])
 def test_operator_that_dies_with_a_node_leaves_the_node_to_be_blamed(seen: str) -> None:
     """Blame the node, though the new operator has received no report from its agent."""

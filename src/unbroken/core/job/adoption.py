@@ -72,11 +72,20 @@ def sort_members(
     finding = NewestAttempt(max((a for a in newest if a is not None), default=status_attempt))
     finding.attempt = max(finding.attempt, status_attempt)
     for member, report in heard:
-        is_part = report.state in (*_BEGUN, *_BROKEN) and not report.is_unstarted
+        is_part = _is_part(report) and not report.is_unstarted
         if is_part and member.ordered is None and is_stock(report):
             member.ordered = stock_attempt
         _sort(finding, member, report)
     return finding
+
+
+def _is_part(report: AgentReport) -> bool:
+    """True if workers of the attempt run, or have run, under the agent.
+
+    A stock agent that shuts down still has the rank of its workers, which may not have ended yet.
+    """
+    is_ending = report.state is AgentState.SHUTDOWN and is_stock(report)
+    return report.state in (*_BEGUN, *_BROKEN) or (is_ending and report.rank is not None)
 
 
 def _is_away(member: Member) -> bool:
@@ -99,7 +108,7 @@ def _is_idle(member: Member) -> bool:
 
 
 def _sort(finding: NewestAttempt, member: Member, report: AgentReport) -> None:
-    if report.state in (*_BEGUN, *_BROKEN):
+    if _is_part(report):
         if member.attempt_of(report) != finding.attempt:
             return
         (finding.running if report.state in _BEGUN else finding.broken).append(member)
