@@ -458,6 +458,7 @@ class Job:
         self._unanswered.see(member, now)
         self._life.clean_pod(member, now)
         self._recovery.judge([member], now)
+        state.objects += state.plan.ended(member)
 
     def _pod_gone(self, uid: PodUid, now: float) -> None:
         state = self.state

@@ -434,7 +434,7 @@ class Checkers:
         if pod is None or pod.uid != effect.uid or pod.node is None or pod.phase in ENDED:
             return
         node = self._cluster.nodes.objects.get(pod.node)
-        is_proven = node is None or node.is_fenced or self._truth.has_leases
+        is_proven = node is None or node.is_fenced or pod.has_ended or self._truth.has_leases
         self.require(is_proven, "a pod is force-deleted without proof of its death", pod)
         lives = [
             worker

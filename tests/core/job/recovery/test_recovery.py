@@ -42,18 +42,30 @@ def test_spare_takes_the_rank_of_a_pod_that_is_gone() -> None:
 
 
 def test_a_pod_whose_containers_have_ended_is_not_waited_for() -> None:
+    """Its ranks move, and its name is freed for a new pod."""
     script = running(2, 1)
     script.run("""
         10 pod w-1 deleting   -> stop w-0 0, stop w-1 0
         10.1 ready w-0 0      ->
-        10.8 pod w-1 deleting ended -> start w-0 1 rank=0, start w-2 1 rank=1
+        10.8 pod w-1 deleting ended -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
         11 runs w-0 1
         11 runs w-2 1
-        17 gone w-1           -> create w-1
+        11.1 gone w-1         -> create w-1
     """)
     assert script.job.attempt == 1
     assert script.incidents[1].culprit.fault == "PodDeleted"
     assert list(script.incidents) == [1]
+
+
+def test_a_name_that_is_not_wanted_again_is_left_to_the_kubelet() -> None:
+    script = running()
+    script.run("""
+        10 job suspend=yes
+        10.2 ready w-0 0            ->
+        10.3 ready w-1 0            -> delete w-0, delete w-1, status Suspended 0
+        10.4 pod w-0 deleting       ->
+        10.8 pod w-0 deleting ended ->
+    """)
 
 
 def test_containers_that_had_ended_before_the_deletion_prove_nothing() -> None:
