@@ -152,9 +152,14 @@ def test_a_pod_that_was_let_go_rightly_leaves_no_doubt_about_the_other_end() -> 
     assert job.incidents[2].culprit.pod == "j-w-2"
 
 
-def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame() -> None:
+@pytest.mark.parametrize("writes", [False, True])
+def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame(
+    *, writes: bool
+) -> None:
     """Have the packets of w-0 lost, and its next peer wait for it in the store."""
     job = replaced()
+    if writes:  # for example that it tries to connect again
+        job.run("19 runs w-0 1 rank=0 output=18\n19 runs w-2 1 rank=1 output=18")
     asked, now, looks = cut(job, "w-2", 20), 20.0, 0
     while 2 not in job.incidents:
         if asked == "look w-0, look w-2":

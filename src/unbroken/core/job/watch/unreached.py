@@ -24,12 +24,6 @@ EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
 
-def _goes_on(report: AgentReport) -> bool:
-    """Return whether the report shows progress since the start."""
-    has_output = any(worker.first_output_at is not None for worker in report.workers)
-    return has_output or first_step(report.watch) is not None
-
-
 class Unreached:
     """Reports of the agents of one job about it, in the attempt that runs.
 
@@ -57,7 +51,9 @@ class Unreached:
 
     def take(self, member: Member, report: AgentReport, now: float) -> None:
         """Take what an agent of the attempt that runs says."""
-        if self._others and self._state.attempt not in self._others.values() and _goes_on(report):
+        is_next = self._others and self._state.attempt not in self._others.values()
+        # Steps need all ranks. Output proves nothing: a rank that waits for the others may write.
+        if is_next and first_step(report.watch) is not None:
             self._others.clear()  # Who was let go was the one.
         if not report.unreached and not self._since:
             return
