@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +31,6 @@ from tests.realnodes.plane import real_cluster
 from tests.realnodes.releases import Release, released
 
 NODES = 5
-"""Two more than pods: for a minute a job avoids a node that it has lost and that stayed Ready."""
 MARKS = ("detected", "ended", "first step")
 OURS, TORCHRUN = "unbroken", "torchrun"
 PEERED = ("power-off", "cut-off")
@@ -62,7 +62,7 @@ def _try_ours(
     for loss in losses * options.runs:
         try:
             trial = try_loss(release, job, loss)
-        except Unsettled as error:
+        except (Unsettled, subprocess.TimeoutExpired) as error:
             trial = Trial(loss.name, has_spare, why_wrong=str(error))
         _note(OURS, trial, cells)
     release.cluster.kubectl("delete", "hyperpodpytorchjobs", job.name, "--timeout=55s")
@@ -142,6 +142,9 @@ def main() -> int:
     except CannotStartError as error:
         print(f"node_loss: {error}", file=sys.stderr)
         return 1
+    except subprocess.SubprocessError as error:
+        say(f"{error}: what was measured so far")
+        code = 1
     except KeyboardInterrupt:
         say("interrupted: what was measured so far")
         code = 130

@@ -19,6 +19,7 @@ from tests.realnodes import images, machines
 from tests.realnodes.jobs import Job, Life
 from tests.realnodes.plane import RealCluster
 from tests.realnodes.releases import OPERATORS, Release
+from unbroken.core.job.pods import ALIVE_SECONDS
 from unbroken.spec.times import time_seconds
 
 BOUND_SECONDS = 120.0
@@ -85,14 +86,19 @@ class Place:
     @property
     def operator(self) -> str:
         """The address of the operator that leads."""
-        name = self.release.leader()
-        pods = self.release.cluster.get(*OPERATORS)["items"]
-        return next(str(o["status"]["podIP"]) for o in pods if o["metadata"]["name"] == name)
+        return self.operators[self.release.leader()]
 
     @property
-    def peers(self) -> list[str]:
-        """The addresses of the job's pods on other nodes."""
-        return [o["status"]["podIP"] for o in self.job.pods() if o["spec"]["nodeName"] != self.node]
+    def operators(self) -> dict[str, str]:
+        """The address of each operator's pod."""
+        pods = self.release.cluster.get(*OPERATORS)["items"]
+        return {one["metadata"]["name"]: one["status"]["podIP"] for one in pods}
+
+    @property
+    def others(self) -> list[str]:
+        """The addresses of the pods on the other nodes, as networks."""
+        names = [name for name in machines.names(self.room) if name != self.node]
+        return [machines.pods_network(self.room, name) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,8 @@ def _unheard(place: Place) -> Iterator[None]:
 
 
 def _unheard_by_peers(place: Place) -> Iterator[None]:
-    with machines.dropped(place.network, *place.peers):
+    operators = place.operators.values()
+    with machines.dropped(place.network, *place.others, but_to=operators):
         yield
 
 
@@ -231,6 +238,9 @@ def settle(release: Release, job: Job) -> Place:
         "an operator leads": release.leader,
         "all pods are ready": lambda: _are_up(job),
         "all ranks make steps": lambda: job.goes_on(time.time() - 2.0),
+        "no lost node is avoided any more": lambda: (
+            time.time() > _last_fault(cluster) + ALIVE_SECONDS
+        ),
     }
     for what, holds in must.items():
         if not wait(holds, SETTLE_SECONDS):
@@ -244,6 +254,12 @@ def settle(release: Release, job: Job) -> Place:
     if not node:
         raise Unsettled(f"no node of the job is without the leading operator, which is on {there}")
     return Place(release, job, node)
+
+
+def _last_fault(cluster: RealCluster) -> float:
+    """Return the time at which the newest incident was detected; 0: there was none."""
+    incidents = cluster.get("incidents")["items"]
+    return max((_seconds(one["spec"].get("detectedAt")) or 0.0 for one in incidents), default=0.0)
 
 
 def _are_ready(cluster: RealCluster) -> bool:

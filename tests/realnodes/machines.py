@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -195,15 +195,16 @@ def pods_network(room: Path, name: str) -> str:
 
 
 @contextmanager
-def dropped(source: str, *destinations: str) -> Iterator[None]:
+def dropped(source: str, *destinations: str, but_to: Iterable[str] = ()) -> Iterator[None]:
     """Drop packets from an address or network to others on the bridge, until the block ends.
 
-    Packets in the other direction arrive.
+    Packets in the other direction arrive, and so do those to the addresses `but_to`.
     """
+    targets = [*((one, "DROP") for one in destinations), *((one, "ACCEPT") for one in but_to)]
     rules = [
-        [chain, "-s", source, "-d", destination, "-j", "DROP"]
+        [chain, "-s", source, "-d", destination, "-j", verdict]
+        for destination, verdict in targets  # each is put before those that are there
         for chain in ("PREROUTING", "OUTPUT")
-        for destination in destinations
     ]
     command = ["iptables", "-w", "-t", "raw"]
     for rule in rules:
