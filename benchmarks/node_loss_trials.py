@@ -326,8 +326,8 @@ def _look_on(job: Job, trial: Trial, old: int) -> None:
 
 def _add_stages(job: Job, trial: Trial, struck_at: float) -> None:
     """Add when the operator detected the fault, and when no worker of the old attempt was left."""
-    for one in job.cluster.get("incidents")["items"]:
-        spec = one["spec"]
+    found = [one["spec"] for one in job.cluster.get("incidents")["items"]]
+    for spec in sorted(found, key=lambda one: _seconds(one.get("detectedAt")) or 0.0):
         times = {name: _seconds(spec.get(key)) for name, key in STAGES.items()}
         if times["detected"] and times["detected"] >= struck_at:
             trial.marks |= {name: at - struck_at for name, at in times.items() if at}
