@@ -31,6 +31,7 @@ from tests.realnodes.plane import real_cluster
 from tests.realnodes.releases import Release, released
 
 NODES = 5
+"""Two more than pods: where two pods miss each other, both may be replaced."""
 MARKS = ("detected", "ended", "first step")
 OURS, TORCHRUN = "unbroken", "torchrun"
 PEERED = ("power-off", "cut-off")

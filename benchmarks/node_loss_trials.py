@@ -92,7 +92,8 @@ class Place:
     def operators(self) -> dict[str, str]:
         """The address of each operator's pod."""
         pods = self.release.cluster.get(*OPERATORS)["items"]
-        return {one["metadata"]["name"]: one["status"]["podIP"] for one in pods}
+        placed = (one for one in pods if "podIP" in one["status"])
+        return {one["metadata"]["name"]: one["status"]["podIP"] for one in placed}
 
     @property
     def others(self) -> list[str]:
@@ -258,8 +259,15 @@ def settle(release: Release, job: Job) -> Place:
 
 def _last_fault(cluster: RealCluster) -> float:
     """Return the time at which the newest incident was detected; 0: there was none."""
-    incidents = cluster.get("incidents")["items"]
-    return max((_seconds(one["spec"].get("detectedAt")) or 0.0 for one in incidents), default=0.0)
+    return max((times["detected"] for times in _incidents(cluster)), default=0.0)
+
+
+def _incidents(cluster: RealCluster) -> list[dict[str, float]]:
+    """Return the stages of each incident that it reached, with their times; the first first."""
+    specs = [one["spec"] for one in cluster.get("incidents")["items"]]
+    named = ({name: _seconds(spec.get(key)) for name, key in STAGES.items()} for spec in specs)
+    found = [{name: at for name, at in times.items() if at} for times in named]
+    return sorted(found, key=lambda times: times["detected"])
 
 
 def _are_ready(cluster: RealCluster) -> bool:
@@ -326,12 +334,8 @@ def _look_on(job: Job, trial: Trial, old: int) -> None:
 
 def _add_stages(job: Job, trial: Trial, struck_at: float) -> None:
     """Add when the operator detected the fault, and when no worker of the old attempt was left."""
-    found = [one["spec"] for one in job.cluster.get("incidents")["items"]]
-    for spec in sorted(found, key=lambda one: _seconds(one.get("detectedAt")) or 0.0):
-        times = {name: _seconds(spec.get(key)) for name, key in STAGES.items()}
-        if times["detected"] and times["detected"] >= struck_at:
-            trial.marks |= {name: at - struck_at for name, at in times.items() if at}
-            return
+    later = (times for times in _incidents(job.cluster) if times["detected"] >= struck_at)
+    trial.marks |= {name: at - struck_at for name, at in next(later, {}).items()}
 
 
 STAGES = {"detected": "detectedAt", "ended": "stoppedAt", "ready": "readyAt"}
