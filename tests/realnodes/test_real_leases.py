@@ -38,11 +38,15 @@ def leaders_node(release: Release) -> str:
     return release.operators()[release.leader()]
 
 
-def leaders_address(release: Release) -> str:
-    """Return the leading operator's address, as its packets have it."""
-    name = release.leader()
+def operator_addresses(release: Release) -> dict[str, str]:
+    """Return the addresses of the operators' pods by name, as their packets have them."""
     pods = release.cluster.get(*OPERATORS)["items"]
-    return next(one["status"]["podIP"] for one in pods if one["metadata"]["name"] == name)
+    return {one["metadata"]["name"]: one["status"]["podIP"] for one in pods}
+
+
+def leaders_address(release: Release) -> str:
+    """Return the leading operator's address."""
+    return operator_addresses(release)[release.leader()]
 
 
 def victim(release: Release, job: Job) -> str:
@@ -147,16 +151,21 @@ def test_a_node_that_only_its_peers_do_not_hear_is_no_fault(release: Release, jo
     job.finish()
 
 
-def test_packets_between_two_nodes_that_are_lost_replace_a_pod(release: Release) -> None:
-    """Drop packets between two nodes, both of which the operator reaches."""
+def test_a_node_that_loses_packets_to_all_peers_is_left(release: Release) -> None:
+    """Drop packets from a node to all others, but to the operators: one more pod tells which of two
+    nodes it is."""
     job = Job(release.cluster, "lost-packets", script=GLOO, image=images.NAMES["training"])
     job.apply()
-    node = victim(release, job)
-    network = machines.pods_network(job.cluster.directory, node)
-    peers = [pod["status"]["podIP"] for pod in job.pods() if pod["spec"]["nodeName"] != node]
-    with machines.dropped(network, *peers):
+    node, room = victim(release, job), job.cluster.directory
+    others = [machines.pods_network(room, one) for one in machines.names(room) if one != node]
+    with machines.dropped(
+        machines.pods_network(room, node), *others, but_to=operator_addresses(release).values()
+    ):
         job.running(after=0)
-        assert job.incident(1)["culprit"]["fault"] == "PeersNotReachable"
+        culprit = job.incident(1)["culprit"]
+        assert (culprit["fault"], culprit["node"]) == ("PeersNotReachable", node)
+        assert "a third pod does not reach" in culprit["text"]
+        assert not job.workers(node)
     job.finish()
 
 

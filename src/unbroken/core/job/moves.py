@@ -22,7 +22,6 @@ from unbroken.spec.job.types import Switch
 from .deadlines import earliest
 from .events import NodeName
 from .gang import GangStage
-from .kueue import Admission
 from .recovery.recovery import Recovery
 from .roster import Member
 from .spares import Spares
@@ -59,7 +58,7 @@ class Moves:
         self._seen: dict[NodeName, float] = {}
         """Time at which each node with a notice was first seen with it."""
         self._is_settled = False
-        """Nothing is left to be done for notices that there were."""
+        """Nothing is left to be done for notices and probes that there were."""
         self._ready_at: float | None = None
         """Since when every rank that must leave has a pod to go to."""
         self._checkpoint: int | None = None
@@ -87,14 +86,15 @@ class Moves:
         self._expire(now)
         if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
             return
-        affected = self._affected()
-        if not affected and self._is_settled:
+        affected, probe = self._affected(), self._state.plan.probe
+        is_settled = not affected and probe is None
+        if is_settled and self._is_settled:
             self._look_at = None
             return
         ranks = self._state.gang.ranks
         leaving = [self._leaving(one) for one in affected if one.uid in ranks]
-        self._is_settled = not affected
-        self._look_at = now + LOOK_SECONDS if affected else None
+        self._is_settled = is_settled
+        self._look_at = None if is_settled else now + LOOK_SECONDS
         self._make_room(leaving, now)
         why = "its node has a notice, and it trains nothing"
         self._let_go([one for one in affected if one.uid not in ranks], why, now)
@@ -153,19 +153,17 @@ class Moves:
         return last is not None and now >= last
 
     def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
-        """Want a pod for each rank that leaves, in addition to the spares if these are too few."""
-        state, may_add = self._state, self._may_add()
+        """Want a pod for each rank that leaves, and a probe, in addition to the spares if these are
+        too few."""
+        state, may_add = self._state, self._state.may_add_pods
         needed = Counter(one.member.view.replica_spec for one in leaving)
+        needed.update([state.plan.probe.replica_spec] if state.plan.probe is not None else [])
         for spec in state.shape:
             beside = max(spec.spares, needed[spec.name] if may_add else 0)
             pods = spec.replicas + beside
             surplus = state.plan.resize(spec.name, pods, state.gang.ranks)
-            self._let_go(surplus, "a planned move needs it no more", now)
+            self._let_go(surplus, "it is needed no more", now)
         state.objects += state.plan.create(now)
-
-    def _may_add(self) -> bool:
-        """True unless a queue has granted the job its pods, and no more."""
-        return not isinstance(self._state.gate, Admission)
 
     def _let_go(self, members: Iterable[Member], why: str, now: float) -> None:
         for member in members:
@@ -243,7 +241,7 @@ class Moves:
         for one in leaving:
             state.ranks.release(one.member.uid)
             if one.member.uid not in goes_to:
-                if self._may_add():
+                if state.may_add_pods:
                     state.plan.unwant(one.member)  # the pod that was made for it takes its place
                 self._let_go([one.member], one.why, now)
                 state.gang.forget(one.member.uid)

@@ -40,7 +40,7 @@ from .events import (
     WriteStatus,
 )
 from .gang import Gang
-from .kueue import Gate, Hold
+from .kueue import Admission, Gate, Hold
 from .obstacles import Obstacle, with_wait
 from .pods import PodPlan
 from .ranks import Ranks
@@ -118,6 +118,11 @@ class JobState:
         if self.spec is not None and self.spec.run_policy.suspend:
             return Hold("JobSuspended", "the job is suspended")
         return self.gate if isinstance(self.gate, Hold) else None
+
+    @property
+    def may_add_pods(self) -> bool:
+        """True unless a queue has granted the job its pods, and no more."""
+        return not isinstance(self.gate, Admission)
 
     @property
     def is_incident_unwritten(self) -> bool:

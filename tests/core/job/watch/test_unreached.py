@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, shown, well
-from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived
+from unbroken.core.job.events import (
+    AgentReported,
+    AskAgent,
+    CreatePod,
+    DeletePod,
+    EvidenceReceived,
+    PodUid,
+    StartWorkers,
+    StopWorkers,
+)
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.watch.unreached import EVENTS_MAX, NOT_REACHABLE
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -39,21 +52,46 @@ def look(job: WatchedJob, at: float, *frames: tuple[str, ...]) -> str:
 
 
 def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() -> None:
-    """Have no rhythm of steps: the packets between two nodes may be lost from the start on."""
+    """Have no rhythm of steps: the packets between two nodes may be lost from the start on. No node
+    is free for another pod."""
     job = working()
     assert cut(job, "w-1", 12) == "look w-0, look w-1"
-    assert look(job, 12.5) == ""
-    due = job.job.deadline()
-    assert due is not None
-    assert job.tick(due) == "look w-0, look w-1"
-    ordered = look(job, 18)
-    assert "incident 1 open" in ordered
+    assert look(job, 12.5) == "create w-2 avoid=n0/n1"
+    job.run("13 pod w-2")
+    now = 12.5
+    while 1 not in job.incidents:
+        due = job.job.deadline()
+        assert due is not None
+        now = due
+        if "look" in job.tick(now):
+            look(job, now + 0.5)
+    assert now <= 24
     found = job.incidents[1]
     assert (found.culprit.fault, found.culprit.pod) == (NOT_REACHABLE, "j-w-1")
     assert "pod j-w-1 cannot connect to pod j-w-0" in found.culprit.text
     assert found.remedy.value == "pod"
     assert job.job.state.plan.avoid == {"n1"}
     assert job.told(NOT_REACHABLE)[0].startswith("pod j-w-1 cannot connect to pod j-w-0 at ")
+    job.run(f"""
+        {now + 1} gone w-1 -> create w-1 avoid=n1
+        {now + 2} pod w-1 uid=w-1.1 node=n3
+        {now + 3} ready w-0 0
+        {now + 3} ready w-1 -> start w-0 1 rank=0, start w-1.1 1 rank=1
+        {now + 4} runs w-0 1
+        {now + 4} runs w-1 1
+    """)
+    job.tell("w-0", now + 5, well(0, 40), attempt=1)
+    job.tell("w-1", now + 5, well(1, 40), attempt=1)
+    assert "delete w-2" in shown(job.effects)
+
+
+def test_one_more_pod_is_given_up_if_the_two_reach_each_other_again() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    assert look(job, 12.5) == "create w-2 avoid=n0/n1"
+    job.run("13 pod w-2 node=n2")
+    assert "delete w-2" in cut(job, "w-1", 14, "")
+    assert 1 not in job.incidents
 
 
 def test_a_closed_port_under_a_job_that_trains_is_an_event_and_looked_at_ever_less() -> None:
@@ -214,4 +252,181 @@ def test_a_spare_tells_which_of_two_pods_that_miss_each_other_is_cut_off(
     found = decided(*missed_by_spare).incidents[1].culprit
     assert found.pod == culprit
     is_told = len(missed_by_spare) == 1
-    assert (f"spare pods do not reach {culprit} either" in found.text) == is_told
+    assert (f"a third pod does not reach {culprit} either" in found.text) == is_told
+
+
+def test_one_more_pod_is_given_up_if_the_job_trains_on() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    assert look(job, 12.5) == "create w-2 avoid=n0/n1"
+    job.run("13 pod w-2")
+    now = 12.5
+    while "delete w-2" not in (ordered := job.tick(now)):
+        if "look" in ordered:
+            look(job, now + 0.1, (), IN_DATA)
+        due = job.job.deadline()
+        assert due is not None
+        now = due
+    assert now < 60
+    job.tick(now + 100)
+    assert shown(job.effects).count("create w-") == 3
+
+
+def probed(*missed_by_probe: str) -> WatchedJob:
+    """Return a job without spares whose w-1 and w-0 miss each other, and whose probe misses these.
+
+    The probe answers after the second look."""
+    job = working()
+    cut(job, "w-1", 12)
+    look(job, 12.5)
+    made = [e for e in job.effects if isinstance(e, CreatePod)][-1]
+    assert (made.name, made.avoid) == ("j-w-2", ("n0", "n1"))
+    assert "one more pod is started" in job.told(NOT_REACHABLE)[-1]
+    job.run("13 pod w-2 node=n2")
+    assert job.tick(15.5) == "look w-0, look w-1"
+    assert look(job, 16) == ""
+    assert 1 not in job.incidents
+    job.run("16.1 ready w-2 -> look w-2")
+    missed(job, "w-2", 18.1, *missed_by_probe)
+    look(job, 18.5)
+    return job
+
+
+@pytest.mark.parametrize(("missed_by_probe", "culprit"), [
+    (("w-0",), "j-w-0"),
+    (("w-1",), "j-w-1"),
+    (("w-0", "w-1"), "j-w-1"),
+    ((), "j-w-1"),
+])  # fmt: skip
+def test_without_a_spare_one_more_pod_tells_which_of_two_is_cut_off_and_replaces_it(
+    missed_by_probe: tuple[str, ...], culprit: str
+) -> None:
+    job = probed(*missed_by_probe)
+    found = job.incidents[1].culprit
+    assert found.pod == culprit
+    is_told = len(missed_by_probe) == 1
+    assert (f"a third pod does not reach {culprit} either" in found.text) == is_told
+    lost = culprit[2:]
+    first, second = ("w-2", "w-1") if lost == "w-0" else ("w-0", "w-2")
+    job.run(f"""
+        18.6 ready {second if lost == "w-0" else first} 0
+        18.9 gone {lost} -> start {first} 1 rank=0, start {second} 1 rank=1
+    """)
+
+
+class World(WatchedJob):
+    """A job of two pods whose orders about pods and workers are carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.now, self._done, self._numbers = 10.0, len(self.effects), count(1)
+        for rank in range(2):
+            self.tell(f"w-{rank}", 10, well(rank, 10))
+
+    def carry_out(self, *, has_room: bool = True) -> None:
+        """Carry out all orders since the last time; pods get a place if there is room."""
+        while self._done < len(self.effects):
+            effect = self.effects[self._done]
+            self._done += 1
+            match effect:
+                case CreatePod(name) if name[2:] not in self.views:
+                    self.run(f"{self.now} pod {name[2:]} uid={name[2:]}.{next(self._numbers)}")
+                case DeletePod(_, uid):
+                    for pod in [pod for pod, view in self.views.items() if view.uid == uid]:
+                        self.run(f"{self.now} gone {pod}")
+                case StopWorkers(uid, command):
+                    for pod in self._named(uid):
+                        self.run(f"{self.now} ready {pod} {command.attempt}")
+                case StartWorkers(uid, command):
+                    for pod in self._named(uid):
+                        self.run(f"{self.now} runs {pod} {command.attempt}")
+                        watch = well(command.rank, self.now)
+                        self.tell(pod, self.now, watch, attempt=command.attempt)
+                case _:
+                    pass
+        for pod in [pod for pod, view in self.views.items() if has_room and view.node is None]:
+            self.run(f"{self.now} pod {pod} uid={self._uid(pod)} node=m{next(self._numbers)}")
+            self.run(f"{self.now} ready {pod}")
+
+    def _named(self, uid: PodUid) -> list[str]:
+        return [pod for pod, view in self.views.items() if view.uid == uid and view.node]
+
+    def look(self, frames: tuple[str, ...]) -> None:
+        """Let each agent answer its newest question."""
+        asked = {e.pod: e.request for e in self.effects if isinstance(e, AskAgent)}
+        for uid, request in asked.items():
+            rank = self.job.state.gang.ranks.get(uid)
+            if isinstance(request, CollectCommand) and not request.peers and rank is not None:
+                ranks = (looked(rank, frames),)
+                answer = Evidence(request.request, request.attempt, "a", self.now, ranks)
+                self.give(EvidenceReceived(uid, answer), self.now)
+
+    def tell_probe(self, number: int) -> None:
+        """Let each pod that was asked answer which of the first `number` ends it misses."""
+        asked = {e.pod: e.request for e in self.effects if isinstance(e, AskAgent)}
+        for uid, request in asked.items():
+            if isinstance(request, CollectCommand) and request.peers:
+                away = request.peers[:number]
+                answer = Evidence(request.request, request.attempt, "a", self.now, unreached=away)
+                self.give(EvidenceReceived(uid, answer), self.now)
+
+    def happens(self, what: str) -> None:
+        """Let one thing happen, 1.5 s after the last."""
+        self.now += 1.5
+        match what.split():
+            case ["cut" | "joined" as how, pod] if pod in self._trains():
+                parent = "" if how == "joined" else PARENT
+                self.agents[pod] = replace(self.agents[pod], unreached=parent)
+                self.give(AgentReported(self._uid(pod), self.agents[pod]), self.now)
+            case ["look", "still"]:
+                self.look(IN_STEP)
+            case ["look", "moving"]:
+                self.look(IN_DATA)
+            case ["probe", number]:
+                self.tell_probe(int(number))
+            case ["orders"]:
+                self.carry_out()
+            case ["full"]:
+                self.carry_out(has_room=False)
+            case ["lost" | "gone" as how, pod] if pod in self.views:
+                self.run(f"{self.now} {how} {pod}")
+            case _:
+                pass
+        self.tick(self.now)
+
+    def _trains(self) -> list[str]:
+        ranks = self.job.state.gang.ranks
+        return [pod for pod, view in self.views.items() if view.uid in ranks and pod in self.agents]
+
+
+IN_STEP = looked(0).threads[0].frames
+HAPPENS = [
+    *(f"{how} w-{n}" for how in ("cut", "joined", "lost", "gone") for n in range(3)),
+    *("look still", "look moving", "probe 0", "probe 1", "probe 2", "orders", "full", "wait"),
+    *("cut w-1", "look still", "orders"),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(HAPPENS), max_size=25))
+@example(["cut w-1", "look still", "orders", "probe 1", "look still"])
+@example(["cut w-1", "look still", "full", "look still", "wait", "look still", "wait"])
+@example(["cut w-1", "look still", "orders", "lost w-2", "look still", "joined w-1"])
+def test_in_the_end_a_job_has_only_its_own_pods(happened: list[str]) -> None:
+    world = World()
+    for what in happened:
+        world.happens(what)
+    for _ in range(60):
+        for pod in world._trains():
+            world.agents[pod] = replace(world.agents[pod], unreached="")
+            world.give(AgentReported(world._uid(pod), world.agents[pod]), world.now)
+        world.carry_out()
+        due = world.job.deadline()
+        world.now = max(world.now + 0.5, min(due or world.now, world.now + 20))
+        world.tick(world.now)
+        world.look(IN_DATA)
+    state = world.job.state
+    assert state.gang.stage is GangStage.RUNNING
+    assert len(state.plan.slots) == 2
+    assert len(world.views) == 2
+    assert {view.uid for view in world.views.values()} == set(state.gang.ranks)

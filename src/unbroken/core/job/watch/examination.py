@@ -108,6 +108,8 @@ class Examination:
         self._late_at = 0.0
         """Time from which late ranks may be looked at."""
         self._still: StillRanks | None = None
+        self._waits_for_probe = False
+        """A look was enough, and a probe may still tell which pod is cut off."""
         self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
@@ -145,6 +147,9 @@ class Examination:
 
     def advance(self, now: float) -> None:
         """Begin a look where there is a reason; end one that is complete, or overdue."""
+        self._unreached.advance(now)
+        if self._waits_for_probe and not self._unreached.is_probing(now):
+            self._waits_for_probe, self._late_at = False, now
         if not self._is_running():
             self._forget()
             return
@@ -254,10 +259,15 @@ class Examination:
     def _lose_unreached(self, now: float) -> list[Signal]:
         """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
         since, still = self._unreached.since, self._still
-        is_cut = still is not None and still.is_mutual and still.looks >= LOOKS_MIN
-        is_long = since is not None and now >= since + UNREACHED_SECONDS
-        found = self._unreached.worst() if is_cut and is_long else None
-        if found is None or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+        if since is None or still is None or not still.is_mutual:
+            return []
+        if self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+            return []
+        self._unreached.want_probe(now)
+        is_long = still.looks >= LOOKS_MIN and now >= since + UNREACHED_SECONDS
+        self._waits_for_probe = is_long and self._unreached.is_probing(now)
+        found = self._unreached.worst() if is_long and not self._waits_for_probe else None
+        if found is None:
             return []
         member, text = found
         self._stalls.confirm()

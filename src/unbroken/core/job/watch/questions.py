@@ -52,10 +52,15 @@ def ask(state: JobState, seconds: float, now: float, samples_per_second: int = 0
     return _send(state, command, asked, now)
 
 
+def spares_to_ask(state: JobState) -> list[PodUid]:
+    """Return the pods without a rank that can be asked which agents they reach."""
+    spares = (uid for uid in state.roster.members if uid not in state.gang.ranks)
+    return sorted(uid for uid in spares if _can_answer(state, uid))[:SPARES_MAX]
+
+
 def ask_spares(state: JobState, peers: Iterable[str], seconds: float, now: float) -> Question:
     """Ask the agents of spare pods which of these agents they reach."""
-    spares = (uid for uid in state.roster.members if uid not in state.gang.ranks)
-    asked = sorted(uid for uid in spares if _can_answer(state, uid))[:SPARES_MAX]
+    asked = spares_to_ask(state)
     peers = tuple(peers)[:PEERS_MAX]
     command = CollectCommand(_number(state, now), state.attempt, seconds, peers=peers)
     return _send(state, command, asked, now)

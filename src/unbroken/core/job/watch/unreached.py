@@ -7,6 +7,7 @@ from collections import Counter
 
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
+from unbroken.core.job.pods import Probe
 from unbroken.core.job.roster import Member, address_of
 from unbroken.core.job.state import JobState
 from unbroken.wire.agent import AgentReport
@@ -14,12 +15,17 @@ from unbroken.wire.lease import parent_of
 from unbroken.wire.observation import Evidence
 
 from .progress import first_step
-from .questions import Question, ask_spares
+from .questions import Question, ask_spares, spares_to_ask
 
 NOT_REACHABLE = "PeersNotReachable"
 """Agents of two pods cannot connect to each other, while the operator reaches both."""
 ANSWER_SECONDS = 3.0
 """Seconds for the spares to answer; a connection is given 2 s."""
+PROBE_SECONDS = 8.0
+"""Seconds for a probe to start and to answer. On a node that has its image it takes 4 s
+(`benchmarks/node_loss.py`)."""
+PROBE_KEPT_SECONDS = 30.0
+"""Seconds for which it is kept after that: a pod may still have to be replaced."""
 EVENTS_MAX = 3
 """Events of one attempt: a closed port is closed for all pods."""
 
@@ -28,7 +34,8 @@ class Unreached:
     """Reports of the agents of one job about it, in the attempt that runs.
 
     If two pods only miss each other, either may be the cause. So the spares are asked which of the
-    two they reach.
+    two they reach. A job of two pods without spares gets one more pod for it, the probe, which
+    replaces the one that is cut off.
     """
 
     def __init__(self, state: JobState) -> None:
@@ -41,6 +48,8 @@ class Unreached:
         """Pods at the other end when one was let go, and the attempt: it may have been they."""
         self._question: Question | None = None
         """The question to the spares, with their answers; None: they were not asked."""
+        self._probe_by: float | None = None
+        """Time until which a probe may answer; None: there is none."""
 
     @property
     def since(self) -> float | None:
@@ -60,7 +69,7 @@ class Unreached:
         if self._attempt != self._state.attempt:
             self._attempt, self._events = self._state.attempt, 0
             self._since.clear()
-            self._question = None
+            self._question = self._probe_by = None
         if not report.unreached:
             self._since.pop(member.uid, None)
         elif member.uid not in self._since and self._parent(member.uid) is not None:
@@ -74,6 +83,44 @@ class Unreached:
         """Take which of the pods a spare does not reach."""
         if self._question is not None:
             self._question.take(uid, evidence)
+
+    def advance(self, now: float) -> None:
+        """Ask the probe as soon as it can answer; give it up once it is of no use."""
+        plan, by = self._state.plan, self._probe_by
+        if by is None or self.since is None:
+            plan.probe = self._probe_by = None
+        elif now >= by + PROBE_KEPT_SECONDS:
+            plan.probe = None
+        elif self._is_unasked() and spares_to_ask(self._state):
+            self._question = ask_spares(self._state, self._ends(), ANSWER_SECONDS, now)
+
+    def want_probe(self, now: float) -> None:
+        """Want a probe if nobody else can tell which of two pods is cut off."""
+        state, found = self._state, self.worst()
+        if found is None or self._probe_by is not None or not self._is_unasked():
+            return
+        kind = found[0].view.replica_spec
+        has_spares = any(spec.spares for spec in state.shape if spec.name == kind)
+        # In a larger job, others reach the pod at the other end, unless it is the one cut off.
+        if state.nnodes > 2 or has_spares or not state.may_add_pods:
+            return
+        members = state.roster.members
+        nodes = (members[uid].view.node for uid in state.gang.ranks if uid in members)
+        state.plan.probe = Probe(kind, frozenset(node for node in nodes if node is not None))
+        self._probe_by = now + PROBE_SECONDS
+        text = "one more pod is started, which will see which of the two it reaches"
+        state.record_event(NOT_REACHABLE, f"{found[1]}; {text}")
+
+    def is_probing(self, now: float) -> bool:
+        """Return whether a probe may still answer."""
+        question = self._question
+        has_answer = question is not None and question.answers and not question.awaited
+        return self._probe_by is not None and now < self._probe_by and not has_answer
+
+    def _is_unasked(self) -> bool:
+        """Return whether no spare was there to be asked."""
+        question = self._question
+        return question is not None and not question.awaited and not question.answers
 
     def worst(self) -> tuple[Member, str] | None:
         """Return the pod that most pods do not reach, or that reaches none, and the text about it.
@@ -97,15 +144,21 @@ class Unreached:
         named = worst if worst in self._since else next(iter(self._since))
         text = self._text(members[named])
         if by_spares[worst] > min(by_spares[uid] for uid in known):
-            text += f"; spare pods do not reach {members[worst].view.name} either"
+            text += f"; a third pod does not reach {members[worst].view.name} either"
         return members[worst], text
 
     def let_go(self, member: Member) -> None:
-        """Note the other ends of a pod that is let go because of this."""
+        """Note the other ends of a pod that is let go because of this. A probe that has a place
+        replaces it."""
         ends = {uid: self._parent(uid) for uid in self._since}
         pairs = [{uid, parent.uid} for uid, parent in ends.items() if parent is not None]
         others = set[PodUid]().union(*(pair for pair in pairs if member.uid in pair))
         self._others = dict.fromkeys(others - {member.uid}, self._state.attempt)
+        plan, ranks = self._state.plan, self._state.gang.ranks
+        beside = (one for uid, one in self._state.roster.members.items() if uid not in ranks)
+        if plan.probe is not None and any(_could_replace(one, member) for one in beside):
+            plan.unwant(member)
+        plan.probe = self._probe_by = None
 
     def _ends(self) -> dict[str, PodUid]:
         """Return the pods at both ends, by the addresses of their agents."""
@@ -135,3 +188,8 @@ class Unreached:
             f"pod {member.view.name} cannot connect to {to}{port}, and the operator reaches both: "
             "the network between them is broken, or a network policy closes the port"
         )
+
+
+def _could_replace(one: Member, other: Member) -> bool:
+    is_there = one.view.node is not None and not (one.condemned or one.lost_why)
+    return is_there and one.view.replica_spec == other.view.replica_spec
