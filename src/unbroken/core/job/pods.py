@@ -43,9 +43,10 @@ RETRY_SECONDS = 5.0
 
 @dataclass(slots=True)
 class GivenUp:
-    """A node whose workers have ended with their lease."""
+    """A node whose workers have ended with their lease, or that other nodes did not reach."""
 
-    since: float
+    until: float
+    """Until when it is avoided if it stays ready."""
     was_away: bool = False
     """True if it was not ready since."""
 
@@ -98,11 +99,8 @@ class PodPlan:
         self.avoid: frozenset[NodeName] = frozenset()
         """Nodes to be avoided in addition to those that are unusable now."""
         self.given_up: dict[NodeName, GivenUp] = {}
-        """Nodes whose workers have ended with their lease.
-
-        They are avoided, too, until they have been not ready and are ready again, or have stayed
-        ready for `ALIVE_SECONDS`.
-        """
+        """They are avoided, too, until they have been not ready and are ready again, or have stayed
+        ready for long enough."""
 
     def deadline(self) -> float | None:
         first = next(iter(self._kept_off.values()), None)
@@ -246,16 +244,16 @@ class PodPlan:
         why = member.condemned or "its containers have ended"
         return [self._force(member, why)] if self._is_over(member) else []
 
-    def give_up(self, node: NodeName, now: float) -> None:
-        """Avoid a node whose workers have ended with their lease."""
-        self.given_up[node] = GivenUp(now)
+    def give_up(self, node: NodeName, now: float, seconds: float = ALIVE_SECONDS) -> None:
+        """Avoid a node for so long, unless it gets ready anew before."""
+        self.given_up[node] = GivenUp(now + seconds)
 
     def _take_back(self, now: float) -> None:
         """Stop avoiding the given-up nodes that are ready again, or were ready all the time."""
         for name, known in list(self.given_up.items()):
             node = self._roster.nodes.get(name)
             is_away = node is None or not node.is_ready
-            is_alive = known.was_away or now >= known.since + ALIVE_SECONDS
+            is_alive = known.was_away or now >= known.until
             if is_away:
                 known.was_away = True
             elif is_alive:

@@ -70,7 +70,7 @@ def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() 
     assert (found.culprit.fault, found.culprit.pod) == (NOT_REACHABLE, "j-w-1")
     assert "pod j-w-1 cannot connect to pod j-w-0" in found.culprit.text
     assert found.remedy.value == "pod"
-    assert job.job.state.plan.avoid == {"n1"}
+    assert job.job.state.plan.given_up.keys() == {"n1"}
     assert job.told(NOT_REACHABLE)[0].startswith("pod j-w-1 cannot connect to pod j-w-0 at ")
     job.run(f"""
         {now + 1} gone w-1 -> create w-1 avoid=n1
@@ -253,6 +253,15 @@ def test_a_spare_tells_which_of_two_pods_that_miss_each_other_is_cut_off(
     assert found.pod == culprit
     is_told = len(missed_by_spare) == 1
     assert (f"a third pod does not reach {culprit} either" in found.text) == is_told
+
+
+def test_a_node_that_was_not_reached_is_avoided_for_five_minutes() -> None:
+    job = decided("w-1")
+    job.run("17 node n1 ready\n18 gone w-1\n19 pod w-1 uid=w-1.1 node=n3")
+    for at, avoided in ((310, ("n1",)), (320, ())):
+        job.run(f"{at} gone w-1\n{at + 1} pod w-1 uid=w-1.{at} node=n3")
+        made = [e for e in job.effects if isinstance(e, CreatePod)][-1]
+        assert (made.name, made.avoid) == ("j-w-1", avoided)
 
 
 def test_one_more_pod_is_given_up_if_the_job_trains_on() -> None:

@@ -67,6 +67,9 @@ UNREACHED_SECONDS = 3.0
 """Seconds for ranks that all wait for each other, if agents do not reach each other either, and
 between looks at them. By then connections have failed for at least eight seconds, as long as the
 lease of a node that is cut off from everybody."""
+UNREACHED_AVOIDED_SECONDS = 300.0
+"""Seconds for which pods keep away from a node that others did not reach (judgement): networks come
+back by themselves, as a rule, and a free node may be all that is left."""
 DISMISSED = "StallDismissed"
 _STOPPED = ("T", "t", "")
 _STUCK = ("D", "")
@@ -272,7 +275,8 @@ class Examination:
         member, text = found
         self._stalls.confirm()
         self._unreached.let_go(member)
-        self._state.plan.avoid |= {member.view.node} if member.view.node else set()
+        if member.view.node is not None:
+            self._state.plan.give_up(member.view.node, now, UNREACHED_AVOIDED_SECONDS)
         return self._recovery.lose(member, NOT_REACHABLE, text, now)
 
     def _count_spin(self, what: Blame, now: float) -> None:
