@@ -222,11 +222,13 @@ async def test_sigterm_ends_the_workers_and_then_the_agent(
     with running(tmp_path, "--shutdown-timeout=1", program(tmp_path, text)) as agent:
         async with linked(agent) as operator:
             operator.send(start(0))
-            await operator.workers(0)
+            workers = (await operator.workers(0)).workers
             loop = asyncio.get_running_loop()
             began = loop.time()
             agent.process.terminate()
             await operator.state(AgentState.SHUTDOWN)
+            await operator.report(lambda report: report.has_ended)
+            assert not {worker.pid for worker in workers} & set(agent.processes())
             assert await asyncio.to_thread(agent.wait) == 143
             assert seconds <= loop.time() - began < seconds + 5.0
             word = b"told SIGTERM" if text is OBEDIENT else b"no"

@@ -132,6 +132,9 @@ class _Unsent:
     evidence: list[Evidence] = field(default_factory=list)
     is_asking: bool = False
     """A beat is to be sent at once: a start waits for its answer."""
+    is_last: bool = False
+    """Nothing follows the present report."""
+    all_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, evidence: Evidence) -> None:
         """Send it after the pending reports."""
@@ -207,8 +210,15 @@ class AgentServer:
             self._connections = None
 
     async def close(self) -> None:
-        """End all connections."""
+        """Send the newest report to every linked operator, and end all connections."""
         self.stop_listening()
+        for unsent in self._links.values():
+            unsent.is_last = True
+            unsent.change.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for unsent in list(self._links.values()):
+                    await unsent.all_sent.wait()
         await asyncio.gather(*(link.close() for link in self._links))
         await self._runner.cleanup()
 
@@ -378,7 +388,7 @@ class AgentServer:
                 async with asyncio.timeout(unsent.restate_seconds):
                     await unsent.change.wait()
             unsent.change.clear()
-            faults, unsent.faults = unsent.faults, ""
+            is_last, faults, unsent.faults = unsent.is_last, unsent.faults, ""
             try:
                 if faults not in ("", self._frame):
                     await send(faults)
@@ -390,7 +400,11 @@ class AgentServer:
                 while unsent.evidence:
                     await send(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
+                unsent.all_sent.set()
                 return  # The receiving side sees this too, and ends the link.
+            if is_last:
+                unsent.all_sent.set()
+                return
 
     async def _receive_commands(
         self, channel: web.WebSocketResponse, unsent: _Unsent, unseal: Unseal | None

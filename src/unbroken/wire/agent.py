@@ -348,6 +348,8 @@ class AgentReport:
 
     Peers have then renewed no lease in that attempt. None: it may have vouched.
     """
+    has_ended: bool = False
+    """In SHUTDOWN: none of its workers is alive, and it will start none; its last report."""
     unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
     to; empty: it can, or has no parent."""

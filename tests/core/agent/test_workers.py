@@ -453,7 +453,10 @@ def test_a_signal_to_the_agent_ends_it(before: tuple[Step, ...], orders: str, co
     if before == RUNNING:
         assert machine.deadline() == 18.0
         assert machine.step(Tick(), 18.0) == [KillAll()]
-    assert machine.step(NothingLives(), 20.0) == [Exit(code)]
+    assert not machine.report().has_ended
+    last = machine.step(NothingLives(), 20.0)
+    assert last == [Exit(code), Publish(machine.report())]
+    assert machine.report().has_ended
 
 
 def test_shutdown_asks_the_workers_whatever_the_stop_signal_is() -> None:
@@ -463,7 +466,7 @@ def test_shutdown_asks_the_workers_whatever_the_stop_signal_is() -> None:
         (Commanded(ShutdownCommand()), ""),
         (ended(0, WorkerEnd(signal=15)), "say shutdown"),
         (ended(1, WorkerEnd(exit_code=1)), "kill, say shutdown"),
-        (NothingLives(), "exit 0"),
+        (NothingLives(), "exit 0, say shutdown"),
     )
 
 

@@ -342,7 +342,9 @@ class Script:
     def _report(self, name: str, pod: str, words: Words) -> AgentReport:
         """`ready w-0 [newest]`, `runs w-0 attempt`, `completed ...`, `failed ... [kind=]`.
 
-        `broke w-0 [newest]`: a worker that had no rank yet has ended."""
+        `broke w-0 [newest]`: a worker that had no rank yet has ended. `shutdown w-0 [newest]
+        ended`: all workers have."""
+        has_ended = words.has("ended")
         attempt = int(words.first()) if words.plain else None
         state = {
             "boots": AgentState.INIT,
@@ -374,6 +376,7 @@ class Script:
             watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
             copies=words.read("copies", lambda rank: (int(rank),), ()),
             reason=words.get("reason", ""),
+            has_ended=has_ended,
         )
         if saved := words.get("saved"):
             report = replace(report, watch=(RankWatch(0, checkpoint_step=int(saved)),))

@@ -103,6 +103,8 @@ class Workers:
         self._kill_at: float | None = None
         self.lease = Lease()
         self._exit_code: int | None = None
+        self._has_ended = False
+        """Exit was ordered."""
         self._progress: Mapping[str, Any] = {}
         self._published: AgentReport | None = None
 
@@ -162,6 +164,7 @@ class Workers:
             kept=self._kept(),
             lease_seconds=self.lease.seconds if settings.has_keeper else None,
             unvouched=self.lease.unvouched,
+            has_ended=self._has_ended,
         )
 
     def _kept(self) -> tuple[int, ...]:
@@ -544,7 +547,8 @@ class Workers:
         self._is_clean, self._dying = True, ()
         if self.state is AgentState.SHUTDOWN:
             assert self._exit_code is not None
-            return [] if self._members else [Exit(self._exit_code)]
+            self._has_ended = not self._members
+            return [Exit(self._exit_code)] if self._has_ended else []
         if self._run is not None and self._run.is_held:
             return self._begin(self._run, now)
         return self._settle(now)

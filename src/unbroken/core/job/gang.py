@@ -1,9 +1,9 @@
 """Start and stop barrier of one job's agents.
 
 All agents of an attempt start together or not at all. Workers of an attempt may start only after
-every pod is proven to hold no worker of an earlier attempt. Proof is the agent's READY, a pod that
-is gone, or a fenced node. An agent that cannot be asked counts as alive. A pod that never received
-a start order holds no workers.
+every pod is proven to hold no worker of an earlier attempt. Proof is the agent's READY, its last
+report before it ends, a pod that is gone, or a fenced node. An agent that cannot be asked counts as
+alive. A pod that never received a start order holds no workers.
 
 Under `IN_PROCESS_RESTART`, workers may keep their process. A worker that has left its training and
 waits at its agent's barrier then counts as ended. Once that mode is withdrawn, waiting workers must

@@ -43,9 +43,10 @@ _STATE_ORDER = {
     AgentState.SHUTDOWN: 5,
 }
 _BETWEEN_ATTEMPTS = (AgentState.INIT, AgentState.READY, AgentState.SHUTDOWN)
-ReportPosition = tuple[int, int, bool, int]
-"""Attempt, state, whether a port is offered, and minus the number of workers at the barrier."""
-_UNKNOWN: ReportPosition = (-2, 0, False, 0)
+ReportPosition = tuple[int, int, bool, int, bool]
+"""Attempt, state, whether a port is offered, minus the number of workers at the barrier, whether it
+is the last report."""
+_UNKNOWN: ReportPosition = (-2, 0, False, 0, False)
 
 
 def is_stock(report: AgentReport) -> bool:
@@ -198,12 +199,13 @@ class Member:
         elif report.state is AgentState.STOPPING and report.attempt is None:
             of = report.newest_attempt if self.ordered is None else of
         has_port = report.offered_port is not None
-        return (-1 if of is None else of, _STATE_ORDER[report.state], has_port, -len(report.kept))
+        newest, state = -1 if of is None else of, _STATE_ORDER[report.state]
+        return (newest, state, has_port, -len(report.kept), report.has_ended)
 
     def _learn(self, report: AgentReport) -> None:
         if report.state in _BETWEEN_ATTEMPTS:
             self.clear_through = max(self.clear_through, -1)
-        if report.state is AgentState.READY:
+        if report.state is AgentState.READY or report.has_ended:
             if report.newest_attempt is not None:
                 self.clear_through = max(self.clear_through, report.newest_attempt)
             elif is_stock(report):

@@ -77,6 +77,20 @@ def test_containers_that_had_ended_before_the_deletion_prove_nothing() -> None:
     """)
 
 
+def test_a_pod_is_waited_for_until_its_agent_has_ended_all_workers() -> None:
+    running(2, 1).run("""
+        10 pod w-1 deleting    -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0       ->
+        10.2 shutdown w-1 0    ->
+        10.6 shutdown w-1 0 ended -> start w-0 1 rank=0, start w-2 1 rank=1
+        10.7 shutdown w-1 0    ->
+        10.8 lost w-1          ->
+        10.9 runs w-0 1        ->
+        10.9 runs w-2 1        ->
+        17 gone w-1            -> create w-1
+    """)
+
+
 def test_without_a_spare_the_new_pod_is_waited_for() -> None:
     running().run("""
         10 gone w-0                 -> stop w-1 0, create w-0
