@@ -140,7 +140,7 @@ def test_it_waits_until_the_new_pod_is_warm_but_not_for_ever(script: Script) -> 
         9 runs w-0 0 imports=7
         10 node n0 ready notice=Cordon -> create w-2 avoid=n0
         10.5 pod w-2 node=n2
-        11 ready w-2 imports=0 ->
+        11 ready w-2 imports=0 -> warm w-2 by=10.0.0.0:8080
         15 tick
         16 ready w-2 imports=3 ->
         17 ready w-2 imports=7 -> stop w-0 0, stop w-1 0
@@ -150,7 +150,7 @@ def test_it_waits_until_the_new_pod_is_warm_but_not_for_ever(script: Script) -> 
         9 runs w-0 0 imports=7
         10 node n0 ready notice=Cordon
         10.5 pod w-2 node=n2
-        11 ready w-2 imports=0 ->
+        11 ready w-2 imports=0 -> warm w-2 by=10.0.0.0:8080
         40 tick
     """)
     assert other.incidents == {}

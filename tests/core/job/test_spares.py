@@ -78,8 +78,17 @@ def test_a_new_operator_tells_them_too(script: Script) -> None:
         20 synced
         20 runs w-0 0 rank=0 {held} imports=7
         20 runs w-1 0 rank=1 {held}
-        20 ready w-2 imports=0
-        22 tick -> warm w-2 by=10.0.0.0:8080
+        20 ready w-2 imports=0 -> warm w-2 by=10.0.0.0:8080
+    """)
+
+
+def test_a_new_pod_is_told_at_once(script: Script) -> None:
+    script.run("""
+        10 runs w-0 0 imports=7
+        11 tick
+        20 gone w-2
+        21 pod w-2 uid=w-2.1 node=n3
+        23 ready w-2 imports=0 -> warm w-2.1 by=10.0.0.0:8080
     """)
 
 

@@ -37,10 +37,10 @@ class Spares:
     def note_imports(
         self, before: AgentReport | None, after: AgentReport, was_away: bool, now: float
     ) -> None:
-        """Note that an agent has reported."""
+        """Note that an agent has reported. One that is new does not wait for others."""
         old = None if before is None or was_away else (before.state, before.imports)
         if after.imports is not None and old != (after.state, after.imports) and self._at is None:
-            self._at = now + GATHER_SECONDS
+            self._at = now + (GATHER_SECONDS if before is not None else 0.0)
 
     def advance(self, now: float) -> list[JobEffect]:
         """Send the orders that are due, and repeat them until a report shows them."""
