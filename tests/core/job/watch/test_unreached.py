@@ -212,12 +212,14 @@ def test_if_the_next_pod_does_not_reach_it_either_the_other_end_is_to_blame(
     assert now <= 25
 
 
-def missed(job: WatchedJob, spare: str, at: float, *pods: str) -> None:
-    """Have a spare answer which of the pods it does not reach."""
+def missed(
+    job: WatchedJob, spare: str, at: float, *pods: str, ends: tuple[str, str] = ("w-1", "w-0")
+) -> None:
+    """Have a spare answer which of the pods it does not reach; `ends`: who misses whom."""
     uid = job._uid(spare)
     asked = [e.request for e in job.effects if isinstance(e, AskAgent) and e.pod == uid][-1]
     assert isinstance(asked, CollectCommand)
-    by_pod = dict(zip(("w-1", "w-0"), asked.peers, strict=True))
+    by_pod = dict(zip(ends, asked.peers, strict=True))
     away = tuple(by_pod[pod] for pod in pods)
     answer = Evidence(asked.request, asked.attempt, f"{spare}.a", at, unreached=away)
     job.give(EvidenceReceived(uid, answer), at)
@@ -279,6 +281,28 @@ def test_one_more_pod_is_given_up_if_the_job_trains_on() -> None:
     assert now < 60
     job.tick(now + 100)
     assert shown(job.effects).count("create w-") == 3
+
+
+def test_what_a_spare_says_counts_more_than_who_was_at_the_other_end_before() -> None:
+    job = decided("w-0")
+    job.run("""
+        18.1 ready w-1 0
+        18.1 gone w-0
+        18.3 runs w-1 1
+        18.3 runs w-2 1
+        18.5 pod w-0 uid=w-0.1 node=n3
+        18.8 ready w-0
+    """)
+    cut(job, "w-1", 20, "10.0.0.2:8080")
+    missed(job, "w-0", 20.2, "w-2", ends=("w-1", "w-2"))
+    for at in (20.5, 24.5):
+        for rank, pod in enumerate(("w-2", "w-1")):
+            job.answer(pod, at, looked(rank))
+        due = job.job.deadline()
+        assert due is not None
+        if 2 not in job.incidents:
+            job.tick(due)
+    assert job.incidents[2].culprit.pod == "j-w-2"
 
 
 def probed(*missed_by_probe: str) -> WatchedJob:

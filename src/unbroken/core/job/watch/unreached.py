@@ -139,8 +139,8 @@ class Unreached:
         by_spares = self._missed_by_spares()
         counts.update(by_spares)
         before = self._state.attempt - 1
-        counts.update(uid for uid in known if self._others.get(uid) == before)
-        worst = max(known, key=lambda uid: (counts[uid], ranks[uid]))
+        others = {uid for uid in known if self._others.get(uid) == before}
+        worst = max(known, key=lambda uid: (counts[uid], uid in others, ranks[uid]))
         named = worst if worst in self._since else next(iter(self._since))
         text = self._text(members[named])
         if by_spares[worst] > min(by_spares[uid] for uid in known):
