@@ -33,7 +33,6 @@ from unbroken.core.agent.events import (
     Arrived,
     Commanded,
     Disconnected,
-    Exit,
     FaultReported,
     KillAll,
     NothingLives,
@@ -349,7 +348,10 @@ def test_shutdown_at_the_barrier_asks_them_and_leaves_nobody() -> None:
     assert machine.deadline() is None
     stubborn = check(*READY, (Terminated(15), "signal 15, shutdown"))
     assert [short(one) for one in stubborn.step(Tick(), 26.0)] == ["kill"]
-    assert stubborn.step(NothingLives(), 27.0) == [Exit(143)]
+    assert [short(one) for one in stubborn.step(NothingLives(), 27.0)] == [
+        "exit 143",
+        "say shutdown",
+    ]
 
 
 def test_stages_run_beside_those_at_the_barrier() -> None:
