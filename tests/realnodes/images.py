@@ -118,6 +118,7 @@ def _build(folder: Path) -> None:
     """Build all images into a folder that appears only when it is complete."""
     for old in CACHE.glob("built-*"):
         shutil.rmtree(old)
+    _buildah("rm", "--all")  # A build that was interrupted leaves some, whose images stay.
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "made"
         base = _file_system(BASE, Path(scratch))
