@@ -18,7 +18,7 @@ from recovery_records import percentile
 from tests.realnodes import images, machines
 from tests.realnodes.jobs import Job, Life
 from tests.realnodes.plane import RealCluster
-from tests.realnodes.releases import OPERATORS, Release
+from tests.realnodes.releases import Release
 from unbroken.core.job.pods import ALIVE_SECONDS
 from unbroken.spec.times import time_seconds
 
@@ -86,20 +86,7 @@ class Place:
     @property
     def operator(self) -> str:
         """The address of the operator that leads."""
-        return self.operators[self.release.leader()]
-
-    @property
-    def operators(self) -> dict[str, str]:
-        """The address of each operator's pod."""
-        pods = self.release.cluster.get(*OPERATORS)["items"]
-        placed = (one for one in pods if "podIP" in one["status"])
-        return {one["metadata"]["name"]: one["status"]["podIP"] for one in placed}
-
-    @property
-    def others(self) -> list[str]:
-        """The addresses of the pods on the other nodes, as networks."""
-        names = [name for name in machines.names(self.room) if name != self.node]
-        return [machines.pods_network(self.room, name) for name in names]
+        return self.release.addresses()[self.release.leader()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +125,7 @@ def _unheard(place: Place) -> Iterator[None]:
 
 
 def _unheard_by_peers(place: Place) -> Iterator[None]:
-    operators = place.operators.values()
-    with machines.dropped(place.network, *place.others, but_to=operators):
+    with place.release.unheard_by_peers(place.node):
         yield
 
 

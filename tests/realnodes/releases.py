@@ -11,7 +11,7 @@ import helm_python
 
 from tests.cluster_logs import assert_no_errors
 from tests.deploy.charts import CHART, NAMESPACE, Object
-from tests.realnodes import images
+from tests.realnodes import images, machines
 from tests.realnodes.plane import SYSTEM, RealCluster
 
 VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
@@ -64,6 +64,21 @@ class Release:
         """Return the operators' pods, and the node of each."""
         pods = self.cluster.get(*OPERATORS)["items"]
         return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in pods}
+
+    def addresses(self) -> dict[str, str]:
+        """Return the operators' pods that have an address, and the address of each."""
+        pods = self.cluster.get(*OPERATORS)["items"]
+        placed = (one for one in pods if "podIP" in one["status"])
+        return {one["metadata"]["name"]: one["status"]["podIP"] for one in placed}
+
+    @contextmanager
+    def unheard_by_peers(self, node: str) -> Iterator[None]:
+        """Drop packets from the pods of a node to those of all others, but to the operators."""
+        room = self.cluster.directory
+        others = [machines.pods_network(room, one) for one in machines.names(room) if one != node]
+        network, operators = machines.pods_network(room, node), self.addresses().values()
+        with machines.dropped(network, *others, but_to=operators):
+            yield
 
     def run(self, operator: str, *command: str) -> str:
         """Run a command in an operator's container; return its output."""

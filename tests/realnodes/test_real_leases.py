@@ -17,7 +17,7 @@ import pytest
 from tests.realnodes import images, machines
 from tests.realnodes.jobs import GLOO, Job, named
 from tests.realnodes.plane import until
-from tests.realnodes.releases import OPERATORS, Release
+from tests.realnodes.releases import Release
 
 NODES = 3
 IMAGES = True
@@ -38,15 +38,9 @@ def leaders_node(release: Release) -> str:
     return release.operators()[release.leader()]
 
 
-def operator_addresses(release: Release) -> dict[str, str]:
-    """Return the addresses of the operators' pods by name, as their packets have them."""
-    pods = release.cluster.get(*OPERATORS)["items"]
-    return {one["metadata"]["name"]: one["status"]["podIP"] for one in pods}
-
-
 def leaders_address(release: Release) -> str:
-    """Return the leading operator's address."""
-    return operator_addresses(release)[release.leader()]
+    """Return the leading operator's address, as its packets have it."""
+    return release.addresses()[release.leader()]
 
 
 def victim(release: Release, job: Job) -> str:
@@ -156,11 +150,8 @@ def test_a_node_that_loses_packets_to_all_peers_is_left(release: Release) -> Non
     nodes it is."""
     job = Job(release.cluster, "lost-packets", script=GLOO, image=images.NAMES["training"])
     job.apply()
-    node, room = victim(release, job), job.cluster.directory
-    others = [machines.pods_network(room, one) for one in machines.names(room) if one != node]
-    with machines.dropped(
-        machines.pods_network(room, node), *others, but_to=operator_addresses(release).values()
-    ):
+    node = victim(release, job)
+    with release.unheard_by_peers(node):
         job.running(after=0)
         culprit = job.incident(1)["culprit"]
         assert (culprit["fault"], culprit["node"]) == ("PeersNotReachable", node)

@@ -134,7 +134,6 @@ class _Unsent:
     """A beat is to be sent at once: a start waits for its answer."""
     is_last: bool = False
     """Nothing follows the present report."""
-    all_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, evidence: Evidence) -> None:
         """Send it after the pending reports."""
@@ -150,6 +149,7 @@ class AgentServer:
         self._guard = guard
         """Proofs of the key; None: any caller is admitted."""
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
+        self._senders: set[asyncio.Task[None]] = set()
         self._order = LinkOrder()
         self._frame = ""
         self._beats = False
@@ -215,10 +215,8 @@ class AgentServer:
         for unsent in self._links.values():
             unsent.is_last = True
             unsent.change.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                for unsent in list(self._links.values()):
-                    await unsent.all_sent.wait()
+        if self._senders:
+            await asyncio.wait(self._senders, timeout=CLOSE_SECONDS)
         await asyncio.gather(*(link.close() for link in self._links))
         await self._runner.cleanup()
 
@@ -366,6 +364,8 @@ class AgentServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 sending = tasks.create_task(self._send_reports(channel, unsent, link.seal))
+                self._senders.add(sending)
+                sending.add_done_callback(self._senders.discard)
                 await self._receive_commands(channel, unsent, link.unseal)
                 sending.cancel()
         finally:
@@ -400,10 +400,8 @@ class AgentServer:
                 while unsent.evidence:
                     await send(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
-                unsent.all_sent.set()
                 return  # The receiving side sees this too, and ends the link.
             if is_last:
-                unsent.all_sent.set()
                 return
 
     async def _receive_commands(

@@ -86,8 +86,8 @@ class Moves:
         self._expire(now)
         if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
             return
-        affected, probe = self._affected(), self._state.plan.probe
-        is_settled = not affected and probe is None
+        affected = self._affected()
+        is_settled = not affected and self._state.plan.probe is None
         if is_settled and self._is_settled:
             self._look_at = None
             return
@@ -155,11 +155,12 @@ class Moves:
     def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
         """Want a pod for each rank that leaves, and a probe, in addition to the spares if these are
         too few."""
-        state, may_add = self._state, self._state.may_add_pods
+        state, probe = self._state, self._state.plan.probe
         needed = Counter(one.member.view.replica_spec for one in leaving)
-        needed.update([state.plan.probe.replica_spec] if state.plan.probe is not None else [])
+        if probe is not None:
+            needed[probe.replica_spec] += 1
         for spec in state.shape:
-            beside = max(spec.spares, needed[spec.name] if may_add else 0)
+            beside = max(spec.spares, needed[spec.name] if state.may_add_pods else 0)
             pods = spec.replicas + beside
             surplus = state.plan.resize(spec.name, pods, state.gang.ranks)
             self._let_go(surplus, "it is needed no more", now)

@@ -99,8 +99,8 @@ class PodPlan:
         self.avoid: frozenset[NodeName] = frozenset()
         """Nodes to be avoided in addition to those that are unusable now."""
         self.given_up: dict[NodeName, GivenUp] = {}
-        """They are avoided, too, until they have been not ready and are ready again, or have stayed
-        ready for long enough."""
+        """Nodes that are avoided, too, until they have been not ready and are ready again, or have
+        stayed ready for long enough."""
 
     def deadline(self) -> float | None:
         first = next(iter(self._kept_off.values()), None)

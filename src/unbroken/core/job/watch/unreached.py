@@ -96,8 +96,10 @@ class Unreached:
 
     def want_probe(self, now: float) -> None:
         """Want a probe if nobody else can tell which of two pods is cut off."""
+        if self._probe_by is not None or not self._is_unasked():
+            return
         state, found = self._state, self.worst()
-        if found is None or self._probe_by is not None or not self._is_unasked():
+        if found is None:
             return
         kind = found[0].view.replica_spec
         has_spares = any(spec.spares for spec in state.shape if spec.name == kind)
