@@ -249,7 +249,7 @@ def test_the_first_job_of_the_installation_guide_survives_its_own_fault(
     manifest = EXAMPLE.with_name("first_job.yaml").read_text()
     assert "--steps=2000" in manifest
     cluster.kubectl("create", "configmap", "train-lm", f"--from-file={EXAMPLE}")
-    text = manifest.replace("--steps=2000", "--steps=30")
+    text = manifest.replace("--steps=2000", "--steps=10")
     cluster.kubectl("apply", "-f", "-", stdin=text)
     until(cluster, "first", "Running")
     assert row(cluster, "first")["READY"] == "2/2"
