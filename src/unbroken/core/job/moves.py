@@ -73,7 +73,8 @@ class Moves:
             for name, limit in self._limits()
             if name not in roster.expired and roster.on_node(name)
         )
-        return earliest(self._look_at if self._is_quiet() else None, *limits)
+        is_due = self._is_quiet() or self._is_probe_wanted()
+        return earliest(self._look_at if is_due else None, *limits)
 
     def advance(self, now: float) -> None:
         """Prepare and make the moves that notices ask for."""
@@ -84,7 +85,9 @@ class Moves:
             self._seen.setdefault(name, now)
         self._state.roster.closing = {name for name in noticed if self._is_closing(name, now)}
         self._expire(now)
-        if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
+        is_quiet = self._is_quiet()
+        is_early = self._look_at is not None and now < self._look_at
+        if is_early or not (is_quiet or self._is_probe_wanted()):
             return
         affected = self._affected()
         is_settled = not affected and self._state.plan.probe is None
@@ -96,6 +99,8 @@ class Moves:
         self._is_settled = is_settled
         self._look_at = None if is_settled else now + LOOK_SECONDS
         self._make_room(leaving, now)
+        if not is_quiet:
+            return
         why = "its node has a notice, and it trains nothing"
         self._let_go([one for one in affected if one.uid not in ranks], why, now)
         if leaving:
@@ -121,9 +126,15 @@ class Moves:
 
     def _is_quiet(self) -> bool:
         """True if the job trains, and has recovered from its last incident."""
+        return self._is_running() and self._state.incidents.open is None
+
+    def _is_probe_wanted(self) -> bool:
+        """True if a probe is wanted, be it in an attempt that has made no step yet."""
+        return self._is_running() and self._state.plan.probe is not None
+
+    def _is_running(self) -> bool:
         state = self._state
-        is_running = state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
-        return is_running and state.incidents.open is None
+        return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
 
     def _affected(self) -> list[Member]:
         """Return the pods on nodes that have a notice."""

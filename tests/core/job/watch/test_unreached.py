@@ -17,6 +17,7 @@ from unbroken.core.job.events import (
     DeletePod,
     EvidenceReceived,
     PodUid,
+    RecordEvent,
     StartWorkers,
     StopWorkers,
 )
@@ -323,6 +324,45 @@ def probed(*missed_by_probe: str) -> WatchedJob:
     missed(job, "w-2", 18.1, *missed_by_probe)
     look(job, 18.5)
     return job
+
+
+def test_a_new_operator_hears_of_it_before_it_knows_the_attempt() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    new = job.successor(20)
+    for rank, (pod, report) in enumerate(job.agents.items()):
+        report = replace(report, rank=rank, master_addr="10.0.0.0", master_port=29000)
+        new.give(AgentReported(job._uid(pod), report), 20)
+    new.run("20.5 synced -> look w-0, look w-1")
+    told = [one.message for one in new.effects if isinstance(one, RecordEvent)]
+    assert told[-1].startswith("pod j-w-1 cannot connect to pod j-w-0")
+
+
+def test_another_pod_is_started_if_the_new_operator_ends_the_one_that_was_to_tell() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    look(job, 12.5)
+    job.run("13 pod w-2 node=n2\n13.5 ready w-2")
+    new = job.successor(20)
+    for rank, (pod, report) in enumerate(job.agents.items()):
+        report = replace(report, master_addr="10.0.0.0", master_port=29000)
+        report = replace(report, rank=rank) if pod != "w-2" else report
+        new.give(AgentReported(job._uid(pod), report), 20)
+    new.run("20.5 synced -> look w-0, look w-1, delete w-2")
+
+
+def test_one_more_pod_tells_which_of_two_is_cut_off_in_an_attempt_without_a_step() -> None:
+    job = working()
+    job.run("""
+        12 job restart=12
+        12.5 ready w-0 0
+        12.5 ready w-1 0
+        12.6 runs w-0 1
+        12.6 runs w-1 1
+    """)
+    assert job.incidents[1].ended_at is None
+    cut(job, "w-1", 14)
+    assert look(job, 14.5) == "create w-2 avoid=n0/n1"
 
 
 @pytest.mark.parametrize(("missed_by_probe", "culprit"), [

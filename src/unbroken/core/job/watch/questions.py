@@ -54,7 +54,8 @@ def ask(state: JobState, seconds: float, now: float, samples_per_second: int = 0
 
 def spares_to_ask(state: JobState) -> list[PodUid]:
     """Return the pods without a rank that can be asked which agents they reach."""
-    spares = (uid for uid in state.roster.members if uid not in state.gang.ranks)
+    members, ranks = state.roster.members.items(), state.gang.ranks
+    spares = (uid for uid, member in members if uid not in ranks and not member.condemned)
     return sorted(uid for uid in spares if _can_answer(state, uid))[:SPARES_MAX]
 
 

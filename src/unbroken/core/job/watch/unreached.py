@@ -66,10 +66,7 @@ class Unreached:
             self._others.clear()  # Who was let go was the one.
         if not report.unreached and not self._since:
             return
-        if self._attempt != self._state.attempt:
-            self._attempt, self._events = self._state.attempt, 0
-            self._since.clear()
-            self._question = self._probe_by = None
+        self._begin(now)
         if not report.unreached:
             self._since.pop(member.uid, None)
         elif member.uid not in self._since and self._parent(member.uid) is not None:
@@ -79,24 +76,42 @@ class Unreached:
                 self._state.record_event(NOT_REACHABLE, self._text(member), is_warning=True)
                 self._question = ask_spares(self._state, self._ends(), ANSWER_SECONDS, now)
 
+    def _begin(self, now: float) -> None:
+        """Collect the agents' reports again when another attempt runs: a new operator gets them
+        before it knows the attempt."""
+        order = self._state.gang.order
+        if order is None or order.attempt == self._attempt:
+            return
+        self._attempt, self._events = order.attempt, 0
+        self._since.clear()
+        self._question = self._probe_by = None
+        for uid in self._state.gang.ranks:
+            member = self._state.roster.members.get(uid)
+            report = member.report if member else None
+            if member and report and member.attempt_of(report) == order.attempt:
+                self.take(member, report, now)
+
     def answered(self, uid: PodUid, evidence: Evidence) -> None:
         """Take which of the pods a spare does not reach."""
         if self._question is not None:
             self._question.take(uid, evidence)
 
     def advance(self, now: float) -> None:
-        """Ask the probe as soon as it can answer; give it up once it is of no use."""
+        """Ask spares, and the probe, as soon as they can answer; give a probe up that is of no
+        use."""
+        self._begin(now)
         plan, by = self._state.plan, self._probe_by
         if by is None or self.since is None:
             plan.probe = self._probe_by = None
         elif now >= by + PROBE_KEPT_SECONDS:
             plan.probe = None
-        elif self._is_unasked() and spares_to_ask(self._state):
+        is_untold = self.since is not None and self._is_answered(now) is False
+        if is_untold and spares_to_ask(self._state):
             self._question = ask_spares(self._state, self._ends(), ANSWER_SECONDS, now)
 
     def want_probe(self, now: float) -> None:
         """Want a probe if nobody else can tell which of two pods is cut off."""
-        if self._probe_by is not None or not self._is_unasked():
+        if self._probe_by is not None or self._is_answered(now) is not False:
             return
         state, found = self._state, self.worst()
         if found is None:
@@ -115,14 +130,16 @@ class Unreached:
 
     def is_probing(self, now: float) -> bool:
         """Return whether a probe may still answer."""
-        question = self._question
-        has_answer = question is not None and question.answers and not question.awaited
-        return self._probe_by is not None and now < self._probe_by and not has_answer
+        is_open = self._probe_by is not None and now < self._probe_by
+        return is_open and not self._is_answered(now)
 
-    def _is_unasked(self) -> bool:
-        """Return whether no spare was there to be asked."""
+    def _is_answered(self, now: float) -> bool | None:
+        """Return whether spares have told what they reach: False if none was there or in time;
+        None while an answer may still come."""
         question = self._question
-        return question is not None and not question.awaited and not question.answers
+        if question is None or not question.is_over(self._state, now):
+            return None
+        return bool(question.answers)
 
     def worst(self) -> tuple[Member, str] | None:
         """Return the pod that most pods do not reach, or that reaches none, and the text about it.
