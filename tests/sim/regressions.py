@@ -152,6 +152,8 @@ SEEDS = {
     23000035204: "rule: an operator that had died was to know of copies that came later",
     27002015793: "a rank of a stock agent that was shutting down was given to a second pod",
     27002005931: "world: an agent lost again while it was being connected was never missed",
+    29000000676: "a new operator did not see that pods missed each other: reports came before",
+    29000000840: "a new operator asked the pod that was to tell which end is cut off, and ended it",
     21000020196: "a rank that missed its peer was blamed, not the agent whose lease had run out",
 }
 

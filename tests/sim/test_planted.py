@@ -6,6 +6,7 @@ A planted bug that survives shows that the worlds, or the rules, are too kind.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -26,10 +27,22 @@ from unbroken.core.job.record import receipts, samples
 from unbroken.core.job.recovery import budgets, decision, incidents, ladder, reading, recovery
 from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
-from unbroken.core.job.watch import examination, looks, questions, stalls, still_ranks
+from unbroken.core.job.watch import (
+    examination,
+    looks,
+    questions,
+    stalls,
+    still_ranks,
+    unreached,
+)
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
-from unbroken.sim.scenario import ABANDONED_SEEDS, LEASE_FAULT_SEEDS, WAITING_SEEDS
+from unbroken.sim.scenario import (
+    ABANDONED_SEEDS,
+    LEASE_FAULT_SEEDS,
+    UNREACHED_SEEDS,
+    WAITING_SEEDS,
+)
 from unbroken.sim.world import run
 from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
@@ -621,6 +634,27 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "_nnodes", lambda self: 2)
 
 
+@planted("nobody is asked which of two pods is cut off", UNREACHED_SEEDS + 184)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached.Unreached, "want_probe", lambda self, now: None)
+
+
+@planted("spares are not asked which of two pods they reach", UNREACHED_SEEDS + 40)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached.Unreached, "_missed_by_spares", lambda self: Counter[PodUid]())
+
+
+@planted("a new operator does not read which pods miss each other", UNREACHED_SEEDS + 676)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = unreached.Unreached.advance
+
+    def advance(self: unreached.Unreached, now: float) -> None:
+        if self.since is not None:
+            real(self, now)
+
+    patch.setattr(unreached.Unreached, "advance", advance)
+
+
 def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:
@@ -636,7 +670,7 @@ def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
     plant, known = PLANTS[name]
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        starts = (ABANDONED_SEEDS, LEASE_FAULT_SEEDS, 0)
+        starts = (UNREACHED_SEEDS, ABANDONED_SEEDS, LEASE_FAULT_SEEDS, 0)
         first = next(start for start in starts if known >= start)
         seed = first_breach((known, *range(first, first + SEEDS)))
     assert seed is not None, "no world shows it"

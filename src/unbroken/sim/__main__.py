@@ -25,14 +25,14 @@ from functools import partial
 
 from .probes import unreached
 from .progress import Progress
-from .scenario import ABANDONED_SEEDS
+from .scenario import UNREACHED_SEEDS
 from .world import World, run
 
 CHUNK = 50
 SHOWN = 5
 """Failures that are printed in full."""
 FRESH_SEEDS = 3000
-FRESH_FIRST, FRESH_RANGES = ABANDONED_SEEDS, 1_000_000
+FRESH_FIRST, FRESH_RANGES = UNREACHED_SEEDS, 1_000_000
 """Fresh seeds lie in one of so many ranges that follow each other, above all that are written down
 anywhere."""
 INTERRUPTED = 130

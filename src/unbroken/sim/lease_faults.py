@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from unbroken.core.agent.events import KillAll
 from unbroken.core.job.life import STOP_SECONDS
+from unbroken.core.job.recovery.signals import STALLED
+from unbroken.core.job.watch.unreached import NOT_REACHABLE
 from unbroken.sim.actors.agents import AWAKE_SECONDS, Agent
 from unbroken.sim.actors.cluster import Node
 from unbroken.sim.actors.links import Way
 from unbroken.sim.actors.operators import SILENCE_SECONDS
-from unbroken.sim.actors.training import Worker
+from unbroken.sim.actors.training import Gathering, Worker
 
 from .faults import any_node, any_worker, crash, note
 
@@ -26,6 +28,8 @@ With the 0.5 s that it leaves to its agent this is 0.1 s less than the operator'
 """
 LOST_SECONDS = 90.0
 """A way stays cut for so long at most."""
+UNREACHED_NOTICED = 25.0
+"""Seconds after which a node that its peers do not reach has been noticed."""
 CUTS = ("agent_unheard", "operator_unheard", "peers_unheard")
 """Faults that cut ways between a node and others; a later one replaces an earlier one."""
 
@@ -53,6 +57,50 @@ def peers_unheard(world: World) -> None:
         _cut_ways(world, node, "peers_unheard", way)
 
 
+def peers_unreached(world: World) -> None:
+    """No packet passes between a node with workers and other nodes; operators reach all."""
+    worker = any_worker(world)
+    local = None if worker is None else world.cluster.local(worker.pod)
+    if local is None:
+        return
+    node, seconds = local.node, world.schedule.between(SILENCE_SECONDS, LOST_SECONDS)
+    node.is_unreached = world.truth.has_unreached = True
+    for place in dict.fromkeys(map(world.training.place, world.training.live.values())):
+        if not (place.is_broken or place.is_done or meet(world, place)):
+            world.training.part(place)
+            world.watches.silence(place)
+    if not world.scenario.stays_unreached:
+        world.schedule.after(seconds, free_ways, world, node)
+
+
+def meet(world: World, place: Gathering) -> bool:
+    """Return whether the workers of an attempt reach each other, and note it if they do not."""
+    found = [world.cluster.local(worker.pod) for worker in place.members.values()]
+    pods = [local for local in found if local is not None]
+    apart = [one.node for one in pods if any(not one.node.receives(two.node) for two in pods)]
+    unreached = [node for node in apart if node.is_unreached]
+    if unreached:
+        note(world, "peers_unreached", pods, unreached[0], is_anyones=True)
+    return not unreached
+
+
+def judge_unreached(world: World) -> None:
+    """Check that a node which its peers do not reach is named, and costs one restart if nothing
+    else is wrong."""
+    faults = [one for one in world.truth.faults if one.kind == "peers_unreached"]
+    if not world.scenario.stays_unreached or not faults:
+        return
+    incidents, require = list(world.control.incidents.objects.values()), world.checkers.require
+    named = {one.culprit.node for one in incidents if one.culprit.fault == NOT_REACHABLE}
+    require(named <= {faults[0].node}, "the wrong end is blamed", *incidents)
+    hangs = [one for one in incidents if one.culprit.fault == STALLED]
+    require(not hangs, "a node that is not reached is taken for a hang", *hangs)
+    if world.truth.is_undisturbed:
+        require(len(incidents) == 1, "a node that is not reached costs one restart", *incidents)
+        seconds = incidents[0].detected_at - faults[0].at
+        require(seconds < UNREACHED_NOTICED, "nobody noticed that a node is not reached", seconds)
+
+
 def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
     seconds = world.schedule.between(SILENCE_SECONDS, LOST_SECONDS)
     _end_cuts(world, node)
@@ -65,7 +113,7 @@ def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
 def free_ways(world: World, node: Node) -> None:
     """Let all messages from and to a node pass."""
     _end_cuts(world, node)
-    node.way, node.is_deaf = Way.BOTH, False
+    node.way, node.is_deaf, node.is_unreached = Way.BOTH, False, False
     world.look_at(node)
 
 
@@ -228,6 +276,7 @@ def _lose_time(world: World, agent: Agent) -> None:
 ACTIONS: dict[str, Callable[[World], None]] = {
     action.__name__: action
     for action in (
-        agent_unheard, operator_unheard, peers_unheard, island, node_pause, lease_edge,
+        agent_unheard, operator_unheard, peers_unheard, peers_unreached, island, node_pause,
+        lease_edge,
     )
 }  # fmt: skip

@@ -53,6 +53,8 @@ def unreached(probes: Mapping[str, int]) -> list[str]:
     wanted = {*REACHED, *FAULTS, *NOISE, *STALLS} - SILENT
     if any(map(probes.get, LEASE_FAULTS)):
         wanted |= {*LEASE_REACHED, *LEASE_FAULTS}
+    if probes.get("peers_checked"):
+        wanted.add("peers_unreached")
     if probes.get("stock_waits"):
         wanted.add("ends_waiting")
     return sorted(name for name in wanted if not probes.get(name))

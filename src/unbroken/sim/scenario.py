@@ -107,6 +107,8 @@ LEASE_FAULTS = {
 """Faults of worlds with leases, with weights."""
 ABANDONED_SEEDS = 26_000_000_000
 """From here on, in half of the worlds with leases, nobody fences or repairs a dead node."""
+UNREACHED_SEEDS = 29_000_000_000
+"""From here on a node of some of these worlds is not reached by its peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,10 @@ class Scenario:
     """Its seed is of those with `LEASE_FAULTS`."""
     are_abandoned: bool = False
     """Nodes without power stay as they are, for ever, and nobody says that they are off."""
+    checks_peers: bool = False
+    """Agents check whether their parent can be connected to."""
+    stays_unreached: bool = False
+    """A node that peers do not reach stays so for ever."""
     counts_pauses: bool = True
     """Clocks advance while their machine is paused."""
     has_waiting: bool = False
@@ -208,6 +214,10 @@ def draw(seed: int) -> Scenario:
         abandoned = random.Random(f"abandoned nodes of {seed}")
         if seed >= ABANDONED_SEEDS and abandoned.random() < 0.5:
             scenario = _abandoned(scenario, abandoned)
+        if seed >= UNREACHED_SEEDS:
+            scenario = _with_unreached(scenario, random.Random(f"unreached nodes of {seed}"))
+            if scenario.stays_unreached:
+                return scenario
     if is_stock and seed >= WAITING_SEEDS:
         has_waiting = random.Random(f"barrier of {seed}").random() < 0.5
         return replace(scenario, has_waiting=has_waiting)
@@ -299,6 +309,42 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
         faults=tuple(sorted(faults, key=lambda fault: fault.seconds)),
         heal_after=60.0,
         are_abandoned=True,
+    )
+
+
+def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which agents check their peers, and perhaps do not reach some.
+
+    In half of these a node is not reached from some moment on and for ever, and nothing else is
+    wrong: it is the one to be replaced.
+    """
+    scenario, kind = replace(scenario, checks_peers=True), rng.choice(["", "", "one more", "alone"])
+    if kind == "one more":
+        fault = Timed(rng.uniform(0.0, 40.0), "peers_unreached", rng.choice(["", "start"]))
+        return replace(scenario, faults=(*scenario.faults, fault))
+    if not kind:
+        return scenario
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+    ranks, spares = rng.choice([2, 2, 3, 4]), rng.choice([0, 0, 1])
+    faults = [Timed(rng.uniform(0.0, 20.0), "peers_unreached", "start")]
+    if rng.random() < 0.3:
+        faults.append(Timed(rng.uniform(0.0, 40.0), "operator_crash"))
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", template, ranks, spares),), "1", RunPolicy()),
+        nodes=ranks + spares + 2,
+        manners=replace(scenario.manners, slots=1, start=0.2),
+        quality=Quality(usual_seconds=rng.choice([0.002, 0.02, 0.2]), is_beating=True),
+        lag=Lag(),
+        habits=Habits(work_seconds=rng.uniform(40.0, 120.0), watchdog_seconds=600.0),
+        ambiguous=0.0,
+        busy_seconds=0.0,
+        rhythm=_rhythm(rng),
+        members=scenario.members and replace(scenario.members, mortal=0.0),
+        faults=tuple(faults),
+        heal_after=60.0,
+        are_abandoned=False,
+        stays_unreached=True,
     )
 
 

@@ -22,7 +22,7 @@ from unbroken.core.job.watch.examination import (
 )
 from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS, SLOW_SECONDS
-from unbroken.sim.actors.agents import Agent, AgentResources, Leasing
+from unbroken.sim.actors.agents import Agent, AgentResources
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
 from unbroken.sim.actors.imports import Imports, Learner
@@ -39,8 +39,7 @@ from unbroken.sim.checkers.truth import Fault, Truth
 from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
-from . import faults, lease_faults
-from .lease_faults import KEEPER_LATE_SECONDS
+from . import faults, lease_faults, leases
 from .scenario import ENDS_WAITING, Scenario, Timed, draw
 from .schedule import EPOCH, Schedule
 
@@ -108,6 +107,7 @@ class World:
         self.snapshots = self._snapshots()
         self.imports = Imports(self.schedule, seed, self._reachable) if shape.is_warm else None
         self.training.begun = self._begun
+        self.training.meets = lambda place: lease_faults.meet(self, place)
         self.surroundings = self._surroundings(parts, quality)
         self.control = self._control(parts, live)
         self.is_healed = False
@@ -144,50 +144,8 @@ class World:
             members=shape.members,
             snapshots=self.snapshots,
             imports=self.imports,
-            leasing=Leasing(shape.drift, KEEPER_LATE_SECONDS, self._peer, self._lease_ran_out)
-            if shape.lease_seconds
-            else None,
+            leasing=leases.leasing(self) if shape.lease_seconds else None,
         )
-
-    def _lease_ran_out(self, agent: Agent) -> None:
-        """Check that only unreachable agents, or agents with bad links, end by their lease."""
-        quality = self.surroundings.quality
-        is_lossy = quality.loss or quality.late or self.has_cuts or agent.is_frozen
-        is_needless = not is_lossy and self._is_vouched_for(agent)
-        self.checkers.require(not is_needless, "a lease runs out without need", agent.local)
-        self._noted("lease_over", agent.local)
-
-    def _peer(self, address: str) -> Agent | None:
-        """The agent that listens there, wherever its node is."""
-        agents = (
-            local.process
-            for node in self.cluster.machines.values()
-            for local in node.locals.values()
-            if f"{local.address}:{PORT}" == address
-        )
-        return next(
-            (agent for agent in agents if isinstance(agent, Agent) and agent.is_alive), None
-        )
-
-    def _is_vouched_for(self, agent: Agent) -> bool:
-        """Return whether all ranks of the agent's attempt run it, and reach each other.
-
-        A suspended job uses the numbers of its attempts again: the address distinguishes them.
-        """
-        told = agent.told
-        if told is None or not agent.local.node.is_up:
-            return False
-        peers = {
-            process.told.rank
-            for node in self.cluster.machines.values()
-            if node.is_up
-            for local in node.locals.values()
-            if isinstance(process := local.process, Agent)
-            if process.told is not None and process.vouches(told.attempt)
-            if process.told.master_addr == told.master_addr
-            if process.told.master_port == told.master_port
-        }
-        return peers >= set(range(told.nnodes))
 
     def _control(self, parts: Parts, live: dict[int, Worker]) -> Control:
         """Make what all simulated operators share."""
@@ -275,7 +233,7 @@ class World:
         return (
             any(until > now - 5.0 for until in self._cuts.values())
             or not all(node.is_up and node.way is Way.BOTH for node in machines)
-            or any(node.is_deaf for node in machines)
+            or any(node.is_deaf or node.is_unreached for node in machines)
             or any(node.is_repaired_at and node.is_repaired_at > now - 5.0 for node in machines)
         )
 
@@ -448,6 +406,7 @@ class World:
             if not node.is_up:
                 self.schedule.after(self.schedule.between(5.0, 30.0), self.repair, node)
             node.way, node.is_deaf = Way.BOTH, False
+            node.is_unreached &= self.scenario.stays_unreached
             for local in node.locals.values():
                 if isinstance(local.process, Agent):
                     local.process.crash_in = None
@@ -567,6 +526,7 @@ class World:
         ranks = self.scenario.nproc * spec.nnodes
         for wrong in self.watches.judge_end(told, status.restart_count, ranks):
             require(False, wrong)
+        lease_faults.judge_unreached(self)
         ending = Ending(self.checkers, self.truth, spec, status, self.training.reached)
         name = ending.judge(self.control.incidents.objects.values())
         if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from unbroken.core.agent import events
@@ -27,6 +27,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .cluster import Local
 from .imports import Imports
 from .links import Link, Quality
+from .peer_checks import PeerCheck
 from .snapshots import Snapshots
 from .training import KILLED, Training, Worker
 from .watches import Watches
@@ -56,6 +57,8 @@ class Leasing:
     """The agent at `host:port`; None: none lives there."""
     ran_out: Callable[[Agent], None]
     """Called with each agent whose lease has run out."""
+    has_checks: bool = False
+    """Agents check whether their parent can be connected to."""
 
 
 class Machine(Protocol):
@@ -106,6 +109,9 @@ class AgentResources:
 
 class Agent:
     """One agent process."""
+
+    check: PeerCheck | None = None
+    """Its checks of whether the parent in its newest attempt can be connected to."""
 
     def __init__(self, world: AgentResources, local: Local) -> None:
         self._world = world
@@ -211,6 +217,13 @@ class Agent:
         if to.local.node.receives(self.local.node):
             self._schedule.after(self.quality.usual_seconds, arrive, *message)
 
+    def reaches(self, address: str) -> bool:
+        """Return whether the agent at `host:port` can be connected to."""
+        leasing, here = self._world.leasing, self.local.node
+        peer = None if leasing is None else leasing.peer(address)
+        there = None if peer is None else peer.local.node
+        return there is not None and there.receives(here) and here.receives(there)
+
     def asked(self, child: Agent, question: PeerQuestion, asked_at: float) -> None:
         """Answer a child, if it can be reached and this agent is not frozen."""
         peers, now = self._peers, self._clock()
@@ -301,6 +314,8 @@ class Agent:
         """Return its present state."""
         report, world = self._machine.report(), self._world
         report = world.imports.report(self.id, report) if world.imports else report
+        if self.check is not None and self.told is not None and report.attempt == self.told.attempt:
+            report = replace(report, unreached=self.check.unreached)
         return world.snapshots.report(self.id, report) if world.snapshots else report
 
     def publish(self) -> None:
@@ -343,7 +358,8 @@ class Agent:
         watches, now = self._world.watches, self._schedule.now
         if watches is not None and self.is_alive and not self.is_frozen:
             seen = [watches.look(w) for w in self._living() if w.attempt == command.attempt]
-            answer(Evidence(command.request, command.attempt, self.id, now, tuple(seen)))
+            away = tuple(peer for peer in command.peers if not self.reaches(peer))
+            answer(Evidence(command.request, command.attempt, self.id, now, tuple(seen), away))
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -462,6 +478,11 @@ class Agent:
         if self.told is not command:
             self.told = command
             self._peers = Vouching(self.id, command.attempt, command.rank, command.nnodes)
+            if command.parent and world.leasing is not None and world.leasing.has_checks:
+                self.check = PeerCheck(self._schedule, self, command.parent)
+                self.check.run()
+            else:
+                self.check = None
         return Worker(
             pid=pid,
             pod=self.local.uid,

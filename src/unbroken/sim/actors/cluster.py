@@ -75,6 +75,8 @@ class Node:
     """Direction in which messages pass between operators and its agents, on top of other faults."""
     is_deaf: bool = False
     """It receives nothing from other nodes, which may receive its messages."""
+    is_unreached: bool = False
+    """No packet passes between it and other nodes; operators reach it."""
     paused_at: float | None = None
     """Time since when it is paused as a whole, with all its processes; None: it runs."""
     excused_until: float = 0.0
@@ -100,7 +102,10 @@ class Node:
         """Return whether messages of agents on another node arrive here."""
         if not (self.has_power and other.has_power) or self.is_paused or other.is_paused:
             return False
-        return self is other or (self.island == other.island and not self.is_deaf)
+        if self is other:
+            return True
+        is_cut = self.is_deaf or self.is_unreached or other.is_unreached
+        return self.island == other.island and not is_cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class Gathering:
     """The step at which it broke."""
     is_broken: bool = False
     is_done: bool = False
+    is_parted: bool = False
+    """Its workers do not reach each other, and wait."""
     is_quiet: bool = False
     """Its workers wait for the one that is at work."""
     at_work: int = -1
@@ -136,6 +138,8 @@ class Training:
         """Called when the work is done, before any process ends."""
         self.noted: Callable[[str, Worker], None] = lambda kind, worker: None
         self.begun: Callable[[Gathering], None] = lambda place: None
+        self.meets: Callable[[Gathering], bool] = lambda place: True
+        """Called when all are there: returns whether they reach each other."""
         self.steps = 0
         """Made in earlier attempts, one in each second."""
         self.reached: dict[int, int] = {}
@@ -175,6 +179,8 @@ class Training:
             self._schedule.after(0.1, self._fail, worker, PORT_TAKEN)
         if place.is_broken:
             self._lose(place, worker)
+        elif len(place.members) == worker.world_size and not self.meets(place):
+            self.part(place)
         elif len(place.members) == worker.world_size:
             place.trains_since = self._schedule.now
             self._watcher.progressed(worker)
@@ -265,6 +271,14 @@ class Training:
                 after = seconds * self._schedule.between(0.9, 1.1)
                 self._schedule.after(after, self._fail, peer, PEER_LOST)
         self._schedule.after(seconds * 1.2, self._fail, worker, PEER_LOST)
+
+    def part(self, place: Gathering) -> None:
+        """Let nothing pass between the workers: all wait, until their own timeouts end them."""
+        self._keep(place)
+        place.is_parted = True
+        for worker in place.members.values():
+            seconds = self._habits.watchdog_seconds * self._schedule.between(0.9, 1.1)
+            self._schedule.after(seconds, self._fail, worker, PEER_LOST)
 
     def pause(self, worker: Worker) -> None:
         """Do nothing, as the machine does not."""

@@ -117,6 +117,7 @@ class Watches:
             worker.pid,
             state,
             is_same=is_same,
+            cpu_share=0.0 if place.is_parted else None,
             threads=(ThreadStack("MainThread", True, frames),),
             activity_before=active,
             activity_after=active,

@@ -65,6 +65,8 @@ class Truth:
     """Ranks that worked while no rank showed any activity, by attempt."""
     hung_at_work: set[int] = field(default_factory=set)
     """Attempts in which such a rank hung before the silence was over."""
+    has_unreached: bool = False
+    """Pods missed each other, and one more may be started to see which is cut off."""
     has_leases: bool = False
     """Workers end by themselves if nothing reaches their agent."""
     is_clear: bool = True
