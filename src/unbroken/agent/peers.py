@@ -29,8 +29,8 @@ ALONE_SHARE = 1.5
 longer than 2 s for each."""
 ANSWER_SECONDS = 2.0
 CHECK_SECONDS, DOUBT_SECONDS = 2.0, 1.0
-"""Seconds between connections that only show that the parent can be reached; the second value after
-a failed one."""
+"""Seconds between connections that only show that the parent can be reached. After one that failed:
+seconds from its beginning to the next one, at least."""
 
 
 async def unreached(addresses: Iterable[str]) -> tuple[str, ...]:
@@ -122,13 +122,16 @@ class PeerQuestions:
         """Check at intervals whether the parent can be connected to."""
         failed = 0
         while True:
+            begun_at = self._now()
             failed = failed + 1 if await unreached([parent]) else 0
             away = parent if failed > 1 else ""
             if away != self.unreached:
                 self.unreached = away
                 log.info("peer is unreachable" if away else "peer is reachable", agent=parent)
                 self._restate()
-            seconds = DOUBT_SECONDS if failed else CHECK_SECONDS
+            # A connection without an answer has taken longer; one that is refused takes no time.
+            doubt = max(begun_at + DOUBT_SECONDS - self._now(), 0.0)
+            seconds = doubt if failed else CHECK_SECONDS
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)
 
     async def _ask(self, tree: Vouching, peer: Peer) -> None:
