@@ -313,10 +313,11 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return a world in which agents check their peers, and perhaps do not reach some.
+    """Return a world in which agents check whether they reach their peers.
 
-    In half of these a node is not reached from some moment on and for ever, and nothing else is
-    wrong: it is the one to be replaced.
+    In a quarter of them a node is not reached for a while, beside other faults. In another quarter
+    it is not reached from some moment on and for ever, and nothing else is wrong but perhaps a lost
+    operator: it is the node to be replaced.
     """
     scenario, kind = replace(scenario, checks_peers=True), rng.choice(["", "", "one more", "alone"])
     if kind == "one more":
