@@ -69,7 +69,7 @@ def test_workers_notice_what_lives_beside_them(tmp_path: Path) -> None:
         assert first.more["others"] == []
         assert second.more["others"] == [f"attempt-0-127.0.0.1-0: {first.pid}"]
     with worker(tmp_path, events, 2, '[{"step": 1, "do": "daemon"}]'):
-        daemon = next(event for event in events.all if event.what == "daemon")
+        daemon = events.until(lambda all_: [event for event in all_ if event.what == "daemon"])[0]
     try:
         with worker(tmp_path, events, 3):
             assert events.all[-1].attempt == 3

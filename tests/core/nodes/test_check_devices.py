@@ -58,7 +58,7 @@ def links_of(count: int, speed: float = 200.0) -> dict[DevicePair, float]:
 @given(st.integers(3, 16), st.data())
 def test_the_one_slow_device_is_named_and_no_other(count: int, data: st.DataObject) -> None:
     slow = data.draw(st.integers(0, count - 1))
-    noise = st.floats(0.6, 1.0)
+    noise = st.floats(0.61, 1.0)  # just above 0.6: exactly half as fast is not slow
     speeds = {
         pair: speed * data.draw(noise) * (0.3 if slow in pair else 1.0)
         for pair, speed in links_of(count).items()
