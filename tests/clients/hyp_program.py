@@ -66,9 +66,11 @@ def installed() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
             venv = [sys.executable, "-m", "venv", "--clear", str(folder / "environment")]
-            pip = [str(python), "-m", "pip", "install", "--quiet", *PACKAGES]
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *PACKAGES]
+            # It pins a library that has no wheel for this Python, and uses it for nothing here.
+            env = {**os.environ, "CFLAGS": "-O0"}
             for command in (venv, pip):
-                done = subprocess.run(command, capture_output=True, text=True)
+                done = subprocess.run(command, capture_output=True, text=True, env=env)
                 if done.returncode != 0:
                     last = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
                     raise NotInstalledError(f"{' '.join(PACKAGES)}: {' '.join(last)}")
