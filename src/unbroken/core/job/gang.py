@@ -15,7 +15,7 @@ Commands state what should be, and are repeated until a report shows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import takewhile
@@ -222,6 +222,15 @@ class Gang:
             return []
         self._resend_at = None
         return self._stop(self.unclear, now) if self.stage is GangStage.HALTED else self._start(now)
+
+    def reports(self) -> Iterator[tuple[Member, AgentReport]]:
+        """Yield the pods with a rank that report the attempt of the order, and these reports."""
+        order = self.order
+        for uid in () if order is None else self.ranks:
+            member = self._roster.members.get(uid)
+            report = None if member is None else member.report
+            if member and order and report and member.attempt_of(report) == order.attempt:
+                yield member, report
 
     def is_training(self, uid: PodUid) -> bool:
         """True if the pod's workers should live now."""

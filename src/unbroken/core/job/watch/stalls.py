@@ -198,12 +198,9 @@ class Stalls:
             return
         self._forget()
         self._attempt = order.attempt
-        for uid in self._state.gang.ranks:
-            member = self._state.roster.members.get(uid)
-            report = member.report if member else None
-            if member and report and member.attempt_of(report) == order.attempt:
-                self._state.watched[uid] = report.watch
-                self.note_ranks(uid, report, now)
+        for member, report in self._state.gang.reports():
+            self._state.watched[member.uid] = report.watch
+            self.note_ranks(member.uid, report, now)
 
     def _count(
         self, uid: PodUid, before: tuple[RankWatch, ...], after: tuple[RankWatch, ...], now: float

@@ -85,11 +85,8 @@ class Unreached:
         self._attempt, self._events = order.attempt, 0
         self._since.clear()
         self._question = self._probe_by = None
-        for uid in self._state.gang.ranks:
-            member = self._state.roster.members.get(uid)
-            report = member.report if member else None
-            if member and report and member.attempt_of(report) == order.attempt:
-                self.take(member, report, now)
+        for member, report in self._state.gang.reports():
+            self.take(member, report, now)
 
     def answered(self, uid: PodUid, evidence: Evidence) -> None:
         """Take which of the pods a spare does not reach."""
