@@ -15,6 +15,7 @@ from unbroken.sim.actors.cluster import Node
 from unbroken.sim.actors.links import Way
 from unbroken.sim.actors.operators import SILENCE_SECONDS
 from unbroken.sim.actors.training import Gathering, Worker
+from unbroken.sim.checkers.truth import UNREACHED
 
 from .faults import any_node, any_worker, crash, note
 
@@ -64,7 +65,7 @@ def peers_unreached(world: World) -> None:
     if local is None:
         return
     node, seconds = local.node, world.schedule.between(SILENCE_SECONDS, LOST_SECONDS)
-    node.is_unreached = world.truth.has_unreached = True
+    node.is_unreached = True
     for place in dict.fromkeys(map(world.training.place, world.training.live.values())):
         if not (place.is_broken or place.is_done or meet(world, place)):
             world.training.part(place)
@@ -80,14 +81,14 @@ def meet(world: World, place: Gathering) -> bool:
     apart = [one.node for one in pods if any(not one.node.receives(two.node) for two in pods)]
     unreached = [node for node in apart if node.is_unreached]
     if unreached:
-        note(world, "peers_unreached", pods, unreached[0], is_anyones=True)
+        note(world, UNREACHED, pods, unreached[0], is_anyones=True)
     return not unreached
 
 
 def judge_unreached(world: World) -> None:
     """Check that a node which its peers do not reach is named, and costs one restart if nothing
     else is wrong."""
-    faults = [one for one in world.truth.faults if one.kind == "peers_unreached"]
+    faults = [one for one in world.truth.faults if one.kind == UNREACHED]
     if not world.scenario.stays_unreached or not faults:
         return
     incidents, require = list(world.control.incidents.objects.values()), world.checkers.require

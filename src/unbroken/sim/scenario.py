@@ -59,6 +59,7 @@ FAULTS = {
 
 STALLS = {"stall": 3, "stop": 3, "false_silence": 3, "lone_silence": 1}
 """Workers that hang, or seem to, with weights."""
+TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
 BESIDE = (
     "worker_crash",
     "operator_crash",
@@ -259,7 +260,6 @@ def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
 
     Ranks are lost, their nodes cannot be asked, and there is a place for others at once.
     """
-    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     ranks, lease = rng.choice([2, 3, 4]), rng.choice([4.0, 8.0, 8.0, 50.0, 200.0])
     at = rng.uniform(2.0, 10.0)
     edges = [Timed(at, "lease_edge", "start")]
@@ -270,7 +270,7 @@ def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
     usual = rng.choice([0.002, 0.02, 0.2])
     return replace(
         scenario,
-        spec=JobSpec((ReplicaSpec("pods", template, ranks, 1),), "2", RunPolicy()),
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, 1),), "2", RunPolicy()),
         nodes=ranks + 2,
         manners=replace(scenario.manners, slots=1, start=0.2, fence_after=None),
         quality=Quality(loss=rng.choice([0.0, 0.0, 0.1]), usual_seconds=usual),
@@ -290,7 +290,6 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
     At most two of at least three ranks are lost with them, so that a rank is left that has stopped,
     and there is a place for each pod.
     """
-    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     ranks, spares = rng.choice([3, 4, 6]), rng.choice([0, 0, 1])
     began = rng.choice([0.0, 2.0, 20.0])
     times = [began + rng.uniform(0.0, 10.0) for _ in range(rng.choice([1, 2, 2]))]
@@ -302,7 +301,7 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
     manners = replace(scenario.manners, slots=1, start=rng.choice([0.2, 2.0]), fence_after=None)
     return replace(
         scenario,
-        spec=JobSpec((ReplicaSpec("pods", template, ranks, spares),), "1", RunPolicy()),
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
         nodes=ranks + spares + 3,
         manners=manners,
         lease_seconds=rng.choice([4.0, 8.0]),
@@ -325,14 +324,13 @@ def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
         return replace(scenario, faults=(*scenario.faults, fault))
     if not kind:
         return scenario
-    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     ranks, spares = rng.choice([2, 2, 3, 4]), rng.choice([0, 0, 1])
     faults = [Timed(rng.uniform(0.0, 20.0), "peers_unreached", "start")]
     if rng.random() < 0.3:
         faults.append(Timed(rng.uniform(0.0, 40.0), "operator_crash"))
     return replace(
         scenario,
-        spec=JobSpec((ReplicaSpec("pods", template, ranks, spares),), "1", RunPolicy()),
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
         nodes=ranks + spares + 2,
         manners=replace(scenario.manners, slots=1, start=0.2),
         quality=Quality(usual_seconds=rng.choice([0.002, 0.02, 0.2]), is_beating=True),
@@ -396,11 +394,10 @@ def _stalls(rng: random.Random) -> Iterator[Timed]:
 
 
 def _spec(rng: random.Random) -> JobSpec:
-    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     spares = rng.choice([0, 0, 1, 2])
-    groups = [ReplicaSpec("pods", template, rng.choice([1, 2, 2, 3, 4, 6]), spares)]
+    groups = [ReplicaSpec("pods", TEMPLATE, rng.choice([1, 2, 2, 3, 4, 6]), spares)]
     if rng.random() < 0.15:
-        groups.append(ReplicaSpec("more", template, rng.choice([1, 2]), rng.choice([0, 1])))
+        groups.append(ReplicaSpec("more", TEMPLATE, rng.choice([1, 2]), rng.choice([0, 1])))
     policy = None
     if rng.random() < 0.4:
         policy = RestartPolicy(

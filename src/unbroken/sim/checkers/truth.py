@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from unbroken.core.job.events import NodeName, PodName, PodUid
 
 USER_RESTART = "user_restart"
+UNREACHED = "peers_unreached"
 
 
 @dataclass(eq=False, slots=True)
@@ -65,12 +66,15 @@ class Truth:
     """Ranks that worked while no rank showed any activity, by attempt."""
     hung_at_work: set[int] = field(default_factory=set)
     """Attempts in which such a rank hung before the silence was over."""
-    has_unreached: bool = False
-    """Pods missed each other, and one more may be started to see which is cut off."""
     has_leases: bool = False
     """Workers end by themselves if nothing reaches their agent."""
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
+
+    @property
+    def has_unreached(self) -> bool:
+        """True if pods missed each other: one more may be started to see which is cut off."""
+        return any(fault.kind == UNREACHED for fault in self.faults)
 
     def is_by_user(self, attempt: int) -> bool:
         """Return whether the attempt was stopped because its user suspended the job."""
