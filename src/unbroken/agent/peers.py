@@ -130,8 +130,8 @@ class PeerQuestions:
                 log.info("peer is unreachable" if away else "peer is reachable", agent=parent)
                 self._restate()
             # A connection without an answer has taken longer; one that is refused takes no time.
-            doubt = max(begun_at + DOUBT_SECONDS - self._now(), 0.0)
-            seconds = doubt if failed else CHECK_SECONDS
+            doubt = begun_at + DOUBT_SECONDS - self._now()
+            seconds = max(doubt, 0.0) if failed else CHECK_SECONDS
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)
 
     async def _ask(self, tree: Vouching, peer: Peer) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.core.job.drive_job import Script
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, shown, well
 from unbroken.core.job.events import (
     AgentReported,
@@ -326,29 +327,31 @@ def probed(*missed_by_probe: str) -> WatchedJob:
     return job
 
 
+def taken_over(job: WatchedJob) -> Script:
+    """Return the next operator of a job, which has all reports and does not know the attempt."""
+    new = job.successor(20)
+    for rank, (pod, report) in enumerate(job.agents.items()):
+        known = rank if report.attempt is not None else None
+        report = replace(report, rank=known, master_addr="10.0.0.0", master_port=29000)
+        new.give(AgentReported(job._uid(pod), report), 20)
+    return new
+
+
 def test_a_new_operator_hears_of_it_before_it_knows_the_attempt() -> None:
     job = working()
     cut(job, "w-1", 12)
-    new = job.successor(20)
-    for rank, (pod, report) in enumerate(job.agents.items()):
-        report = replace(report, rank=rank, master_addr="10.0.0.0", master_port=29000)
-        new.give(AgentReported(job._uid(pod), report), 20)
+    new = taken_over(job)
     new.run("20.5 synced -> look w-0, look w-1")
     told = [one.message for one in new.effects if isinstance(one, RecordEvent)]
     assert told[-1].startswith("pod j-w-1 cannot connect to pod j-w-0")
 
 
-def test_another_pod_is_started_if_the_new_operator_ends_the_one_that_was_to_tell() -> None:
+def test_a_new_operator_does_not_ask_the_additional_pod_that_it_ends() -> None:
     job = working()
     cut(job, "w-1", 12)
     look(job, 12.5)
     job.run("13 pod w-2 node=n2\n13.5 ready w-2")
-    new = job.successor(20)
-    for rank, (pod, report) in enumerate(job.agents.items()):
-        report = replace(report, master_addr="10.0.0.0", master_port=29000)
-        report = replace(report, rank=rank) if pod != "w-2" else report
-        new.give(AgentReported(job._uid(pod), report), 20)
-    new.run("20.5 synced -> look w-0, look w-1, delete w-2")
+    taken_over(job).run("20.5 synced -> look w-0, look w-1, delete w-2")
 
 
 def test_one_more_pod_tells_which_of_two_is_cut_off_in_an_attempt_without_a_step() -> None:
