@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.http import HttpProcessingError
 
 from unbroken.log_lines import Log
@@ -32,6 +32,8 @@ BACKLOG = 128
 HANDSHAKE_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
 """Seconds until connections are accepted again after the system had no file descriptor for one."""
+FAULTS_OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError, ClientConnectionResetError)
+"""A client sent bad bytes, or left before all of its answer was written."""
 
 
 class Limits(NamedTuple):
@@ -170,8 +172,8 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a defect of this project. Bad bytes of a client are none: they could fill the log."""
-        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
+        """Log a defect of this project, and not what a client did: that could fill the log."""
+        if not isinstance(kw.get("exc_info"), FAULTS_OF_CLIENTS):
             super().log_exception(*args, **kw)
 
     async def finish_response(
