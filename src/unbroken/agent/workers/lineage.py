@@ -118,12 +118,13 @@ def kill_descendants() -> None:
     """Kill every descendant that there is now, without waiting: for a parent that adopts orphans.
 
     A child that is stuck in the kernel does not end, and so does not leave its own children to this
-    process.
+    process. Parents are killed before their children: a parent that sees a child end could do
+    something about it.
     """
-    parents, below = _parents(), {os.getpid()}
-    while found := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= found
-    for pid in below - {os.getpid()}:
+    parents, below = _parents(), dict.fromkeys([os.getpid()])
+    while found := [pid for pid, up in parents.items() if up in below and pid not in below]:
+        below.update(dict.fromkeys(found))
+    for pid in list(below)[1:]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(pid)
             try:
