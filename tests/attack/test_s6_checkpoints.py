@@ -6,6 +6,7 @@ no tensor, was loaded with `weights_only=False`.
 
 from __future__ import annotations
 
+import enum
 import pickle
 import random
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 
 from tests.attack import pickle_payloads
 from unbroken import worker
@@ -90,15 +92,53 @@ def test_metadata_names_no_file_elsewhere(name: str, tmp_path: Path) -> None:
         read_metadata(place / ".metadata")
 
 
+class ByAttribute(pickle._Pickler):
+    """Writes a member of an enum as Python 3.11.0 to 3.11.3 do: as an attribute of its class."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+class ByValue(pickle._Pickler):
+    """Writes a member of an enum as all other versions of Python do."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+@pytest.mark.parametrize("pickler", [ByAttribute, ByValue])
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_metadata_is_read_as_torch_reads_it(protocol: int, tmp_path: Path) -> None:
+def test_metadata_is_read_as_torch_reads_it(
+    protocol: int, pickler: type[pickle._Pickler], tmp_path: Path
+) -> None:
     place, _ = saved(tmp_path)
     theirs = pickle.loads((place / ".metadata").read_bytes())
-    (place / ".metadata").write_bytes(pickle.dumps(theirs, protocol=protocol))
+    with (place / ".metadata").open("wb") as file:
+        pickler(file, protocol=protocol).dump(theirs)
     ours = read_metadata(place / ".metadata")
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "told"),
+    [
+        (_MEM_FORMAT_ENCODING, "__class__", "malformed"),
+        (_MEM_FORMAT_ENCODING, ["TORCH_PRESERVE_FORMAT"], "malformed"),
+        (TensorProperties, "__setstate__", "names an attribute"),
+        (torch.Size, "numel", "names an attribute"),
+        ("text", "format", "names an attribute"),
+    ],
+)
+def test_no_attribute_is_read_but_a_member_of_that_enum(
+    owner: Any, name: Any, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(pickle_payloads.Call(getattr, owner, name)))
+    with pytest.raises(CheckpointError, match=told):
+        read_metadata(tmp_path / ".metadata")
 
 
 def test_the_results_of_writing_are_no_pickle(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -52,8 +50,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reason = done.stderr.decode(errors="replace").strip()
         pytest.skip(f"commit {OLDER[:8]} is not in this clone, which may be shallow: {reason}")
     folder = tmp_path_factory.mktemp("older")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    subprocess.run(["tar", "-x", "-C", folder], input=done.stdout, check=True)
     return folder / "deploy/helm/unbroken"
 
 

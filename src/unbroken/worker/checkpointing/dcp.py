@@ -172,13 +172,22 @@ def _names() -> dict[tuple[str, str], Any]:
     layouts = {str(var): var for var in vars(torch).values() if isinstance(var, torch.layout)}
     properties = metadata.TensorProperties
     encoding = metadata._MEM_FORMAT_ENCODING
+    known_encoding = Known(encoding)
     path = Known(lambda *parts: _Path("/".join(map(str, parts))), _Path, lambda *_: None)
+
+    def member(kind: Any, name: str) -> Any:
+        if kind is not known_encoding:
+            raise ValueError("names an attribute")
+        return encoding[name]
+
     return {
         **{(kind.__module__, kind.__qualname__): _dataclass(kind) for kind in kinds},
         (properties.__module__, properties.__qualname__): Known(
             lambda: object.__new__(properties), properties, properties.__setstate__
         ),
-        (encoding.__module__, encoding.__qualname__): Known(encoding),
+        (encoding.__module__, encoding.__qualname__): known_encoding,
+        # How Python 3.11.0 to 3.11.3 write a member of an enum; the first module: protocol 2.
+        **{(module, "getattr"): Known(member) for module in ("__builtin__", "builtins")},
         ("torch", "Size"): Known(torch.Size),
         ("torch.serialization", "_get_layout"): Known(layouts.__getitem__),
         ("collections", "OrderedDict"): Known(OrderedDict),
