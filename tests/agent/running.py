@@ -122,13 +122,17 @@ class Running:
 
 
 def marked(mark: str) -> list[int]:
-    """Return living processes with the mark in their environment, whatever their parents are."""
+    """Return living processes with the mark in their environment, whatever their parents are.
+
+    The one that was started first comes first. The numbers do not tell: they begin again at 300.
+    """
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if name.isdecimal() and f"{MARK}={mark}".encode() in _environment(name).split(b"\0"):
-                found.append(int(name))
-    return found
+                ticks = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[19])
+                found.append((ticks, int(name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def _environment(pid: str) -> bytes:

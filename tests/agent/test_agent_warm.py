@@ -249,7 +249,7 @@ def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: s
         if victim == "while parking":
             await asyncio.to_thread(agent.stderr.wait_for, "template is ready")
             family = [pid for pid in agent.processes() if b"template" in cmdline(pid)]
-            template = min(family)
+            template = family[0]
         else:
             template, *others = await until_parked(agent)
             template = others[0] if victim == "parked" else template
