@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 from unbroken.cli.connection import Cluster
-from unbroken.errors import SpecError
 from unbroken.kube.informer import Informer
+from unbroken.local import state
 
 LOOK_SECONDS = 2.0
 """Between looks whether a local cluster still runs."""
-GONE_LOOKS = 5
-"""Looks in a row without a local cluster that end the command: one that is started again comes back
-sooner."""
+GONE_SECONDS = 10.0
+"""Seconds without a process of the local cluster after which the command ends. A cluster that is
+being started again has one."""
 
 
 class Watch:
@@ -23,8 +23,8 @@ class Watch:
     def __init__(self, cluster: Cluster) -> None:
         self._client = cluster.client
         self._place = cluster.place
-        self._gone = 0
-        """Looks in a row that found no running local cluster."""
+        self._gone_at: float | None = None
+        """Since when the local cluster has no process, by the event loop's clock."""
         self._informers: list[Informer[Any]] = []
         self._stack = AsyncExitStack()
         self._event = asyncio.Event()
@@ -86,11 +86,10 @@ class Watch:
         return True
 
     def _require_running(self) -> None:
-        try:
+        if self._place.paths is None or state.is_up(self._place.paths):
+            self._gone_at = None
+            return
+        now = asyncio.get_running_loop().time()
+        self._gone_at = now if self._gone_at is None else self._gone_at
+        if now - self._gone_at >= GONE_SECONDS:
             self._place.require_running()
-        except SpecError:
-            self._gone += 1
-            if self._gone >= GONE_LOOKS:
-                raise
-        else:
-            self._gone = 0

@@ -144,6 +144,15 @@ def running(paths: Paths) -> State | None:
     return state if process_started(state.pid) == state.started else None
 
 
+def is_up(paths: Paths) -> bool:
+    """True while a process of `unbroken up` starts, runs or stops the directory's cluster."""
+    try:
+        pid, started = map(int, paths.lock.read_text().split())
+    except (OSError, ValueError):
+        return False
+    return process_started(pid) == started
+
+
 def saved_options(paths: Paths) -> ClusterOptions:
     """Return the options of the last `up`; the defaults for a new directory."""
     try:

@@ -61,6 +61,8 @@ def _sole(paths: Paths) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise WorldError(f"a cluster already runs from {paths.directory}") from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()} {process_started(os.getpid())}".encode())
         yield
     finally:
         os.close(handle)
