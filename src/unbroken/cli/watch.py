@@ -90,6 +90,7 @@ class Watch:
             self._gone_at = None
             return
         now = asyncio.get_running_loop().time()
-        self._gone_at = now if self._gone_at is None else self._gone_at
+        if self._gone_at is None:
+            self._gone_at = now
         if now - self._gone_at >= GONE_SECONDS:
             self._place.require_running()

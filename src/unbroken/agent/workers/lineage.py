@@ -118,8 +118,8 @@ def kill_descendants() -> None:
     """Kill every descendant that there is now, without waiting: for a parent that adopts orphans.
 
     A child that is stuck in the kernel does not end, and so does not leave its own children to this
-    process. Parents are killed before their children: a parent that sees a child end could do
-    something about it.
+    process. Parents are killed before their children, so that none of them sees a child end, and
+    acts on it.
     """
     parents, below = _parents(), dict.fromkeys([os.getpid()])
     while found := [pid for pid, up in parents.items() if up in below and pid not in below]:
