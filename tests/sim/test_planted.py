@@ -37,13 +37,13 @@ from unbroken.core.job.watch import (
 )
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
-from unbroken.sim.scenario import (
+from unbroken.sim.draw import (
     ABANDONED_SEEDS,
     LEASE_FAULT_SEEDS,
     UNREACHED_SEEDS,
     WAITING_SEEDS,
 )
-from unbroken.sim.world import run
+from unbroken.sim.world import World
 from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 from unbroken.wire.lease import PeerAnswer
@@ -659,7 +659,7 @@ def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:
         try:
-            run(seed)
+            World(seed).run()
         except AssertionError:
             return seed
     return None
@@ -674,4 +674,4 @@ def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
         first = next(start for start in starts if known >= start)
         seed = first_breach((known, *range(first, first + SEEDS)))
     assert seed is not None, "no world shows it"
-    run(seed)
+    World(seed).run()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.sim.regressions import SEEDS
 from unbroken.sim.__main__ import main, run_chunk
 from unbroken.sim.probes import unreached
+from unbroken.sim.recorded import RecordedWorld, read_worlds
 from unbroken.sim.world import World
 
 CHUNK = 50
+REGRESSIONS = read_worlds((Path(__file__).parent / "regressions.jsonl").read_text())
 
 
 @pytest.mark.parametrize("first", range(0, 600, CHUNK))
@@ -19,9 +22,9 @@ def test_no_rule_is_broken_and_a_healed_world_comes_to_its_end(first: int) -> No
     assert not failures, "\n\n".join(shown)
 
 
-@pytest.mark.parametrize("seed", sorted(SEEDS))
-def test_what_was_once_wrong_stays_right(seed: int) -> None:
-    assert run_chunk([seed])[2] == []
+@pytest.mark.parametrize("world", REGRESSIONS, ids=lambda world: f"{world.seed}-{world.cause}")
+def test_what_was_once_wrong_stays_right(world: RecordedWorld) -> None:
+    assert run_chunk([world])[2] == []
 
 
 def test_one_seed_is_one_story() -> None:

@@ -15,7 +15,7 @@ from unbroken.sim.actors.operators import SILENCE_SECONDS
 from unbroken.sim.actors.training import Worker, raised
 from unbroken.sim.checkers.truth import USER_RESTART, Fault
 
-from .scenario import NOISE
+from .draw import NOISE
 
 if TYPE_CHECKING:
     from .world import World

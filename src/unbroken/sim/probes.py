@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from unbroken.core.job.recovery.ladder import RUNGS
 
-from .scenario import FAULTS, LEASE_FAULTS, NOISE, STALLS
+from .draw import FAULTS, LEASE_FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}
 """Faults that are counted under another name, once they strike."""

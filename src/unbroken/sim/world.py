@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -40,7 +39,8 @@ from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStat
 from unbroken.wire.agent import PORT
 
 from . import faults, lease_faults, leases
-from .scenario import ENDS_WAITING, Scenario, Timed, draw
+from .draw import draw
+from .scenario import ENDS_WAITING, Scenario, Timed
 from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
@@ -72,7 +72,10 @@ class Parts:
 
 
 class World:
-    """Everything, and the seed that decides it."""
+    """Everything, and the seed that decides it.
+
+    The seed is that of all random numbers. `scenario` None: it is drawn for the seed, too.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class World:
         self.scenario = scenario or draw(seed)
         shape = self.scenario
         self.schedule = Schedule(seed, tell)
-        quality = dataclasses.replace(shape.quality, outlives_cuts=shape.has_lease_faults)
+        quality = replace(shape.quality)  # a copy that `heal` changes
         confused = shape.habits.are_confused or shape.is_stock or shape.skew_seconds
         self.truth = Truth(
             is_stock=shape.is_stock,
@@ -104,7 +107,7 @@ class World:
         self.watches = Watches(
             self.schedule, self.training, shape.rhythm or Rhythm(), self.agent_of
         )
-        self.snapshots = self._snapshots()
+        self.snapshots = self._snapshots(seed)
         self.imports = Imports(self.schedule, seed, self._reachable) if shape.is_warm else None
         self.training.begun = self._begun
         self.training.meets = lambda place: lease_faults.meet(self, place)
@@ -422,11 +425,13 @@ class World:
         agent = local.process if local else None
         return agent if isinstance(agent, Agent) and agent.id == worker.agent else None
 
-    def _snapshots(self) -> Snapshots | None:
+    def _snapshots(self, seed: int) -> Snapshots | None:
         shape = self.scenario
         if shape.keeping is None:
             return None
-        snapshots = Snapshots(self.schedule, self.training, shape.keeping, self._homes, shape.nproc)
+        snapshots = Snapshots(
+            self.schedule, self.training, shape.keeping, seed, self._homes, shape.nproc
+        )
         self.checkers.snapshots = snapshots
         return snapshots
 
@@ -545,16 +550,3 @@ class World:
         self.schedule.run(self.schedule.now + SETTLE_SECONDS)
         require(not self.training.live, "workers outlive their job", *self.training.live.values())
         require(not pods, "pods outlive their job", *pods)
-
-
-def run(seed: int, parts: Parts = Parts(), tell: Callable[[str], None] | None = None) -> World:
-    """Run the world of a seed to its end; raises `Violation` with the way to repeat it.
-
-    `tell` gets a line for each event and order."""
-    world = World(seed, parts, tell=tell)
-    try:
-        world.run()
-    except AssertionError as error:
-        error.add_note(f"python -m unbroken.sim --seed {seed} --trace")
-        raise
-    return world

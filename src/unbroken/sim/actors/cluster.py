@@ -116,9 +116,9 @@ class Manners:
     start: float = 1.0
     grace: float = 3.0
     not_ready_after: float = 8.0
-    evict_after: float | None = 10.0
+    evict_after: float | None = None
     """None: pods of a lost node are never marked for deletion by the cluster."""
-    fence_after: float | None = 4.0
+    fence_after: float | None = None
     """None: the fence is not answered before the world is healed."""
     fence_deletes_node: bool = False
     collects_fenced: bool = True

@@ -31,7 +31,6 @@ KEPT = 2
 class Keeping:
     """Saves of a world."""
 
-    seed: int
     every_seconds: float = 3.0
     lag_seconds: float = 0.5
     """Until a copy is with the buddy."""
@@ -82,11 +81,12 @@ class Snapshots:
         schedule: Schedule,
         training: Training,
         keeping: Keeping,
+        seed: int,
         homes: Callable[[], dict[str, Home]],
         nproc: int,
     ) -> None:
         self._schedule = schedule
-        self._random = random.Random(f"snapshots of {keeping.seed}")
+        self._random = random.Random(f"snapshots of {seed}")
         self._training = training
         self._keeping = keeping
         self._homes = homes

@@ -1,0 +1,418 @@
+"""Meaning of a seed: the scenario that is drawn for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from unbroken.sim.actors.api import Lag
+from unbroken.sim.actors.cluster import Manners
+from unbroken.sim.actors.links import Quality
+from unbroken.sim.actors.snapshots import Keeping
+from unbroken.sim.actors.training import Habits
+from unbroken.sim.actors.watches import Rhythm
+from unbroken.spec.job.types import (
+    CleanPodPolicy,
+    JobSpec,
+    ReplicaSpec,
+    RestartPolicy,
+    RunPolicy,
+    Switch,
+)
+
+from .scenario import Restartable, Scenario, Timed
+
+NOISE = {
+    "operator_crash": 4,
+    "operator_crash_soon": 4,
+    "api_away": 3,
+    "watches_cut": 3,
+    "link_cut_short": 3,
+    "node_cut_short": 2,
+    "suspend": 1,
+    "quota": 1,
+}
+"""Faults that must never end an attempt, with weights."""
+FAULTS = {
+    "worker_crash": 6,
+    "early_exit": 2,
+    "hang": 1,
+    "port_taken": 2,
+    "agent_crash": 4,
+    "agent_crash_soon": 4,
+    "pod_delete": 3,
+    "pod_fail": 2,
+    "node_power": 4,
+    "node_cut": 3,
+    "node_unhealthy": 2,
+    "link_cut": 2,
+    "user_restart": 1,
+    "not_started": 1,
+    "agent_freeze": 2,
+    "stuck_worker": 1,
+    "slow_start": 1,
+    "forbidden": 0.3,
+    "job_delete": 0.3,
+}
+"""Faults that may end an attempt, with weights."""
+
+
+STALLS = {"stall": 3, "stop": 3, "false_silence": 3, "lone_silence": 1}
+"""Workers that hang, or seem to, with weights."""
+TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+BESIDE = (
+    "worker_crash",
+    "operator_crash",
+    "operator_crash_soon",
+    "link_cut",
+    "agent_freeze",
+    "suspend",
+)
+"""Faults that may occur during an examination."""
+
+
+CALM_SEEDS = 3100
+"""Before this one no operator is busy, and pods go with their containers, so that worlds that
+failed once are as they were."""
+
+
+LEASE_SEEDS = 4_000_000_000
+"""From this one on workers hold leases in most worlds; before it, worlds are as they were."""
+LEASE_FAULT_SEEDS = 8_000_000_000
+"""From this one on `LEASE_FAULTS` come, and half of the worlds with leases aim at their end."""
+WAITING_SEEDS = 11_000_000_000
+"""From this one on half of the stock agents are for in-process restart, and workers that wait for
+their rank end."""
+LEASE_FAULTS = {
+    "agent_unheard": 2,
+    "operator_unheard": 2,
+    "peers_unheard": 2,
+    "island": 2,
+    "node_pause": 3,
+    "lease_edge": 3,
+}
+"""Faults of worlds with leases, with weights."""
+ABANDONED_SEEDS = 26_000_000_000
+"""From here on, in half of the worlds with leases, nobody fences or repairs a dead node."""
+UNREACHED_SEEDS = 29_000_000_000
+"""From here on a node of some of these worlds is not reached by its peers."""
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(seed * 2 + 1)
+    spec = _spec(rng)
+    pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
+    is_stock = rng.random() < 0.08
+    slots = rng.choice([1, 1, 2])
+    heal_after = rng.uniform(20.0, 120.0)
+    scenario = Scenario(
+        spec=spec,
+        nproc=rng.choice([1, 1, 2]),
+        nodes=-(-pods // slots) + rng.choice([0, 1, 2]),
+        manners=_manners(rng, slots),
+        quality=_quality(rng, is_stock),
+        lag=_lag(rng),
+        habits=_habits(rng),
+        ambiguous=rng.choice([0.0, 0.0, 0.1]),
+        is_stock=is_stock,
+        kill_seconds=rng.choice([0.02, 0.02, 3.0]),
+        stubborn=rng.choice([0.0, 0.5]),
+        topology=rng.random() < 0.5,
+        skew_seconds=rng.choice([0.0, 0.0, 0.0, 3.0]),
+        faults=_faults(rng, heal_after),
+        heal_after=heal_after,
+    )
+    scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
+    scenario = replace(scenario, keeping=_keeping(seed, is_stock))
+    is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
+    scenario = replace(scenario, is_warm=is_warm)
+    if seed >= CALM_SEEDS:
+        removal = random.Random(f"removal of {seed}").choice([0.0, 0.5, 8.0])
+        busy = random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
+        manners = replace(scenario.manners, removal=removal)
+        scenario = replace(scenario, manners=manners, busy_seconds=busy)
+    if seed >= LEASE_SEEDS and not is_stock:
+        scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
+    if seed >= LEASE_FAULT_SEEDS and scenario.lease_seconds:
+        scenario = _with_lease_faults(scenario, random.Random(f"lease faults of {seed}"))
+        abandoned = random.Random(f"abandoned nodes of {seed}")
+        if seed >= ABANDONED_SEEDS and abandoned.random() < 0.5:
+            scenario = _abandoned(scenario, abandoned)
+        if seed >= UNREACHED_SEEDS:
+            scenario = _with_unreached(scenario, random.Random(f"unreached nodes of {seed}"))
+            if scenario.stays_unreached:
+                return scenario
+    if is_stock and seed >= WAITING_SEEDS:
+        has_waiting = random.Random(f"barrier of {seed}").random() < 0.5
+        return replace(scenario, has_waiting=has_waiting)
+    if is_stock or rng.random() < 0.6:
+        return scenario
+    return replace(
+        scenario,
+        quality=replace(scenario.quality, is_beating=True),
+        rhythm=_rhythm(rng),
+        faults=(*scenario.faults, *_stalls(rng)),
+    )
+
+
+def _lease(rng: random.Random) -> dict[str, Any]:
+    """From a stream of its own, and only from LEASE_SEEDS on."""
+    if rng.random() < 0.3:
+        return {}
+    return {
+        "lease_seconds": rng.choice([4.0, 8.0, 8.0, 60.0]),
+        "drift": rng.choice([0.0, 0.01]),
+    }
+
+
+def _with_lease_faults(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with faults aimed at leases. `rng` is used for nothing else."""
+    scenario = replace(
+        scenario,
+        quality=replace(scenario.quality, outlives_cuts=True),
+        counts_pauses=rng.random() < 0.7,
+        drift=rng.choice([0.0, 0.02, 0.02]),  # the agent's clock and the operator's
+    )
+    if rng.random() < 0.5:
+        return _at_the_edge(scenario, rng)
+    names = rng.choices(list(LEASE_FAULTS), list(LEASE_FAULTS.values()), k=rng.choice([1, 1, 2, 3]))
+    faults = (
+        Timed(rng.uniform(0.0, 40.0), name, rng.choice(["", "start", "stop"])) for name in names
+    )
+    return replace(scenario, faults=(*scenario.faults, *faults))
+
+
+def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which a lease runs out while nothing else delays the operator.
+
+    Ranks are lost, their nodes cannot be asked, and there is a place for others at once.
+    """
+    ranks, lease = rng.choice([2, 3, 4]), rng.choice([4.0, 8.0, 8.0, 50.0, 200.0])
+    at = rng.uniform(2.0, 10.0)
+    edges = [Timed(at, "lease_edge", "start")]
+    if rng.random() < 0.3:
+        edges.append(
+            Timed(at + rng.uniform(0.0, 1.2 * lease), rng.choice(list(LEASE_FAULTS)), "start")
+        )
+    usual = rng.choice([0.002, 0.02, 0.2])
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, 1),), "2", RunPolicy()),
+        nodes=ranks + 2,
+        manners=replace(scenario.manners, slots=1, start=0.2, fence_after=None),
+        quality=Quality(loss=rng.choice([0.0, 0.0, 0.1]), usual_seconds=usual, outlives_cuts=True),
+        lag=Lag(),
+        # Workers that lose a peer hang, and nothing but the lease ends them.
+        habits=Habits(work_seconds=lease + 60.0, peers_hang=True, watchdog_seconds=600.0),
+        busy_seconds=0.0,
+        lease_seconds=lease,
+        faults=tuple(edges),
+        heal_after=at + 1.2 * lease + 30.0,
+    )
+
+
+def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world whose dead nodes nobody fences or repairs.
+
+    At most two of at least three ranks are lost with them, so that a rank is left that has stopped,
+    and there is a place for each pod.
+    """
+    ranks, spares = rng.choice([3, 4, 6]), rng.choice([0, 0, 1])
+    began = rng.choice([0.0, 2.0, 20.0])
+    times = [began + rng.uniform(0.0, 10.0) for _ in range(rng.choice([1, 2, 2]))]
+    faults = [Timed(at, "node_power") for at in times]
+    if rng.random() < 0.6:
+        faults.append(Timed(times[0] + rng.uniform(-2.0, 20.0), "operator_crash"))
+    if rng.random() < 0.3:
+        faults.append(Timed(times[0] + rng.uniform(0.0, 20.0), "worker_crash"))
+    manners = replace(scenario.manners, slots=1, start=rng.choice([0.2, 2.0]), fence_after=None)
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
+        nodes=ranks + spares + 3,
+        manners=manners,
+        lease_seconds=rng.choice([4.0, 8.0]),
+        faults=tuple(sorted(faults, key=lambda fault: fault.seconds)),
+        heal_after=60.0,
+        are_abandoned=True,
+    )
+
+
+def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which agents check whether they reach their peers.
+
+    In a quarter of them a node is not reached for a while, beside other faults. In another quarter
+    it is not reached from some moment on and for ever, and nothing else is wrong but perhaps a lost
+    operator: it is the node to be replaced.
+    """
+    scenario, kind = replace(scenario, checks_peers=True), rng.choice(["", "", "one more", "alone"])
+    if kind == "one more":
+        fault = Timed(rng.uniform(0.0, 40.0), "peers_unreached", rng.choice(["", "start"]))
+        return replace(scenario, faults=(*scenario.faults, fault))
+    if not kind:
+        return scenario
+    ranks, spares = rng.choice([2, 2, 3, 4]), rng.choice([0, 0, 1])
+    faults = [Timed(rng.uniform(0.0, 20.0), "peers_unreached", "start")]
+    if rng.random() < 0.3:
+        faults.append(Timed(rng.uniform(0.0, 40.0), "operator_crash"))
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
+        nodes=ranks + spares + 2,
+        manners=replace(scenario.manners, slots=1, start=0.2),
+        quality=Quality(
+            usual_seconds=rng.choice([0.002, 0.02, 0.2]), is_beating=True, outlives_cuts=True
+        ),
+        lag=Lag(),
+        habits=Habits(work_seconds=rng.uniform(40.0, 120.0), watchdog_seconds=600.0),
+        ambiguous=0.0,
+        busy_seconds=0.0,
+        rhythm=_rhythm(rng),
+        members=scenario.members and replace(scenario.members, mortal=0.0),
+        faults=tuple(faults),
+        heal_after=60.0,
+        are_abandoned=False,
+        stays_unreached=True,
+    )
+
+
+def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
+    """Return what restartable workers need. `rng` is used for nothing else, so that worlds without
+    such workers stay as they were."""
+    if is_stock or rng.random() < 0.4:
+        return {}
+    members = Restartable(
+        share=rng.choice([0.7, 1.0, 1.0]),
+        arrive_seconds=rng.choice([0.02, 0.5, 4.0]),
+        absent=rng.choice([0.0, 0.0, 0.2]),
+        mortal=rng.choice([0.0, 0.0, 0.2]),
+    )
+    in_process = Switch.OFF if rng.random() < 0.1 else Switch.ON
+    return {"members": members, "in_process": in_process}
+
+
+def _keeping(seed: int, is_stock: bool) -> Keeping | None:
+    """Return how snapshots are kept, from random numbers used for nothing else."""
+    rng = random.Random(f"keeping of {seed}")
+    if is_stock or rng.random() < 0.3:
+        return None
+    return Keeping(
+        every_seconds=rng.choice([1.0, 3.0]),
+        lag_seconds=rng.choice([0.05, 0.5, 4.0]),
+        is_told=rng.random() < 0.5,
+        buddy=Switch.OFF if rng.random() < 0.1 else Switch.ON,
+    )
+
+
+def _rhythm(rng: random.Random) -> Rhythm:
+    return Rhythm(rng.choice([0.5, 3.0, 10.0]), rng.choice([1.0, 5.0, 12.0]))
+
+
+def _stalls(rng: random.Random) -> Iterator[Timed]:
+    """Yield times at which workers stall, or seem to; sometimes with another fault at that
+    moment."""
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        name = rng.choices(list(STALLS), list(STALLS.values()))[0]
+        moment = rng.choice(["", "start"])
+        seconds = rng.uniform(2.0, 40.0 if moment else 100.0)
+        yield Timed(seconds, name, moment)
+        if rng.random() < 0.5:
+            other = rng.choice(BESIDE)
+            yield Timed(seconds + rng.uniform(0.0, 20.0), other, moment)
+
+
+def _spec(rng: random.Random) -> JobSpec:
+    spares = rng.choice([0, 0, 1, 2])
+    groups = [ReplicaSpec("pods", TEMPLATE, rng.choice([1, 2, 2, 3, 4, 6]), spares)]
+    if rng.random() < 0.15:
+        groups.append(ReplicaSpec("more", TEMPLATE, rng.choice([1, 2]), rng.choice([0, 1])))
+    policy = None
+    if rng.random() < 0.4:
+        policy = RestartPolicy(
+            eval_period_seconds=rng.choice([600, 3600]),
+            num_restart_before_full_job_restart=rng.choice([None, 1, 2]),
+            max_full_job_restarts=rng.choice([None, 1, 2]),
+            max_num_repeat_offenders_to_avoid=rng.choice([None, 1]),
+        )
+    run_policy = RunPolicy(
+        clean_pod_policy=rng.choice(list(CleanPodPolicy)),
+        job_max_retry_count=rng.choice([None, None, 1, 3, 6]),
+        active_deadline_seconds=rng.choice([50, 200]) if rng.random() < 0.04 else None,
+        startup_deadline_seconds=rng.choice([5, 60]) if rng.random() < 0.04 else None,
+        fault_deadline_seconds=rng.choice([5, 60]) if rng.random() < 0.04 else None,
+        ttl_seconds_after_finished=20 if rng.random() < 0.05 else -1,
+        restart_policy=policy,
+    )
+    return JobSpec(tuple(groups), "2", run_policy)
+
+
+def _habits(rng: random.Random) -> Habits:
+    return Habits(
+        work_seconds=rng.uniform(5.0, 90.0),
+        peers_hang=rng.random() < 0.4,
+        watchdog_seconds=rng.choice([20.0, 600.0]),
+        finish_seconds=rng.choice([0.5, 4.0]),
+        is_doomed=rng.random() < 0.05,
+        are_confused=rng.random() < 0.2,
+    )
+
+
+def _manners(rng: random.Random, slots: int) -> Manners:
+    return Manners(
+        slots=slots,
+        start=rng.choice([0.2, 1.0, 5.0]),
+        grace=rng.choice([1.0, 20.0]),
+        not_ready_after=rng.choice([3.0, 10.0]),
+        evict_after=rng.choice([None, 2.0, 15.0]),
+        fence_after=rng.choice([None, 1.0, 5.0]),
+        fence_deletes_node=rng.random() < 0.2,
+        collects_fenced=rng.random() < 0.5,
+        restarts_containers=rng.random() < 0.85,
+    )
+
+
+def _quality(rng: random.Random, is_stock: bool) -> Quality:
+    usual = rng.choice([0.002, 0.02, 0.2])
+    # A stock agent has no fence, so nothing protects it from repeated or late commands. It is
+    # polled, and requests do neither.
+    if is_stock or rng.random() < 0.4:
+        return Quality(usual_seconds=usual, is_polled=is_stock)
+    return Quality(
+        loss=rng.choice([0.0, 0.05, 0.3]),
+        double=rng.choice([0.0, 0.2]),
+        late=rng.choice([0.0, 0.2]),
+        late_seconds=rng.choice([0.5, 5.0, 15.0]),
+        usual_seconds=usual,
+    )
+
+
+def _lag(rng: random.Random) -> Lag:
+    if rng.random() < 0.5:
+        return Lag()
+    return Lag(0.02, rng.choice([0.5, 4.0, 15.0]))
+
+
+def _faults(rng: random.Random, heal_after: float) -> tuple[Timed, ...]:
+    if rng.random() < 0.2:
+        names: dict[str, float] = {**NOISE}
+        count = rng.choice([1, 2, 4])
+    else:
+        names = {**NOISE, **FAULTS}
+        count = rng.choice([1, 2, 3, 4, 6, 9])
+    chosen = rng.choices(list(names), list(names.values()), k=count)
+    # Faults come in clusters: most bugs need a second one while the first is being dealt with.
+    centre = rng.uniform(0.0, heal_after)
+    spread = rng.choice([1.0, 5.0, heal_after])
+    result = []
+    for name in chosen:
+        if rng.random() < 0.5:
+            at = centre + rng.uniform(-spread, spread)
+            result.append(Timed(min(max(0.0, at), heal_after), name))
+        else:
+            moment = rng.choice(["start", "stop", "stop", "finish"])
+            seconds = rng.choice([0.0, 0.1, 1.0, 5.0]) * rng.random()
+            result.append(Timed(seconds, name, moment, rng.choice([0, 0, 0, 1, 2])))
+    return tuple(result)
