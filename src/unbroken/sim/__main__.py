@@ -26,19 +26,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from .draw import UNREACHED_SEEDS, draw
+from .draw import draw
 from .probes import unreached
 from .progress import Progress
 from .recorded import RecordedWorld, read_worlds, write_line
 from .world import World
 
 CHUNK = 50
+MANY = 2000
+"""Worlds that must have reached every situation together."""
 SHOWN = 5
 """Failures that are printed in full."""
 FRESH_SEEDS = 3000
-FRESH_FIRST, FRESH_RANGES = UNREACHED_SEEDS, 1_000_000
-"""Fresh seeds lie in one of so many ranges that follow each other, above all that are written down
-anywhere."""
+FRESH_FIRST, FRESH_RANGES = 1_000_000_000, 1_000_000
+"""Fresh seeds lie in one of so many ranges that follow each other, above those that people try."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C has ended."""
 Start = int | RecordedWorld
@@ -207,7 +208,7 @@ def _tell(found: Found, seconds: float, again: str, *, is_whole: bool) -> list[s
     events = probes.pop("events", 0) / max(count, 1)
     _print(f"{speed}, {events:.0f} events a seed, {len(failures)} failures")
     _print("  ".join(f"{name} {number}" for name, number in sorted(probes.items())))
-    missing = unreached(probes) if count >= 1000 and is_whole else []
+    missing = unreached(probes) if count >= MANY and is_whole else []
     if missing:
         _print(f"never reached: {', '.join(missing)}")
     if len(failures) > SHOWN:

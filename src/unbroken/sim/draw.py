@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from unbroken.sim.actors.api import Lag
 from unbroken.sim.actors.cluster import Manners
@@ -49,12 +48,12 @@ FAULTS = {
     "node_unhealthy": 2,
     "link_cut": 2,
     "user_restart": 1,
-    "not_started": 1,
+    "not_started": 2,
     "agent_freeze": 2,
     "stuck_worker": 1,
     "slow_start": 1,
-    "forbidden": 0.3,
-    "job_delete": 0.3,
+    "forbidden": 1,
+    "job_delete": 1,
 }
 """Faults that may end an attempt, with weights."""
 
@@ -73,82 +72,24 @@ BESIDE = (
 """Faults that may occur during an examination."""
 
 
-CALM_SEEDS = 3100
-"""Before this one no operator is busy, and pods go with their containers, so that worlds that
-failed once are as they were."""
-
-
-LEASE_SEEDS = 4_000_000_000
-"""From this one on workers hold leases in most worlds; before it, worlds are as they were."""
-LEASE_FAULT_SEEDS = 8_000_000_000
-"""From this one on `LEASE_FAULTS` come, and half of the worlds with leases aim at their end."""
-WAITING_SEEDS = 11_000_000_000
-"""From this one on half of the stock agents are for in-process restart, and workers that wait for
-their rank end."""
 LEASE_FAULTS = {
     "agent_unheard": 2,
     "operator_unheard": 2,
     "peers_unheard": 2,
+    "peers_unreached": 4,
     "island": 2,
     "node_pause": 3,
     "lease_edge": 3,
 }
 """Faults of worlds with leases, with weights."""
-ABANDONED_SEEDS = 26_000_000_000
-"""From here on, in half of the worlds with leases, nobody fences or repairs a dead node."""
-UNREACHED_SEEDS = 29_000_000_000
-"""From here on a node of some of these worlds is not reached by its peers."""
 
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
-    rng = random.Random(seed * 2 + 1)
-    spec = _spec(rng)
-    pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
-    is_stock = rng.random() < 0.08
-    slots = rng.choice([1, 1, 2])
-    heal_after = rng.uniform(20.0, 120.0)
-    scenario = Scenario(
-        spec=spec,
-        nproc=rng.choice([1, 1, 2]),
-        nodes=-(-pods // slots) + rng.choice([0, 1, 2]),
-        manners=_manners(rng, slots),
-        quality=_quality(rng, is_stock),
-        lag=_lag(rng),
-        habits=_habits(rng),
-        ambiguous=rng.choice([0.0, 0.0, 0.1]),
-        is_stock=is_stock,
-        kill_seconds=rng.choice([0.02, 0.02, 3.0]),
-        stubborn=rng.choice([0.0, 0.5]),
-        topology=rng.random() < 0.5,
-        skew_seconds=rng.choice([0.0, 0.0, 0.0, 3.0]),
-        faults=_faults(rng, heal_after),
-        heal_after=heal_after,
-    )
-    scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
-    scenario = replace(scenario, keeping=_keeping(seed, is_stock))
-    is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
-    scenario = replace(scenario, is_warm=is_warm)
-    if seed >= CALM_SEEDS:
-        removal = random.Random(f"removal of {seed}").choice([0.0, 0.5, 8.0])
-        busy = random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
-        manners = replace(scenario.manners, removal=removal)
-        scenario = replace(scenario, manners=manners, busy_seconds=busy)
-    if seed >= LEASE_SEEDS and not is_stock:
-        scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
-    if seed >= LEASE_FAULT_SEEDS and scenario.lease_seconds:
-        scenario = _with_lease_faults(scenario, random.Random(f"lease faults of {seed}"))
-        abandoned = random.Random(f"abandoned nodes of {seed}")
-        if seed >= ABANDONED_SEEDS and abandoned.random() < 0.5:
-            scenario = _abandoned(scenario, abandoned)
-        if seed >= UNREACHED_SEEDS:
-            scenario = _with_unreached(scenario, random.Random(f"unreached nodes of {seed}"))
-            if scenario.stays_unreached:
-                return scenario
-    if is_stock and seed >= WAITING_SEEDS:
-        has_waiting = random.Random(f"barrier of {seed}").random() < 0.5
-        return replace(scenario, has_waiting=has_waiting)
-    if is_stock or rng.random() < 0.6:
+    rng = random.Random(f"scenario of {seed}")
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    scenario = kind(_any(rng), rng)
+    if scenario.is_stock or scenario.rhythm or rng.random() < 0.6:
         return scenario
     return replace(
         scenario,
@@ -158,31 +99,77 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _lease(rng: random.Random) -> dict[str, Any]:
-    """From a stream of its own, and only from LEASE_SEEDS on."""
-    if rng.random() < 0.3:
-        return {}
-    return {
-        "lease_seconds": rng.choice([4.0, 8.0, 8.0, 60.0]),
-        "drift": rng.choice([0.0, 0.01]),
-    }
+def _any(rng: random.Random) -> Scenario:
+    """Return a world of our own agents, without leases."""
+    spec = _spec(rng)
+    pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
+    slots = rng.choice([1, 1, 2])
+    heal_after = rng.uniform(20.0, 120.0)
+    return Scenario(
+        spec=spec,
+        nproc=rng.choice([1, 1, 2]),
+        nodes=-(-pods // slots) + rng.choice([0, 1, 2]),
+        manners=_manners(rng, slots),
+        quality=_quality(rng),
+        lag=_lag(rng),
+        habits=_habits(rng),
+        ambiguous=rng.choice([0.0, 0.0, 0.1]),
+        is_stock=False,
+        kill_seconds=rng.choice([0.02, 0.02, 3.0]),
+        stubborn=rng.choice([0.0, 0.5]),
+        topology=rng.random() < 0.5,
+        skew_seconds=rng.choice([0.0, 0.0, 0.0, 3.0]),
+        faults=_faults(rng, heal_after),
+        heal_after=heal_after,
+        members=_members(rng),
+        in_process=Switch.OFF if rng.random() < 0.06 else Switch.ON,
+        keeping=_keeping(rng),
+        is_warm=rng.random() < 0.3,
+        busy_seconds=rng.choice([0.0, 0.005, 0.1]),
+    )
 
 
-def _with_lease_faults(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with faults aimed at leases. `rng` is used for nothing else."""
-    scenario = replace(
+def _fenced(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which lost nodes are fenced by a provider, and workers hold no leases."""
+    return scenario
+
+
+def _stock(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world of HyperPod's agents; half of these are for in-process restart.
+
+    Such an agent has no fence, so nothing protects it from repeated or late commands. It is polled,
+    and requests do neither.
+    """
+    return replace(
         scenario,
-        quality=replace(scenario.quality, outlives_cuts=True),
+        is_stock=True,
+        has_waiting=rng.random() < 0.5,
+        quality=Quality(usual_seconds=scenario.quality.usual_seconds, is_polled=True),
+        members=None,
+        in_process=Switch.ON,
+        keeping=None,
+        is_warm=False,
+    )
+
+
+def _leased(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which workers hold leases, and agents check whether they reach their peers.
+
+    A clock may run fast or slow, and may not count the pauses of its machine.
+    """
+    count = rng.choice([0, 1, 1, 2, 3])
+    names = rng.choices(list(LEASE_FAULTS), list(LEASE_FAULTS.values()), k=count)
+    moments = ["", "start", "stop"]
+    faults = (Timed(rng.uniform(0.0, 40.0), name, rng.choice(moments)) for name in names)
+    return replace(
+        scenario,
+        lease_seconds=rng.choice([4.0, 8.0, 8.0, 60.0]),
+        drift=rng.choice([0.0, 0.02, 0.02]),
         counts_pauses=rng.random() < 0.7,
-        drift=rng.choice([0.0, 0.02, 0.02]),  # the agent's clock and the operator's
+        quality=replace(scenario.quality, outlives_cuts=True),
+        checks_peers=True,
+        faults=(*scenario.faults, *faults),
     )
-    if rng.random() < 0.5:
-        return _at_the_edge(scenario, rng)
-    names = rng.choices(list(LEASE_FAULTS), list(LEASE_FAULTS.values()), k=rng.choice([1, 1, 2, 3]))
-    faults = (
-        Timed(rng.uniform(0.0, 40.0), name, rng.choice(["", "start", "stop"])) for name in names
-    )
-    return replace(scenario, faults=(*scenario.faults, *faults))
 
 
 def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -199,7 +186,7 @@ def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
         )
     usual = rng.choice([0.002, 0.02, 0.2])
     return replace(
-        scenario,
+        _leased(scenario, rng),
         spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, 1),), "2", RunPolicy()),
         nodes=ranks + 2,
         manners=replace(scenario.manners, slots=1, start=0.2, fence_after=None),
@@ -230,7 +217,7 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
         faults.append(Timed(times[0] + rng.uniform(0.0, 20.0), "worker_crash"))
     manners = replace(scenario.manners, slots=1, start=rng.choice([0.2, 2.0]), fence_after=None)
     return replace(
-        scenario,
+        _leased(scenario, rng),
         spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
         nodes=ranks + spares + 3,
         manners=manners,
@@ -241,25 +228,17 @@ def _abandoned(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
-def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return a world in which agents check whether they reach their peers.
+def _unreached(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return a world in which a node is not reached by its peers, from some moment on and for ever.
 
-    In a quarter of them a node is not reached for a while, beside other faults. In another quarter
-    it is not reached from some moment on and for ever, and nothing else is wrong but perhaps a lost
-    operator: it is the node to be replaced.
+    Nothing else is wrong but perhaps a lost operator: it is the node to be replaced.
     """
-    scenario, kind = replace(scenario, checks_peers=True), rng.choice(["", "", "one more", "alone"])
-    if kind == "one more":
-        fault = Timed(rng.uniform(0.0, 40.0), "peers_unreached", rng.choice(["", "start"]))
-        return replace(scenario, faults=(*scenario.faults, fault))
-    if not kind:
-        return scenario
     ranks, spares = rng.choice([2, 2, 3, 4]), rng.choice([0, 0, 1])
     faults = [Timed(rng.uniform(0.0, 20.0), "peers_unreached", "start")]
     if rng.random() < 0.3:
         faults.append(Timed(rng.uniform(0.0, 40.0), "operator_crash"))
     return replace(
-        scenario,
+        _leased(scenario, rng),
         spec=JobSpec((ReplicaSpec("pods", TEMPLATE, ranks, spares),), "1", RunPolicy()),
         nodes=ranks + spares + 2,
         manners=replace(scenario.manners, slots=1, start=0.2),
@@ -274,30 +253,34 @@ def _with_unreached(scenario: Scenario, rng: random.Random) -> Scenario:
         members=scenario.members and replace(scenario.members, mortal=0.0),
         faults=tuple(faults),
         heal_after=60.0,
-        are_abandoned=False,
         stays_unreached=True,
     )
 
 
-def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
-    """Return what restartable workers need. `rng` is used for nothing else, so that worlds without
-    such workers stay as they were."""
-    if is_stock or rng.random() < 0.4:
-        return {}
-    members = Restartable(
+KINDS: Mapping[Callable[[Scenario, random.Random], Scenario], float] = {
+    _fenced: 40,
+    _stock: 8,
+    _leased: 22,
+    _at_the_edge: 10,
+    _abandoned: 10,
+    _unreached: 10,
+}
+"""What makes a world of each kind out of any world, with weights."""
+
+
+def _members(rng: random.Random) -> Restartable | None:
+    if rng.random() < 0.4:
+        return None
+    return Restartable(
         share=rng.choice([0.7, 1.0, 1.0]),
         arrive_seconds=rng.choice([0.02, 0.5, 4.0]),
         absent=rng.choice([0.0, 0.0, 0.2]),
         mortal=rng.choice([0.0, 0.0, 0.2]),
     )
-    in_process = Switch.OFF if rng.random() < 0.1 else Switch.ON
-    return {"members": members, "in_process": in_process}
 
 
-def _keeping(seed: int, is_stock: bool) -> Keeping | None:
-    """Return how snapshots are kept, from random numbers used for nothing else."""
-    rng = random.Random(f"keeping of {seed}")
-    if is_stock or rng.random() < 0.3:
+def _keeping(rng: random.Random) -> Keeping | None:
+    if rng.random() < 0.3:
         return None
     return Keeping(
         every_seconds=rng.choice([1.0, 3.0]),
@@ -371,15 +354,14 @@ def _manners(rng: random.Random, slots: int) -> Manners:
         fence_deletes_node=rng.random() < 0.2,
         collects_fenced=rng.random() < 0.5,
         restarts_containers=rng.random() < 0.85,
+        removal=rng.choice([0.0, 0.5, 8.0]),
     )
 
 
-def _quality(rng: random.Random, is_stock: bool) -> Quality:
+def _quality(rng: random.Random) -> Quality:
     usual = rng.choice([0.002, 0.02, 0.2])
-    # A stock agent has no fence, so nothing protects it from repeated or late commands. It is
-    # polled, and requests do neither.
-    if is_stock or rng.random() < 0.4:
-        return Quality(usual_seconds=usual, is_polled=is_stock)
+    if rng.random() < 0.4:
+        return Quality(usual_seconds=usual)
     return Quality(
         loss=rng.choice([0.0, 0.05, 0.3]),
         double=rng.choice([0.0, 0.2]),

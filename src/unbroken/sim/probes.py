@@ -41,20 +41,15 @@ REACHED = (
     "restored_from_buddy",
     "samples",
     "spare_is_told",
+    "lease_over",
+    "keeper_ends_it",
+    "vouched",
+    "peers_checked",
+    "ends_waiting",
 )
 
 
-LEASE_REACHED = ("lease_over", "keeper_ends_it", "vouched")
-"""Situations that worlds with leases must have reached."""
-
-
 def unreached(probes: Mapping[str, int]) -> list[str]:
-    """Probes that no world reached; of those that old seeds lack only where there were any."""
-    wanted = {*REACHED, *FAULTS, *NOISE, *STALLS} - SILENT
-    if any(map(probes.get, LEASE_FAULTS)):
-        wanted |= {*LEASE_REACHED, *LEASE_FAULTS}
-    if probes.get("peers_checked"):
-        wanted.add("peers_unreached")
-    if probes.get("stock_waits"):
-        wanted.add("ends_waiting")
+    """Return the situations that no world reached."""
+    wanted = {*REACHED, *FAULTS, *LEASE_FAULTS, *NOISE, *STALLS} - SILENT
     return sorted(name for name in wanted if not probes.get(name))
