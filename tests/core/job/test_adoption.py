@@ -42,10 +42,12 @@ def test_running_job_is_left_alone() -> None:
         100 runs w-0 0 rank=0 {HELD} ->
         100 ready w-2            ->
         101 tick                 ->
-        102 failed w-1 0         -> stop w-0 0, stop w-1 0, stop w-2 0
+        102 failed w-1 0         -> stop w-0 0 keep, stop w-1 0 keep, stop w-2 0 keep,
+            status Faulted 1, event Faulted, incident 1 open
         102 ready w-0 0          ->
         102 ready w-1 0          ->
-        102 ready w-2 0          -> start w-0 1 rank=0, start w-1 1 rank=1
+        102 ready w-2 0          -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -58,9 +60,9 @@ def test_agent_not_yet_heard_of_is_waited_for_and_then_missed() -> None:
     """)
     assert new.job.deadline() == 100 + ADOPT_SECONDS
     new.run("""
-        110 tick -> stop w-0 0, status Faulted 1
+        110 tick -> stop w-0 0 keep, status Faulted 1, event Faulted, incident 1 open
         110.5 ready w-0 0 ->
-        110.6 runs w-1 0 rank=1 -> stop w-1 0
+        110.6 runs w-1 0 rank=1 -> stop w-1 0 keep
     """)
 
 
@@ -70,9 +72,11 @@ def test_ranks_come_from_the_agents() -> None:
         100 synced ->
         100 runs w-0 0 rank=1 {HELD} ->
         100 runs w-1 0 rank=0 {HELD} ->
-        102 failed w-1 0 -> stop w-0 0, stop w-1 0
+        102 failed w-1 0 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event Faulted,
+            incident 1 open
         102 ready w-0 0  ->
-        102 ready w-1 0  -> start w-1 1 rank=0, start w-0 1 rank=1
+        102 ready w-1 0  -> start w-1 1 rank=0, start w-0 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -85,8 +89,8 @@ def test_start_that_was_under_way_goes_on_with_the_same_address() -> None:
     new.run("""
         100 synced ->
         100 runs w-0 0 rank=0 master=10.9.9.9 port=777 ->
-        100 ready w-1 -> start w-1 0 rank=1
-        101 runs w-1 0 rank=1 -> status Running 0
+        100 ready w-1 -> start w-1 0 rank=1, status PodsRunning 0
+        101 runs w-1 0 rank=1 -> status Running 0, event Running
     """)
     assert new.status.master_addr == "10.9.9.9"
     assert new.status.master_port == "777"
@@ -97,10 +101,11 @@ def test_restart_that_was_under_way_goes_on_and_is_charged_once() -> None:
     new.run("""
         100 synced          ->
         100 ready w-0 0     ->
-        100 failed w-1 0 rank=1 -> stop w-1 0
-        101 ready w-1 0     -> start w-0 1 rank=0, start w-1 1 rank=1
+        100 failed w-1 0 rank=1 -> stop w-1 0 keep
+        101 ready w-1 0     -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
         102 runs w-0 1
-        102 runs w-1 1      -> status Running 1, incident 1 open
+        102 runs w-1 1      -> status Running 1, event Running, incident 1 open
         163 tick            -> incident 1 recovered
     """)
     assert new.status.restart_status is not None
@@ -113,14 +118,19 @@ def test_attempt_that_ran_is_not_prepared_again_where_its_fault_was_never_writte
     old.run("10 failed w-0 0\n11 ready w-0 0\n12 runs w-0 1")
     written = old.incidents[1]
     assert written.started_at == 12
-    old.run("20 shutdown w-0 1 -> stop w-0 1, status Faulted 1")
+    old.run("""
+        20 shutdown w-0 1 -> stop w-0 1, status Faulted 1, event Faulted, incident 1 failed again,
+            incident 2 open
+    """)
     new = Script(old.spec, old.status)
     new.give(IncidentSeen(written), 100)
     new.run("""
         100 job    ->
-        100 synced -> create w-0, incident 1 failed again, incident 2 open
+        100 synced -> create w-0, status Faulted 2, event Faulted, incident 1 failed again,
+            incident 2 open
         101 pod w-0 node=n0
-        102 ready w-0 -> start w-0 2 rank=0
+        102 ready w-0 -> status Faulted 2, ledger awaited, start w-0 2 rank=0, status Faulted 2,
+            incident 2 open
     """)
     assert new.incidents[1].ready_at == written.ready_at
 
@@ -130,7 +140,8 @@ def test_fault_of_the_meantime_is_found_and_charged() -> None:
     new.run("""
         100 synced ->
         100 runs w-0 0 rank=0 ->
-        100 failed w-1 0 rank=1 -> stop w-0 0, stop w-1 0, status Faulted 1, incident 1 open
+        100 failed w-1 0 rank=1 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
     """)
     assert new.incidents[1].culprit.fault == "ExitCode"
 
@@ -153,7 +164,8 @@ def test_two_addresses_of_one_attempt_are_stopped() -> None:
     left().run("""
         100 synced ->
         100 runs w-0 0 rank=0 master=10.0.0.0 port=1 ->
-        100 runs w-1 0 rank=1 master=10.0.0.0 port=2 -> stop w-0 0, stop w-1 0, status Faulted 1
+        100 runs w-1 0 rank=1 master=10.0.0.0 port=2 -> stop w-0 0 keep, stop w-1 0 keep,
+            status Faulted 1, event Faulted, incident 1 open
     """)
 
 
@@ -162,7 +174,9 @@ def test_pods_that_went_in_the_meantime_are_a_fault() -> None:
     old.up()
     old.views.clear()
     new = old.successor(100)
-    new.run("100 synced -> create w-0, create w-1, status Faulted 1, incident 1 open")
+    new.run("""
+        100 synced -> create w-0, create w-1, status Faulted 1, event Faulted, incident 1 open
+    """)
 
 
 def test_newest_attempt_is_the_agents_where_the_status_is_behind() -> None:
@@ -170,7 +184,7 @@ def test_newest_attempt_is_the_agents_where_the_status_is_behind() -> None:
     new.run("""
         100 synced ->
         100 runs w-0 7 rank=0 master=a port=1 ->
-        100 runs w-1 7 rank=1 master=a port=1 -> status Running 7
+        100 runs w-1 7 rank=1 master=a port=1 -> status Running 7, event Running
     """)
 
 
@@ -179,7 +193,8 @@ def test_stopped_attempt_is_not_started_again() -> None:
     new.run("""
         100 synced ->
         100 ready w-0 0 ->
-        100 ready w-1 0 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1
+        100 ready w-1 0 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1, event Faulted,
+            incident 1 open
     """)
 
 
@@ -199,9 +214,9 @@ def test_status_that_is_no_status_of_ours_is_no_reason_to_stop() -> None:
     script = Script(spec(1), JobStatus(restart_count=3))
     script.run("""
         0 job ->
-        0 synced -> create w-0
+        0 synced -> create w-0, status Created 3, event Created
         1 pod w-0 node=n0
-        2 ready w-0 -> start w-0 3 rank=0
+        2 ready w-0 -> ledger awaited, start w-0 3 rank=0, status PodsRunning 3
     """)
 
 
@@ -215,7 +230,7 @@ def test_pod_that_ran_before_and_cannot_be_asked_counts_as_alive() -> None:
         100 synced  ->
         100 ready w-0 ->
         110 tick    ->
-        111 ready w-1 -> start w-0 0 rank=0, start w-1 0 rank=1
+        111 ready w-1 -> start w-0 0 rank=0, start w-1 0 rank=1, status PodsRunning 0
     """)
 
 
@@ -230,9 +245,10 @@ def test_request_to_restart_is_not_followed_again_by_the_next_operator() -> None
         100 job restart=9 ->
         100 synced ->
         100 runs w-0 1 rank=0 ->
-        100 runs w-1 1 rank=1 ->
+        100 runs w-1 1 rank=1 -> status Running 1, event Running, incident 1 open
         101 job restart=9 ->
-        102 job restart=99 -> stop w-0 1, stop w-1 1
+        102 job restart=99 -> stop w-0 1, stop w-1 1, status Faulted 2, event Faulted,
+            incident 1 failed again, incident 2 open
     """)
 
 
@@ -248,8 +264,9 @@ def test_request_to_restart_is_not_followed_again_though_its_incident_was_never_
         100 job restart=9 ->
         100 synced ->
         100 runs w-0 1 rank=0 ->
-        100 runs w-1 1 rank=1 -> status Running 1
-        101 job restart=99 -> stop w-0 1, stop w-1 1
+        100 runs w-1 1 rank=1 -> status Running 1, event Running
+        101 job restart=99 -> stop w-0 1, stop w-1 1, status Faulted 2, event Faulted,
+            incident 1 open
     """)
 
 
@@ -282,10 +299,11 @@ def test_rank_that_an_unheard_agent_may_run_is_given_to_nobody() -> None:
         100 synced                   ->
         100 runs w-0 0 rank=0 {HELD} ->
         100 ready w-2                ->
-        110 tick                     -> stop w-0 0, stop w-2 0
+        110 tick                     -> stop w-0 0 keep, stop w-2 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         110.1 ready w-0 0            ->
         110.1 ready w-2 0            ->
-        110.2 runs w-1 0 rank=1      -> stop w-1 0
+        110.2 runs w-1 0 rank=1      -> stop w-1 0 keep
     """)
 
 
@@ -294,8 +312,9 @@ def test_of_two_that_report_one_rank_the_one_with_the_newer_attempt_keeps_it() -
         100 ready w-0 1 rank=0 ->
         100 ready w-1 0 rank=1 ->
         100 ready w-2 1 rank=1 ->
-        100 synced             -> stop w-1 1
-        100.1 ready w-1 1      -> start w-0 2 rank=0, start w-2 2 rank=1
+        100 synced             -> stop w-1 1 keep, status Faulted 2, event Faulted, incident 1 open
+        100.1 ready w-1 1      -> start w-0 2 rank=0, start w-2 2 rank=1, status Faulted 2,
+            incident 1 open
     """)
 
 
@@ -305,9 +324,10 @@ def test_rank_that_is_told_late_is_kept() -> None:
         100 synced                 ->
         100 ready w-0 0            ->
         100 ready w-2 0            ->
-        110 tick                   ->
-        110.1 failed w-1 0 rank=0  -> stop w-1 0
-        110.2 ready w-1 0 rank=0   -> start w-1 1 rank=0, start w-0 1 rank=1
+        110 tick                   -> status Faulted 1, event Faulted, incident 1 open
+        110.1 failed w-1 0 rank=0  -> stop w-1 0 keep, status Faulted 1, incident 1 open
+        110.2 ready w-1 0 rank=0   -> start w-1 1 rank=0, start w-0 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -326,8 +346,12 @@ def test_free_rank_of_a_start_under_way_is_given_where_it_can_only_have_been_giv
         100 ready w-2
         100 runs w-0 1 rank=0 master=a port=5
     """)
-    goes_on = "start w-1 1 rank=1" if not spares else "stop w-0 1, stop w-1 1, stop w-2 1"
-    new.run(f"100 ready w-1 agent=b -> {goes_on}")
+    goes_on, starts_again = (
+        "start w-1 1 rank=1, status Faulted 1",
+        """stop w-0 1, stop w-1 1, stop w-2 1, status Faulted 2, event Faulted,
+            incident 1 failed again, incident 2 open""",
+    )
+    new.run(f"100 ready w-1 agent=b -> {starts_again if spares else goes_on}")
 
 
 def test_first_start_under_way_is_begun_anew_where_a_spare_may_have_been_given_the_rank() -> None:
@@ -340,7 +364,8 @@ def test_first_start_under_way_is_begun_anew_where_a_spare_may_have_been_given_t
         100 synced
         100 ready w-1
         100 ready w-2
-        100 runs w-0 0 rank=0 master=a port=5 -> stop w-0 0, stop w-1 0, stop w-2 0
+        100 runs w-0 0 rank=0 master=a port=5 -> stop w-0 0 keep, stop w-1 0 keep, stop w-2 0 keep,
+            status Faulted 1, event Faulted, incident 1 open
     """)
 
 
@@ -367,7 +392,7 @@ def test_free_rank_0_goes_to_the_pod_whose_address_the_others_have() -> None:
         100 synced
         100 ready w-2
         100 runs w-1 1 rank=1 master=10.0.0.0 port=5
-        100 ready w-0 agent=b -> start w-0 1 rank=0
+        100 ready w-0 agent=b -> start w-0 1 rank=0, status Faulted 1
     """)
 
 
@@ -377,9 +402,10 @@ def test_ranks_wait_for_an_agent_that_may_yet_tell_its_own() -> None:
         100 synced                 ->
         100 ready w-2 0            ->
         100 ready w-3 0            ->
-        110 tick                   ->
+        110 tick                   -> status Faulted 1, event Faulted, incident 1 open
         112 ready w-0 0 rank=1     ->
-        113 ready w-1 0 rank=0     -> start w-1 1 rank=0, start w-0 1 rank=1
+        113 ready w-1 0 rank=0     -> start w-1 1 rank=0, start w-0 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 

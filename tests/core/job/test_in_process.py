@@ -39,11 +39,13 @@ def restart(script: Script, at: float, attempt: int, *, then: str = "") -> None:
 def test_survivors_keep_their_process_and_the_incident_says_how_many() -> None:
     script = running()
     script.run("""
-        10 failed w-1 0            -> stop w-0 0 keep, stop w-1 0 keep
+        10 failed w-1 0            -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         10.1 ready w-0 0 kept=0    ->
-        10.2 ready w-1 0           -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.2 ready w-1 0           -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
         10.4 runs w-1 1            ->
-        10.5 runs w-0 1            ->
+        10.5 runs w-0 1            -> status Running 1, event Running, incident 1 open
     """)
     incident = script.incidents[1]
     assert (incident.remedy, incident.kept) == (Remedy.IN_PROCESS, 1)
@@ -62,8 +64,10 @@ def test_where_nobody_keeps_it_the_remedy_is_that_of_the_ladder() -> None:
 def test_the_others_of_a_pod_that_is_lost_keep_theirs() -> None:
     script = running(2, 1)
     script.run("""
-        10 gone w-1              -> stop w-0 0 keep, create w-1
-        10.1 ready w-0 0 kept=0  -> start w-0 1 rank=0, start w-2 1 rank=1
+        10 gone w-1              -> stop w-0 0 keep, create w-1, status Faulted 1, event Faulted,
+            incident 1 open
+        10.1 ready w-0 0 kept=0  -> start w-0 1 rank=0, start w-2 1 rank=1, status Faulted 1,
+            incident 1 open
         10.2 runs w-0 1
         10.2 runs w-2 1
     """)
@@ -76,36 +80,44 @@ def test_a_job_may_forbid_it() -> None:
     script = running()
     script.run("""
         9 job in-process=off ->
-        10 failed w-1 0      -> stop w-0 0 end, stop w-1 0 end
+        10 failed w-1 0      -> stop w-0 0, stop w-1 0, status Faulted 1, event Faulted,
+            incident 1 open
     """)
 
 
 @pytest.mark.parametrize(
-    ("told", "then", "again", "stop"),
+    ("told", "then", "again", "keep"),
     [
-        ("", "", "", "end"),
-        ("", "output=10.25", "", "keep"),
+        ("", "", "", ""),
+        ("", "output=10.25", "", " keep"),
         # If steps are reported, nothing less counts as progress, and no rank fails twice at one
         # step.
-        ("told=7", "output=10.25", "", "end"),
-        ("told=7", "told=5", "told=9", "keep"),
-        ("told=7", "told=5", "told=7", "end"),
+        ("told=7", "output=10.25", "", ""),
+        ("told=7", "told=5", "told=9", " keep"),
+        ("told=7", "told=5", "told=7", ""),
     ],
 )
 def test_what_fails_again_keeps_its_process_only_after_progress(
-    told: str, then: str, again: str, stop: str
+    told: str, then: str, again: str, keep: str
 ) -> None:
     script = running(2, 0, f"5 runs w-0 0 {told}")
     restart(script, 10.0, 0, then=then)
     if again:
         script.run(f"15 runs w-0 1 {again}")
-    script.run(f"20 failed w-1 1 -> stop w-0 1 {stop}, stop w-1 1 {stop}")
+    first = "" if script.incidents[1].outcome else ", incident 1 failed again"
+    script.run(f"""
+        20 failed w-1 1 -> stop w-0 1{keep}, stop w-1 1{keep}, status Faulted 2,
+            event Faulted{first}, incident 2 open
+    """)
 
 
 def test_a_step_that_is_told_only_with_the_fault_is_progress() -> None:
     script = running(2, 0, "5 runs w-0 0 told=7")
     restart(script, 10.0, 0)
-    script.run("10.5 failed w-1 1 told=3 -> stop w-0 1 keep, stop w-1 1 keep")
+    script.run("""
+        10.5 failed w-1 1 told=3 -> stop w-0 1 keep, stop w-1 1 keep, status Faulted 2,
+            event Faulted, incident 1 failed again, incident 2 open
+    """)
 
 
 def test_two_faults_of_one_attempt_are_no_repetition() -> None:
@@ -117,17 +129,22 @@ def test_two_faults_of_one_attempt_are_no_repetition() -> None:
 
 
 def test_who_asks_for_a_restart_gets_new_processes() -> None:
-    running().run("10 job restart=9 -> stop w-0 0 end, stop w-1 0 end")
+    running().run("""
+        10 job restart=9 -> stop w-0 0, stop w-1 0, status Faulted 1, event Faulted,
+            incident 1 open
+    """)
 
 
 def test_a_restart_asked_for_meanwhile_ends_those_that_wait() -> None:
     running().run("""
-        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         10.1 ready w-0 0 kept=0  ->
-        10.2 job restart=10.2    -> stop w-0 0 end, stop w-1 0 end
+        10.2 job restart=10.2    -> stop w-0 0, stop w-1 0, incident 1 open
         10.3 ready w-1 0         ->
-        11.3 tick                -> stop w-0 0 end
-        11.4 ready w-0 0         -> start w-0 1 rank=0, start w-1 1 rank=1
+        11.3 tick                -> stop w-0 0
+        11.4 ready w-0 0         -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -139,24 +156,27 @@ def test_a_new_operator_ends_processes_that_no_start_will_reach() -> None:
         11 runs w-1 1 rank=0
         11 runs w-2 1 rank=1
         11 ready w-0 0 kept=0       ->
-        11 synced                   -> stop w-0 0 end
-        12 ready w-0 0 kept=0       -> stop w-0 0 end
+        11 synced                   -> stop w-0 0, status Running 1, event Running, incident 1 open
+        12 ready w-0 0 kept=0       -> stop w-0 0
         13 completed w-1 1 rank=0
-        13 completed w-2 1 rank=1   -> delete w-0
+        13 completed w-2 1 rank=1   -> status Completed 1, event Completed, incident 1 recovered,
+            delete w-0
     """)
 
 
 def test_nobody_waits_for_a_job_that_is_suspended() -> None:
     running().run("""
-        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         10.1 ready w-0 0 kept=0  ->
-        10.2 job suspend=yes     -> stop w-0 0 end, stop w-1 0 end
+        10.2 job suspend=yes     -> stop w-0 0, stop w-1 0
     """)
 
 
 def test_a_repeated_command_says_the_same() -> None:
     running().run("""
-        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep
+        10 failed w-1 0          -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         10.1 ready w-0 0 kept=0  ->
         11 tick                  -> stop w-1 0 keep
     """)
@@ -179,7 +199,9 @@ def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() ->
     for attempt in range(3):
         restart(script, 10.0 + attempt, attempt, then=f"told={attempt + 1}")
         script.run(f"{10.5 + attempt} runs w-0 {attempt + 1} told={attempt + 5}")
-    script.run("20 failed w-1 3 -> stop w-0 3 end, stop w-1 3 end")
+    script.run("""
+        20 failed w-1 3 -> stop w-0 3, stop w-1 3, status Faulted 3, event Faulted, incident 4 open
+    """)
 
 
 def stops(script: Script) -> list[StopWorkers]:

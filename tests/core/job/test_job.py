@@ -19,11 +19,12 @@ def test_pods_are_created_and_started_once_every_agent_is_ready() -> None:
     script = Script()
     script.run("""
         0 job             ->
-        0 synced          -> create w-0, create w-1
+        0 synced          -> create w-0, create w-1, status Created 0, event Created
         1 pod w-0 node=n0 ->
         1 pod w-1 node=n1 ->
         2 ready w-0       ->
-        3 ready w-1       -> start w-0 0 rank=0, start w-1 0 rank=1, status PodsRunning 0
+        3 ready w-1       -> ledger awaited, start w-0 0 rank=0, start w-1 0 rank=1,
+            status PodsRunning 0
         3.1 runs w-0 0    ->
         3.2 runs w-1 0    -> status Running 0, event Running
         9 completed w-0 0 ->
@@ -37,13 +38,15 @@ def test_a_failed_worker_stops_everybody_and_the_next_attempt_starts() -> None:
     script = Script()
     script.up()
     script.run("""
-        10 failed w-1 0 rank=1 -> stop w-0 0, stop w-1 0, status Faulted 1, incident 1 open
+        10 failed w-1 0 rank=1 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event Faulted,
+            incident 1 open
         10 runs w-0 0          ->
         10.1 ready w-1 0       ->
-        10.2 ready w-0 0       -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.2 ready w-0 0       -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
         10.3 runs w-1 1        ->
         10.4 runs w-0 1        -> status Running 1, event Running, incident 1 open
-        11 runs w-0 1 output=10.9 -> incident 1 recovered
+        11 runs w-0 1 output=10.9 -> incident 1 recovered, ledger
     """)
     assert script.condition.message.endswith("remediated in 400 milliseconds")
     incident = script.incidents[1]
@@ -57,6 +60,8 @@ def test_spare_takes_the_rank_of_a_pod_that_is_gone() -> None:
     script = Script(spec(2, 1))
     script.up()
     script.run("""
-        10 gone w-1       -> stop w-0 0, create w-1
-        10.1 ready w-0 0  -> start w-0 1 rank=0, start w-2 1 rank=1
+        10 gone w-1       -> stop w-0 0 keep, create w-1, status Faulted 1, event Faulted,
+            incident 1 open
+        10.1 ready w-0 0  -> start w-0 1 rank=0, start w-2 1 rank=1, status Faulted 1,
+            incident 1 open
     """)

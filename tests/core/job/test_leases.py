@@ -44,7 +44,7 @@ def is_over_at(script: Script, at: float) -> None:
     """Assert that the lost pod is given up at that time, and not a moment before."""
     script.run(f"{at - 0.1} tick")
     assert script.job.state.gang.unclear.keys() == {"w-1.0"}
-    script.run(f"{at + 0.01} tick -> delete w-1 force")
+    script.run(f"{at + 0.01} tick -> delete w-1 force, incident 1 open")
     assert not script.job.state.gang.unclear
     script.run(f"{at + 1} gone w-1 -> create w-1 avoid=n1")
 
@@ -191,8 +191,9 @@ def test_a_new_operator_takes_no_lease_for_granted_where_the_attempt_runs_withou
 def test_the_agent_whose_lease_ran_out_is_named_and_not_who_lost_a_peer() -> None:
     script = running()
     script.run("""
-        20 failed w-1 0 kind=PeerLost     -> stop w-0 0 keep, stop w-1 0 keep
-        20.1 ready w-0 0 reason=LeaseOver ->
+        20 failed w-1 0 kind=PeerLost     -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
+        20.1 ready w-0 0 reason=LeaseOver -> status Faulted 1, incident 1 open
     """)
     culprit = script.incidents[1].culprit
     assert (culprit.fault, culprit.pod) == ("AgentLost", "j-w-0")
@@ -206,11 +207,11 @@ def test_a_stopped_agent_whose_node_dies_is_replaced_once_the_node_is_missed() -
         14 ready w-0 0 lease=8 unvouched=0
         14 ready w-2 0 lease=8 unvouched=0
         18 lost w-2 seconds=3
-        20 tick         -> delete w-1 force
+        20 tick         -> delete w-1 force, incident 1 open
         21 gone w-1     -> create w-1 avoid=n1
         21 pod w-1 uid=w-1.1 node=n3
         38 tick         -> delete w-2
-        50 node n2 not-ready -> delete w-2, fence n2, delete w-2 force
+        50 node n2 not-ready -> delete w-2, fence n2, delete w-2 force, status Faulted 1
         51 gone w-2     -> create w-2 avoid=n1/n2
     """)
 
@@ -287,7 +288,7 @@ def after_a_lost_rack(
 def test_a_new_operator_replaces_two_pods_that_it_never_hears() -> None:
     new = after_a_lost_rack()
     assert not new.job.state.gang.unclear
-    shown = {text for effect in new.effects for text in show(effect, "")}
+    shown = {show(effect) for effect in new.effects}
     assert {"delete w-2 force", "delete w-3 force"} <= shown
     new.run("201 gone w-2 -> create w-2 avoid=n2/n3\n201 gone w-3 -> create w-3 avoid=n2/n3")
 
@@ -373,7 +374,8 @@ def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() ->
         202 pod w-1 uid=w-1.1 node=n4
         203 ready w-2 0
         203 ready w-0
-        204 ready w-1 -> start w-0.1 1 rank=0, start w-1.1 1 rank=1, start w-2 1 rank=2
+        204 ready w-1 -> status PodsRunning 1, ledger awaited, start w-0.1 1 rank=0,
+            start w-1.1 1 rank=1, start w-2 1 rank=2, status PodsRunning 1
     """)
 
 
@@ -392,14 +394,18 @@ def test_nor_is_one_begun_again_whose_status_was_not_written() -> None:
         202 pod w-0 uid=w-0.1 node=n3
         203 ready w-1 0
         203 ready w-2 0
-        204 ready w-0 -> start w-0.1 1 rank=0, start w-1 1 rank=1, start w-2 1 rank=2
+        204 ready w-0 -> ledger awaited, start w-0.1 1 rank=0, start w-1 1 rank=1,
+            start w-2 1 rank=2, status PodsRunning 1
     """)
 
 
 def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """One agent was started again and knows of no attempt; the others are out of reach."""
     old = three_pods("1 ready {} lease=0", RunPolicy(job_max_retry_count=1))
-    old.run("2 lost w-2 -> stop w-0 0, stop w-1 0, stop w-2 0")
+    old.run("""
+        2 lost w-2 -> stop w-0 0 keep, stop w-1 0 keep, stop w-2 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
+    """)
     old.run("3 ready w-0 0\n3 ready w-1 0\n3 ready w-2 0\n4 lost w-2")
     assert sorted(old.incidents) == [1, 2]
     assert old.status.restart_count == 1
@@ -417,8 +423,9 @@ def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
         202 pod w-0 uid=w-0.1 node=n3
         202 pod w-1 uid=w-1.1 node=n4
         203 ready w-0
-        204 ready w-1 -> stop w-2 1
-        205 ready w-2 1 -> start w-0.1 2 rank=0, start w-1.1 2 rank=1, start w-2 2 rank=2
+        204 ready w-1 -> stop w-2 1, status Faulted 2
+        205 ready w-2 1 -> start w-0.1 2 rank=0, start w-1.1 2 rank=1, start w-2 2 rank=2,
+            status PodsRunning 2
     """)
 
 
@@ -432,7 +439,7 @@ def test_a_pod_of_one_node_runs_nothing_where_nothing_was_written() -> None:
         110 tick
         200 tick
     """)
-    shown = {text for effect in new.effects for text in show(effect, "")}
+    shown = {show(effect) for effect in new.effects}
     assert "delete w-0 force" in shown
 
 
@@ -447,7 +454,7 @@ def test_a_pod_of_one_node_may_train_where_its_start_was_written() -> None:
         110 tick -> delete w-0, fence n0
         200 tick
     """)
-    shown = {text for effect in new.effects for text in show(effect, "")}
+    shown = {show(effect) for effect in new.effects}
     assert "delete w-0 force" not in shown
 
 
@@ -456,7 +463,7 @@ def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
     for node in ("n0", "n1", "n2"):
         new.run(f"100 node {node} not-ready")
     new.run("100 job suspend=yes\n100 synced\n170 tick")
-    shown = {text for effect in new.effects for text in show(effect, "")}
+    shown = {show(effect) for effect in new.effects}
     assert {"delete w-0 force", "delete w-1 force", "delete w-2 force"} <= shown
 
 
@@ -470,7 +477,7 @@ def test_a_first_start_is_written_before_it_is_ordered(agents: str) -> None:
         0 pod w-0 node=n0
         0 pod w-1 node=n1
         1 ready w-0 {agents} ->
-        1 ready w-1 {agents} ->
+        1 ready w-1 {agents} -> ledger awaited
         9 tick ->
     """)
     [write] = [one for one in script.effects if isinstance(one, WriteLedger)]
@@ -478,9 +485,9 @@ def test_a_first_start_is_written_before_it_is_ordered(agents: str) -> None:
     assert write.is_awaited
     assert write.ledger.start == (seconds, 2)
     starts = script.give(LedgerWritten(write.ledger), 10.0)
-    assert [show(one, "") for one in starts if isinstance(one, StartWorkers)] == [
-        ["start w-0 0 rank=0"],
-        ["start w-1 0 rank=1"],
+    assert [show(one) for one in starts if isinstance(one, StartWorkers)] == [
+        "start w-0 0 rank=0",
+        "start w-1 0 rank=1",
     ]
 
 
@@ -489,9 +496,11 @@ def test_nothing_that_is_stored_is_waited_for_again() -> None:
     script = running(nodes=2)
     script.is_api_up = False
     script.run("""
-        10 failed w-1 0 rank=1 lease=8 -> stop w-0 0, stop w-1 0
+        10 failed w-1 0 rank=1 lease=8 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event Faulted, incident 1 open
         11 ready w-0 0 lease=8
-        11 ready w-1 0 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1
+        11 ready w-1 0 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -507,7 +516,7 @@ def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_train
         100 node n2 not-ready
         101 runs w-0 0 rank=0 lease=8
         102 runs w-1 0 rank=1 lease=8
-        111 tick -> delete w-2, fence n2
+        111 tick -> delete w-2, fence n2, status Running 0
         121 tick -> delete w-2 force
         122 gone w-2 -> create w-2 avoid=n2
     """)
@@ -525,7 +534,8 @@ def test_a_spare_that_a_new_operator_heard_once_is_replaced_while_a_later_attemp
         4 runs w-1 0 rank=1 lease=8
         5 failed w-1 0 rank=1 lease=8
         6 ready w-0 0 rank=0 lease=8
-        6 ready w-1 0 rank=1 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1
+        6 ready w-1 0 rank=1 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
         7 runs w-0 1 rank=0 lease=8
         7 runs w-1 1 rank=1 lease=8
     """)
@@ -553,6 +563,6 @@ def test_a_suspended_job_does_not_wait_for_a_pod_that_is_never_heard() -> None:
         162 tick
         180 tick
     """)
-    shown = {text for effect in new.effects for text in show(effect, "")}
+    shown = {show(effect) for effect in new.effects}
     assert "delete w-1 force" in shown
     assert "delete w-0 force" not in shown

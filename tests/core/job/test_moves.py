@@ -33,9 +33,11 @@ def moved(script: Script, at: float = 11.0) -> None:
     script.run(f"""
         10 node n0 ready notice=Cordon -> create w-2 avoid=n0
         10.5 pod w-2 node=n2 ->
-        {at} ready w-2 -> stop w-0 0, stop w-1 0
+        {at} ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
         {at} ready w-0 0 rank=0 ->
-        {at} ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1
+        {at} ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -44,7 +46,7 @@ def finish(script: Script, at: float = 12.0) -> None:
     script.run(f"""
         {at} runs w-1 1 rank=1
         {at} runs w-2 1 rank=0
-        {at + 1} runs w-2 1 rank=0 output={at + 0.5} -> delete w-0
+        {at + 1} runs w-2 1 rank=0 output={at + 0.5} -> delete w-0, incident 1 recovered, ledger
     """)
 
 
@@ -70,7 +72,9 @@ def test_the_old_pod_goes_also_if_the_job_completes_at_once(
     script = trained(policy=RunPolicy(clean_pod_policy=policy))
     moved(script)
     script.run("12 completed w-1 1")
-    script.run(f"12 completed w-2 1 -> {deleted}")
+    script.run(f"""
+        12 completed w-2 1 -> status Completed 1, event Completed, incident 1 recovered, {deleted}
+    """)
     script.run("13 gone w-0 ->")
 
 
@@ -104,11 +108,13 @@ def test_what_workers_say_of_the_stop_is_no_fault(script: Script) -> None:
     script.run("""
         10 node n0 ready notice=Cordon
         10.5 pod w-2 node=n2
-        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
         11.1 failed w-1 0 rank=1 kind=PeerLost
         11.2 failed w-0 0 rank=0 kind=PythonException
         11.3 ready w-0 0 rank=0
-        11.3 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1
+        11.3 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
     (incident,) = script.incidents.values()
     assert [sign.fault for sign in incident.signals] == [PLANNED_MOVE]
@@ -117,9 +123,11 @@ def test_what_workers_say_of_the_stop_is_no_fault(script: Script) -> None:
 def test_a_spare_takes_the_rank_and_is_made_anew() -> None:
     script = trained(2, spares=1)
     script.run("""
-        10 node n0 ready notice=Cordon -> stop w-0 0, stop w-1 0
+        10 node n0 ready notice=Cordon -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
         10.5 ready w-0 0 rank=0 ->
-        10.5 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1
+        10.5 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
     finish(script)
     script.run("15 gone w-0 -> create w-0 avoid=n0")
@@ -143,7 +151,8 @@ def test_it_waits_until_the_new_pod_is_warm_but_not_for_ever(script: Script) -> 
         11 ready w-2 imports=0 -> warm w-2 by=10.0.0.0:8080
         15 tick
         16 ready w-2 imports=3 ->
-        17 ready w-2 imports=7 -> stop w-0 0, stop w-1 0
+        17 ready w-2 imports=7 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
     """)
     other = trained()
     other.run("""
@@ -154,7 +163,10 @@ def test_it_waits_until_the_new_pod_is_warm_but_not_for_ever(script: Script) -> 
         40 tick
     """)
     assert other.incidents == {}
-    other.run(f"{11 + WARM_SECONDS + 1} tick -> stop w-0 0, stop w-1 0")
+    other.run(f"""
+        {11 + WARM_SECONDS + 1} tick -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
+    """)
 
 
 def test_without_snapshots_it_waits_for_the_next_checkpoint(script: Script) -> None:
@@ -166,7 +178,8 @@ def test_without_snapshots_it_waits_for_the_next_checkpoint(script: Script) -> N
         11 ready w-2 ->
         20 tick ->
         21 runs w-0 0 saved=150 ->
-        22 runs w-1 0 saved=150 -> stop w-0 0, stop w-1 0
+        22 runs w-1 0 saved=150 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
     """)
 
 
@@ -178,7 +191,10 @@ def test_a_checkpoint_that_never_comes_is_not_waited_for(script: Script) -> None
         11 ready w-2 ->
     """)
     script.run(f"{11 + CHECKPOINT_SECONDS - 1} tick ->")
-    script.run(f"{11 + CHECKPOINT_SECONDS} tick -> stop w-0 0, stop w-1 0")
+    script.run(f"""
+        {11 + CHECKPOINT_SECONDS} tick -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
+    """)
 
 
 def test_with_snapshots_no_checkpoint_is_waited_for(script: Script) -> None:
@@ -187,7 +203,8 @@ def test_with_snapshots_no_checkpoint_is_waited_for(script: Script) -> None:
         9 runs w-1 0 copies=0
         10 node n0 ready notice=Cordon
         10.5 pod w-2 node=n2
-        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
     """)
 
 
@@ -202,12 +219,14 @@ def test_without_a_place_it_trains_on_until_shortly_before_the_deadline(script: 
     script.run(f"{last - 0.1} tick ->")
     assert script.job.deadline() == last
     script.run(f"""
-        {last} tick -> stop w-0 0, stop w-1 0, delete w-0
+        {last} tick -> stop w-0 0 keep, stop w-1 0 keep, delete w-0, status Faulted 1,
+            event PlannedMove, incident 1 open
         {last + 0.5} ready w-0 0 rank=0 ->
-        {last + 0.5} ready w-1 0 rank=1 ->
-        {last + 2} gone w-0 ->
+        {last + 0.5} ready w-1 0 rank=1 -> incident 1 open
+        {last + 2} gone w-0 -> status Faulted 1
         {last + 3} pod w-2 node=n2
-        {last + 4} ready w-2 -> start w-2 1 rank=0, start w-1 1 rank=1
+        {last + 4} ready w-2 -> start w-2 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
     assert script.incidents[1].culprit.text == "AwsSpot: it goes; no other place is free"
 
@@ -228,13 +247,13 @@ def test_a_pod_whose_node_goes_at_once_gets_no_rank() -> None:
         3 tick
     """)
     script.run_ordered(4.0)
-    orders = "stop w-0 0, stop w-1 0, create w-3 avoid=n0, delete w-1"
     script.run(f"""
-        10 node n0 ready notice=AwsSpot leaves={LAST_SECONDS} -> {orders}
+        10 node n0 ready notice=AwsSpot leaves={LAST_SECONDS} -> stop w-0 0 keep, stop w-1 0 keep,
+            create w-3 avoid=n0, delete w-1, status Faulted 1, event PlannedMove, incident 1 open
         10.2 pod w-3 ->
         10.5 ready w-0 0 rank=0 ->
-        11 gone w-1 ->
-        30 tick ->
+        11 gone w-1 -> incident 1 open
+        30 tick -> status Faulted 1
     """)
 
 
@@ -276,7 +295,8 @@ def test_ranks_of_several_nodes_move_in_one_restart() -> None:
         11 pod w-3 node=n3
         12 ready w-3 ->
         12 pod w-4 node=n3
-        13.5 ready w-4 -> stop w-0 0, stop w-1 0, stop w-2 0
+        13.5 ready w-4 -> stop w-0 0 keep, stop w-1 0 keep, stop w-2 0 keep, status Faulted 1,
+            event PlannedMove, incident 1 open
     """)
     signs = script.incidents[1].signals
     assert [(sign.pod, sign.fault) for sign in signs] == [
@@ -290,7 +310,8 @@ def test_the_agent_that_is_left_is_asked_for_its_copies(script: Script) -> None:
         10 runs w-1 0 rank=1 copies=0
         10 node n1 ready notice=Cordon
         10.5 pod w-2 node=n2
-        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
         11.1 ready w-0 0 rank=0
         11.1 ready w-1 0 rank=1 copies=0
     """)
@@ -304,10 +325,11 @@ def test_a_job_that_recovers_moves_afterwards(script: Script) -> None:
         10 failed w-1 0 rank=1
         10.5 node n0 ready notice=Cordon ->
         10.6 ready w-1 0 rank=1 ->
-        10.6 ready w-0 0 rank=0 -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.6 ready w-0 0 rank=0 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
         13 runs w-0 1 rank=0
         13 runs w-1 1 rank=1
-        14 runs w-1 1 rank=1 output=13.5 -> create w-2 avoid=n0
+        14 runs w-1 1 rank=1 output=13.5 -> create w-2 avoid=n0, incident 1 recovered, ledger
     """)
 
 
@@ -315,10 +337,12 @@ def test_a_place_that_is_lost_meanwhile_leaves_the_rank_where_it_was(script: Scr
     script.run("""
         10 node n0 ready notice=Cordon
         10.5 pod w-2 node=n2
-        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
         11 gone w-2
         11 ready w-0 0 rank=0 ->
-        11 ready w-1 0 rank=1 -> start w-0 1 rank=0, start w-1 1 rank=1
+        11 ready w-1 0 rank=1 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
 
 
@@ -353,10 +377,11 @@ def test_a_job_that_wants_none_stays(script: Script) -> None:
 def test_a_job_that_wants_none_leaves_a_node_that_somebody_waits_for_at_once(
     script: Script,
 ) -> None:
-    orders = "stop w-0 0, stop w-1 0, delete w-0"
-    script.run(
-        f"9 job moves=off\n10 node n0 ready notice=OrderedRepair leaves=120 order -> {orders}"
-    )
+    script.run("""
+        9 job moves=off
+        10 node n0 ready notice=OrderedRepair leaves=120 order -> stop w-0 0 keep, stop w-1 0 keep,
+            delete w-0, status Faulted 1, event NodeFault, incident 1 open
+    """)
     assert script.incidents[1].culprit.fault == NODE_FAULT
 
 
@@ -364,9 +389,11 @@ def test_a_move_from_a_node_that_somebody_waits_for_is_planned(script: Script) -
     script.run("""
         10 node n0 ready notice=OrderedRepair leaves=120 order -> create w-2 avoid=n0
         10.5 pod w-2 node=n2 ->
-        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11 ready w-2 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event PlannedMove,
+            incident 1 open
         11 ready w-0 0 rank=0 ->
-        11 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1
+        11 ready w-1 0 rank=1 -> start w-2 1 rank=0, start w-1 1 rank=1, status Faulted 1,
+            incident 1 open
     """)
     assert script.incidents[1].culprit.fault == PLANNED_MOVE
     finish(script)

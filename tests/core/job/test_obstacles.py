@@ -153,7 +153,7 @@ def test_a_spare_that_crashes_beside_a_job_that_trains_costs_nothing() -> None:
     script = Script(spec(1, 1))
     script.up()
     script.run("9 gone w-1 -> create w-1")
-    script.run(f"10 pod w-1 uid=w-1.1 why={LOOP} says=ended ends=9 ->")
+    script.run(f"10 pod w-1 uid=w-1.1 why={LOOP} says=ended ends=9 -> event CrashLoopBackOff")
     assert script.incidents == {}
     assert script.condition.type == "Running"
 

@@ -202,7 +202,8 @@ def test_an_evicted_job_stops_gracefully_and_is_charged_nothing() -> None:
     script.run("""
         10 job hold=Evicted:preempted -> stop w-0 0, stop w-1 0
         10.1 ready w-0 0              ->
-        10.2 ready w-1 0              -> delete w-0, delete w-1, status Suspended 0
+        10.2 ready w-1 0              -> delete w-0, delete w-1, status Suspended 0, event Evicted,
+            ledger
         10.3 gone w-0                 ->
         10.4 gone w-1                 ->
     """)
@@ -212,7 +213,7 @@ def test_an_evicted_job_stops_gracefully_and_is_charged_nothing() -> None:
     assert script.job.is_idle
     script.run("""
         11 job hold=Queued:full -> status Suspended 0, event Queued
-        12 job hold=no          -> create w-0, create w-1, status Created 0
+        12 job hold=no          -> create w-0, create w-1, status Created 0, event Resumed
     """)
     assert script.status.restart_status is None
     assert not script.incidents

@@ -104,7 +104,7 @@ def test_a_spare_on_the_node_that_is_lost_takes_no_rank() -> None:
         1 ready w-1
         3 runs w-0 0 rank=0
         9 node n0 not-ready fenced -> prove n0 w-0, prove n0 w-1
-        9 proven w-0 -> delete w-0 force
+        9 proven w-0 -> delete w-0 force, status Faulted 1, event NodeFault, incident 1 open
         9 proven w-1 -> delete w-1 force
     """)
     assert len(script.incidents) == 1

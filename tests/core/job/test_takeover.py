@@ -52,7 +52,7 @@ def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(stat
     new = old.successor(100)
     new.run("100 synced")
     new.run("100 ready w-1\n101 ready w-1 0")
-    new.run("102 gone w-0 -> create w-0\n104 tick -> start w-1 1 rank=0")
+    new.run("102 gone w-0 -> create w-0\n104 tick -> start w-1 1 rank=0, status PodsRunning 1")
     assert new.incidents == {}
     assert new.status.restart_status is not None
     assert new.status.restart_status.restart_count == 1
@@ -74,8 +74,10 @@ def test_a_pod_that_failed_with_what_was_charged_is_not_charged_beside_it() -> N
 def test_a_pod_that_somebody_deletes_before_it_trains_is_no_fault_though_it_ends_badly() -> None:
     script = Script()
     script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0")
-    script.run("2 pod w-1 phase=Failed why=Error deleting ->")
-    script.run("3 gone w-1 -> create w-1")
+    script.run("""
+        2 pod w-1 phase=Failed why=Error deleting -> status Created 0, event CrashLoopBackOff
+    """)
+    script.run("3 gone w-1 -> create w-1, status Created 0")
     assert script.incidents == {}
     assert script.job.attempt == 0
 
@@ -87,15 +89,15 @@ def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
         100 ready w-0 0 rank=0         ->
         101 lost w-1                   ->
         111 tick                       ->
-        111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 1
+        111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 1, status Faulted 2, ledger
     """)
     assert new.job.attempt == 2, "nobody knows what the agent that is away runs"
     new = left(1, 1, script="10 failed w-0 0\n10.1 ready w-0 0")
     new.run("""
         100 synced                              ->
         100 ready w-1                           ->
-        100 ready w-0 0 rank=0                  -> stop w-1 0
-        100.1 runs w-0 1 rank=0 master=a port=5 -> status Running 1
+        100 ready w-0 0 rank=0                  -> stop w-1 0 keep
+        100.1 runs w-0 1 rank=0 master=a port=5 -> status Running 1, event Running, incident 1 open
         100.2 ready w-1 0                       ->
     """)
     assert new.status.master_port == "5"
@@ -106,8 +108,8 @@ def test_a_late_start_on_one_node_goes_on_at_the_same_address() -> None:
     new.run("""
         100 synced                              ->
         100 ready w-1 0 rank=1                  ->
-        100 ready w-0 rank=0                    -> stop w-0 0
-        100.1 runs w-1 1 rank=1 master=a port=5 -> start w-0 1 rank=0
+        100 ready w-0 rank=0                    -> stop w-0 0 keep
+        100.1 runs w-1 1 rank=1 master=a port=5 -> start w-0 1 rank=0, status Faulted 1
     """)
     assert new.status.master_port == "5"
 
@@ -119,7 +121,8 @@ def test_processes_of_an_attempt_that_came_to_nothing_unseen_do_not_live_on() ->
         100 ready w-0 0 rank=0          ->
         101 lost w-1                    ->
         110 tick                        ->
-        120 failed w-1 1 rank=1         -> stop w-0 1 end, stop w-1 1 end
+        120 failed w-1 1 rank=1         -> stop w-0 1, stop w-1 1, status Faulted 2,
+            incident 1 open, ledger
     """)
 
 
@@ -134,8 +137,9 @@ def test_who_was_to_end_is_not_kept_because_another_fault_came() -> None:
     new.run("""
         100 synced                       ->
         100 ready w-1                    ->
-        100 ready w-0 0 rank=0 kept=0    -> stop w-0 0 end, stop w-1 0 end
-        101 pod w-1 phase=Failed why=New -> stop w-0 1 end, stop w-1 1 end, delete w-1
+        100 ready w-0 0 rank=0 kept=0    -> stop w-0 0, stop w-1 0
+        101 pod w-1 phase=Failed why=New -> stop w-0 1, stop w-1 1, delete w-1, status Faulted 2,
+            event Faulted, incident 1 open
     """)
 
 
@@ -155,7 +159,9 @@ def test_an_end_that_was_decided_is_carried_out_for_its_reason() -> None:
     assert old.incidents[3].remedy is Remedy.FAIL
     new.run("100 synced\n110 tick ->")
     assert new.job.phase.value == "Ending"
-    new.run("111 ready w-0 2 -> status Failed 2, incident 3 SameErrorSameStep, delete w-0")
+    new.run("""
+        111 ready w-0 2 -> status Failed 2, event Failed, incident 3 SameErrorSameStep, delete w-0
+    """)
     assert new.condition.reason == "SameErrorSameStep"
 
 
@@ -168,11 +174,12 @@ def test_a_suspension_stops_the_attempt_that_agents_tell_after_it() -> None:
     """)
     assert new.job.phase.value == "Ending"
     new.run("""
-        100.2 ready w-0 3              -> delete w-0, status Suspended 3
+        100.2 ready w-0 3              -> delete w-0, status Suspended 3, event JobSuspended,
+            ledger
         101 gone w-0                   ->
-        102 job suspend=no             -> create w-0
+        102 job suspend=no             -> create w-0, status Created 3, event Resumed
         103 pod w-0 uid=w-0.1 node=n0  ->
-        104 ready w-0                  -> start w-0.1 3 rank=0
+        104 ready w-0                  -> start w-0.1 3 rank=0, status PodsRunning 3
     """)
 
 
@@ -184,11 +191,13 @@ def test_a_rank_that_is_told_twice_is_with_the_pod_that_stays() -> None:
         100 synced                     ->
         100 shutdown w-0 1 rank=0      ->
         100 shutdown w-1 1 rank=1      ->
-        100 ready w-2 1 rank=0 kept=0  -> stop w-0 1, stop w-1 1
+        100 ready w-2 1 rank=0 kept=0  -> stop w-0 1 keep, stop w-1 1 keep, status Faulted 2,
+            event Faulted, incident 1 open
         100.1 gone w-0                 -> create w-0
         100.2 pod w-0 uid=w-0.1 node=n0 ->
         100.3 ready w-0 agent=b         ->
-        100.4 gone w-1 -> start w-2 2 rank=0, start w-0.1 2 rank=1, create w-1
+        100.4 gone w-1 -> start w-2 2 rank=0, start w-0.1 2 rank=1, create w-1, status Faulted 2,
+            incident 1 open
     """)
 
 

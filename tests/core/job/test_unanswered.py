@@ -12,25 +12,29 @@ def replaced() -> Script:
     script = Script()
     script.up()
     script.run("""
-        10 gone w-1                -> stop w-0 0, create w-1
+        10 gone w-1                -> stop w-0 0 keep, create w-1, status Faulted 1, event Faulted,
+            incident 1 open
         10.1 ready w-0 0
         20 pod w-1 uid=w-1.1 node=n7
     """)
     return script
 
 
-@pytest.mark.parametrize(("line", "at"), [
-    ("", 3620),  # it may load its image
-    ("30 pod w-1 uid=w-1.1 why=FailedMount says=none", 630),
-    ("1000 pod w-1 uid=w-1.1 phase=Running", 1600),  # it has loaded its image meanwhile
+@pytest.mark.parametrize(("line", "at", "status"), [
+    ("", 3620, ""),  # it may load its image
+    ("30 pod w-1 uid=w-1.1 why=FailedMount says=none", 630, ", status Faulted 1"),
+    # It has loaded its image meanwhile.
+    ("1000 pod w-1 uid=w-1.1 phase=Running", 1600, ", status Faulted 1"),
 ])  # fmt: skip
-def test_a_pod_whose_agent_never_answers_is_replaced_on_another_node(line: str, at: float) -> None:
+def test_a_pod_whose_agent_never_answers_is_replaced_on_another_node(
+    line: str, at: float, status: str
+) -> None:
     script = replaced()
     script.run(f"{line}\n{at - 0.1} tick")
     assert script.job.deadline() == at
     script.run(f"""
         {at} tick         -> delete w-1.1
-        {at + 5} gone w-1 -> create w-1 avoid=n7
+        {at + 5} gone w-1 -> create w-1 avoid=n7{status}
     """)
     assert len(script.incidents) == 1, "no restart is charged for it"
 
@@ -76,8 +80,9 @@ def test_without_another_pod_that_has_answered_the_image_may_be_to_blame() -> No
     script = Script()
     script.up()
     script.run("""
-        10 gone w-0 -> stop w-1 0, create w-0
-        10 gone w-1 -> create w-1
+        10 gone w-0 -> stop w-1 0 keep, create w-0, status Faulted 1, event Faulted,
+            incident 1 open
+        10 gone w-1 -> create w-1, status Faulted 1, incident 1 open
         20 pod w-0 uid=w-0.1 node=n0
         20 pod w-1 uid=w-1.1 node=n1
         3620 tick    ->

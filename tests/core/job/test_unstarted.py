@@ -36,7 +36,8 @@ def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:
 def test_it_is_an_incident_and_its_agent_starts_others() -> None:
     script = begun()
     script.run("""
-        1 broke w-0 text=ImportError lines=Traceback|ImportError -> stop w-0 0, event Faulted
+        1 broke w-0 text=ImportError lines=Traceback|ImportError -> stop w-0 0, status Faulted 1,
+            event Faulted, incident 1 open
         1.1 broke w-0 text=ImportError ->
     """)
     incident = script.incidents[1]
@@ -46,16 +47,18 @@ def test_it_is_an_incident_and_its_agent_starts_others() -> None:
     assert script.condition.type == "Faulted"
     script.run("""
         1.5 ready w-1    ->
-        1.5 ready w-0 0  -> start w-0 1 rank=0, start w-1 1 rank=1
+        1.5 ready w-0 0  -> incident 1 open, ledger awaited, start w-0 1 rank=0, start w-1 1 rank=1,
+            status Faulted 1, incident 1 open
     """)
 
 
 def test_others_that_break_too_join_the_incident_and_are_stopped() -> None:
     script = begun()
     script.run("""
-        1 broke w-0     -> stop w-0 0, event Faulted
-        1.1 broke w-1   -> stop w-1 0
-        1.9 broke w-1 0 -> stop w-0 1, stop w-1 1, event Faulted
+        1 broke w-0     -> stop w-0 0, status Faulted 1, event Faulted, incident 1 open
+        1.1 broke w-1   -> stop w-1 0, status Faulted 1
+        1.9 broke w-1 0 -> stop w-0 1, stop w-1 1, status Faulted 2, event Faulted,
+            incident 1 failed again, incident 2 open
     """)
     assert [one.attempt for one in script.incidents.values()] == [0, 1]
 
@@ -63,7 +66,7 @@ def test_others_that_break_too_join_the_incident_and_are_stopped() -> None:
 def test_a_stop_that_is_lost_is_repeated() -> None:
     script = begun()
     script.run("""
-        1 broke w-0 -> stop w-0 0
+        1 broke w-0 -> stop w-0 0, status Faulted 1, event Faulted, incident 1 open
         1.9 tick    ->
         2.1 tick    -> stop w-0 0
     """)
@@ -88,9 +91,10 @@ def test_a_new_operator_charges_no_fault_that_the_old_one_has_charged() -> None:
     new = script.successor(5.0)
     new.run("""
         5 synced
-        6 broke w-0   -> stop w-0 0
+        6 broke w-0   -> stop w-0 0 keep
         20 tick
-        21 broke w-0 0 -> stop w-0 1, incident 1 failed again, incident 2 open
+        21 broke w-0 0 -> stop w-0 1, status Faulted 2, event Faulted, incident 1 failed again,
+            incident 2 open
     """)
 
 
@@ -102,7 +106,7 @@ def test_a_job_that_trains_goes_on_beside_a_spare_that_broke() -> None:
     new.run("""
         9 synced              ->
         9 broke w-1           ->
-        9.1 runs w-0 0 rank=0 ->
+        9.1 runs w-0 0 rank=0 -> status Running 0
     """)
     assert new.status.restart_count == 0
 

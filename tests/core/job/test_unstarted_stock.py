@@ -143,10 +143,10 @@ def test_workers_that_do_not_come_are_told_within_half_a_minute() -> None:
 
 def test_workers_that_never_come_cost_a_restart_each_ten_minutes_until_the_job_fails() -> None:
     script = waiting()
-    script.run("600.9 tick ->")
+    script.run("600.9 tick -> status Created 0, event WorkersNotReady")
     assert not script.incidents
-    script.run("601 tick -> delete w-0, incident 1 open")
-    script.run("602 tick -> delete w-1")
+    script.run("601 tick -> delete w-0, status Faulted 1, event Faulted, incident 1 open")
+    script.run("602 tick -> delete w-1, status Faulted 1")
     incident = script.incidents[1]
     assert (incident.remedy, incident.culprit.fault) == (Remedy.POD, "WorkersNotReady")
     for life, start in ((1, 610), (2, 1220)):
@@ -175,14 +175,14 @@ def test_workers_that_never_come_cost_a_restart_each_ten_minutes_until_the_job_f
 )
 def test_rules_of_the_job_about_its_start_give_more_time(policy: RunPolicy) -> None:
     script = waiting(policy)
-    script.run("700 tick ->\n3500 tick ->")
+    script.run("700 tick -> status Created 0, event WorkersNotReady")
     assert not script.incidents
 
 
 def test_the_annotation_of_detectors_turns_the_limit_off() -> None:
     script = waiting()
     script.job.state.options = JobOptions(detectors=read_detectors("silent=warn"))
-    script.run("5000 tick ->")
+    script.run("5000 tick -> status Created 0, event WorkersNotReady")
     assert script.events.count("WorkersNotReady") == 1
 
 
@@ -191,7 +191,11 @@ def test_a_new_operator_counts_the_time_anew() -> None:
     new.run("300 synced")
     says(new, "w-0", 301, "init", INIT=0)
     says(new, "w-1", 301, "init", INIT=0)
-    new.run("330 tick ->\n602 tick ->\n901 tick -> delete w-0, delete w-1")
+    new.run("""
+        330 tick ->
+        602 tick -> status Created 0, event WorkersNotReady
+        901 tick -> delete w-0, delete w-1, status Faulted 1, event Faulted, incident 1 open
+    """)
 
 
 def test_a_job_that_trains_does_not_wait_for_a_spare() -> None:

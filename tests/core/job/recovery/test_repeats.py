@@ -160,7 +160,10 @@ def test_the_same_error_on_another_node_ends_the_job_with_its_traceback() -> Non
 def test_an_error_that_keeps_to_a_node_leaves_it() -> None:
     script = running()
     fail(script, 10, 0, "w-1")
-    script.run(f"20 failed w-1 1 rank=1 {ERROR} -> stop w-0 1, stop w-1 1, delete w-1")
+    script.run(f"""
+        20 failed w-1 1 rank=1 {ERROR} -> stop w-0 1, stop w-1 1, delete w-1, status Faulted 2,
+            event Faulted, incident 1 failed again, incident 2 open
+    """)
     script.run("20.1 ready w-0 1\n20.1 ready w-1 1")
     script.run("21 gone w-1 -> create w-1 avoid=n1")
     assert script.incidents[2].remedy is Remedy.POD
@@ -203,7 +206,8 @@ def test_a_first_cause_that_is_heard_late_ends_the_job_too() -> None:
         20.1 failed w-0 1 rank=0 kind=PeerLost
         20.2 failed w-1 1 rank=1 {ERROR}
         20.3 ready w-0 1
-        20.4 ready w-1 1 -> status Failed 1, delete w-0, delete w-1
+        20.4 ready w-1 1 -> status Failed 1, event Failed, incident 2 SameErrorSameStep, delete w-0,
+            delete w-1
     """)
 
 
@@ -219,7 +223,10 @@ def test_a_first_cause_that_is_heard_with_the_others_leaves_the_pods_to_the_clea
     victim = script.event("failed w-0 1 rank=0 kind=PeerLost")
     first = script.event(f"failed w-1 1 rank=1 {ERROR}")
     script.effects += script.job.steps([victim, first], 20)
-    script.run("20.3 ready w-0 1\n20.4 ready w-1 1 -> status Failed 1")
+    script.run("""
+        20.3 ready w-0 1
+        20.4 ready w-1 1 -> status Failed 1, event Failed, incident 2 SameErrorSameStep
+    """)
     assert script.incidents[2].remedy is Remedy.FAIL
     assert not any(isinstance(effect, DeletePod) for effect in script.effects)
 

@@ -14,6 +14,7 @@ from unbroken.core.job.events import (
     PodUid,
     RecordEvent,
     WriteLedger,
+    WriteStatus,
 )
 from unbroken.core.tick import Tick
 from unbroken.spec.job.detectors import Detector, read_detectors
@@ -104,4 +105,5 @@ class WatchedJob(Script):
 
 def shown(effects: list[JobEffect]) -> str:
     """Return the orders to agents and of incidents, in words."""
-    return ", ".join(word for effect in effects for word in show(effect, "incident"))
+    others = (WriteStatus, RecordEvent, WriteLedger)
+    return ", ".join(show(effect) for effect in effects if not isinstance(effect, others))

@@ -18,7 +18,7 @@ from unbroken.wire.observation import RankWatch
 SILENT, STOPPED = Detector.SILENT, Detector.STOPPED
 NAN, SPIKE = Detector.NAN, Detector.SPIKE
 LOOK = "look w-0, look w-1"
-STOP = "stop w-0 0, stop w-1 0, incident 1 open"
+STOP = "stop w-0 0 keep, stop w-1 0 keep, incident 1 open"
 
 
 def test_one_silent_rank_beside_others_that_go_on_is_no_hang() -> None:

@@ -86,7 +86,10 @@ def test_slowness_that_ends_during_the_survey_names_nobody() -> None:
 
 def test_another_fault_ends_the_survey() -> None:
     job = slow_job("warn", nodes=2)
-    job.run("30 gone w-1 -> stop w-0 0, create w-1, incident 1 open")
+    job.run("""
+        30 gone w-1 -> stop w-0 0 keep, create w-1, status Faulted 1, event Faulted,
+            event SlowSteps, incident 1 open, ledger
+    """)
     job.answer("w-0", 31, sampled(0, 0))
     assert job.told("SlowSteps") == [
         "all ranks: it is slow; it ended before a rank was found to differ"
