@@ -204,3 +204,20 @@ def test_a_job_that_trains_does_not_wait_for_a_spare() -> None:
     says(script, "w-1", 10, "init", INIT=9)
     script.run("2000 tick ->")
     assert not script.incidents
+
+
+def test_a_new_process_that_no_stop_has_reached_joins_the_restart_under_way() -> None:
+    script = begun(replicas=2)
+    for pod in ("w-0", "w-1"):
+        says(script, pod, 2, "ready", INIT=0, READY=1)
+    script.run("3 lost w-1")
+    says(script, "w-0", 4, "faulted", INIT=0, READY=1, FAULTED=4)
+    assert script.status.restart_count == 1
+    # Its agent was killed, and the workers of the next one have ended at the barrier as well.
+    says(script, "w-1", 4.2, "faulted", INIT=3, READY=3.5, FAULTED=3.9)
+    assert script.status.restart_count == 1
+    assert [one.pod for one in script.incidents[1].signals][-1] == "j-w-1"
+    # They are stopped, and what ends after that is another fault.
+    script.run("5 lost w-1")
+    says(script, "w-1", 6, "faulted", INIT=5, READY=5.5, FAULTED=5.9)
+    assert script.status.restart_count == 2

@@ -425,7 +425,7 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None or member.report is None or member.lost_why:
             return  # an agent that was never reached is waited for: it may still be starting
-        member.lost_why = why or "the agent cannot be reached"
+        member.lose(why)
         state.lost[uid] = now
         self._adoption.answered(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):

@@ -96,6 +96,8 @@ class Member:
     """Newest attempt that a stock agent was ordered to stop before its present workers."""
     lost_why: str = ""
     """Why the agent cannot be reached; empty: it can."""
+    asked_when_lost: int = -1
+    """`asked` when the agent was lost: orders since then may have reached no process of it."""
     condemned: str = ""
     """Why the pod must go; empty: it may stay."""
     condemned_at: float = 0.0
@@ -165,6 +167,10 @@ class Member:
         start."""
         return report.attempt if report.attempt is not None else self.ordered
 
+    def lose(self, why: str) -> None:
+        """Note that the agent cannot be reached."""
+        self.lost_why, self.asked_when_lost = why or "the agent cannot be reached", self.asked
+
     def accept(self, report: AgentReport) -> bool:
         """Keep the report if it is newer, together with what it proves; return True if it was."""
         old = self.report
@@ -178,7 +184,8 @@ class Member:
             # A stock agent that has restarted its processes on order looks like a new one. In both,
             # nothing of the attempts that it was ordered to stop is alive.
             asked = self.asked if is_stock(report) else -1
-            self.ordered, self.asked, self.asked_before = None, asked, asked
+            before = min(asked, self.asked_when_lost) if self.lost_why else asked
+            self.ordered, self.asked, self.asked_before = None, asked, before
             position = self._position(report)
         elif position < self.position and not is_stock(report):
             return False
