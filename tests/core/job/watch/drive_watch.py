@@ -11,7 +11,6 @@ from unbroken.core.job.events import (
     EvidenceReceived,
     JobEffect,
     JobSeen,
-    PodUid,
     RecordEvent,
     WriteLedger,
     WriteStatus,
@@ -79,11 +78,12 @@ class WatchedJob(Script):
 
     def answer(self, pod: str, at: float, *ranks: RankEvidence) -> str:
         """Answer the newest question to an agent; return the effects."""
-        uid = PodUid(f"{pod}.0")
+        uid = self._uid(pod)
         asked = [e for e in self.effects if isinstance(e, AskAgent) and e.pod == uid]
         command = asked[-1].request
         assert isinstance(command, CollectCommand)
-        evidence = Evidence(command.request, command.attempt, f"{pod}.a", at, ranks)
+        agent = self.agents[pod].agent_id
+        evidence = Evidence(command.request, command.attempt, agent, at, ranks)
         return shown(self.give(EvidenceReceived(uid, evidence), at))
 
     @property

@@ -269,6 +269,38 @@ def test_a_node_that_was_not_reached_is_avoided_for_five_minutes() -> None:
         assert (made.name, made.avoid) == ("j-w-1", avoided)
 
 
+def test_a_resumed_job_begins_anew_though_it_uses_the_number_of_its_attempt_again() -> None:
+    job = working()
+    cut(job, "w-1", 12)
+    job.run("""
+        13 job suspend=yes
+        13.5 ready w-0 0
+        13.5 ready w-1 0
+        14 gone w-0
+        14 gone w-1
+        20 job suspend=no -> create w-0, create w-1, status Created 0, event Resumed
+        21 pod w-0 uid=w-0.1 node=n0
+        21 pod w-1 uid=w-1.1 node=n1
+        22 ready w-0 agent=c
+        22 ready w-1 agent=d
+        25 tick
+        26 runs w-0 0 agent=c rank=0
+        26 runs w-1 0 agent=d rank=1
+    """)
+    assert job.job.state.gang.ranks.keys() == {"w-0.1", "w-1.1"}
+    assert cut(job, "w-1", 30) == "look w-0.1, look w-1.1"
+    assert len(job.told(NOT_REACHABLE)) == 2
+    now = 30.0
+    while 1 not in job.incidents:
+        due = job.job.deadline()
+        assert due is not None
+        now = due
+        if "look" in job.tick(now):
+            look(job, now + 0.5)
+    assert job.incidents[1].culprit.pod == "j-w-1"
+    assert "pod j-w-1 cannot connect to pod j-w-0" in job.incidents[1].culprit.text
+
+
 def test_one_more_pod_is_given_up_if_the_job_trains_on() -> None:
     job = working()
     cut(job, "w-1", 12)

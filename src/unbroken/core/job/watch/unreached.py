@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from unbroken.core.job.events import PodUid
-from unbroken.core.job.gang import GangStage
+from unbroken.core.job.gang import GangStage, StartOrder
 from unbroken.core.job.pods import Probe
 from unbroken.core.job.roster import Member, address_of
 from unbroken.core.job.state import JobState
@@ -40,7 +40,8 @@ class Unreached:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._attempt = -1
+        self._order: StartOrder | None = None
+        """The start of the attempt that is watched. A resumed job may use a number again."""
         self._events = 0
         self._since: dict[PodUid, float] = {}
         """Since when pods say that they cannot connect to their parent, the longest first."""
@@ -54,7 +55,8 @@ class Unreached:
     @property
     def since(self) -> float | None:
         """Since when a pod does not reach another one; None: all do, or no attempt runs."""
-        if self._state.gang.stage is GangStage.HALTED or self._attempt != self._state.attempt:
+        order = None if self._state.gang.stage is GangStage.HALTED else self._order
+        if order is None or order.attempt != self._state.attempt:
             return None
         return next(iter(self._since.values()), None)
 
@@ -80,9 +82,9 @@ class Unreached:
         """Collect the agents' reports again when another attempt runs: a new operator gets them
         before it knows the attempt."""
         order = self._state.gang.order
-        if order is None or order.attempt == self._attempt:
+        if order is None or order is self._order:
             return
-        self._attempt, self._events = order.attempt, 0
+        self._order, self._events = order, 0
         self._since.clear()
         self._question = self._probe_by = None
         for member, report in self._state.gang.reports():
@@ -157,7 +159,11 @@ class Unreached:
         before = self._state.attempt - 1
         others = {uid for uid in known if self._others.get(uid) == before}
         worst = max(known, key=lambda uid: (counts[uid], uid in others, ranks[uid]))
-        named = worst if worst in self._since else next(iter(self._since))
+        # The pod whose agent says so: this one, or one that connects to it.
+        below = (
+            uid for uid in self._since if uid in members and self._parent(uid) is members[worst]
+        )
+        named = worst if worst in self._since else next(below, worst)
         text = self._text(members[named])
         if by_spares[worst] > min(by_spares[uid] for uid in known):
             text += f"; a third pod does not reach {members[worst].view.name} either"
