@@ -247,7 +247,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decision, "made", lambda *_: "some")
 
 
-@planted("what is unwritten is forgotten", seed=1)
+@planted("an incident is not written", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = JobState.flush
 

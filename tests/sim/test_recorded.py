@@ -1,4 +1,4 @@
-"""Worlds in a file: what is written is read again, and what is wrong is told with its place."""
+"""Worlds in a file are read as they were written, and an error names its line and field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_recorded_world_is_the_same_story_as_the_drawn_one() -> None:
     assert stories[0] == stories[1]
 
 
-def without(*path: str | int, value: object = None) -> str:
+def changed(*path: str | int, value: object = None) -> str:
     """The line of a world in which one value is another, or is missing."""
     world = json.loads(write_line(RecordedWorld(7, "it was hot", draw(7))))
     place = world
@@ -46,17 +46,17 @@ def without(*path: str | int, value: object = None) -> str:
         ("[" * 100_000, "line 2: not JSON"),
         ("[]", "line 2: Invalid value"),
         (
-            without("scenario", "spec", "replicaSpecs"),
+            changed("scenario", "spec", "replicaSpecs"),
             "line 2: scenario.spec.replicaSpecs: Required",
         ),
-        (without("scenario", "nodes", value="some"), "line 2: scenario.nodes: Invalid value"),
-        (without("scenario", "colour", value=1), "line 2: scenario.colour: Forbidden"),
+        (changed("scenario", "nodes", value="some"), "line 2: scenario.nodes: Invalid value"),
+        (changed("scenario", "colour", value=1), "line 2: scenario.colour: Forbidden"),
         (
-            without("scenario", "faults", 0, "name", value="rain"),
+            changed("scenario", "faults", 0, "name", value="rain"),
             "line 2: scenario.faults[0].name: ",
         ),
         (
-            without("scenario", "faults", 0, "moment", value="x"),
+            changed("scenario", "faults", 0, "moment", value="x"),
             "line 2: scenario.faults[0].moment: ",
         ),
     ],
@@ -85,6 +85,7 @@ def test_a_world_is_recorded_and_run_again(
     ("arguments", "told"),
     [
         (["--record", "x"], "--record needs --seed"),
+        (["--worlds", "one", "--fresh", "c0ffee"], "--worlds runs the worlds of its file only"),
         (["--worlds", "nowhere"], "nowhere: No such file or directory"),
         (["--worlds", "empty"], "empty: no world"),
         (["--worlds", "one", "--seed", "8"], "one: no world of seed 8"),

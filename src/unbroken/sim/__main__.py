@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--record needs --seed, and no --worlds")
         _print(write_line(RecordedWorld(options.seed, options.record, draw(options.seed))))
         return 0
+    if options.worlds and options.fresh:
+        parser.error("--worlds runs the worlds of its file only: leave out --fresh")
     try:
         ranges = _chosen(options)
     except OSError as error:

@@ -265,7 +265,7 @@ KINDS: Mapping[Callable[[Scenario, random.Random], Scenario], float] = {
     _abandoned: 10,
     _unreached: 10,
 }
-"""What makes a world of each kind out of any world, with weights."""
+"""Functions that turn any world into one of their kind, with weights."""
 
 
 def _members(rng: random.Random) -> Restartable | None:

@@ -21,7 +21,7 @@ class RecordedWorld:
     seed: int
     """Seed of the random numbers of its run."""
     cause: str
-    """What was wrong then: with a machine, or with a rule or the world itself."""
+    """Reason of the failure: a machine was wrong, or a rule or the world itself."""
     scenario: Scenario
 
 
@@ -31,7 +31,7 @@ def write_line(world: RecordedWorld) -> str:
 
 
 def read_worlds(text: str) -> list[RecordedWorld]:
-    """Return the worlds of a file. Raises ValueError with the line and place of what is wrong."""
+    """Return the worlds of a file. Raises ValueError, whose text names the line and the field."""
     return [
         _read_line(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()
     ]

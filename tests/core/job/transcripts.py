@@ -19,7 +19,7 @@ WIDTH = 100
 
 
 def logical_lines(script: str) -> Iterator[str]:
-    """Yield the lines of a script, each with what it goes on with."""
+    """Yield the lines of a script; a line that ends in a comma is joined with the next one."""
     parts: list[str] = []
     for line in filter(None, map(str.strip, script.splitlines())):
         parts.append(line)

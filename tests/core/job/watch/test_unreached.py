@@ -53,6 +53,18 @@ def look(job: WatchedJob, at: float, *frames: tuple[str, ...]) -> str:
     return found
 
 
+def look_until_lost(job: WatchedJob) -> float:
+    """Answer all questions until the first incident; return its time."""
+    now = 0.0
+    while 1 not in job.incidents:
+        due = job.job.deadline()
+        assert due is not None
+        now = due
+        if "look" in job.tick(now):
+            look(job, now + 0.5)
+    return now
+
+
 def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() -> None:
     """Have no rhythm of steps: the packets between two nodes may be lost from the start on. No node
     is free for another pod."""
@@ -60,13 +72,7 @@ def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() 
     assert cut(job, "w-1", 12) == "look w-0, look w-1"
     assert look(job, 12.5) == "create w-2 avoid=n0/n1"
     job.run("13 pod w-2")
-    now = 12.5
-    while 1 not in job.incidents:
-        due = job.job.deadline()
-        assert due is not None
-        now = due
-        if "look" in job.tick(now):
-            look(job, now + 0.5)
+    now = look_until_lost(job)
     assert now <= 24
     found = job.incidents[1]
     assert (found.culprit.fault, found.culprit.pod) == (NOT_REACHABLE, "j-w-1")
@@ -290,13 +296,7 @@ def test_a_resumed_job_begins_anew_though_it_uses_the_number_of_its_attempt_agai
     assert job.job.state.gang.ranks.keys() == {"w-0.1", "w-1.1"}
     assert cut(job, "w-1", 30) == "look w-0.1, look w-1.1"
     assert len(job.told(NOT_REACHABLE)) == 2
-    now = 30.0
-    while 1 not in job.incidents:
-        due = job.job.deadline()
-        assert due is not None
-        now = due
-        if "look" in job.tick(now):
-            look(job, now + 0.5)
+    look_until_lost(job)
     assert job.incidents[1].culprit.pod == "j-w-1"
     assert "pod j-w-1 cannot connect to pod j-w-0" in job.incidents[1].culprit.text
 
