@@ -1,16 +1,80 @@
-"""Waiting for what a program under test does, without sleeping."""
+"""Waiting for a state that a program under test reaches.
+
+A test never waits for a time: it reads a state until the state holds. The limit is so generous that
+it says something is wrong, and not that the machine is busy. What was seen last is then shown.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+Logs = Path | Callable[[], str] | None
+"""A log, a directory of logs, or a function that returns them."""
 
-PATIENCE_SECONDS = 40.0
-"""Seconds that no event of a test takes, except on a very busy machine."""
+PATIENCE_SECONDS = 120.0
+"""Seconds that no event of a test takes, even beside other busy processes."""
+POLL_SECONDS = 0.02
+"""Seconds between two looks at a state that no event reports."""
+SHOWN_CHARACTERS = 8_000
+"""Characters shown of the last state, and of each log, from its end."""
+
+
+async def until(
+    read: Callable[[], T | Awaitable[T]],
+    holds: Callable[[T], object] = bool,
+    *,
+    news: asyncio.Event | None = None,
+    logs: Logs = None,
+) -> T:
+    """Read a state until it holds, and return it; `read` may be a coroutine function.
+
+    With `news`, look again after this event only. Otherwise poll.
+    """
+    state: Any = "none could be read"
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                if news is not None:
+                    news.clear()
+                found = read()
+                state = await found if inspect.isawaitable(found) else found
+                if holds(state):
+                    return state  # type: ignore[no-any-return]
+                await (asyncio.sleep(POLL_SECONDS) if news is None else news.wait())
+    except TimeoutError:
+        raise AssertionError(_given_up(state, logs)) from None
+
+
+def wait_until(
+    read: Callable[[], T], holds: Callable[[T], object] = bool, *, logs: Logs = None
+) -> T:
+    """Poll a state until it holds, and return it, in tests without an event loop."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds(state := read()):
+        if time.monotonic() > end:
+            raise AssertionError(_given_up(state, logs))
+        time.sleep(POLL_SECONDS)
+    return state
+
+
+def _given_up(state: object, logs: Logs) -> str:
+    """Return the message of a wait that ended without its state."""
+    lines = [f"not within {PATIENCE_SECONDS:.0f} s; last state: {str(state)[-SHOWN_CHARACTERS:]}"]
+    if isinstance(logs, Path):
+        files = sorted(path for path in [logs, *logs.rglob("*")] if path.is_file())
+        for path in files:
+            text = path.read_text(errors="replace")
+            lines += [f"--- {path}", text[-SHOWN_CHARACTERS:]]
+    elif logs is not None:
+        lines += ["--- logs", logs()[-SHOWN_CHARACTERS:]]
+    return "\n".join(lines)
 
 
 class Watcher(Generic[T]):
@@ -32,13 +96,7 @@ class Watcher(Generic[T]):
 
     async def until(self, holds: Callable[[list[T]], bool]) -> None:
         """Return once `holds` is true of what was seen."""
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not holds(self.seen):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            raise AssertionError(f"not in time; seen: {self.seen}") from None
+        await until(lambda: self.seen, holds, news=self._changed)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.agent_requests import AgentRequests
+from tests.watching import PATIENCE_SECONDS, Logs, until
 from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import (
     AgentReport,
@@ -59,12 +60,17 @@ class Drain:
         """Wait until the pattern has been written; fail if the writer ends without it."""
         expression = re.compile(pattern.encode())
         with self._news:
-            while True:
-                found = expression.search(bytes(self._seen))
-                if found is not None:
-                    return found
-                assert not self._is_over, f"never written: {pattern}\n{self._seen.decode()}"
-                self._news.wait()
+            self._news.wait_for(
+                lambda: self._is_over or expression.search(self._seen), PATIENCE_SECONDS
+            )
+            found = expression.search(bytes(self._seen))
+            assert found is not None, f"never written: {pattern}\n{self._seen.decode()}"
+            return found
+
+    def so_far(self) -> str:
+        """Return what has been written until now."""
+        with self._news:
+            return self._seen.decode(errors="replace")
 
     def all(self) -> bytes:
         """Return everything that was written, once the writer has ended."""
@@ -110,6 +116,12 @@ class Running:
     def wait(self) -> int:
         """Wait for the end of the agent; return its exit code."""
         return self.process.wait()
+
+    def logs(self) -> str:
+        """Return what the agent has written to stderr, and each worker to its files."""
+        files = sorted(self.log_dir.rglob("*.log"))
+        parts = [f"{path}:\n{path.read_text(errors='replace')[-2000:]}" for path in files]
+        return "\n".join([*parts, "stderr of the agent:", self.stderr.so_far()])
 
     def processes(self) -> list[int]:
         """Return all living processes that were started here, except the command itself."""
@@ -213,6 +225,8 @@ class Operator:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     evidence: list[Evidence] = field(default_factory=list)
     send: Callable[[ToAgent], None] = lambda command: None
+    logs: Logs = None
+    """Shown when a wait gives up."""
 
     def on_report(self, report: AgentReport) -> None:
         self.reports.append(report)
@@ -237,9 +251,12 @@ class Operator:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for messages until `holds()`."""
-        while not holds():
-            self.news.clear()
-            await self.news.wait()
+        await until(
+            lambda: (self.losses, self.evidence[-1:], self.reports[-1:]),
+            lambda _: holds(),
+            news=self.news,
+            logs=self.logs,
+        )
 
     async def more(self, count: int) -> None:
         """Wait until `count` more reports have arrived."""
@@ -276,7 +293,7 @@ async def linked(
     port = agent if isinstance(agent, int) else agent.port
     if isinstance(agent, Running):
         key = agent.key
-    operator = Operator()
+    operator = Operator(logs=agent.logs if isinstance(agent, Running) else None)
     link = AgentLink(
         "127.0.0.1", port, key and Identity(key, uid), operator.on_report, operator.on_lost,
         on_evidence=operator.on_evidence,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+from tests import watching
 from tests.agent.ipc_clients import RAW
 from tests.agent.running import Running
 from unbroken.wire.snapshot import (
@@ -167,9 +168,7 @@ def whole(data: bytes) -> Header:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait in a thread until `holds()`, so that operators receive messages meanwhile."""
-    async with asyncio.timeout(60):
-        while not await asyncio.to_thread(holds):
-            continue
+    await watching.until(lambda: asyncio.to_thread(holds))
 
 
 def slot(

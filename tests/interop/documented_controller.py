@@ -12,14 +12,13 @@ import contextlib
 import http.client
 import json
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.watching import wait_until
+
 Object = dict[str, Any]
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 60.0
 
 
 @dataclass
@@ -52,14 +51,13 @@ class DocumentedController:
 
     def until(self, *states: str) -> list[Object]:
         """Poll until each agent is in one of these states, or some agent is faulted."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            found = [self.status(port) for port in self.ports]
-            faulted = [one for one in found if one["status"] == "faulted"]
-            if all(one["status"] in states for one in found) or (faulted and "ready" not in states):
-                return found
-            assert time.monotonic() < until, found
-            time.sleep(POLL_SECONDS)
+
+        def is_reached(found: list[Object]) -> bool:
+            told = [one["status"] for one in found]
+            is_faulted = "faulted" in told and "ready" not in states
+            return is_faulted or all(one in states for one in told)
+
+        return wait_until(lambda: [self.status(port) for port in self.ports], is_reached)
 
     def start(self) -> None:
         """Start all agents with the addresses that they need, once all are ready."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.agent.running import Running, running
-from tests.interop.documented_controller import PATIENCE_SECONDS, POLL_SECONDS, DocumentedController
+from tests.interop.documented_controller import DocumentedController
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 WORKER = str(Path(__file__).parent / "programs/documented_worker.py")
@@ -39,11 +39,9 @@ def agents(directory: Path) -> Iterator[tuple[list[Running], DocumentedControlle
 
 def workers(directory: Path, attempt: int) -> dict[int, dict[str, Any]]:
     """Wait for the files of all workers of an attempt; return their contents."""
-    until = time.monotonic() + PATIENCE_SECONDS
     paths = {rank: directory / f"attempt-{attempt}-{rank}" for rank in RANKS}
-    while not all(path.exists() for path in paths.values()):
-        assert time.monotonic() < until, f"attempt {attempt}: {os.listdir(directory)}"
-        time.sleep(POLL_SECONDS)
+    names = {path.name for path in paths.values()}
+    wait_until(lambda: os.listdir(directory), names.issubset)
     return {rank: json.loads(path.read_text()) for rank, path in paths.items()}
 
 

@@ -20,9 +20,8 @@ import msgspec
 import pytest
 
 from tests.apiservers import Cluster
-from tests.watching import PATIENCE_SECONDS, running
+from tests.watching import PATIENCE_SECONDS, running, until
 from unbroken.kube.client import MERGE, STRATEGIC, KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.spec.keys import ADVICE, DAEMON_MEMORY, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
 
@@ -61,33 +60,24 @@ class Place:
 
     async def until(self, holds: Callable[[Object], object]) -> Object:
         """Wait until the node fits; return it."""
-        node: Object = {}
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not node or not holds(node):
-                    await pause(0.05)
-                    answer = await self.client.raw("GET", f"api/v1/nodes/{self.name}")
-                    node = msgspec.json.decode(answer)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {node}") from None
-        return node
+
+        async def read() -> Object:
+            answer = await self.client.raw("GET", f"api/v1/nodes/{self.name}")
+            found: Object = msgspec.json.decode(answer)
+            return found
+
+        return await until(read, holds)
 
     async def event(self, reason: str) -> Object:
         """Wait for the event of a reason; return it."""
-        selector = f"involvedObject.name={self.name},reason={reason}"
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while True:
-                    answer = await self.client.raw(
-                        "GET", "api/v1/events", parameters={"fieldSelector": selector}
-                    )
-                    items = msgspec.json.decode(answer)["items"]
-                    if items:
-                        found: Object = items[0]
-                        return found
-                    await pause(0.05)
-        except TimeoutError:
-            raise AssertionError(f"no event {reason}") from None
+        selector = {"fieldSelector": f"involvedObject.name={self.name},reason={reason}"}
+
+        async def read() -> list[Object]:
+            answer = await self.client.raw("GET", "api/v1/events", parameters=selector)
+            items: list[Object] = msgspec.json.decode(answer)["items"]
+            return items
+
+        return (await until(read))[0]
 
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl; return its output."""
@@ -301,9 +291,8 @@ async def test_a_daemon_that_sees_nothing_changes_nothing(
     async with place() as at:
         blind = replace(at.options, kernel_log=at.folder / "no/kernel.log", root=at.folder)
         before = await at.until(bool)
-        async with running(run_daemon(at.client, blind)), asyncio.timeout(PATIENCE_SECONDS):
+        async with running(run_daemon(at.client, blind)):
             unknown = ("kernel log cannot be read", "GPUs are unknown")
-            while not all(event in caplog.text for event in unknown):
-                await pause(0.05)
+            await until(lambda: caplog.text, lambda text: all(event in text for event in unknown))
         assert await at.until(bool) == before
         assert DAEMON_MEMORY not in annotations(before)
