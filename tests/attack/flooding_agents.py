@@ -1,6 +1,6 @@
 """Hostile agents in a process of their own: each listens at an address and attacks who connects.
 
-    python h3_agents.py '{"first": 100, "count": 100, "kinds": ["lists", "flood"]}'
+    python flooding_agents.py '{"first": 100, "count": 100, "kinds": ["lists", "flood"]}'
 
 Writes a line when all of them listen.  Ends when its stdin does.
 """

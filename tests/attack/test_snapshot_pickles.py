@@ -173,7 +173,7 @@ def looped() -> list[Any]:
     [
         (
             {"a": [1, {"b": Odd()}]},
-            r"extra\['a'\]\[1\]\['b'\] holds a tests.attack.test_h4_snapshots.Odd",
+            r"extra\['a'\]\[1\]\['b'\] holds a tests.attack.test_snapshot_pickles.Odd",
         ),
         ({"f": len}, r"extra\['f'\] holds a builtins.builtin_function"),
         ({"f": defaultdict(lambda: 1)}, r"extra\['f'\]\[.*\] holds a builtins.function"),

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.attack import h3_agents  # Before what it chooses the addresses of.
+from tests.attack import flooding_agents  # Before what it chooses the addresses of.
 
 # isort: split
 from control_plane_world import (
@@ -49,7 +49,7 @@ HEALTH_SECONDS_MAX = 5.0
 """Longest answer to a health check: a kubelet waits 10 s; a quiet machine takes 0.1 s."""
 SLOWER_SECONDS_MAX = 1.0
 """Seconds by which the honest job's median may grow under attack, on a shared machine."""
-KINDS = sorted((h3_agents.LINKED | h3_agents.PLAIN).keys() - {"fat"})
+KINDS = sorted((flooding_agents.LINKED | flooding_agents.PLAIN).keys() - {"fat"})
 
 
 @dataclass
@@ -131,7 +131,7 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
         port = free.getsockname()[1]
     options = {"first": SIZE, "count": SIZE, "kinds": kinds}
     hostile = subprocess.Popen(
-        [sys.executable, h3_agents.__file__, json.dumps(options)],
+        [sys.executable, flooding_agents.__file__, json.dumps(options)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with server("embedded") as (kubeconfig, folder), (folder / "operator.log").open("w") as log:
