@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
 from tests.e2e.clusters import processes
+from unbroken.kube.client import connect
 
 pytestmark = pytest.mark.slow
 MakeCli = Callable[..., Cli]
 Process = subprocess.Popen[bytes]
+SECRETS = "api/v1/namespaces/default/secrets"
 MOVES_ON = """
 import os, pathlib
 from unbroken import worker
@@ -143,6 +146,33 @@ def test_names_of_scripts_never_clash_and_given_ones_are_refused(cli: Cli) -> No
     done = cli.call("run", "--name", "twice-named", script, code=1)
     assert done.stderr.startswith("error: job twice-named already exists (")
     assert "unbroken delete twice-named" in done.stderr
+
+
+async def test_no_secret_of_another_user_is_replaced_or_deleted(cli: Cli) -> None:
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine-environment"}}
+    run = ("run", "--name", "mine", cli.script("mine.py", ""))
+
+    async def secrets() -> dict[str, list[str]]:
+        """Kinds of the owners of each Secret whose name begins with that of the job."""
+        body = await client.raw("GET", SECRETS)
+        found = [secret["metadata"] for secret in msgspec.json.decode(body)["items"]]
+        return {
+            meta["name"]: [owner["kind"] for owner in meta.get("ownerReferences", ())]
+            for meta in found
+            if meta["name"].startswith("mine-environment")
+        }
+
+    async with connect(cli.directory / "kubeconfig") as client:
+        await client.raw("POST", SECRETS, body=theirs)
+        cli.call(*run)
+        first = await secrets()
+        assert first.pop("mine-environment") == []
+        assert list(first.values()) == [["HyperPodPyTorchJob"]]
+        cli.call("delete", "mine")
+        cli.call(*run)
+        second = await secrets()
+        assert second.pop("mine-environment") == []
+        assert second.keys() - first.keys()
 
 
 def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:

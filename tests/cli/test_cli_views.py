@@ -24,10 +24,11 @@ from unbroken.cli.run.manifests import (
     Script,
     Sizes,
     environment,
-    environment_name,
+    environment_secret,
     of_script,
     python,
     script_name,
+    with_environment,
 )
 from unbroken.cli.show import size_text
 from unbroken.spec.job.incident import Incident, Remedy, Signal
@@ -173,7 +174,15 @@ def test_kubernetes_leaves_the_words_of_a_script_alone() -> None:
     made = of_script(Script(["a.py", "$(RANK)", "$$"], "a.py"), "a")
     (container,) = made.job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
     assert container["args"] == ["a.py", "$$(RANK)", "$$$$"]
-    assert container["envFrom"] == [{"secretRef": {"name": environment_name("a")}}]
+
+
+def test_the_environment_is_a_secret_under_a_name_that_the_server_chooses() -> None:
+    assert environment_secret("a", {})["metadata"] == {"generateName": "a-environment-"}
+    bare = of_script(Script(["a.py"], "a.py"), "a").job
+    job = with_environment(bare, "a-environment-x2v4z")
+    (container,) = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert container.pop("envFrom") == [{"secretRef": {"name": "a-environment-x2v4z"}}]
+    assert job == bare
 
 
 def test_a_shells_environment_is_passed_on_without_its_own_affairs(tmp_path: Path) -> None:

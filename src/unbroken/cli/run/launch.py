@@ -96,21 +96,24 @@ def _require_free(name: str | None, taken: dict[str, Object]) -> None:
 
 
 async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
-    """Create the Secret of the environment before the job, then make the job its owner."""
-    name = job["metadata"]["name"]
-    secret = manifests.environment_secret(name)
-    await cluster.delete(SECRETS, secret["metadata"]["name"])  # of an earlier job
-    await cluster.create(SECRETS, secret)
-    made = await cluster.create(JOBS, job)
+    """Create the Secret of the environment before the job, then make the job its owner.
+
+    The API server chooses a new name, so that no Secret of another job or user is replaced.
+    """
+    created = await cluster.create(SECRETS, manifests.environment_secret(job["metadata"]["name"]))
+    secret = created["metadata"]["name"]
+    try:
+        made = await cluster.create(JOBS, manifests.with_environment(job, secret))
+    except BaseException:
+        await cluster.delete(SECRETS, secret)
+        raise
     owner = {
         "apiVersion": job["apiVersion"],
         "kind": job["kind"],
-        "name": name,
+        "name": job["metadata"]["name"],
         "uid": made["metadata"]["uid"],
     }
-    await cluster.patch(
-        SECRETS, secret["metadata"]["name"], {"metadata": {"ownerReferences": [owner]}}
-    )
+    await cluster.patch(SECRETS, secret, {"metadata": {"ownerReferences": [owner]}})
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -125,7 +126,7 @@ def script_name(program: str, taken: Iterable[str]) -> str:
 
 
 def of_script(script: Script, name: str) -> Manifest:
-    """A job whose pods run the script in this folder with this shell's environment."""
+    """A job whose pods run the script in this folder; `with_environment` adds the environment."""
     sizes = script.sizes
     container = {
         "name": "pytorch",
@@ -134,7 +135,6 @@ def of_script(script: Script, name: str) -> Manifest:
         "command": [sys.executable, "-P", "-m", "unbroken.agent"],
         # Kubernetes would replace `$(NAME)`.
         "args": [word.replace("$", "$$") for word in script.arguments],
-        "envFrom": [{"secretRef": {"name": environment_name(name)}}],
     }
     replica: Object = {
         "name": "pods",
@@ -162,19 +162,22 @@ def of_script(script: Script, name: str) -> Manifest:
     return Manifest(job, load_job(job))
 
 
-def environment_name(job: str) -> str:
-    """Name of the Secret with the environment of a script's job."""
-    return f"{job}-environment"
-
-
 def environment_secret(job: str, environ: Mapping[str, str] = os.environ) -> Object:
     """A Secret with this shell's environment, which may contain passwords and tokens."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": environment_name(job)},
+        "metadata": {"generateName": f"{job}-environment-"},
         "stringData": environment(environ),
     }
+
+
+def with_environment(job: Object, secret: str) -> Object:
+    """The job of a script, with this Secret as the environment of its pods."""
+    result = copy.deepcopy(job)
+    template = result["spec"]["replicaSpecs"][0]["template"]
+    template["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": secret}}]
+    return result
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
