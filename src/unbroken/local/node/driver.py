@@ -12,18 +12,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.models.meta_v1 import OwnerReference
+from lightkube.resources.core_v1 import ConfigMap, Pod, Secret
 from lightkube.resources.core_v1 import Node as NodeResource
-from lightkube.resources.core_v1 import Pod
 
 from unbroken.agent.socket import directory as socket_directory
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
+from unbroken.kube.cache import HasMetadata, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock
 from unbroken.kube.conditions import is_ready
@@ -167,9 +169,17 @@ class Node:
                 fields=f"spec.nodeName={self._options.name}",
                 on_change=self._changed,
             )
+            sources = [
+                Informer(
+                    self._client, kind, on_change=partial(self._source_changed, kind), tells=False
+                )
+                for kind in (ConfigMap, Secret)
+            ]
             async with self._tasks:
                 self._tasks.create_task(self._recorder.run())
                 self._tasks.create_task(informer.run())
+                for source in sources:
+                    self._tasks.create_task(source.run())
                 self._tasks.create_task(self._beat())
                 self._tasks.create_task(self._report(facts))
                 await informer.synced.wait()
@@ -303,6 +313,13 @@ class Node:
             worker.changed(pod)
         else:
             self._accept(uid, pod)
+
+    def _source_changed(
+        self, kind: type[ConfigMap | Secret], old: HasMetadata | None, new: HasMetadata | None
+    ) -> None:
+        """An object has changed that volumes may be made from."""
+        for worker in self._workers.values():
+            worker.object_changed(kind, *key_of(changed(old, new)))
 
     def _accept(self, uid: str, pod: Object) -> None:
         files = PodFiles(self._context.directory / "pods" / uid)

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 
+from lightkube.resources.core_v1 import ConfigMap, Secret
+
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
@@ -21,7 +23,7 @@ from unbroken.runtime.drive import Inbox
 
 from .commands import HOOK_SECONDS, Target, perform
 from .container_start import ContainerStart
-from .environment import ConfigProblem
+from .environment import ConfigProblem, references
 from .events import (
     Create,
     Deleted,
@@ -51,8 +53,12 @@ from .pod_files import PodFiles, container_id, ended_before, termination_message
 from .probes import timeout_seconds
 from .status import Addresses
 from .status_writer import StatusWriter
+from .volumes import VolumeProblem
 
 log = Log(__name__)
+
+REFRESH_RETRY_SECONDS = 1.0
+"""Seconds until volumes are made again after the API server or the disk has failed."""
 
 
 class PodWorker:
@@ -72,6 +78,8 @@ class PodWorker:
         self._runs: dict[str, Run] = {}
         self._cgroups: dict[str, list[str]] = {}
         self._is_gone = False
+        self._source_changed = asyncio.Event()
+        """Set when an object has changed that a volume of the pod is made from."""
         self._status = StatusWriter(node, self.machine)
         self._tasks = asyncio.TaskGroup()
         self._spawned: set[asyncio.Task[None]] = set()
@@ -83,12 +91,23 @@ class PodWorker:
 
     def changed(self, pod: Object) -> None:
         """The API has a newer version of the pod."""
+        old, new = self.pod["metadata"], pod["metadata"]
+        if any(old.get(field) != new.get(field) for field in ("labels", "annotations")):
+            self._source_changed.set()
         self.pod = pod
         self._status.observed(pod)
         if pod["metadata"].get("deletionTimestamp"):
             grace = pod["metadata"].get("deletionGracePeriodSeconds")
             self._events.put_nowait(Deleted(float(grace or 0)))
         self._events.put_nowait(Tick())
+
+    def object_changed(self, kind: type[ConfigMap | Secret], namespace: str, name: str) -> None:
+        """A ConfigMap or Secret has changed."""
+        maps, secrets = references({"volumes": self.pod["spec"].get("volumes")})
+        if namespace == self.pod["metadata"]["namespace"] and name in (
+            maps if kind is ConfigMap else secrets
+        ):
+            self._source_changed.set()
 
     def gone(self) -> None:
         """The pod has left the API: whatever runs of it is killed."""
@@ -234,6 +253,24 @@ class PodWorker:
             self._events.put_nowait(PrepareFailed(str(error)))
         else:
             self._events.put_nowait(Prepared())
+            self._spawn(self._refresh_volumes())
+
+    async def _refresh_volumes(self) -> None:
+        """Make the volumes again after each change of an object that they are made from.
+
+        Volumes stay as they are while an object or a key is missing, as with kubelet.
+        """
+        while True:
+            await self._source_changed.wait()
+            self._source_changed.clear()
+            try:
+                await self._starter().prepare(self)
+            except (VolumeProblem, ConfigProblem) as problem:
+                self.node.record(self.pod, Note(True, "FailedMount", str(problem)))
+            except (WorldError, OSError) as error:
+                log.warning("volumes not refreshed", pod=self._title(), error=error)
+                self._source_changed.set()
+                await clock.pause(REFRESH_RETRY_SECONDS)
 
     def _starter(self) -> ContainerStart:
         return ContainerStart(self.node, self.pod, self.files)

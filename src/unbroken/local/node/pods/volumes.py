@@ -1,7 +1,7 @@
 """A pod's volumes as directories of the host, and their mounts in each container.
 
-The contents of a volume are decided from values (`content`); `provide` makes them. A change of a
-ConfigMap or Secret after the pod's start is not carried into its volumes.
+The contents of a volume are decided from values (`content`); `provide` makes them. It is called
+again when an object has changed that a volume is made from.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,9 +206,7 @@ def provide(name: str, wanted: Content, pod_directory: Path, uid: str) -> Path:
         case Directory():
             own.mkdir(parents=True, exist_ok=True)
         case Files(files):
-            own.mkdir(parents=True, exist_ok=True)
-            for path, file in files.items():
-                _write(own / _inside(path), file)
+            _publish(own, files)
             return own
     # Any user of any container writes here (kubelet, empty_dir.go).
     own.chmod(0o777)
@@ -238,12 +237,59 @@ def discard(pod_directory: Path, uid: str) -> None:
             shutil.rmtree(directory)
 
 
-def _write(path: Path, file: File) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".draft")
-    draft.write_bytes(file.data)
-    draft.chmod(file.mode)
-    draft.replace(path)
+def _publish(own: Path, files: Mapping[str, File]) -> None:
+    """Replace all files of a volume at once (kubelet, volume/util/atomic_writer.go).
+
+    The files are in a new folder, `..data` links to it, and each name links into `..data`. A mount
+    with a subPath has a file of the folder that was there at its start, and never changes.
+    """
+    data = own / "..data"
+    if not (data.is_symlink() and _published(data) == files):
+        own.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix="..", dir=own))
+        new.chmod(0o755)
+        for path, file in files.items():
+            place = new / _inside(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.data)
+            place.chmod(file.mode)
+        _link(data, new.name)
+    names = {path.partition("/")[0] for path in files}
+    for name in names:
+        _link(own / name, f"..data/{name}")
+    for entry in own.iterdir():
+        is_old = entry.name.startswith("..") and entry.name not in ("..data", os.readlink(data))
+        if is_old or (entry.name not in names and entry.is_symlink() and entry != data):
+            _remove(entry)
+
+
+def _published(data: Path) -> dict[str, File]:
+    """Return the files of a volume as they are now."""
+    return {
+        str(path.relative_to(data)): File(path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        for path in data.rglob("*")
+        if path.is_file()
+    }
+
+
+def _link(place: Path, target: str) -> None:
+    """Make `place` a symbolic link, whatever is there."""
+    if place.is_symlink() and os.readlink(place) == target:
+        return
+    draft = place.with_name("..link")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    if place.is_dir() and not place.is_symlink():
+        # A folder of an earlier version, which made no links.
+        _remove(place)
+    draft.replace(place)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink()
 
 
 def _inside(path: str) -> str:
