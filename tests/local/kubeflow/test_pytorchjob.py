@@ -125,7 +125,40 @@ def test_restarts_of_containers_count_against_the_backoff_limit(
     job.change("lm-worker-0", restarts=restarts)
     job.look()
     assert job.status.has("Failed") is fails
-    assert bool(job.left()) is not fails, "its pods go whatever cleanPodPolicy says"
+    job.look()
+    assert len(job.left()) == 2, "cleanPodPolicy None keeps the pods, and so their logs"
+
+
+@pytest.mark.parametrize(
+    ("limit", "policy", "left"),
+    [
+        ({"backoffLimit": 1}, "None", {"lm-worker-0", "lm-worker-1", "lm-worker-2"}),
+        ({"backoffLimit": 1}, "Running", {"lm-worker-1"}),
+        ({"backoffLimit": 1}, "All", set[str]()),
+        ({"activeDeadlineSeconds": 60}, "None", {"lm-worker-1"}),
+        ({"activeDeadlineSeconds": 60}, "Running", {"lm-worker-1"}),
+        ({"activeDeadlineSeconds": 60}, "All", set[str]()),
+    ],
+)
+def test_a_limit_leaves_the_pods_that_the_policy_keeps(
+    limit: Object, policy: str, left: set[str]
+) -> None:
+    job = script(workers=3, runPolicy={"cleanPodPolicy": policy, **limit})
+    job.run_all()
+    job.change("lm-worker-1", phase="Succeeded")
+    job.look()
+    job.change("lm-worker-0", restarts=1)
+    job.now += 60.0
+    job.look()
+    assert job.status.has("Failed")
+    job.look()
+    assert job.left() == left
+    job.look()
+    worker = job.status.replica_statuses.worker
+    assert worker is not None
+    assert worker.active == len(left - {"lm-worker-1"}), "no pod that is gone counts as active"
+    assert worker.succeeded == 1
+    assert worker.active + worker.failed == 2
 
 
 def test_pods_that_are_made_anew_count_against_the_backoff_limit() -> None:
@@ -153,6 +186,7 @@ def test_a_job_that_takes_too_long_fails_at_its_deadline() -> None:
     job.look()
     assert job.status.has("Failed")
     assert "active longer" in job.status.conditions[-1].message
+    job.look()
     assert job.left() == set()
 
 

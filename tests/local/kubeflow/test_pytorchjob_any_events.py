@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
@@ -49,7 +50,17 @@ def test_what_has_ended_stays_ended_and_makes_no_pod(
         was_finished, before = job.status.is_finished, job.status
         found = job.look()
         if was_finished:
-            assert job.status == before
+            counts = job.status.replica_statuses
+            assert replace(job.status, replica_statuses=before.replica_statuses) == before
+            for now, then in (
+                (counts.master, before.replica_statuses.master),
+                (counts.worker, before.replica_statuses.worker),
+            ):
+                if now is not None and then is not None:
+                    assert now.active <= then.active
+                    assert sum((now.active, now.succeeded, now.failed)) == sum(
+                        (then.active, then.succeeded, then.failed)
+                    )
             assert not any(isinstance(order, CreatePod | DeleteJob) for order in found.orders)
         types = [one.type for one in job.status.conditions]
         assert len(types) == len(set(types))

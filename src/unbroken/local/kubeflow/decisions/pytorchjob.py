@@ -60,7 +60,7 @@ def plan(seen: JobPicture, now: float, port: int) -> Plan:
     course.begin()
     over = course.limit_passed()
     if over:
-        return course.fail(over, removes_all=True)
+        return course.fail(over)
     return course.run(port)
 
 
@@ -109,22 +109,26 @@ class _Course:
         self._status = replace(self._status, completion_time=self._now)
         return self._made()
 
-    def fail(self, message: str, *, removes_all: bool = False) -> Plan:
-        """Fail the job. `removes_all`: delete all pods, whatever its policy."""
+    def fail(self, message: str) -> Plan:
+        """Fail the job; `clean_up` deletes its pods by its policy at the next look."""
         if self.say("Failed", message):
             self._record("Failed", message, is_warning=True)
         self._status = replace(self._status, completion_time=self._now)
-        if removes_all:
-            self._remove(self._seen.pods)
         return self._made()
 
     def clean_up(self) -> Plan:
-        """Delete pods of an ended job by its policy, and the job itself after its time to live."""
+        """Delete pods of an ended job by its policy, and the job itself after its time to live.
+
+        The training operator deletes all pods at a limit, and their logs with them
+        (kubeflow/trainer#3419). Here the policy holds. Only at `activeDeadlineSeconds` all pods
+        that run are deleted, whatever the policy: the limit is on their time.
+        """
         policy, status = self._seen.parsed.spec.run_policy, self._seen.status
         if policy.clean_pod_policy is CleanPodPolicy.ALL:
             self._remove(self._seen.pods)
-        elif policy.clean_pod_policy is CleanPodPolicy.RUNNING:
+        elif policy.clean_pod_policy is CleanPodPolicy.RUNNING or self._is_late():
             self._remove(pod for pod in self._seen.pods if pod.phase in ("Running", "Pending"))
+        self._status = replace(status, replica_statuses=self._settled())
         keep = policy.ttl_seconds_after_finished
         if keep is not None and status.completion_time is not None:
             end = status.completion_time + keep
@@ -133,6 +137,30 @@ class _Course:
             else:
                 self._again = end
         return self._made()
+
+    def _is_late(self) -> bool:
+        status = self._seen.status
+        seconds = self._seen.parsed.spec.run_policy.active_deadline_seconds
+        if seconds is None or status.start_time is None or status.completion_time is None:
+            return False
+        return status.has("Failed") and status.completion_time >= status.start_time + seconds
+
+    def _settled(self) -> ReplicaStatuses:
+        """Return the counts of an ended job: pods that no longer run have ended as the job has."""
+
+        def of(replica: Replica, count: ReplicaStatus | None) -> ReplicaStatus | None:
+            pods = [pod for pod in self._seen.pods if pod.replica is replica]
+            ended = 0 if count is None else max(count.active - _count(pods).active, 0)
+            if count is None or not ended:
+                return count
+            if self._seen.status.has("Failed"):
+                return replace(count, active=count.active - ended, failed=count.failed + ended)
+            return replace(count, active=count.active - ended, succeeded=count.succeeded + ended)
+
+        statuses = self._seen.status.replica_statuses
+        return ReplicaStatuses(
+            of(Replica.MASTER, statuses.master), of(Replica.WORKER, statuses.worker)
+        )
 
     def suspend(self) -> Plan:
         """Delete all pods until the job is resumed."""
