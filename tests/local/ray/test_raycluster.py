@@ -178,6 +178,51 @@ def test_workers_that_the_autoscaler_names_go_and_no_other_takes_their_place() -
 
 
 @pytest.mark.parametrize(
+    ("start", "end", "named"), [(4, 2, 2), (4, 1, 1), (3, 2, 1), (3, 3, 1), (4, 3, 2), (2, 0, 1)]
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_named_workers_go_and_no_others_until_the_number_is_right(
+    start: int, end: int, named: int, is_last: bool
+) -> None:
+    picture = replace(seen(), pods=(head(), *(worker(seen(), slot) for slot in range(start))))
+    before = {pod.name for pod in picture.pods[1:]}
+    names = sorted(before, reverse=is_last)[:named]
+    marks = {"workersToDelete": names}
+    picture = group_of(picture, replicas=end, minReplicas=0, scaleStrategy=marks)
+    new, gone = 0, set[str]()
+    for _ in range(6):
+        # Pods leave slowly: each is seen twice while it leaves.
+        leaving = {pod.name for pod in picture.pods if pod.is_leaving}
+        orders = deleted(picture)
+        assert not leaving & set(orders)
+        new += len(created(picture))
+        gone |= set(orders)
+        pods = [
+            replace(pod, is_leaving=pod.is_leaving or pod.name in orders) for pod in picture.pods
+        ]
+        known = {pod.name for pod in pods}
+        pods += [
+            replace(worker(picture, 0), name=body["metadata"]["name"])
+            for body in created(picture)
+            if body["metadata"]["name"] not in known
+        ]
+        picture = replace(picture, pods=tuple(pods))
+        assert not leaving or deleted(picture) == [], "nothing more goes while they leave"
+        picture = replace(picture, pods=tuple(p for p in pods if p.name not in leaving))
+    assert set(names) <= gone
+    assert len(gone) == max(named, start - end)
+    assert new == max(end - (start - named), 0)
+    assert len(picture.workers(GROUP)) == end
+
+
+def test_a_worker_that_a_user_deletes_takes_no_other_with_it() -> None:
+    picture = group_of(seen(), replicas=3)
+    pods = [head(), *(worker(picture, slot) for slot in range(4))]
+    pods[1] = replace(pods[1], is_leaving=True)
+    assert deleted(replace(picture, pods=tuple(pods))) == []
+
+
+@pytest.mark.parametrize(
     ("fields", "goes"),
     [
         ({"phase": "Failed"}, True),

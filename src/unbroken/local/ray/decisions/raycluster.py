@@ -79,16 +79,18 @@ def _workers(seen: ClusterPicture, group: Mapping[str, Any], ports: Iterator[int
             for pod in gone
         ]
     marked = set((group.get("scaleStrategy") or {}).get("workersToDelete") or ())
-    kept = [pod for pod in pods if pod.name not in marked or pod.is_leaving]
+    kept = [pod for pod in pods if pod.name not in marked]
     wanted = expected_workers(group)
     # The autoscaler lets a name stay marked after its pod is gone.
     count = wanted + len(pods) + len(marked)
     slots = {pod_name(seen, name, slot): slot for slot in range(count)}
+    # Pods that leave are no longer counted when it is decided who is one too many.
+    staying = [pod for pod in kept if not pod.is_leaving]
     # The last slots go first.
-    kept.sort(key=lambda pod: slots.get(pod.name, len(slots)))
-    gone = [pod for pod in pods if pod not in kept]
+    staying.sort(key=lambda pod: slots.get(pod.name, len(slots)))
+    gone = [pod for pod in pods if pod.name in marked and not pod.is_leaving]
     if not is_autoscaled(seen.spec):
-        gone += [pod for pod in kept[wanted:] if not pod.is_leaving]
+        gone += staying[wanted:]
     orders: list[Order] = [
         _delete(
             pod, RecordClusterEvent("DeletedWorkerPod", f"Deleted Pod {seen.namespace}/{pod.name}")
