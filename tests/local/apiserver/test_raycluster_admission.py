@@ -78,6 +78,16 @@ def job(**spec: Any) -> Object:
     return {**found, "spec": {**found["spec"], **spec}}
 
 
+@pytest.mark.parametrize("name", ["1digit", "dot.ted", "1", "a.b-c", "0" * 80])
+def test_a_name_of_which_no_service_can_be_named_is_refused(name: str) -> None:
+    metadata = {"name": name}
+    for resource, given in (("rayclusters.ray.io", sample()), ("rayjobs.ray.io", job())):
+        problems = ADMISSIONS[resource]({**given, "metadata": metadata}).problems
+        texts = [one.message for one in problems if one.path == "metadata.name"]
+        assert any("DNS-1035 label" in text for text in texts), resource
+        assert ADMISSIONS[resource]({**given, "metadata": {"generateName": "1-"}}) == Verdict()
+
+
 def test_kuberays_job_is_taken() -> None:
     assert ADMISSIONS["rayjobs.ray.io"](job()) == Verdict()
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from unbroken.local.admissions import with_templates
 from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.validation.names import dns_1035_label
 from unbroken.spec.auto_resume import resume_of
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.log_monitoring import PATH, log_monitoring_of
@@ -31,13 +32,13 @@ NAME_MAX = 63
 def admit_raycluster(cluster: Object) -> Verdict:
     """Check a RayCluster and the pods that it would make."""
     name = cluster["metadata"].get("name") or ""
-    return _verdict(cluster, "spec", cluster["spec"], tuple(_too_long(name, "")))
+    return _verdict(cluster, "spec", cluster["spec"], tuple(_bad_name(name, "")))
 
 
 def admit_rayjob(job: Object) -> Verdict:
     """Check a RayJob, its cluster and the pods that it would make."""
     spec, name = job["spec"], job["metadata"].get("name") or ""
-    problems = (*_too_long(name, "-" + "x" * SUFFIX_LENGTH), *_job_problems(spec))
+    problems = (*_bad_name(name, "-" + "x" * SUFFIX_LENGTH), *_job_problems(spec))
     if not spec.get("rayClusterSpec"):
         missing = Problem("spec.rayClusterSpec", "Required value", "FieldValueRequired")
         return Verdict((*problems, missing))
@@ -93,8 +94,14 @@ def _groups(path: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[s
         yield f"{path}.workerGroupSpecs[{index}]", group
 
 
-def _too_long(name: str, suffix: str) -> Iterator[Problem]:
-    """Refuse a name of which no service can be named; `suffix` is what is added to it first."""
+def _bad_name(name: str, suffix: str) -> Iterator[Problem]:
+    """Refuse a name of which no service can be named; `suffix` is what is added to it first.
+
+    KubeRay 1.7 checks the same (`ValidateRayClusterMetadata`, `ValidateRayJobMetadata`).
+    """
+    if name:
+        for why in dns_1035_label(name[:NAME_MAX].rstrip("-")):
+            yield Problem("metadata.name", f'Invalid value: "{name}": {why}')
     limit = NAME_MAX - len(service_name(suffix))
     if len(name) > limit:
         yield Problem("metadata.name", f"Too long: may not be more than {limit} bytes")
