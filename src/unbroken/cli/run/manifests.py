@@ -105,8 +105,12 @@ def check_script(script: Script, name: str | None) -> tuple[str, ...]:
     if "--no-python" in script.arguments[: script.arguments.index(script.program)]:
         if shutil.which(script.program) is None:
             raise SpecError(f"no such program: {script.program}")
-    elif not Path(script.program).is_file():
+    elif not Path(script.program).exists():
         raise SpecError(f"no such script: {script.program} (in {os.getcwd()})")
+    elif Path(script.program).is_dir() and not any(
+        Path(script.program, name).is_file() for name in ("__main__.py", "__main__.pyc")
+    ):
+        raise SpecError(f"{script.program} is a folder without __main__.py: name a script in it")
     return notes
 
 
@@ -117,7 +121,7 @@ def is_manifest(program: str) -> bool:
 
 def script_name(program: str, taken: Iterable[str]) -> str:
     """A free name for the job of a script."""
-    stem = Path(program).stem if program.endswith(".py") else program.rpartition("/")[2]
+    stem = Path(program).stem if program.endswith(".py") else program.rstrip("/").rpartition("/")[2]
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].strip("-")
     name = name if name[:1].isalpha() else f"job-{name}".strip("-")
     used = set(taken)
