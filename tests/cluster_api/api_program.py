@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from unbroken.cluster_api.signatures import Credential, Message, sign
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator import definitions
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.kinds import MachineObject
+from unbroken.operator.nodes.checks import Checker
+from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 
 PATHS = {"clusters": CLUSTER.path, "machines": MACHINE.path, "nodechecks": NODE_CHECK.path}
@@ -77,6 +80,7 @@ class Running:
         self.api = api
         self.endpoint = ""
         self.hands = Hands()
+        self.run_checker: Callable[[], AbstractContextManager[None]] = nullcontext
         self.key = KEY
 
     def send(
@@ -190,11 +194,30 @@ async def _serve(
             programs.append(_provide(client, informers, found.hands))
             started = [tasks.create_task(one) for one in programs]
             found.endpoint = endpoint
+            found.run_checker = _checker(loop, client, informers)
             stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
             ready.set()
             await stopped.wait()
             for one in started:
                 one.cancel()
+
+
+def _checker(
+    loop: asyncio.AbstractEventLoop, client: KubeClient, informers: Informers
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return a block in which the checker runs. It has no image: no check can be made."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        recorder = EventRecorder(client, "unbroken-operator")
+        checker = Checker(client, informers, recorder, CheckerOptions())
+        started = asyncio.run_coroutine_threadsafe(checker.run(), loop)
+        try:
+            yield
+        finally:
+            started.cancel()
+
+    return block
 
 
 async def _provide(client: KubeClient, informers: Informers, hands: Hands) -> None:

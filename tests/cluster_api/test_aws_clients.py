@@ -169,16 +169,15 @@ def test_a_cluster_of_two_groups_from_its_documents(aws: Aws) -> None:
     )
     arn = made["ClusterArn"]
     assert arn.startswith("arn:aws:sagemaker:us-west-2:111122223333:cluster/")
-    [check] = aws.running.until(lambda: checks_of(aws, "ml-cluster"), lambda found: found)
+    aws.running.until(lambda: checks_of(aws, "ml-cluster"), lambda found: found)
     table = aws.run("aws", "sagemaker", "list-clusters", "--output", "table").stdout
     assert "ml-cluster" in table
     assert "Creating" in table
     nodes = aws("list-cluster-nodes", "--cluster-name", "ml-cluster")["ClusterNodeSummaries"]
     statuses = sorted(one["InstanceStatus"]["Status"] for one in nodes)
     assert statuses == ["DeepHealthCheckInProgress", "DeepHealthCheckInProgress", "Running"]
-    path = f"/apis/unbroken.dev/v1/nodechecks/{check['metadata']['name']}/status"
-    aws.running.api.patch("merge", path, {"status": {"phase": "Passed"}}).done()
-    aws.until_groups("ml-cluster", "InService")
+    with aws.running.run_checker():
+        aws.until_groups("ml-cluster", "InService")
     found = aws("describe-cluster", "--cluster-name", arn)
     assert found["ClusterStatus"] == "InService"
     assert found["VpcConfig"] == VPC

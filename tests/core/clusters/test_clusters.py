@@ -14,7 +14,6 @@ from unbroken.core.clusters.draft import (
     CreateCheck,
     CreateMachine,
     DeleteMachine,
-    LabelNode,
     MachineView,
     ReleaseCluster,
     ReplaceNode,
@@ -122,13 +121,6 @@ class Bench:
                 self.machines[name] = replace(self.machines[name], is_deleting=True)
             case CreateCheck(name, nodes, kinds):
                 self.checks[name] = CheckView(name, nodes, kinds)
-            case LabelNode(name, labels):
-                node = self.nodes[name]
-                self.nodes[name] = replace(
-                    node,
-                    health=labels.get(HEALTH, node.health) or "",
-                    deep_check=labels.get(DEEP_CHECK, node.deep_check) or "",
-                )
             case Configure(name, was, wanted):
                 assert self.machines[name].config == was
                 self.machines[name] = replace(self.machines[name], config=wanted)
@@ -136,6 +128,19 @@ class Bench:
                 self.spec = retargeted(self.spec, targets)
             case ReplaceNode() | ReleaseCluster():
                 pass
+
+    def end_check(self, name: str, phase: CheckPhase, faulty: tuple[str, ...] = ()) -> None:
+        """End a check as the checker does: its nodes first, then its status."""
+        for node in [self.nodes[one] for one in self.checks[name].nodes if one in self.nodes]:
+            if node.deep_check != "InProgress":
+                continue
+            health, deep = "Schedulable", "" if phase is CheckPhase.UNKNOWN else "Passed"
+            if node.name in faulty:
+                health, deep = "UnschedulablePendingReplacement", "Failed"
+            elif node.health not in ("Unschedulable", "Schedulable"):
+                health = node.health
+            self.nodes[node.name] = replace(node, health=health, deep_check=deep)
+        self.checks[name] = replace(self.checks[name], phase=phase, faulty=faulty)
 
     def rest(self) -> None:
         """Step until there are no more orders."""
@@ -399,7 +404,7 @@ def test_new_nodes_are_checked_together_before_they_take_pods() -> None:
     assert {one.phase for one in bench.state.instances} == {InstancePhase.DEEP_CHECK}
     bench.rest()
     assert bench.phase is ClusterPhase.CREATING
-    bench.checks[check.name] = replace(bench.checks[check.name], phase=CheckPhase.PASSED)
+    bench.end_check(check.name, CheckPhase.PASSED)
     bench.rest()
     assert {(n.health, n.deep_check) for n in bench.nodes.values()} == {("Schedulable", "Passed")}
     assert bench.phase is ClusterPhase.IN_SERVICE
@@ -413,11 +418,13 @@ def test_a_node_found_faulty_is_labelled_for_replacement() -> None:
     bench.rest()
     bad, good = sorted(bench.machines)
     [check] = bench.checks.values()
-    bench.checks[check.name] = replace(check, phase=CheckPhase.FAILED, faulty=(bad,))
+    bench.end_check(check.name, CheckPhase.FAILED, (bad,))
     bench.rest()
     assert bench.nodes[bad].health == "UnschedulablePendingReplacement"
     assert bench.nodes[bad].deep_check == "Failed"
     assert bench.nodes[good].health == "Schedulable"
+    assert sum("failed its deep check" in text for text in bench.texts) == 1
+    assert sum("passed its deep check" in text for text in bench.texts) == 1
 
 
 def test_a_check_that_could_not_be_made_blames_nobody() -> None:
@@ -426,24 +433,48 @@ def test_a_check_that_could_not_be_made_blames_nobody() -> None:
     bench.come_up()
     bench.rest()
     [check] = bench.checks.values()
-    bench.checks[check.name] = replace(check, phase=CheckPhase.UNKNOWN, message="no torch")
+    bench.checks[check.name] = replace(check, message="no torch")
+    bench.end_check(check.name, CheckPhase.UNKNOWN)
     bench.rest()
     [node] = bench.nodes.values()
     assert (node.health, node.deep_check) == ("Schedulable", "")
     assert sum("could not be checked: no torch" in text for text in bench.texts) == 1
 
 
-def test_a_fault_seen_during_the_check_stays() -> None:
+def test_a_result_is_reported_when_the_node_shows_it() -> None:
     bench = Bench(spec(groups={"workers": (1, DEEP)}))
     bench.rest()
     bench.come_up()
     bench.rest()
-    [name] = bench.nodes
-    bench.nodes[name] = replace(bench.nodes[name], health="UnschedulablePendingReboot")
-    [check] = bench.checks.values()
-    bench.checks[check.name] = replace(check, phase=CheckPhase.PASSED)
+    [name], [check] = bench.nodes, bench.checks.values()
+    waiting = replace(bench.nodes[name], is_held=True)
+    bench.end_check(check.name, CheckPhase.PASSED)
+    shown, bench.nodes[name] = bench.nodes[name], waiting
     bench.rest()
-    assert bench.nodes[name].health == "UnschedulablePendingReboot"
+    assert not any("its deep check" in text for text in bench.texts)
+    assert bench.phase is ClusterPhase.CREATING
+    bench.nodes[name] = shown
+    bench.rest()
+    assert sum("passed its deep check" in text for text in bench.texts) == 1
+    assert bench.phase is ClusterPhase.IN_SERVICE
+
+
+def test_a_node_that_joins_anew_is_checked_anew() -> None:
+    bench = Bench(spec(groups={"workers": (1, DEEP)}))
+    bench.rest()
+    bench.come_up()
+    bench.rest()
+    [name], [first] = bench.nodes, bench.checks
+    joined = bench.nodes[name]
+    bench.end_check(first, CheckPhase.PASSED)
+    bench.rest()
+    bench.nodes[name] = joined  # its Node was deleted; its kubelet made it again, as at first
+    bench.rest()
+    [second] = bench.checks.keys() - {first}
+    bench.end_check(second, CheckPhase.PASSED)
+    bench.rest()
+    assert (bench.nodes[name].health, bench.nodes[name].deep_check) == ("Schedulable", "Passed")
+    assert len(bench.checks) == 2
 
 
 def test_a_check_on_demand_ends_its_operation() -> None:

@@ -36,7 +36,7 @@ def happen(bench: Bench, action: str, number: int) -> None:
             for check in [one for one in bench.checks.values() if not one.has_ended]:
                 phase = (CheckPhase.PASSED, CheckPhase.FAILED, CheckPhase.UNKNOWN)[number % 3]
                 faulty = check.nodes[:1] if phase is CheckPhase.FAILED else ()
-                bench.checks[check.name] = replace(check, phase=phase, faulty=faulty)
+                bench.end_check(check.name, phase, faulty)
         case _ if name:
             _to_machine(bench, action, name, number)
 
@@ -70,7 +70,7 @@ def heal(bench: Bench) -> None:
         bench.vanish()
         bench.come_up()
         for check in [one for one in bench.checks.values() if not one.has_ended]:
-            bench.checks[check.name] = replace(check, phase=CheckPhase.PASSED)
+            bench.end_check(check.name, CheckPhase.PASSED)
         bench.now += max(RETRY_SECONDS, MINIMUM_SECONDS / 6)
         bench.step()
 

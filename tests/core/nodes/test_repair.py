@@ -627,3 +627,16 @@ def test_label_that_is_seen_before_its_condition_is_the_daemons_and_is_blamed_la
     found.change(replace(found.nodes["node-0"], faults=(fault,)))
     found.wait(1)
     assert [one.source for one in found.records["node-0"].blame] == ["Xid119"]
+
+
+@pytest.mark.parametrize("recovery", list(Recovery))
+@pytest.mark.parametrize("health", [Health.UNSCHEDULABLE, Health.SCHEDULABLE])
+def test_the_taint_moves_with_the_label_that_a_person_sets(
+    recovery: Recovery, health: Health
+) -> None:
+    found = world(recovery=recovery)
+    is_out = health is Health.UNSCHEDULABLE
+    before = found.nodes["node-0"]
+    found.change(replace(before, health=health, has_taint=not is_out))
+    found.wait(1)
+    assert (found.nodes["node-0"].health, found.nodes["node-0"].has_taint) == (health, is_out)

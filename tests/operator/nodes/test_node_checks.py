@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
+from unbroken.core.clusters.groups import InstanceGroup, machine_spec
 from unbroken.core.nodes.checks.plan_steps import Step
 from unbroken.operator.nodes import checks_log as check_log
 from unbroken.operator.nodes import checks_nodes as holds
@@ -18,7 +19,9 @@ from unbroken.operator.nodes import checks_pods as check_pods
 from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
 from unbroken.spec.keys import CHECK_HOLD, CHECK_PLANT, CHECK_SECONDS, DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.schema.write import write_record
 
 Object = dict[str, Any]
 TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}
@@ -96,6 +99,29 @@ def test_what_others_say_of_a_node_outlives_a_check(health: str) -> None:
     patch = holds.give_back(held, CheckPhase.PASSED)
     assert patch is not None
     assert said(patched(held, patch)) == (health, "Passed", [HEALTH])
+
+
+@pytest.mark.parametrize(
+    ("standing", "health", "deep", "taints"),
+    [
+        (CheckPhase.PASSED, "Schedulable", "Passed", []),
+        (CheckPhase.FAILED, "UnschedulablePendingReplacement", "Failed", [HEALTH]),
+        (CheckPhase.UNKNOWN, "Schedulable", None, []),
+    ],
+)
+def test_a_node_that_joins_a_cluster_for_its_check_is_freed_by_it(
+    standing: CheckPhase, health: str, deep: str | None, taints: list[str]
+) -> None:
+    group = InstanceGroup("workers", "ml.c5.large", ("workers-0",), 0, (CheckKind.STRESS,))
+    made = machine_spec(ClusterSpec("Train", "abcdef012345", {}), "train", group, "workers-0")
+    joined = node(labels=dict(made.labels), taints=[write_record(one) for one in made.taints])
+    assert said(joined) == ("Unschedulable", "InProgress", [HEALTH])
+    taken = holds.take(joined, "a")
+    assert taken is not None
+    held = patched(joined, taken)
+    patch = holds.give_back(held, standing)
+    assert patch is not None
+    assert said(patched(held, patch)) == (health, deep, taints)
 
 
 def test_a_fault_that_comes_during_a_check_stays() -> None:

@@ -1,4 +1,8 @@
-"""Deep checks of a cluster's nodes: of new nodes before they take pods, and on demand."""
+"""Deep checks of a cluster's nodes: of new nodes before they take pods, and on demand.
+
+Checks are requested and reported here. The checker alone (`operator/nodes/checks`) changes the
+labels and the taint of a node that is checked, also of one that has joined as unschedulable.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unbroken.spec.keys import DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.values import DeepCheck, Health
+from unbroken.spec.nodes.values import DeepCheck
 
-from .draft import CheckView, ClusterNode, CreateCheck, Draft, GroupPlace, LabelNode
+from .draft import CheckView, CreateCheck, Draft, GroupPlace
 from .groups import InstanceGroup
 from .operations import put_operation
 from .state import (
@@ -32,34 +35,31 @@ They are checked together, because pairs find more.
 
 
 def check_new_nodes(draft: Draft) -> None:
-    """Have new nodes checked if their group requires it, and label them by the result."""
+    """Have new nodes checked if their group requires it, and report the results."""
+    checks = {check.name: check for check in draft.world.checks}
     for group in draft.groups:
-        if not group.checks:
-            continue
-        new = [
-            group_place
-            for group_place in draft.of(group.name)
-            if group_place.now.phase is InstancePhase.DEEP_CHECK and not group_place.now.has_run
+        for place in draft.of(group.name):
+            check = checks.get(place.now.asked)
+            if check is not None and check.has_ended:
+                _report(draft, place, check)
+        unchecked = [
+            place
+            for place in draft.of(group.name)
+            if group.checks
+            and place.now.phase is InstancePhase.DEEP_CHECK
+            and not draft.world.nodes[place.now.machine].is_held
+            and not _is_covered(draft, group, place.now.machine)
         ]
-        unchecked = []
-        for place in new:
-            check = _covering(draft, group, place.now.machine)
-            if check is None:
-                unchecked.append(place)
-            elif check.has_ended:
-                _conclude(draft, place, check)
         if unchecked:
             _ask(draft, group, unchecked)
 
 
-def _covering(draft: Draft, group: InstanceGroup, node: str) -> CheckView | None:
-    checks = [
-        check
+def _is_covered(draft: Draft, group: InstanceGroup, node: str) -> bool:
+    """True if a check that has not ended makes all tests of the group on the node."""
+    return any(
+        node in check.nodes and set(group.checks) <= set(check.kinds) and not check.has_ended
         for check in draft.world.checks
-        if node in check.nodes and set(group.checks) <= set(check.kinds)
-    ]
-    # A check that still runs takes precedence over one that has ended.
-    return min(checks, key=lambda check: (check.has_ended, check.name), default=None)
+    )
 
 
 def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> None:
@@ -71,7 +71,11 @@ def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> Non
         draft.wake(due)
         return
     nodes = tuple(sorted(place.now.machine for place in unchecked))
-    digest = hashlib.sha256("/".join(nodes).encode()).hexdigest()[:8]
+    # A node that has joined anew is checked anew: an ended check keeps its name for a while.
+    ended = sorted(
+        check.name for check in draft.world.checks if check.has_ended and {*nodes} & {*check.nodes}
+    )
+    digest = hashlib.sha256("/".join((*nodes, *ended)).encode()).hexdigest()[:8]
     name = f"{draft.world.name}-{group.name.lower()}-start-{digest}"
     reason = f"OnStartDeepHealthChecks of {draft.world.spec.name}/{group.name}"
     draft.do(CreateCheck(name, nodes, group.checks, reason))
@@ -82,35 +86,22 @@ def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> Non
             _record(draft, place, f"is checked before it takes pods: {kinds}")
 
 
-def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
+def _report(draft: Draft, place: GroupPlace, check: CheckView) -> None:
+    """Record the result of the check of a new node, once, when the node shows it."""
     name = place.now.machine
     node = draft.world.nodes.get(name)
-    if node is None or node.deep_check != DeepCheck.IN_PROGRESS.value:
+    is_known = place.now.concluded == check.name
+    if is_known or node is None or node.is_held or node.deep_check == DeepCheck.IN_PROGRESS.value:
         return
-    is_news = place.now.concluded != check.name
     draft.put_place(place, replace(place.now, concluded=check.name))
-    is_well = check.phase in (CheckPhase.PASSED, CheckPhase.FAILED)
     if name in check.faulty:
-        labels = {DEEP_CHECK: DeepCheck.FAILED.value, HEALTH: Health.PENDING_REPLACEMENT.value}
-        draft.do(LabelNode(name, labels))
         text, level = f"failed its deep check: {check.message}", Level.ERROR
-    elif is_well:
-        draft.do(_returned(node, DeepCheck.PASSED.value))
+    elif check.phase in (CheckPhase.PASSED, CheckPhase.FAILED):
         text, level = "passed its deep check", Level.INFO
     else:
         # A check that could not be made is nobody's fault: the node takes pods, but is not Passed.
-        draft.do(_returned(node, None))
         text, level = f"could not be checked: {check.message}", Level.WARN
-    if is_news:
-        _record(draft, place, text, level)
-
-
-def _returned(node: ClusterNode, deep_check: str | None) -> LabelNode:
-    if node.health != Health.UNSCHEDULABLE.value:
-        # If a fault was seen meanwhile, or the checker has set the label, the label stays.
-        return LabelNode(node.name, {DEEP_CHECK: deep_check})
-    labels = {DEEP_CHECK: deep_check, HEALTH: Health.SCHEDULABLE.value}
-    return LabelNode(node.name, labels, untaint=True)
+    _record(draft, place, text, level)
 
 
 def _record(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INFO) -> None:

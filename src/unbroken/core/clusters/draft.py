@@ -51,6 +51,8 @@ class ClusterNode:
     is_ready: bool = False
     health: str = ""
     deep_check: str = ""
+    is_held: bool = False
+    """True while a deep check has marked it."""
     repair: str = ""
     """The order in its annotation that has not been accepted yet."""
 
@@ -116,15 +118,6 @@ class CreateCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelNode:
-    """Set labels of a node (None: remove) and, if it is healthy, remove the taint of checks."""
-
-    name: str
-    labels: Mapping[str, str | None]
-    untaint: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Configure:
     """Bring a node, then the machine of the same name, from some labels and taints to others.
 
@@ -159,7 +152,6 @@ ClusterEffect = (
     CreateMachine
     | DeleteMachine
     | CreateCheck
-    | LabelNode
     | Configure
     | ReplaceNode
     | Retarget

@@ -17,7 +17,6 @@ from unbroken.core.clusters.draft import (
     CreateCheck,
     CreateMachine,
     DeleteMachine,
-    LabelNode,
     ReleaseCluster,
     ReplaceNode,
     Retarget,
@@ -137,8 +136,6 @@ class Clusters:
                 wanted = NodeCheckSpec(nodes, kinds, reason)
                 body = NODE_CHECK.new(name, wanted, {"labels": {keys.CLUSTER_LABEL: cluster}})
                 await self._client.create_if_absent(NODE_CHECK.path, body)
-            case LabelNode():
-                await self._label(effect)
             case Configure():
                 await self._configure(effect)
             case ReplaceNode(name):
@@ -149,18 +146,6 @@ class Clusters:
                 await self._retarget(cluster, effect)
             case ReleaseCluster():
                 await self._release(cluster)
-
-    async def _label(self, effect: LabelNode) -> None:
-        def change(node: Object) -> Object:
-            body: Object = {"metadata": {"labels": dict(effect.labels)}}
-            if effect.untaint:
-                taints = node["spec"].get("taints") or ()
-                body["spec"] = {
-                    "taints": [taint for taint in taints if taint["key"] != keys.HEALTH] or None
-                }
-            return body
-
-        await self._change(f"api/v1/nodes/{quote(effect.name)}", change)
 
     async def _configure(self, effect: Configure) -> None:
         labels = {**dict.fromkeys(effect.was.labels), **effect.wanted.labels}

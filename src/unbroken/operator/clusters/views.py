@@ -11,7 +11,7 @@ from unbroken.core.clusters.draft import CheckView, ClusterNode, MachineView, Wo
 from unbroken.core.clusters.groups import node_config
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
 from unbroken.kube.conditions import is_ready
-from unbroken.spec.keys import DEEP_CHECK, REPAIR
+from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, REPAIR
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.nodes.values import health_of
 from unbroken.spec.times import time_seconds
@@ -80,6 +80,7 @@ def node_view(name: str, node: Node | None) -> ClusterNode:
         is_ready(node),
         health_of(labels),
         labels.get(DEEP_CHECK, ""),
+        CHECK_HOLD in annotations,
         annotations.get(REPAIR, ""),
     )
 

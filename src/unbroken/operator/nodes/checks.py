@@ -123,7 +123,7 @@ class Checker:
         if check is None or check["metadata"].get("deletionTimestamp"):
             for pod in await self._requests.pods_of(name):
                 await self._requests.delete_pod(pod)
-            await self._release(name, {})
+            await self._release(name, self._nodes.items(), {})
             return None
         spec, problems = NODE_CHECK.spec_of(check)
         spec = replace(spec, nodes=tuple(dict.fromkeys(spec.nodes)))
@@ -307,7 +307,9 @@ class Checker:
     async def _conclude(self, run: Run) -> None:
         conclusion = conclude(run.spec, run.results, run.fleet)
         await self._remember(run, conclusion)
-        await self._release(run.name, conclusion.verdicts)
+        # Read now: a node that is not shown as held yet would stay held for ever.
+        held = [await self._requests.node(name) for name in run.spec.nodes]
+        await self._release(run.name, filter(None, held), conclusion.verdicts)
         done = steps_done(run.results)
         status = replace(
             run.status,
@@ -349,8 +351,10 @@ class Checker:
             if new and conclusion.verdicts[name] is CheckPhase.PASSED:
                 await self._requests.patch_node(node, {"metadata": {"annotations": new}})
 
-    async def _release(self, check: str, phases: Mapping[str, CheckPhase]) -> None:
-        for node in list(self._nodes.items()):
+    async def _release(
+        self, check: str, nodes: Iterable[Node], phases: Mapping[str, CheckPhase]
+    ) -> None:
+        for node in list(nodes):
             if holds.held_by(node) == check:
                 name = key_of(node).name
                 patch = holds.give_back(node, phases.get(name, CheckPhase.UNKNOWN))

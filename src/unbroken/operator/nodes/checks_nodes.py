@@ -1,7 +1,9 @@
 """Patches of nodes by a deep check: labels and taint while it runs, and its findings. Pure.
 
-A label with more than `Schedulable` belongs to another writer (a fault, a quarantine, a cluster
-whose nodes join). It is left unchanged, except for a check's own failure.
+A node of a cluster may join as Unschedulable and InProgress: that is a hold without a check yet,
+and the check that takes it also frees the node. Any other label with more than `Schedulable`
+belongs to another writer (a fault, a quarantine). It is left unchanged, except for a check's own
+failure.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ def take(node: Node, check: str) -> Object | None:
     if held_by(node):
         return None
     labels = _labels(node)
-    is_ours = health_of(labels) in FREE
-    hold = {"check": check, "isOurs": is_ours, "before": labels.get(DEEP_CHECK, "")}
+    health, before = health_of(labels), labels.get(DEEP_CHECK, "")
+    has_joined = (health, before) == (Health.UNSCHEDULABLE.value, DeepCheck.IN_PROGRESS.value)
+    is_ours = health in FREE or has_joined
+    hold = {"check": check, "isOurs": is_ours, "before": before}
     new: dict[str, str | None] = {DEEP_CHECK: DeepCheck.IN_PROGRESS.value}
     patch = _patch(node, new, msgspec.json.encode(hold).decode())
     if is_ours:

@@ -49,6 +49,10 @@ class CheckRequests:
         body = {"metadata": {"name": NAMESPACE, "labels": labels}}
         await self._client.create_if_absent("api/v1/namespaces", body)
 
+    async def node(self, name: str) -> Node | None:
+        """Return the present node."""
+        return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
+
     async def patch_node(self, node: Node, patch: Object) -> None:
         """Merge into a node. Raises Conflict if it has changed meanwhile."""
         await self._client.merge(f"api/v1/nodes/{quote(key_of(node).name)}", patch)

@@ -147,6 +147,7 @@ class Repairer:
                 known = ", ".join(health.value for health in Health)
                 text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
                 self._desk.warn_once(node.name, "HealthUnknown", text)
+            self._match_taint(node)
         repair = self._facts.record(name).repair
         if repair is None:
             if node is not None and is_news:
@@ -157,6 +158,17 @@ class Repairer:
             self._desk.set_message(name, "dry run: what was begun is left as it is")
         else:
             self._course.advance(name, repair, now)
+
+    def _match_taint(self, node: RepairNode) -> None:
+        """Move the taint with the label `node-health-status`, which a person may set by hand."""
+        record = self._facts.record(node.name)
+        is_under_repair = record.repair is not None and record.repair.state in ACTIVE
+        is_wanted = node.health is not Health.SCHEDULABLE
+        is_right = node.health is None or node.has_taint == is_wanted
+        if is_right or is_under_repair or self._settings.is_dry_run:
+            return
+        if is_wanted or record.quarantined_at is None:
+            self._desk.patch(node, PatchNode(node.name, taint=is_wanted))
 
     # Facts seen of a node.
 
