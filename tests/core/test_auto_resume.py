@@ -13,6 +13,7 @@ from unbroken.core.auto_resume import (
     INVALID,
     NOT_READY_SECONDS,
     RESTARTING,
+    STUCK,
     STUCK_SECONDS,
     WINDOW_SECONDS,
     AskForFence,
@@ -159,7 +160,7 @@ def test_a_pod_on_a_silent_node_goes_by_force_only_after_the_fence() -> None:
     machine = AutoResume()
     seen = recorded(with_node("n1", readiness=Readiness.SILENT))
     effects = machine.step(seen, 103.0)
-    assert AskForFence("n1", "pod lm-worker-1 of PyTorchJob lm") in effects
+    assert AskForFence("n1", "u1", "pod lm-worker-1 of PyTorchJob lm") in effects
     assert not any(order.force for order in deletions(effects))
 
     leaving = (replace(PODS[1], ends_by=130.0),)
@@ -173,14 +174,26 @@ def test_a_pod_on_a_silent_node_goes_by_force_only_after_the_fence() -> None:
     assert machine.step(gone, 302.0) == [DeleteResumedPod("lm-worker-1", "u1", "n1", force=True)]
 
 
-def test_a_pod_that_does_not_end_on_a_ready_node_needs_a_fence_too() -> None:
-    seen = recorded(with_pod(ends_by=120.0))
+def test_a_pod_that_does_not_end_on_a_ready_node_is_reported_once_and_nothing_is_fenced() -> None:
+    seen = recorded(replace(with_pod(ends_by=120.0), pods=(replace(PODS[1], ends_by=120.0),)))
     machine = AutoResume()
-    effects = machine.step(seen, 130.0)
-    assert [order.name for order in deletions(effects)] == ["lm-worker-0"]
+    assert machine.step(seen, 130.0) == []
+    (told,) = machine.step(seen, 120.0 + STUCK_SECONDS)
+    assert isinstance(told, Say)
+    assert told.reason == STUCK
+    assert "pod lm-worker-1 still runs on node n1, which is ready" in told.message
+    assert machine.step(seen, 1000.0) == []
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_has_ended_is_over_though_a_finalizer_keeps_its_object(phase: str) -> None:
+    kept = with_pod(phase=phase, restarts_containers=False, ends_by=100.0 - STUCK_SECONDS)
+    machine = AutoResume()
+    assert [machine.step(kept, 100.0 + second) for second in range(4)] == [[]] * 4
+    silent = {**NODES, "n1": replace(NODES["n1"], readiness=Readiness.SILENT)}
+    effects = machine.step(replace(recorded(kept), nodes=silent), 200.0)
+    assert DeleteResumedPod("lm-worker-1", "u1", "n1") in effects, "its kubelet cannot remove it"
     assert not any(isinstance(effect, AskForFence) for effect in effects)
-    late = machine.step(seen, 120.0 + STUCK_SECONDS)
-    assert [effect.node for effect in late if isinstance(effect, AskForFence)] == ["n1"]
 
 
 def test_new_pods_of_a_restarted_job_are_left_alone() -> None:

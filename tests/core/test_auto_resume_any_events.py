@@ -68,7 +68,7 @@ class World(ResumedWorld):
                 return self.write_record(record, version)
             case DeleteResumedPod(_, uid, node, force):
                 self.delete(uid, node, force)
-            case AskForFence(node, _):
+            case AskForFence(node):
                 self.ask_for_fence(node)
             case Say():
                 pass

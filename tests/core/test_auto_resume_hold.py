@@ -110,7 +110,7 @@ def test_a_pod_is_forced_out_only_while_it_leaves_a_node_that_is_dead() -> None:
     nodes = {**NODES, "n1": SILENT}
     assert machine.step(replace(HELD, nodes=nodes), 101.0) == [], "its Job has not deleted it yet"
     leaving = replace(HELD, pods=LEAVING, nodes=nodes)
-    assert machine.step(leaving, 102.0) == [AskForFence("n1", "pod lm-1 of TrainJob lm")]
+    assert machine.step(leaving, 102.0) == [AskForFence("n1", "u1", "pod lm-1 of TrainJob lm")]
     for dead in ({**NODES, "n1": replace(SILENT, is_fenced=True)}, {"n0": NODES["n0"]}):
         assert machine.step(replace(HELD, pods=PODS, nodes=dead), 103.0) == []
         forced = machine.step(replace(leaving, nodes=dead), 104.0)
@@ -289,7 +289,7 @@ class World:
                         "a pod was deleted before its Job did"
                     )
                     del self.pods[uid]
-            case AskForFence(node, _):
+            case AskForFence(node):
                 if node in self.nodes:
                     self.nodes[node] = replace(self.nodes[node], is_asked_for=True)
         return True

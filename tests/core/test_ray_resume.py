@@ -12,6 +12,7 @@ from unbroken.core.auto_resume import (
     EXHAUSTED,
     INVALID,
     RESTARTING,
+    STUCK,
     STUCK_SECONDS,
     WINDOW_SECONDS,
     AskForFence,
@@ -186,7 +187,12 @@ def test_a_worker_that_does_not_end_is_deleted_after_its_node_is_fenced() -> Non
     seen = replace(WELL, pods=(*PODS[:2], replace(PODS[2], ends_by=100.0 - STUCK_SECONDS)))
     found = after(decided(seen), seen)
     machine = RayResume()
-    assert machine.step(found, 200.0) == [AskForFence("n2", "pod ray-w-1 of RayCluster ray")]
+    (told,) = machine.step(found, 200.0)
+    assert isinstance(told, Say), "its node is ready: its pods are no reason to fence it"
+    assert told.reason == STUCK
+    silent = {**NODES, "n2": replace(NODES["n2"], readiness=Readiness.SILENT)}
+    asked = machine.step(replace(found, nodes=silent), 200.5)
+    assert asked == [AskForFence("n2", "w1", "pod ray-w-1 of RayCluster ray")]
     fenced = {**NODES, "n2": replace(NODES["n2"], is_fenced=True, is_asked_for=True)}
     assert deletions(machine.step(replace(found, nodes=fenced), 201.0)) == {"w1": True}
 
@@ -335,7 +341,7 @@ def test_a_rayjob_begins_again_when_its_suspended_cluster_has_no_pod() -> None:
     machine = RayResume()
     first = machine.step(seen, 200.0)
     assert SuspendRayCluster("ray", "c0") in first
-    assert AskForFence("n0", "pod ray-head of RayJob count") in first
+    assert AskForFence("n0", "h0", "pod ray-head of RayJob count") in first
     asleep = replace(seen, is_suspension_asked=True)
     # Pods that were made after the decision go, too, and without a restart more.
     extra = PodState("ray-w-9", "w9", "n1", "Running")

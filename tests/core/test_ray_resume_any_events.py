@@ -223,7 +223,7 @@ class World(ResumedWorld):
                 return self.write_ray_record(record, state, version)
             case DeleteResumedPod(_, uid, node, force):
                 self.delete(uid, node, force)
-            case AskForFence(node, _):
+            case AskForFence(node):
                 self.ask_for_fence(node)
             case SuspendRayCluster(_, uid):
                 self.is_suspended |= uid == f"c{self.clusters}"

@@ -172,7 +172,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[JobEffect]:
         node = member.view.node
-        return real(self, member, now, fenced) + ([FenceNode(node, "")] if node else [])
+        return real(self, member, now, fenced) + ([FenceNode(node, member.uid, "")] if node else [])
 
     patch.setattr(pods.PodPlan, "_end", end)
 

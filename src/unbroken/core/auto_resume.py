@@ -49,6 +49,7 @@ AGAIN = "AutoResumeWaiting"
 INVALID = "AutoResumeInvalid"
 LIFTED = "AutoResumeLifted"
 STALLED = "AutoResumeStalled"
+STUCK = "AutoResumeStuck"
 TOO_LATE = "AutoResumeTooLate"
 ENDED = frozenset({"Succeeded", "Failed"})
 FAILED = "Failed"
@@ -71,6 +72,11 @@ class PodState:
     """The restart policy is OnFailure or Always: a failed program does not fail the pod."""
     ends_by: float | None = None
     """Time at which the grace period of its deletion ends; None: it is not being deleted."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing of it runs, now or later; a finalizer may keep its object for ever."""
+        return self.phase in ENDED
 
 
 class Readiness(Enum):
@@ -173,6 +179,8 @@ class AskForFence:
     """Request proof that nothing runs on the node."""
 
     node: str
+    pod: str
+    """Uid of the pod that the proof is needed for."""
     reason: str
 
 
@@ -227,6 +235,8 @@ class Resumption(Generic[P, E]):
         """Nodes that were seen healthy since that restart."""
         self._is_again_told = False
         self._is_stall_told = False
+        self._stuck_told: set[str] = set()
+        """Uids of pods that were reported to be stuck."""
 
     def deadline(self) -> float | None:
         """Return when to call `step` again without a change; None: only after a change."""
@@ -368,7 +378,7 @@ class Resumption(Generic[P, E]):
 
     def _signs(self, seen: P, pod: PodState, now: float) -> Iterator[LossSign]:
         """List the signs of a fault of a pod."""
-        if pod.phase not in ENDED and pod.node is not None:
+        if not pod.has_ended and pod.node is not None:
             node = (seen.nodes or {}).get(pod.node)
             if node is not None and self._is_again(seen, pod):
                 node = replace(node, trouble="")
@@ -380,7 +390,7 @@ class Resumption(Generic[P, E]):
         if self._is_failure(seen, pod):
             why = f" ({pod.reason})" if pod.reason else ""
             yield LossSign(pod.name, f"failed{why}", False, pod.uid)
-        if pod.ends_by is not None:
+        if pod.ends_by is not None and not pod.has_ended:
             if now >= pod.ends_by + STUCK_SECONDS:
                 yield LossSign(pod.name, "is still terminating after its deletion", False, pod.uid)
             else:
@@ -418,16 +428,32 @@ class Resumption(Generic[P, E]):
             if pod.node is not None and (node is None or node.is_fenced):
                 effects.append(DeleteResumedPod(pod.name, pod.uid, pod.node, force=True))
                 continue
-            if pod.ends_by is None:
+            is_reached = node is None or node.readiness is Readiness.READY
+            if pod.ends_by is None or (pod.has_ended and not is_reached):
                 effects.append(DeleteResumedPod(pod.name, pod.uid, pod.node))
-            is_stuck = pod.ends_by is not None and now >= pod.ends_by + STUCK_SECONDS
-            is_cut_off = node is not None and node.readiness is not Readiness.READY
-            if node is None or not (is_stuck or is_cut_off) or node.is_asked_for:
+            if node is None or pod.has_ended:
                 continue
-            if node.name not in asked:
+            if is_reached:
+                effects += self._tell_of_stuck(seen, pod, now)
+            elif not node.is_asked_for and node.name not in asked:
                 asked.add(node.name)
-                effects.append(AskForFence(node.name, f"pod {pod.name} of {seen.title}"))
+                reason = f"pod {pod.name} of {seen.title}"
+                effects.append(AskForFence(node.name, pod.uid, reason))
         return effects
+
+    def _tell_of_stuck(self, seen: P, pod: PodState, now: float) -> list[ResumeEffect | E]:
+        """Say once that a pod does not end though its node is ready: no reason for a fence."""
+        is_stuck = pod.ends_by is not None and now >= pod.ends_by + STUCK_SECONDS
+        if not is_stuck or pod.uid in self._stuck_told:
+            return []
+        self._stuck_told &= {one.uid for one in seen.pods}
+        self._stuck_told.add(pod.uid)
+        text = (
+            f"{seen.title} cannot restart: pod {pod.name} still runs on node {pod.node}, which is "
+            f"ready, {STUCK_SECONDS:.0f} s after the grace of its deletion. Find out what keeps "
+            "its processes, or reboot the node"
+        )
+        return [Say(STUCK, text)]
 
     # --- holding a job suspended
 
@@ -449,7 +475,7 @@ class Resumption(Generic[P, E]):
                 "ranks of before and after the restart may meet"
             )
             return [WriteResumeRecord(lifted, seen.version), Say(LIFTED, text)]
-        left = [pod for pod in seen.pods if pod.phase not in ENDED]
+        left = [pod for pod in seen.pods if not pod.has_ended]
         if not left:
             kept = frozenset(pod.uid for pod in seen.pods)
             free = replace(record, is_suspended=False, pods=kept)

@@ -400,16 +400,17 @@ class RayResume(Resumption[RayPicture, RayEffect]):
         self, seen: RayPicture, head: Head, answer: DashboardAnswer | None, now: float
     ) -> list[ResumeEffect | RayEffect]:
         """Submit each job that ran, once nothing of the old attempt is left."""
-        if any(pod.uid in seen.record.pods for pod in seen.pods) or answer is None:
+        left = [pod for pod in seen.pods if pod.uid in seen.record.pods and not pod.has_ended]
+        if left or answer is None:
             return []
         attempt = seen.state.attempt
         wanted = {next_id(job.id, attempt): job for job in seen.state.jobs}
         settled = answer.ids | answer.impossible.keys()
         running = {base_id(job.id) for job in answer.running}
-        left = [id for id in wanted if id not in settled and base_id(id) not in running]
-        if left:
+        due = [id for id in wanted if id not in settled and base_id(id) not in running]
+        if due:
             self._look_at(now + RESEND_SECONDS)
-            return [SubmitAgain(head, wanted[id], id, attempt) for id in left]
+            return [SubmitAgain(head, wanted[id], id, attempt) for id in due]
         effects = self._tell(seen, answer.impossible)
         state = replace(seen.state, head=head, is_lost=False, jobs=answer.running)
         effects.append(WriteRayRecord(_running(seen, now), state, seen.version))

@@ -410,7 +410,7 @@ def show(effect: JobEffect) -> str:
             return f"create {name[2:]}{away}"
         case DeletePod(_, uid, _, force):
             return f"delete {_name(uid)}{' force' if force else ''}"
-        case FenceNode(node, _):
+        case FenceNode(node):
             return f"fence {node}"
         case ProveFence(node, pod):
             return f"prove {node} {_name(pod)}"

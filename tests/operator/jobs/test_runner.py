@@ -298,7 +298,7 @@ async def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
                 "status": {"conditions": [{"type": "Ready", "status": ready}]},
             }
             await here.client.raw("POST", "api/v1/nodes", body=made)
-        asked = [FenceNode(NodeName(one), "lost") for one in (back, "none", name)]
+        asked = [FenceNode(NodeName(one), PodUid("u0"), "lost") for one in (back, "none", name)]
         script.orders = list(asked)
         node = await here.until(f"nodes/{name}", lambda found: found["metadata"].get("annotations"))
         assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"

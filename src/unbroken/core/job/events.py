@@ -261,6 +261,8 @@ class FenceNode:
     """Ask for proof that nothing runs on the node: its power off, or its pods killed."""
 
     node: NodeName
+    pod: PodUid
+    """The pod that the proof is needed for."""
     reason: str
 
 

@@ -314,9 +314,11 @@ class PodPlan:
         effects += self._prove(member, now)
         if self._roster.is_on_fenced(member):
             return effects
-        if node is not None and node not in asked and self._roster.is_cut_off(member):
+        if member.has_ended or node is None or node in asked:
+            return effects
+        if self._roster.is_cut_off(member):
             asked.add(node)
-            effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
+            effects.append(FenceNode(node, view.uid, f"pod {view.name}: {member.condemned}"))
         return effects
 
     def _is_over(self, member: Member) -> bool:

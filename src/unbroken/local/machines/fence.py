@@ -47,6 +47,13 @@ def is_out_of_service(node: Node | None) -> bool:
     return any(taint.key == OUT_OF_SERVICE for taint in taints)
 
 
+def _is_kept(pod: Pod) -> bool:
+    """True if a pod was deleted without grace: only a finalizer of its owner keeps its object."""
+    metadata = pod.metadata
+    is_leaving = metadata is not None and metadata.deletionTimestamp is not None
+    return is_leaving and metadata is not None and metadata.deletionGracePeriodSeconds == 0
+
+
 class Fence:
     """Writes the proof and takes it back."""
 
@@ -79,7 +86,8 @@ class Fence:
         for pod in self._pods.items():
             if pod.spec is None or pod.spec.nodeName != name:
                 continue
-            if pod.status is None or pod.status.phase not in ("Succeeded", "Failed"):
+            has_ended = pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
+            if not has_ended and not _is_kept(pod):
                 yield pod
 
     async def _delete(self, pod: Pod) -> None:

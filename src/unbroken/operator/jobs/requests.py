@@ -8,10 +8,9 @@ import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
-from unbroken.core.job.events import DeletePod, FenceNode
+from unbroken.core.job.events import DeletePod
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import NotFound
-from unbroken.log_lines import Log
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
@@ -19,14 +18,11 @@ from unbroken.spec.job.codec import OTHER, OTHERS, incident_to, job_status_to
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger, write_ledger
 from unbroken.spec.job.types import FaultyPods, JobStatus
-from unbroken.spec.keys import FENCE, LEDGER
+from unbroken.spec.keys import LEDGER
 from unbroken.spec.schema.fields import fields_of
 
 from .pods import JobIdentity, disruption_budget, key_secret
 from .views import node_view
-
-log = Log(__name__)
-
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 FAULTY = "latestFaultyPodInstanceList"
@@ -110,21 +106,6 @@ class JobRequests:
         """Delete the Incident object, if it is there."""
         name = f"{self._job.name}-{number}"
         await self._client.delete_if_present(f"{self._incidents}/{quote(name)}")
-
-    async def fence(self, order: FenceNode) -> None:
-        """Request the fence of a node that is still not ready; one that is gone runs nothing.
-
-        It may have come back while the API server was away, and then must not be fenced.
-        """
-        body = {"metadata": {"annotations": {FENCE: order.reason}}}
-        path = f"api/v1/nodes/{quote(order.node)}"
-        node = await self._client.get_or_none(path, Node)
-        if node is None:
-            return
-        if node_view(node).is_ready:
-            log.info("fence not asked for: the node is ready", node=order.node)
-            return
-        await self._client.merge_if_present(path, body)
 
     async def is_fenced(self, node: str) -> bool:
         """True if the node is fenced or gone now: watches may lag behind."""

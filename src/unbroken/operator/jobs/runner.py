@@ -64,6 +64,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.log_lines import Log
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
+from unbroken.operator.fences import Fences
 from unbroken.operator.kueue.objects import place_pod
 from unbroken.runtime.drive import Inbox
 from unbroken.spec.job.incident import Incident
@@ -137,6 +138,7 @@ class JobRunner:
         self._machine = machine
         self._requests = JobRequests(shared.client, job)
         self._writer = JobWriter(self._requests, shared.recorder, job)
+        self._fences = Fences(shared.client, shared.recorder)
         self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, shared.clock)
         self._received = self._taken = 0
         """Number of events so far, and of those that the machine has taken."""
@@ -436,9 +438,9 @@ class JobRunner:
 
     def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
         match effect:
-            case FenceNode(node, reason):
-                if self._begin(("fence", node), self._requests.fence(effect), is_after_write):
-                    log.warning("fence node", job=self.title, node=node, reason=reason)
+            case FenceNode(node, pod, reason):
+                work = self._fences.ask(node, pod, reason)
+                self._begin(("fence", node), work, is_after_write)
             case ProveFence(node, pod):
                 if self._begin(("prove", pod), self._prove(effect), is_after_write):
                     log.info("prove fence", job=self.title, node=node, pod=pod)

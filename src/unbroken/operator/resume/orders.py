@@ -22,8 +22,8 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.log_lines import Log
+from unbroken.operator.fences import Fences
 from unbroken.spec.job_kinds import JobKind
-from unbroken.spec.keys import FENCE
 
 from .record import write_record
 from .views import node_state, uid_of
@@ -43,6 +43,7 @@ class Orders:
         self._client = client
         self._recorder = recorder
         self._nodes = nodes
+        self._fences = Fences(client, recorder)
 
     async def carry_out(self, kind: JobKind, job: Job, order: ResumeEffect) -> None:
         """Carry out an order.  A record that is not written, since the job has changed meanwhile,
@@ -52,8 +53,8 @@ class Orders:
                 await self._write(kind, job, order)
             case DeleteResumedPod():
                 await self._delete(key_of(job).namespace, order)
-            case AskForFence():
-                await self._fence(order)
+            case AskForFence(node, pod, reason):
+                await self._fences.ask(node, pod, reason)
             case Say():
                 log.warning(
                     "event recorded",
@@ -92,13 +93,6 @@ class Orders:
         grace = 0 if order.force else None
         if await self._client.delete_if_present(path, order.uid, grace_seconds=grace):
             log.info("pod deleted", pod=f"{namespace}/{order.name}", force=order.force)
-
-    async def _fence(self, order: AskForFence) -> None:
-        """Ask for proof that nothing runs on a node."""
-        body = {"metadata": {"annotations": {FENCE: order.reason}}}
-        path = f"api/v1/nodes/{quote(order.node)}"
-        if await self._client.merge_if_present(path, body):
-            log.warning("fence asked for", node=order.node, reason=order.reason)
 
     async def _node(self, name: str) -> Node | None:
         """Read the node from the API."""

@@ -1,0 +1,84 @@
+"""Asks for fences of nodes, for every part of the operator: proof that nothing runs there.
+
+`core.fencing` decides, by the Node as it is now.  The Node remembers its fences in an annotation,
+so a new operator knows them.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from lightkube.resources.core_v1 import Node
+
+from unbroken.core.fencing import FENCES_KEPT, Fence, FenceVerdict, advice, fence_verdict
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.conditions import ready_status
+from unbroken.kube.events import EventRecorder
+from unbroken.log_lines import Log
+from unbroken.spec.keys import FENCE, FENCES
+from unbroken.spec.times import time_seconds, time_text
+
+log = Log(__name__)
+
+REFUSED = "FenceRefused"
+"""Reason of the event on a node that is not fenced though a job waits for it."""
+TOLD_MAX = 1024
+
+
+class Fences:
+    """Requests of one part of the operator; each raises as `unbroken.kube.client.api_errors`."""
+
+    def __init__(self, client: KubeClient, recorder: EventRecorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._told: set[tuple[str, str, FenceVerdict]] = set()
+
+    async def ask(self, name: str, pod: str, reason: str) -> None:
+        """Ask for the fence of a node because of a pod (its uid), if the node is unwell; a node
+        that is gone runs nothing."""
+        path = f"api/v1/nodes/{quote(name)}"
+        node = await self._client.get_or_none(path, Node)
+        if node is None or node.metadata is None:
+            return
+        annotations, now = node.metadata.annotations or {}, wall()
+        fences = read_fences(annotations.get(FENCES, ""))
+        is_ready = ready_status(node) == "True"
+        verdict = fence_verdict(is_ready, bool(annotations.get(FENCE)), fences, pod, now)
+        if verdict is not FenceVerdict.ASK:
+            self._tell(node, pod, verdict, advice(verdict, name, reason), reason)
+            return
+        kept = write_fences((*fences, Fence(pod, now)))
+        body = {"metadata": {"annotations": {FENCE: reason, FENCES: kept}}}
+        version = node.metadata.resourceVersion
+        if await self._client.merge_if_present(path, body, version=version):
+            log.warning("fence asked for", node=name, reason=reason)
+
+    def _tell(self, node: Node, pod: str, verdict: FenceVerdict, text: str, reason: str) -> None:
+        """Say once why a node is not fenced for a pod; on the Node if a person must act."""
+        name = (node.metadata and node.metadata.name) or ""
+        if verdict is FenceVerdict.STANDS or (name, pod, verdict) in self._told:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told.add((name, pod, verdict))
+        log.info("fence not asked for", node=name, status=verdict.value, reason=reason)
+        if text:
+            self._recorder.record(node, "Warning", REFUSED, text)
+
+
+def read_fences(text: str) -> tuple[Fence, ...]:
+    """Read the fences of a node from its annotation; malformed ones count as missing."""
+    found = []
+    for item in text.split(",")[-FENCES_KEPT:]:
+        time, _, pod = item.partition(" ")
+        try:
+            found.append(Fence(pod, time_seconds(time)))
+        except (ValueError, OverflowError):
+            continue
+    return tuple(found)
+
+
+def write_fences(fences: tuple[Fence, ...]) -> str:
+    """Return the annotation of the newest fences."""
+    return ",".join(f"{time_text(one.at)} {one.pod}" for one in fences[-FENCES_KEPT:])
