@@ -117,6 +117,9 @@ class PeerQuestions:
                     self._report(tree)
             except (OSError, TimeoutError, PeerError) as error:
                 log.info("peer does not answer", agent=parent, error=error)
+            except Exception:
+                # A defect with one answer must not end the questions.
+                log.exception("peer not asked", agent=parent)
 
     async def _check(self, parent: str) -> None:
         """Check at intervals whether the parent can be connected to."""

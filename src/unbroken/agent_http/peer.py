@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
 up."""
 RECEIVE_BYTES = 1024 * 1024
 HEAD_BYTES_MAX = 64 * 1024
+_STATUS_LINE = re.compile(r"HTTP/1\.[01] ([0-9]{3})(?: |$)")
+"""The first line of an answer (RFC 9112, 4): exactly three ASCII digits."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Head:
     def length(self) -> int:
         """Length of the body."""
         header = self.headers.get("content-length", "")
-        if not header.isdecimal() or len(header) > 18:
+        if not (header.isascii() and header.isdecimal() and len(header) <= 18):
             raise PeerError("an answer without its length")
         return int(header)
 
@@ -135,11 +138,11 @@ class Peer:
                 await self._more()
         text, _, self._unread = self._unread.partition(b"\r\n\r\n")
         first, *rows = text.decode("latin-1").split("\r\n")
-        parts = first.split(" ")
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
+        found = _STATUS_LINE.match(first)
+        if found is None:
             raise PeerError(f"no HTTP: {first[:100]!r}")
         pairs = (row.partition(":") for row in rows)
-        head = Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
+        head = Head(int(found[1]), {name.lower(): value.strip() for name, _, value in pairs})
         if self._session is not None and head.status != 100:
             self._check(self._session, head)
         return head

@@ -91,7 +91,11 @@ class Fetch:
                 return _offers(address, await peer.text(head))
         except (OSError, TimeoutError, PeerError) as error:
             self._complain(address, error)
-            return []
+        except Exception as defect:
+            # A defect with one answer must not hide the copies of the other holders.
+            log.exception("offers not read", agent=address)
+            self._complain(address, defect)
+        return []
 
     async def _brought(self, offer: Offer) -> File:
         file = self.memory.take(f"unbroken-fetched-{self.key[1]}", offer.size)

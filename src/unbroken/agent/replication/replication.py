@@ -190,6 +190,10 @@ class Replication:
             except (OSError, TimeoutError, PeerError) as error:
                 self._complain(f"node rank 0: {str(error) or 'does not answer in time'}")
                 await asyncio.sleep(RETRY_SECONDS)  # noqa: TID251  (who cannot be asked now)
+            except Exception:
+                # A defect with one answer must not end the questions.
+                log.exception("node rank 0 not asked", snapshot=name)
+                await asyncio.sleep(RETRY_SECONDS)  # noqa: TID251  (who cannot be asked now)
         del self._asking[name]
         begun = self._rounds.decided(name, decision)
         self._let_go(name, command.attempt, is_agreed=decision.common is not None)
@@ -260,6 +264,10 @@ class Replication:
             self._rounds.overtaken(item)
         except (OSError, TimeoutError, UnbrokenError) as error:
             self._complain(f"{command.buddy}: {str(error) or 'does not answer in time'}")
+            self._rounds.failed(item)
+        except Exception:
+            # A defect with one answer must not stop the sending of later snapshots.
+            log.exception("snapshot not copied", agent=command.buddy, snapshot=name, rank=rank)
             self._rounds.failed(item)
         else:
             self._why = ""
