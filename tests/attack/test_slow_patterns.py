@@ -1,14 +1,14 @@
-"""Patterns that take a backtracking engine for ever.
+"""Patterns that take a backtracking engine for ever, or RE2 long to compile.
 
-The attack: a job with one log rule `(?:|){64}(?!)`.  RE2 refuses it, so it ran on Python's `re` in
-the operator's event loop, where it has 2^64 ways to fail on the empty line: every operator froze.
+The first attack: a job with one log rule `(?:|){64}(?!)`.  RE2 refuses it, so it ran on Python's
+`re` in the operator's event loop, where it has 2^64 ways to fail on the empty line: every operator
+froze.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from unbroken.local.admissions import admit_job
 from unbroken.local.apiserver.schema.constraints import string_checks
 from unbroken.local.apiserver.schema.structural import QUANTITY_OUTLINE
 from unbroken.operator.webhook.review import answered, asked, judged
+from unbroken.spec import patterns
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.patterns import Pattern, pattern_facts
 
@@ -41,14 +42,11 @@ HOSTILE = {
     "look-behind": "(?:|){64}(?<=b)(?!)",
     "in a class at first": "[(?!](?:|){64}(?!)",
 }
-SECONDS = 2.0
-"""Judging a job takes milliseconds; a backtracking engine would take years."""
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("key", ["logPattern", "stopPattern"])
 def test_every_admission_refuses_at_once_with_place_and_remedy(source: str, key: str) -> None:
-    began = time.monotonic()
     manifest = job_with_rule(**{key: source})
     review = asked({"request": {"uid": "1", "namespace": "a", "object": manifest}})
     verdict, _ = judged(review)
@@ -59,7 +57,6 @@ def test_every_admission_refuses_at_once_with_place_and_remedy(source: str, key:
     assert " at character " in problem.message
     assert answered(review, verdict)["response"]["allowed"] is False
     assert [one.path for one in admit_job(manifest).problems] == [path]
-    assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.slow
@@ -80,19 +77,76 @@ async def test_an_operator_without_webhook_fails_the_job_and_serves_the_next(pla
     assert "(?! at character 10: RE2 does not know negative look-ahead" in failed["message"]
 
 
-def test_all_patterns_of_a_job_compile_within_a_bound() -> None:
-    """RE2 takes 0.25 s for the worst 10,000 characters: a job of 1.5 MB would take 37 s."""
-    rules = [
-        {"name": f"r{n}", "logPattern": f"{n}" + r"\pL" * 3300, "faultOnMatch": True}
-        for n in range(100)
-    ]
-    began = time.monotonic()
+LIST = "spec.runPolicy.logMonitoringConfiguration"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+UNBOUNDED = {
+    "Unicode classes": lambda n: f"{n}" + r"\pL" * 20,
+    "negated and folded": lambda n: f"(?i){n}" + r"\PL" * 20,
+    "counted repetitions": lambda n: f"{n}" + "x{0,1000}" * 8,
+    "characters": lambda n: f"{n}" + "a?" * 100,
+}
+
+
+def job_with_patterns(*sources: str) -> Object:
+    """A job with a rule, named r0, r1, ..., for each of the patterns."""
     manifest = job_with_rule()
+    rules = [
+        {"name": f"r{n}", "logPattern": source, "faultOnMatch": True}
+        for n, source in enumerate(sources)
+    ]
     manifest["spec"]["runPolicy"] = {"logMonitoringConfiguration": rules}
-    parsed = parse_job(manifest)
-    assert [one.path for one in parsed.problems] == ["spec.runPolicy.logMonitoringConfiguration"]
+    return manifest
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
+    """The patterns that RE2 was given since the test began, and its memory for each."""
+    given = list[tuple[str, int]]()
+    compile_real = patterns.re2.compile
+
+    def counted(source: str, options: Any) -> Any:
+        given.append((source, options.max_mem))
+        return compile_real(source, options)
+
+    monkeypatch.setattr(patterns.re2, "compile", counted)
+    pattern_facts.cache_clear()
+    yield given
+    pattern_facts.cache_clear()
+
+
+@pytest.mark.parametrize("of", UNBOUNDED.values(), ids=UNBOUNDED)
+def test_no_pattern_of_a_job_beyond_the_bounds_is_compiled(
+    of: Callable[[int], str], compiled: list[tuple[str, int]]
+) -> None:
+    parsed = parse_job(job_with_patterns(*map(of, range(60))))
+    assert [one.path for one in parsed.problems] == [LIST]
     assert rule_warnings(parsed.spec) == []
-    assert time.monotonic() - began < SECONDS
+    assert compiled == []
+
+
+def test_short_patterns_with_large_programs_are_refused_by_their_rules_names(
+    compiled: list[tuple[str, int]],
+) -> None:
+    """The attack: 64 rules of `\\pL{400}` in 7.6 KB froze the operator for 24 s."""
+    sources = [rf"\pL{{400}}x{LETTERS[n % 26]}{LETTERS[n // 26]}" for n in range(64)]
+    parsed = parse_job(job_with_patterns(*sources))
+    assert [one.path for one in parsed.problems] == [f"{LIST}[{n}].logPattern" for n in range(3)]
+    assert "more than 16384 instructions" in parsed.problems[0].message
+    assert 'with the patterns of rule "r2"' in parsed.problems[2].message
+    assert rule_warnings(parsed.spec) == []
+    assert compiled == [(source, 1 << 20) for source in sources[:3]]
+
+
+def test_programs_that_are_too_large_only_together_are_refused(
+    compiled: list[tuple[str, int]],
+) -> None:
+    sources = [rf"\pL{{9}}x{letter}" for letter in LETTERS]
+    fitting = 32_768 // pattern_facts(sources[0]).size
+    parsed = parse_job(job_with_patterns(*sources))
+    assert [one.path for one in parsed.problems] == [f"{LIST}[{fitting}].logPattern"]
+    assert f'with the patterns of rule "r{fitting}"' in parsed.problems[0].message
+    assert len(compiled) == fitting + 1
+    assert not parse_job(job_with_patterns(*sources[:fitting])).problems
 
 
 def test_every_documented_log_rule_is_re2() -> None:
@@ -116,21 +170,17 @@ def _patterns(value: Any) -> Iterator[str]:
 
 
 def test_a_definition_cannot_stall_the_embedded_api_server() -> None:
-    began, causes = time.monotonic(), list[Any]()
+    causes = list[Any]()
     for check in string_checks({"pattern": "^(a|a|a)*$"}):
         check("a" * 50_000 + "!", "spec.name", causes)
     assert len(causes) == 1
-    assert time.monotonic() - began < SECONDS
 
 
 def test_a_quantity_of_many_digits_is_judged_at_once() -> None:
-    began = time.monotonic()
     assert QUANTITY_OUTLINE.fullmatch("1" * 500_000 + "?") is None
-    assert time.monotonic() - began < SECONDS
 
 
 def test_every_pattern_of_the_cluster_api_runs_on_re2() -> None:
-    began = time.monotonic()
     model = schema()
     patterned = [name for name, shape in model.shapes.items() if shape.pattern]
     assert len(patterned) > 20
@@ -140,7 +190,6 @@ def test_every_pattern_of_the_cluster_api_runs_on_re2() -> None:
     assert list(violations(model, "ClusterAccountingDatabaseEndpoint", "db..example.com"))
     assert not list(violations(model, "AlarmName", " x "))
     assert list(violations(model, "AlarmName", "  "))
-    assert time.monotonic() - began < 10 * SECONDS
 
 
 EVASIONS = {

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from unbroken.spec.patterns import Pattern
+from unbroken.spec.patterns import TRUSTED_MEMORY_BYTES, Pattern
 
 from .errors import invalid
 from .shapes import Schema, Shape, Type
@@ -159,7 +159,7 @@ def timestamp(value: float | str) -> float:
 
 @cache
 def _compiled(pattern: str) -> Pattern:
-    return Pattern(IN_RE2.get(pattern, pattern))
+    return Pattern(IN_RE2.get(pattern, pattern), TRUSTED_MEMORY_BYTES)
 
 
 def _matches(pattern: str, value: str) -> bool:

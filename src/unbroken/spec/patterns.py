@@ -16,10 +16,31 @@ import re2  # type: ignore[import-untyped]
 from unbroken.errors import SpecError
 
 PATTERN_CHARACTERS_MAX = 10_000
-"""The most characters of one pattern.  RE2 compiles the worst pattern of this length in 0.25 s."""
-_PLACES_TRIED = 20
+"""The most characters of one pattern, and of all patterns of a job."""
+COSTLY_ITEMS_MAX = 400
+"""The most Unicode classes (`\\pL`) and counted repetitions (`{9}`) of one pattern, and of all
+patterns of a job. Reading one takes RE2 up to 0.3 ms; a plain character takes 0.003 ms."""
+PATTERN_MEMORY_BYTES = 1 << 20
+"""RE2's memory for a user's pattern. Its program has at most PROGRAM_SIZE_MAX instructions, which
+compile in about 4 ms; with RE2's default of 8 MiB, 8 characters can take 0.2 s and 4 MB."""
+PROGRAM_SIZE_MAX = PATTERN_MEMORY_BYTES // 4 // 16
+"""The most instructions of one pattern (`Compiler::Setup` of RE2: a quarter of the memory, 16 bytes
+each)."""
+TRUSTED_MEMORY_BYTES = 8 << 20
+"""RE2's default, for patterns of the definitions that an administrator installs."""
+_PLACES_TRIED = 3
 _LOOK_BEYOND = 2
 """Characters that distinguish `(?P=` from `(?P<`, if the error quotes `(?P`."""
+_TOO_LARGE = b"pattern too large"
+TOO_LARGE = (
+    "too large: RE2's program for it has more than "
+    f"{PROGRAM_SIZE_MAX} instructions; use smaller counted repetitions of fewer characters, as in "
+    "`.*` for `\\pL{400}`"
+)
+TOO_MANY_ITEMS = (
+    f"must have at most {COSTLY_ITEMS_MAX} Unicode classes (`\\pL`) and counted repetitions "
+    "(`{9}`)"
+)
 _ADVICE: tuple[tuple[str, str], ...] = (
     (r"\(\?=", "look-ahead; write the text that must follow, as in `.*loss.*`"),
     (r"\(\?!", "negative look-ahead; match the wanted text, or exclude characters, as in `[^#].*`"),
@@ -40,21 +61,31 @@ _ADVICE: tuple[tuple[str, str], ...] = (
 """Text that RE2's error quotes, and the alternative in RE2."""
 
 
+class PatternTooLarge(SpecError):
+    """The program of a pattern needs more memory than it may have."""
+
+
 class Pattern:
     """One compiled pattern.  Raises SpecError for what RE2 cannot compile."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, memory_bytes: int = PATTERN_MEMORY_BYTES) -> None:
         if len(source) > PATTERN_CHARACTERS_MAX:
             raise SpecError(f"must have at most {PATTERN_CHARACTERS_MAX} characters")
+        if costly_items(source) > COSTLY_ITEMS_MAX:
+            raise SpecError(TOO_MANY_ITEMS)
         self.source = source
         try:
-            self._compiled = re2.compile(source, re2_options())
+            self._compiled = re2.compile(source, re2_options(memory_bytes))
         except UnicodeEncodeError as error:
             raise SpecError(f"half a surrogate pair at character {error.start + 1}") from error
         except re2.error as error:
+            if error.args[0].startswith(_TOO_LARGE):
+                raise PatternTooLarge(TOO_LARGE) from error
             raise SpecError(_explained(source, error)) from error
         self.groups: int = self._compiled.groups
         """Number of capture groups."""
+        self.size: int = self._compiled.programsize
+        """Instructions of its program."""
 
     def is_match(self, line: bytes) -> bool:
         """True if the pattern matches from the start, as `re.match` in HyperPod agent 1.1.3."""
@@ -75,12 +106,19 @@ class Pattern:
         return None if value is None else value.decode(errors="replace")
 
 
+def costly_items(source: str) -> int:
+    """Count the constructs of a pattern that RE2 takes long to read; never too few."""
+    return source.count("\\p") + source.count("\\P") + source.count("{")
+
+
 @dataclass(frozen=True, slots=True)
 class PatternFacts:
     """Facts about a pattern, for its admission."""
 
     groups: int = 0
     matches_empty: bool = False
+    size: int = 0
+    """Instructions of its program: PROGRAM_SIZE_MAX if it is too large."""
     problem: str = ""
     """Why RE2 cannot compile it; empty: it can."""
 
@@ -90,17 +128,18 @@ def pattern_facts(source: str) -> PatternFacts:
     """Describe a pattern; the compiled form, which may take megabytes, is not kept."""
     try:
         pattern = Pattern(source)
+    except PatternTooLarge as error:
+        return PatternFacts(size=PROGRAM_SIZE_MAX, problem=str(error))
     except SpecError as error:
         return PatternFacts(problem=str(error))
-    return PatternFacts(pattern.groups, pattern.is_match(b""))
+    return PatternFacts(pattern.groups, pattern.is_match(b""), pattern.size)
 
 
-def re2_options(memory_bytes: int | None = None) -> re2.Options:
-    """Make options that keep RE2 from writing to stderr; `memory_bytes` None: RE2's default."""
+def re2_options(memory_bytes: int) -> re2.Options:
+    """Make options that bound RE2's memory and keep it from writing to stderr."""
     options = re2.Options()
     options.log_errors = False
-    if memory_bytes is not None:
-        options.max_mem = memory_bytes
+    options.max_mem = memory_bytes
     return options
 
 
@@ -125,7 +164,8 @@ def _place(source: str, quoted: str, message: bytes) -> int | None:
         if start < 0:
             return None
         try:
-            re2.compile(source[: start + len(quoted) + _LOOK_BEYOND], re2_options())
+            end = start + len(quoted) + _LOOK_BEYOND
+            re2.compile(source[:end], re2_options(PATTERN_MEMORY_BYTES))
         except re2.error as error:
             if error.args[0] == message:
                 return start

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import OF_NODE, RANKS_KEY, Watch, read_watch
-from unbroken.spec.job.log_rules import are_short
+from unbroken.spec.job.log_rules import affordable, excess
 from unbroken.spec.job.types import JobSpec, LogRule
 from unbroken.spec.patterns import Pattern, pattern_facts
 from unbroken.spec.problems import Report, below
@@ -63,9 +63,9 @@ def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule,
 def rule_warnings(spec: JobSpec) -> list[str]:
     """Return warnings about a job's patterns for its admission; `spec` reports errors."""
     report, rules = Report(), spec.run_policy.log_monitoring_configuration
-    if not are_short(rules):
+    if excess(rules):
         return []
-    for index, rule in enumerate(rules):
+    for index, rule in enumerate(rules[: affordable(rules)]):
         place = f"spec.runPolicy.logMonitoringConfiguration[{index}]"
         for key, source in (("logPattern", rule.log_pattern), ("stopPattern", rule.stop_pattern)):
             if source and pattern_facts(source).matches_empty:

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from unbroken.spec.patterns import PATTERN_CHARACTERS_MAX, pattern_facts
-from unbroken.spec.problems import Report
+from unbroken.spec.patterns import (
+    COSTLY_ITEMS_MAX,
+    PATTERN_CHARACTERS_MAX,
+    PROGRAM_SIZE_MAX,
+    TOO_MANY_ITEMS,
+    costly_items,
+    pattern_facts,
+)
+from unbroken.spec.problems import Report, shown
 
 from .log_rule_ranks import Watch
 from .types import JobSpec, LogRule
@@ -19,27 +26,58 @@ OPERATOR_NEEDS_THRESHOLD = "an operator needs a metricThreshold"
 POINTS_NEED_THRESHOLD = "metricEvaluationDataPoints needs a metricThreshold"
 
 
-def are_short(rules: Sequence[LogRule]) -> bool:
-    """True if all patterns of a job together compile as fast as one may (0.25 s)."""
-    lengths = (len(rule.log_pattern) + len(rule.stop_pattern or "") for rule in rules)
-    return sum(lengths) <= PATTERN_CHARACTERS_MAX
+PROGRAMS_SIZE_MAX = 2 * PROGRAM_SIZE_MAX
+"""The most instructions of RE2's programs for all patterns of a job; they compile in about 8 ms."""
+
+
+def excess(rules: Sequence[LogRule]) -> str:
+    """Return what the patterns of a job have too much of to be compiled; empty: nothing."""
+    sources = [source for rule in rules for source in (rule.log_pattern, rule.stop_pattern or "")]
+    if sum(map(len, sources)) > PATTERN_CHARACTERS_MAX:
+        return f"all patterns together must have at most {PATTERN_CHARACTERS_MAX} characters"
+    if sum(map(costly_items, sources)) > COSTLY_ITEMS_MAX:
+        return f"all patterns together {TOO_MANY_ITEMS}"
+    return ""
+
+
+def affordable(rules: Sequence[LogRule]) -> int:
+    """Return the number of rules, from the first, whose programs fit PROGRAMS_SIZE_MAX together.
+
+    The rest is not compiled.
+    """
+    size = 0
+    for count, rule in enumerate(rules):
+        for source in filter(None, (rule.log_pattern, rule.stop_pattern)):
+            size += pattern_facts(source).size
+            if size > PROGRAMS_SIZE_MAX:
+                return count
+    return len(rules)
 
 
 def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None:
     """Report errors that make a rule fail or never match."""
-    if not are_short(rules):
-        why = f"all patterns together must have at most {PATTERN_CHARACTERS_MAX} characters"
-        report.invalid(f"{path}.logMonitoringConfiguration", [], why)
+    place = f"{path}.logMonitoringConfiguration"
+    if why := excess(rules):
+        report.invalid(place, [], why)
         return
-    for index, rule in enumerate(rules):
-        place = f"{path}.logMonitoringConfiguration[{index}]"
-        if report.has(place):
-            continue
-        groups = _groups(rule.log_pattern, f"{place}.logPattern", report)
-        if rule.stop_pattern is not None:
-            _groups(rule.stop_pattern, f"{place}.stopPattern", report)
-        _check_metric(rule, groups, place, report)
-        _warn(rule, place, report)
+    count = affordable(rules)
+    for index, rule in enumerate(rules[:count]):
+        if not report.has(f"{place}[{index}]"):
+            _check_rule(rule, f"{place}[{index}]", report)
+    if count < len(rules):
+        why = (
+            f"with the patterns of rule {shown(rules[count].name)} the programs of all have "
+            f"more than {PROGRAMS_SIZE_MAX} instructions of RE2; use smaller counted repetitions"
+        )
+        report.invalid(f"{place}[{count}].logPattern", rules[count].log_pattern, why)
+
+
+def _check_rule(rule: LogRule, place: str, report: Report) -> None:
+    groups = _groups(rule.log_pattern, f"{place}.logPattern", report)
+    if rule.stop_pattern is not None:
+        _groups(rule.stop_pattern, f"{place}.stopPattern", report)
+    _check_metric(rule, groups, place, report)
+    _warn(rule, place, report)
 
 
 def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report: Report) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from unbroken.local.apiserver.http.status import Cause
-from unbroken.spec.patterns import Pattern
+from unbroken.spec.patterns import TRUSTED_MEMORY_BYTES, Pattern
 
 Check = Callable[[Any, str, list[Cause]], None]
 """(value, its path, causes to add to)"""
@@ -104,7 +104,7 @@ def same(a: Any, b: Any) -> bool:
 @cache
 def pattern(text: str) -> Pattern:
     """Compile a pattern; SpecError if RE2, the engine of Kubernetes, cannot."""
-    return Pattern(text)
+    return Pattern(text, TRUSTED_MEMORY_BYTES)
 
 
 def is_date(value: str) -> bool:
