@@ -67,7 +67,7 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
     ):
         operator.send(begin(0, 0, buddy=address(second)))
         other.send(begin(0, 1, buddy=address(first)))
-        await until(lambda: has_agreed_step(second))
+        await until(lambda: has_agreed(first, (0, 1), second, 1))
         os.kill(first.report().pid or 0, signal.SIGKILL)
         first.wait()
         # Another node takes its rank, and has what it has kept as its buddy.
@@ -81,15 +81,6 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
         for found in fetched:
             assert all(found["whole"])
             assert set(found["from"]) == {None}
-
-
-def has_agreed_step(buddy: Running) -> bool:
-    """Return whether all nodes have agreed on a step that is not the first.
-
-    Beside a newer step the buddy keeps only an agreed one. Before, each rank may have another.
-    """
-    kept = copies(buddy, 0)
-    return len(kept) == 2 and kept[1].step > 0
 
 
 def common(buddy: Running) -> set[Copy]:
@@ -178,15 +169,16 @@ async def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
         assert copies(second, 0) == []
 
 
-def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running) -> bool:
-    """Return whether the agent knows of a step that all nodes hold of all ranks.
+def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running, first_step: int = 0) -> bool:
+    """Return whether the agent knows of a step, from this one on, that all nodes hold of all ranks.
 
     Once it does, such a step exists all the time. Before, ranks that do not synchronize may pass
     one another's steps. A node then agrees on the steps of one rank while the other has not saved
     at all.
     """
     step = json.loads(agent.request("GET", "/v1/snapshots")[1])["common"].get(NAME)
-    return step is not None and all(Copy(0, step) in copies(buddy, rank) for rank in ranks)
+    is_late_enough = step is not None and step >= first_step
+    return is_late_enough and all(Copy(0, step) in copies(buddy, rank) for rank in ranks)
 
 
 def at_one_moment(agent: Running, ranks: tuple[int, int]) -> list[set[Copy]]:
