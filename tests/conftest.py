@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
-from tests.core.job.transcripts import EDITS
 
 # Both depend on the load of the machine, and say nothing about the tested code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,8 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell starts its background commands with SIGINT ignored, and all their children inherit it.
     """
     gc.disable()
-    EDITS.is_on = config.getoption("rewrite")
-    if EDITS.is_on and (hasattr(config, "workerinput") or config.getoption("numprocesses", None)):
+    is_shared = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
+    if config.getoption("rewrite") and is_shared:
         raise pytest.UsageError("--rewrite runs in one process: leave out -n")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,14 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that writes what happens into the scripts of tests, instead of comparing it."""
-    about = "write the effects of the job's machine into the scripts of tests/core/job"
+    about = "write the effects of the job's machine into tests/core/job/scripts"
     parser.addoption("--rewrite", action="store_true", help=about)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write the changed scripts, and say where."""
-    for line in EDITS.write():
-        terminalreporter.write_line(line)
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,6 @@ from unbroken.core.job.events import (
     LedgerWritten,
     StartWorkers,
     WriteLedger,
-    WriteStatus,
 )
 from unbroken.spec.job.types import RunPolicy
 
@@ -64,52 +63,6 @@ def test_no_lease_without_peers_or_where_an_agent_knows_none(
     assert leases(running(job, lease, nodes)) == {0.0}
 
 
-def test_the_lease_of_a_lost_agent_counts_from_when_it_was_last_heard() -> None:
-    script = running()
-    script.run("""
-        13 lost w-1 seconds=3
-        14 ready w-0 0 lease=8 unvouched=0
-    """)
-    is_over_at(script, 10 + LENGTH)
-
-
-def test_peers_may_have_renewed_it_where_the_other_one_has_vouched() -> None:
-    script = running()
-    script.run("""
-        13 lost w-1 seconds=3
-        14 ready w-0 0 lease=8
-    """)
-    is_over_at(script, 14 + LENGTH)
-
-
-def test_what_an_agent_says_of_another_attempt_proves_nothing() -> None:
-    script = running()
-    script.run("""
-        13 lost w-1 seconds=3
-        14 ready w-0 0 lease=8 unvouched=1
-    """)
-    is_over_at(script, 14 + LENGTH)
-
-
-def test_what_an_agent_said_before_it_was_lost_does_not_say_that_it_has_never_vouched() -> None:
-    script = running()
-    script.run("""
-        13 lost w-1 seconds=3
-        13 lost w-0 seconds=3
-        90 pod w-0 deleting
-        100 pod w-0 ended
-    """)
-    is_over_at(script, 100 + LENGTH)
-
-
-def test_nothing_is_taken_for_ended_while_nobody_of_the_attempt_was_proven_to_have_stopped() -> (
-    None
-):
-    script = running()
-    script.run("13 lost w-1 seconds=3\n13 lost w-0 seconds=3\n100 tick")
-    assert script.job.state.gang.unclear.keys() == {"w-0.0", "w-1.0"}
-
-
 def test_one_that_has_never_vouched_counts_before_those_that_became_clear_earlier() -> None:
     script = running(nodes=4)
     script.run("13 lost w-1 seconds=3")
@@ -157,111 +110,6 @@ def test_a_node_that_was_given_up_and_has_never_left_is_avoided() -> None:
 def test_a_node_that_was_given_up_and_stayed_ready_for_a_minute_is_used_again() -> None:
     script = given_up_and_lost_again("25 node n1 ready topology=rack", lost=75.0)
     script.run("83 gone w-1 -> create w-1 avoid=n2")
-
-
-def test_a_new_operator_keeps_the_lease_of_the_attempt_that_it_finds_running() -> None:
-    new = running().successor(100)
-    new.run("""
-        100 job fence-by=provider
-        100 synced
-        100 runs w-0 0 rank=0 lease=8 unvouched=0
-        101 runs w-1 0 rank=1 lease=8 unvouched=0
-        113 lost w-1 seconds=3
-        114 ready w-0 0 lease=8 unvouched=0
-    """)
-    is_over_at(new, 110 + LENGTH)
-
-
-def test_a_new_operator_takes_no_lease_for_granted_where_the_attempt_runs_without() -> None:
-    old = running("job fence-by=provider")
-    new = old.successor(100)
-    new.run("""
-        100 job
-        100 synced
-        100 runs w-0 0 rank=0 lease=0
-        101 runs w-1 0 rank=1 lease=0
-        113 lost w-1 seconds=3
-        114 ready w-0 0 lease=0
-        118 tick
-        150 tick
-    """)
-    assert new.job.state.gang.unclear.keys() == {"w-1.0"}
-
-
-def test_the_agent_whose_lease_ran_out_is_named_and_not_who_lost_a_peer() -> None:
-    script = running()
-    script.run("""
-        20 failed w-1 0 kind=PeerLost     -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
-            event Faulted, incident 1 open
-        20.1 ready w-0 0 reason=LeaseOver -> status Faulted 1, incident 1 open
-    """)
-    culprit = script.incidents[1].culprit
-    assert (culprit.fault, culprit.pod) == ("AgentLost", "j-w-0")
-    assert "lease" in culprit.text
-
-
-def test_a_stopped_agent_whose_node_dies_is_replaced_once_the_node_is_missed() -> None:
-    script = running(nodes=3)
-    script.run("""
-        13 lost w-1 seconds=3
-        14 ready w-0 0 lease=8 unvouched=0
-        14 ready w-2 0 lease=8 unvouched=0
-        18 lost w-2 seconds=3
-        20 tick         -> delete w-1 force, incident 1 open
-        21 gone w-1     -> create w-1 avoid=n1
-        21 pod w-1 uid=w-1.1 node=n3
-        38 tick         -> delete w-2
-        50 node n2 not-ready -> delete w-2, fence n2, delete w-2 force, status Faulted 1
-        51 gone w-2     -> create w-2 avoid=n1/n2
-    """)
-
-
-def test_a_pod_whose_node_dies_before_its_agent_came_is_replaced() -> None:
-    script = Script(spec(2))
-    script.run("""
-        0 job
-        0 synced
-        0 pod w-0 node=n0
-        0 pod w-1 node=n1
-        1 ready w-0 lease=0
-        50 node n1 not-ready -> delete w-1, fence n1
-        60 tick              -> delete w-1 force
-        61 gone w-1          -> create w-1 avoid=n1
-    """)
-
-
-def test_a_spare_whose_node_dies_while_the_job_trains_is_replaced() -> None:
-    script = Script(spec(2, spares=1))
-    script.run("""
-        0 job
-        0 synced
-        0 pod w-0 node=n0
-        0 pod w-1 node=n1
-        0 pod w-2 node=n2
-        1 ready w-0 lease=0
-        1 ready w-1 lease=0
-        1 ready w-2 lease=0
-        3 tick
-        4 runs w-0 0 rank=0 lease=8
-        4 runs w-1 0 rank=1 lease=8
-        13 lost w-2 seconds=3 ->
-        50 node n2 not-ready  -> delete w-2, fence n2
-        60 tick               -> delete w-2 force
-        61 gone w-2           -> create w-2 avoid=n2
-    """)
-
-
-def test_a_pod_without_workers_waits_for_the_provider_that_the_job_names() -> None:
-    script = Script(spec(2))
-    script.run("""
-        0 job fence-by=provider
-        0 synced
-        0 pod w-0 node=n0
-        0 pod w-1 node=n1
-        1 ready w-0 lease=0
-        50 node n1 not-ready -> delete w-1, fence n1
-        100 tick             -> delete w-1, fence n1
-    """)
 
 
 def after_a_lost_rack(
@@ -328,83 +176,16 @@ def three_pods(each: str, policy: RunPolicy | None = None) -> Script:
     return script
 
 
-def unwritten(old: Script) -> Script:
-    """Return the job of a new operator, at 100 s: the one before died before it wrote the status
-    of the start that it had ordered."""
-    assert any(isinstance(effect, StartWorkers) for effect in old.effects)
-    statuses = [effect for effect in old.effects if isinstance(effect, WriteStatus)]
-    old.effects.remove(statuses[-1])
-    return old.successor(100)
-
-
 def after_three_pods(each: str = "") -> Script:
     """Return the job of a new operator, at 100 s."""
     return three_pods(each).successor(100)
-
-
-def test_an_order_that_was_sent_and_not_written_holds_nobody_up() -> None:
-    """The first start may have reached a pod whose node is dead, a moment before its operator."""
-    new = after_three_pods()
-    new.run("""
-        100 synced
-        100 node n2 not-ready
-        101 ready w-0 lease=0
-        102 ready w-1 lease=0
-        110 tick
-        111 tick
-        200 tick
-    """)
-    assert not new.job.state.gang.unclear
-
-
-def test_an_attempt_that_pods_never_heard_may_have_begun_is_not_begun_again() -> None:
-    """Two attempts of one number could not be told apart in records, snapshots and peers."""
-    new = after_three_pods("1 ready {} lease=0")
-    new.run("""
-        100 synced
-        100 node n0 not-ready
-        100 node n1 not-ready
-        101 ready w-2 lease=0
-        110 tick -> delete w-0, fence n0, delete w-1, fence n1
-        111 tick
-        200 tick
-        201 gone w-0
-        201 gone w-1
-        202 pod w-0 uid=w-0.1 node=n3
-        202 pod w-1 uid=w-1.1 node=n4
-        203 ready w-2 0
-        203 ready w-0
-        204 ready w-1 -> status PodsRunning 1, ledger awaited, start w-0.1 1 rank=0,
-            start w-1.1 1 rank=1, start w-2 1 rank=2, status PodsRunning 1
-    """)
-
-
-def test_nor_is_one_begun_again_whose_status_was_not_written() -> None:
-    """Its operator died after the order. One agent did not follow it; the other is out of reach."""
-    new = unwritten(three_pods("1 ready {} lease=0"))
-    new.run("""
-        100 synced
-        100 node n0 not-ready
-        101 ready w-1 lease=0
-        101 ready w-2 lease=0
-        110 tick -> delete w-0, fence n0
-        111 tick
-        200 tick
-        201 gone w-0
-        202 pod w-0 uid=w-0.1 node=n3
-        203 ready w-1 0
-        203 ready w-2 0
-        204 ready w-0 -> ledger awaited, start w-0.1 1 rank=0, start w-1 1 rank=1,
-            start w-2 1 rank=2, status PodsRunning 1
-    """)
 
 
 def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
     """One agent was started again and knows of no attempt; the others are out of reach."""
     old = three_pods("1 ready {} lease=0", RunPolicy(job_max_retry_count=1))
     old.run("""
-        2 lost w-2 -> stop w-0 0 keep, stop w-1 0 keep, stop w-2 0 keep, status Faulted 1,
-            event Faulted, incident 1 open
+        2 lost w-2 -> stop w-0 w-1 w-2 in 0 keep, status Faulted 1, event Faulted, incident 1 open
     """)
     old.run("3 ready w-0 0\n3 ready w-1 0\n3 ready w-2 0\n4 lost w-2")
     assert sorted(old.incidents) == [1, 2]
@@ -416,16 +197,15 @@ def test_nor_is_one_begun_again_whose_fault_was_not_written() -> None:
         100 node n0 not-ready
         100 node n1 not-ready
         101 ready w-2 lease=0
-        110 tick -> stop w-2 0, delete w-0, fence n0, delete w-1, fence n1
+        110 tick -> stop w-2 in 0, delete w-0, fence n0, delete w-1, fence n1
         111 ready w-2 0
         201 gone w-0
         201 gone w-1
         202 pod w-0 uid=w-0.1 node=n3
         202 pod w-1 uid=w-1.1 node=n4
         203 ready w-0
-        204 ready w-1 -> stop w-2 1, status Faulted 2
-        205 ready w-2 1 -> start w-0.1 2 rank=0, start w-1.1 2 rank=1, start w-2 2 rank=2,
-            status PodsRunning 2
+        204 ready w-1 -> stop w-2 in 1, status Faulted 2
+        205 ready w-2 1 -> start w-0.1=0 w-1.1=1 w-2=2 in 2, status PodsRunning 2
     """)
 
 
@@ -441,21 +221,6 @@ def test_a_pod_of_one_node_runs_nothing_where_nothing_was_written() -> None:
     """)
     shown = {show(effect) for effect in new.effects}
     assert "delete w-0 force" in shown
-
-
-def test_a_pod_of_one_node_may_train_where_its_start_was_written() -> None:
-    """Its agent is its own peer, so that it has no lease."""
-    old = Script(spec(1))
-    old.run("0 job\n0 synced\n0 pod w-0 node=n0 phase=Running\n1 ready w-0 lease=0")
-    new = unwritten(old)
-    new.run("""
-        100 node n0 not-ready
-        100 synced
-        110 tick -> delete w-0, fence n0
-        200 tick
-    """)
-    shown = {show(effect) for effect in new.effects}
-    assert "delete w-0 force" not in shown
 
 
 def test_no_operator_has_told_pods_to_start_that_none_has_heard() -> None:
@@ -484,10 +249,11 @@ def test_a_first_start_is_written_before_it_is_ordered(agents: str) -> None:
     seconds = script.job.state.options.lease_seconds if agents else 0
     assert write.is_awaited
     assert write.ledger.start == (seconds, 2)
+    lease = " lease=8" if agents else ""
     starts = script.give(LedgerWritten(write.ledger), 10.0)
     assert [show(one) for one in starts if isinstance(one, StartWorkers)] == [
-        "start w-0 0 rank=0",
-        "start w-1 0 rank=1",
+        f"start w-0=0 in 0{lease}",
+        f"start w-1=1 in 0{lease}",
     ]
 
 
@@ -496,59 +262,10 @@ def test_nothing_that_is_stored_is_waited_for_again() -> None:
     script = running(nodes=2)
     script.is_api_up = False
     script.run("""
-        10 failed w-1 0 rank=1 lease=8 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
-            event Faulted, incident 1 open
+        10 failed w-1 0 rank=1 lease=8 -> stop w-0 w-1 in 0 keep, status Faulted 1, event Faulted,
+            incident 1 open
         11 ready w-0 0 lease=8
-        11 ready w-1 0 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
-            incident 1 open
-    """)
-
-
-def test_a_spare_that_a_new_operator_never_hears_is_replaced_while_the_job_trains() -> None:
-    old = Script(spec(2, spares=1))
-    old.run("0 job\n0 synced")
-    for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]} phase=Running\n0 ready {name} lease=0")
-    old.run("3 tick\n4 runs w-0 0 rank=0 lease=8\n4 runs w-1 0 rank=1 lease=8")
-    new = old.successor(100)
-    new.run("""
-        100 synced
-        100 node n2 not-ready
-        101 runs w-0 0 rank=0 lease=8
-        102 runs w-1 0 rank=1 lease=8
-        111 tick -> delete w-2, fence n2, status Running 0
-        121 tick -> delete w-2 force
-        122 gone w-2 -> create w-2 avoid=n2
-    """)
-
-
-def test_a_spare_that_a_new_operator_heard_once_is_replaced_while_a_later_attempt_trains() -> None:
-    old = Script(spec(2, spares=1))
-    old.run("0 job\n0 synced")
-    for name in ("w-0", "w-1", "w-2"):
-        old.run(f"0 pod {name} node=n{name[2:]}\n0 pod {name} phase=Running")
-        old.run(f"1 ready {name} lease=0")
-    old.run("""
-        3 tick
-        4 runs w-0 0 rank=0 lease=8
-        4 runs w-1 0 rank=1 lease=8
-        5 failed w-1 0 rank=1 lease=8
-        6 ready w-0 0 rank=0 lease=8
-        6 ready w-1 0 rank=1 lease=8 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1,
-            incident 1 open
-        7 runs w-0 1 rank=0 lease=8
-        7 runs w-1 1 rank=1 lease=8
-    """)
-    new = old.successor(100)
-    new.run("""
-        100 synced
-        101 runs w-0 1 rank=0 lease=8
-        101 ready w-2 lease=0
-        101 runs w-1 1 rank=1 lease=8
-        110 lost w-2 seconds=3
-        111 node n2 not-ready -> delete w-2, fence n2
-        122 tick -> delete w-2 force
-        123 gone w-2 -> create w-2 avoid=n2
+        11 ready w-1 0 lease=8 -> start w-0=0 w-1=1 in 1 lease=8, status Faulted 1, incident 1 open
     """)
 
 

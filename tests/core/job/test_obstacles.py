@@ -134,30 +134,6 @@ def test_a_container_that_ends_again_and_again_uses_up_the_budget(restarts: int)
     assert script.incidents[1].culprit.evidence == ("a", "bad-option")
 
 
-def test_pods_that_end_together_are_one_incident() -> None:
-    script = begun(3)
-    script.run("\n".join(f"{n + 1} pod w-{n} why={LOOP} says=ended ends=3" for n in range(3)))
-    assert [one.attempt for one in script.incidents.values()] == [0]
-
-
-def test_a_container_that_ends_once_or_runs_again_costs_nothing() -> None:
-    script = begun(2)
-    script.run(f"1 pod w-0 why={LOOP} says=ended ends={CRASHES - 1}")
-    script.run(f"2 pod w-0 phase=Running why={LOOP} says=ended ends=0")
-    script.run("3 ready w-0\n3 ready w-1")
-    assert script.incidents == {}
-    assert script.job.phase.value == "Training"
-
-
-def test_a_spare_that_crashes_beside_a_job_that_trains_costs_nothing() -> None:
-    script = Script(spec(1, 1))
-    script.up()
-    script.run("9 gone w-1 -> create w-1")
-    script.run(f"10 pod w-1 uid=w-1.1 why={LOOP} says=ended ends=9 -> event CrashLoopBackOff")
-    assert script.incidents == {}
-    assert script.condition.type == "Running"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

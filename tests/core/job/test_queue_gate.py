@@ -185,40 +185,6 @@ def test_pods_fill_the_domains_in_the_order_of_their_indexes() -> None:
 # --- the job's machine
 
 
-def test_a_queued_job_makes_pods_when_it_is_let_and_says_why_it_waits() -> None:
-    script = Script(spec(1))
-    script.run("""
-        0 job hold=Queued:full ->
-        0 synced               -> status Suspended 0, event Queued
-        5 job hold=Queued:next -> status Suspended 0
-        9 job hold=no          -> create w-0, status Created 0, event Resumed
-    """)
-    assert script.status.start_time == 9
-
-
-def test_an_evicted_job_stops_gracefully_and_is_charged_nothing() -> None:
-    script = Script()
-    script.up()
-    script.run("""
-        10 job hold=Evicted:preempted -> stop w-0 0, stop w-1 0
-        10.1 ready w-0 0              ->
-        10.2 ready w-1 0              -> delete w-0, delete w-1, status Suspended 0, event Evicted,
-            ledger
-        10.3 gone w-0                 ->
-        10.4 gone w-1                 ->
-    """)
-    stops = [e.command for e in script.effects if isinstance(e, StopWorkers)]
-    assert all(command.is_graceful for command in stops)
-    assert script.condition.message == "preempted"
-    assert script.job.is_idle
-    script.run("""
-        11 job hold=Queued:full -> status Suspended 0, event Queued
-        12 job hold=no          -> create w-0, create w-1, status Created 0, event Resumed
-    """)
-    assert script.status.restart_status is None
-    assert not script.incidents
-
-
 def test_a_new_operator_keeps_an_evicted_job_stopped() -> None:
     script = Script()
     script.up()
@@ -226,7 +192,7 @@ def test_a_new_operator_keeps_an_evicted_job_stopped() -> None:
     new = script.successor(20)
     new.run("20 job hold=Evicted:preempted")
     new.give(Synced(), 20.0)
-    new.run("21 runs w-0 0 -> stop w-0 0\n21 runs w-1 0 -> stop w-1 0")
+    new.run("21 runs w-0 0 -> stop w-0 in 0 gently\n21 runs w-1 0 -> stop w-1 in 0 gently")
     effects = new.effects
     assert {e.command.is_graceful for e in effects if isinstance(e, StopWorkers)} == {True}
     assert not any(isinstance(e, CreatePod) for e in effects)

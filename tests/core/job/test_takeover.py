@@ -21,7 +21,6 @@ from unbroken.spec.job.types import RunPolicy
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState
 
-HELD = "master=10.0.0.0 port=29000"
 ERROR = "kind=PythonException text=ValueError:bad print=f1 lines=Traceback|ValueError:bad"
 
 
@@ -52,34 +51,10 @@ def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(stat
     new = old.successor(100)
     new.run("100 synced")
     new.run("100 ready w-1\n101 ready w-1 0")
-    new.run("102 gone w-0 -> create w-0\n104 tick -> start w-1 1 rank=0, status PodsRunning 1")
+    new.run("102 gone w-0 -> create w-0\n104 tick -> start w-1=0 in 1, status PodsRunning 1")
     assert new.incidents == {}
     assert new.status.restart_status is not None
     assert new.status.restart_status.restart_count == 1
-
-
-def test_a_pod_that_failed_with_what_was_charged_is_not_charged_beside_it() -> None:
-    old = Script(spec(2, 1, RunPolicy(job_max_retry_count=1)))
-    old.up()
-    for name in old.views:
-        old.run(f"5 pod {name} phase=Running")
-    old.run("10 failed w-0 0")
-    forget_incidents(old)
-    new = old.successor(100)
-    new.run("100 pod w-1 phase=Failed why=Error\n100 synced\n100 ready w-0 0 rank=0\n100 ready w-2")
-    assert new.incidents == {}
-    assert new.job.attempt == 1
-
-
-def test_a_pod_that_somebody_deletes_before_it_trains_is_no_fault_though_it_ends_badly() -> None:
-    script = Script()
-    script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0")
-    script.run("""
-        2 pod w-1 phase=Failed why=Error deleting -> status Created 0, event CrashLoopBackOff
-    """)
-    script.run("3 gone w-1 -> create w-1, status Created 0")
-    assert script.incidents == {}
-    assert script.job.attempt == 0
 
 
 def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
@@ -89,58 +64,18 @@ def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
         100 ready w-0 0 rank=0         ->
         101 lost w-1                   ->
         111 tick                       ->
-        111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 1, status Faulted 2, ledger
+        111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 in 1, status Faulted 2, ledger
     """)
     assert new.job.attempt == 2, "nobody knows what the agent that is away runs"
     new = left(1, 1, script="10 failed w-0 0\n10.1 ready w-0 0")
     new.run("""
         100 synced                              ->
         100 ready w-1                           ->
-        100 ready w-0 0 rank=0                  -> stop w-1 0 keep
+        100 ready w-0 0 rank=0                  -> stop w-1 in 0 keep
         100.1 runs w-0 1 rank=0 master=a port=5 -> status Running 1, event Running, incident 1 open
         100.2 ready w-1 0                       ->
     """)
     assert new.status.master_port == "5"
-
-
-def test_a_late_start_on_one_node_goes_on_at_the_same_address() -> None:
-    new = left(script="10 failed w-1 0\n10.1 ready w-0 0\n10.1 ready w-1 0")
-    new.run("""
-        100 synced                              ->
-        100 ready w-1 0 rank=1                  ->
-        100 ready w-0 rank=0                    -> stop w-0 0 keep
-        100.1 runs w-1 1 rank=1 master=a port=5 -> start w-0 1 rank=0, status Faulted 1
-    """)
-    assert new.status.master_port == "5"
-
-
-def test_processes_of_an_attempt_that_came_to_nothing_unseen_do_not_live_on() -> None:
-    new = left(script="10 failed w-1 0")
-    new.run("""
-        100 synced                      ->
-        100 ready w-0 0 rank=0          ->
-        101 lost w-1                    ->
-        110 tick                        ->
-        120 failed w-1 1 rank=1         -> stop w-0 1, stop w-1 1, status Faulted 2,
-            incident 1 open, ledger
-    """)
-
-
-def test_who_was_to_end_is_not_kept_because_another_fault_came() -> None:
-    old = Script(spec(1, 1))
-    old.up()
-    for name in old.views:
-        old.run(f"5 pod {name} phase=Running")
-    old.run("10 failed w-0 0")
-    forget_incidents(old)
-    new = old.successor(100)
-    new.run("""
-        100 synced                       ->
-        100 ready w-1                    ->
-        100 ready w-0 0 rank=0 kept=0    -> stop w-0 0, stop w-1 0
-        101 pod w-1 phase=Failed why=New -> stop w-0 1, stop w-1 1, delete w-1, status Faulted 2,
-            event Faulted, incident 1 open
-    """)
 
 
 def test_an_end_that_was_decided_is_carried_out_for_its_reason() -> None:
@@ -163,42 +98,6 @@ def test_an_end_that_was_decided_is_carried_out_for_its_reason() -> None:
         111 ready w-0 2 -> status Failed 2, event Failed, incident 3 SameErrorSameStep, delete w-0
     """)
     assert new.condition.reason == "SameErrorSameStep"
-
-
-def test_a_suspension_stops_the_attempt_that_agents_tell_after_it() -> None:
-    new = left(1)
-    new.run("""
-        100 job suspend=yes            ->
-        100 synced                     ->
-        100.1 runs w-0 3 rank=0 master=a port=5 -> stop w-0 3, status Running 3
-    """)
-    assert new.job.phase.value == "Ending"
-    new.run("""
-        100.2 ready w-0 3              -> delete w-0, status Suspended 3, event JobSuspended,
-            ledger
-        101 gone w-0                   ->
-        102 job suspend=no             -> create w-0, status Created 3, event Resumed
-        103 pod w-0 uid=w-0.1 node=n0  ->
-        104 ready w-0                  -> start w-0.1 3 rank=0, status PodsRunning 3
-    """)
-
-
-def test_a_rank_that_is_told_twice_is_with_the_pod_that_stays() -> None:
-    new = left(2, 1)
-    new.run("""
-        100 pod w-0 deleting           ->
-        100 pod w-1 deleting           ->
-        100 synced                     ->
-        100 shutdown w-0 1 rank=0      ->
-        100 shutdown w-1 1 rank=1      ->
-        100 ready w-2 1 rank=0 kept=0  -> stop w-0 1 keep, stop w-1 1 keep, status Faulted 2,
-            event Faulted, incident 1 open
-        100.1 gone w-0                 -> create w-0
-        100.2 pod w-0 uid=w-0.1 node=n0 ->
-        100.3 ready w-0 agent=b         ->
-        100.4 gone w-1 -> start w-2 2 rank=0, start w-0.1 2 rank=1, create w-1, status Faulted 2,
-            incident 1 open
-    """)
 
 
 def test_stock_agents_that_are_being_stopped_are_not_stopped_again() -> None:

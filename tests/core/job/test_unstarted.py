@@ -33,45 +33,6 @@ def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:
     return script
 
 
-def test_it_is_an_incident_and_its_agent_starts_others() -> None:
-    script = begun()
-    script.run("""
-        1 broke w-0 text=ImportError lines=Traceback|ImportError -> stop w-0 0, status Faulted 1,
-            event Faulted, incident 1 open
-        1.1 broke w-0 text=ImportError ->
-    """)
-    incident = script.incidents[1]
-    assert (incident.remedy, incident.attempt, incident.culprit.rank) == (Remedy.PROCESS, 0, None)
-    assert incident.culprit.text == "local rank 0, before its start: ImportError"
-    assert incident.culprit.evidence == ("Traceback", "ImportError")
-    assert script.condition.type == "Faulted"
-    script.run("""
-        1.5 ready w-1    ->
-        1.5 ready w-0 0  -> incident 1 open, ledger awaited, start w-0 1 rank=0, start w-1 1 rank=1,
-            status Faulted 1, incident 1 open
-    """)
-
-
-def test_others_that_break_too_join_the_incident_and_are_stopped() -> None:
-    script = begun()
-    script.run("""
-        1 broke w-0     -> stop w-0 0, status Faulted 1, event Faulted, incident 1 open
-        1.1 broke w-1   -> stop w-1 0, status Faulted 1
-        1.9 broke w-1 0 -> stop w-0 1, stop w-1 1, status Faulted 2, event Faulted,
-            incident 1 failed again, incident 2 open
-    """)
-    assert [one.attempt for one in script.incidents.values()] == [0, 1]
-
-
-def test_a_stop_that_is_lost_is_repeated() -> None:
-    script = begun()
-    script.run("""
-        1 broke w-0 -> stop w-0 0, status Faulted 1, event Faulted, incident 1 open
-        1.9 tick    ->
-        2.1 tick    -> stop w-0 0
-    """)
-
-
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_the_budget_ends_the_job_with_the_reason(restarts: int) -> None:
     script = begun(RunPolicy(job_max_retry_count=restarts), replicas=1)
@@ -83,32 +44,6 @@ def test_the_budget_ends_the_job_with_the_reason(restarts: int) -> None:
     assert script.condition.reason == "RetriesExhausted"
     assert "before its start: ImportError" in script.condition.message
     assert [one.remedy for one in script.incidents.values()][-1] is Remedy.FAIL
-
-
-def test_a_new_operator_charges_no_fault_that_the_old_one_has_charged() -> None:
-    script = begun(replicas=1)
-    script.run("1 broke w-0")
-    new = script.successor(5.0)
-    new.run("""
-        5 synced
-        6 broke w-0   -> stop w-0 0 keep
-        20 tick
-        21 broke w-0 0 -> stop w-0 1, status Faulted 2, event Faulted, incident 1 failed again,
-            incident 2 open
-    """)
-
-
-def test_a_job_that_trains_goes_on_beside_a_spare_that_broke() -> None:
-    script = Script(spec(1, 1))
-    script.up()
-    script.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
-    new = script.successor(9.0)
-    new.run("""
-        9 synced              ->
-        9 broke w-1           ->
-        9.1 runs w-0 0 rank=0 -> status Running 0
-    """)
-    assert new.status.restart_count == 0
 
 
 def test_a_worker_that_ends_without_an_error_is_told_what_it_lacks() -> None:

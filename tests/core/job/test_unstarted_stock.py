@@ -77,7 +77,7 @@ def test_a_fault_after_a_soft_stop_is_before_the_start_too() -> None:
 def test_a_start_that_came_too_late_is_not_charged_twice() -> None:
     script = begun(replicas=1)
     says(script, "w-0", 2, "ready", INIT=0, READY=1)
-    script.run("5 tick -> start w-0 0 rank=0")
+    script.run("5 tick -> start w-0=0 in 0")
     says(script, "w-0", 5.1, "faulted", INIT=0, READY=1, FAULTED=5)
     says(script, "w-0", 5.2, "faulted", INIT=0, READY=1, FAULTED=5)
     assert [one.attempt for one in script.incidents.values()] == [0]
@@ -110,7 +110,7 @@ def test_a_new_operator_charges_no_fault_that_was_charged_without_an_incident() 
     new.run("5 synced")
     says(new, "w-0", 6, "faulted", INIT=0, READY=1, FAULTED=3)
     says(new, "w-1", 6, "ready", INIT=0, READY=1)
-    new.run("17 tick -> stop w-0 0")
+    new.run("17 tick -> stop w-0 in 0")
     assert (new.status.restart_count, new.incidents) == (1, {})
     says(new, "w-0", 18, "init", INIT=17)
     says(new, "w-0", 19, "ready", INIT=17, READY=18)
@@ -194,7 +194,7 @@ def test_a_new_operator_counts_the_time_anew() -> None:
     new.run("""
         330 tick ->
         602 tick -> status Created 0, event WorkersNotReady
-        901 tick -> delete w-0, delete w-1, status Faulted 1, event Faulted, incident 1 open
+        901 tick -> delete w-0 w-1, status Faulted 1, event Faulted, incident 1 open
     """)
 
 

@@ -1,118 +1,79 @@
-"""Scripts whose expectations are written by what happens: `pytest tests/core/job --rewrite`.
+"""Scripts in text files: read, played line by line, and written again with what happened.
 
-A line of a script is `given -> expected, expected`; after a comma at its end it goes on in the next
-line. With the flag, expectations that are wrong are replaced in the file of the test. A test whose
-script is made of parts (an f-string with a part in the expectation, or a script that several
-parameters share with other results) is left as it is.
+A file begins with its theme. `== TITLE` begins a case, and `#` a comment. A line `given -> shown`
+says all that comes of what is given; one without an arrow does not care. An indented line goes on
+with the one before.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
+MARK = "== "
+INDENT = "    "
+"""A line that begins so goes on with the one before."""
 WIDTH = 100
-"""Characters of a line, as in the other files."""
+"""Characters of a line."""
 
 
-def logical_lines(script: str) -> Iterator[str]:
-    """Yield the lines of a script; a line that ends in a comma is joined with the next one."""
-    parts: list[str] = []
-    for line in filter(None, map(str.strip, script.splitlines())):
-        parts.append(line)
-        if not line.endswith(","):
-            yield " ".join(parts)
-            parts = []
-    assert not parts, f"the script ends in a comma: {parts}"
+@dataclass(frozen=True)
+class Case:
+    """One script of a file."""
+
+    path: Path
+    title: str
+    lines: tuple[str, ...]
+    """Its lines as they are in the file, below the title."""
 
 
-Edit = tuple[int, int, list[str]]
-"""The first line, the one after the last, and what replaces them."""
+def read_cases(path: Path) -> list[Case]:
+    """Return the scripts of a file."""
+    _, *texts = f"\n{path.read_text()}".split(f"\n{MARK}")
+    cases = [Case(path, *_head(text)) for text in texts]
+    titles = [case.title for case in cases]
+    assert len(set(titles)) == len(titles), f"{path}: a title is there twice"
+    return cases
 
 
-@dataclass(slots=True)
-class Edits:
-    """New lines for the files of tests."""
-
-    is_on: bool = False
-    _new: dict[Path, dict[tuple[int, int], list[str]]] = field(default_factory=dict)
-    _left: set[tuple[Path, int]] = field(default_factory=set)
-    """Lines that would be different for different tests."""
-
-    def replace(self, given: str, shown: str) -> bool:
-        """Have the expectation of a line replaced; False: without the flag, and for lines that are
-        not found as they are in the test's file."""
-        if not self.is_on:
-            return False
-        frame = sys._getframe(1)
-        while (path := Path(frame.f_code.co_filename)).name.startswith("drive_"):
-            assert frame.f_back is not None
-            frame = frame.f_back
-        first, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        assert first is not None, "a call is at a line"
-        edit = _find(path.read_text().splitlines()[:last], first - 1, given, shown)
-        if edit is None:
-            return False
-        start, end, lines = edit
-        if self._new.setdefault(path, {}).setdefault((start, end), lines) != lines:
-            self._left.add((path, start))
-        return True
-
-    def write(self) -> Iterator[str]:
-        """Change the files; yield what was done."""
-        for path, start in sorted(self._left):
-            yield f"{path}:{start + 1}: left, for tests that share it differ"
-        for path, edits in self._new.items():
-            lines, count = path.read_text().splitlines(), 0
-            for (start, end), new in sorted(edits.items(), reverse=True):
-                if (path, start) not in self._left:
-                    lines[start:end], count = new, count + 1
-            if count:
-                path.write_text("\n".join(lines) + "\n")
-                yield f"{path}: {count} lines written"
+def _head(text: str) -> tuple[str, tuple[str, ...]]:
+    title, *lines = text.rstrip("\n").split("\n")
+    return title, tuple(lines)
 
 
-EDITS = Edits()
+def play(case: Case, say: Callable[[str], str]) -> tuple[str, ...]:
+    """Give a script line by line; return its lines as they are if what is shown is true.
 
-
-def _find(lines: list[str], first: int, given: str, shown: str) -> Edit | None:
-    """Return what replaces a line of a script: a line of its own, or all of a short string."""
-    for start in range(first, len(lines)):
-        head, arrow, rest = lines[start].partition("->")
-        before, quote, words = head.rpartition('"')
-        if not arrow or not re.fullmatch(_pattern(words), given.strip()):
+    `say` takes what stands before the arrow, and returns what comes of it.
+    """
+    found: list[str] = []
+    lines = list(case.lines)
+    while lines:
+        whole = [lines.pop(0)]
+        if not whole[0].strip() or whole[0].startswith("#"):
+            found += whole
             continue
-        end = start + 1
-        while lines[end - 1].rstrip().endswith(","):
-            end += 1
-        after = rest[rest.index('"') :] if quote else ""
-        if "{" in "".join([rest.removesuffix(after), *lines[start + 1 : end]]):
-            return None
-        new = _wrapped(head, shown)
-        if quote and len(new) == 1 and len(new[0] + after) <= WIDTH:
-            new = [new[0] + after]
-        elif quote:
-            indent = " " * (len(head) - len(head.lstrip()))
-            inner = _wrapped(f"{indent}    {words}", shown)
-            new = [f'{before}"""', *inner, f'{indent}""{after}']
-        return start, end, new
-    return None
+        while lines and lines[0].startswith(INDENT):
+            whole.append(lines.pop(0))
+        given, arrow, expected = " ".join(map(str.strip, whole)).partition("->")
+        shown = say(given.strip())
+        is_true = not arrow or shown == expected.strip()
+        found += whole if is_true else wrapped(f"{given.strip()} -> {shown}".rstrip())
+    return tuple(found)
 
 
-def _pattern(words: str) -> str:
-    """Return the pattern of what the words of a line become when their parts are filled in."""
-    return ".*".join(map(re.escape, re.split(r"\{[^}]*\}", words.strip())))
+def wrapped(line: str) -> list[str]:
+    """Return the lines of a file for a line of a script."""
+    return wrap(
+        line, WIDTH, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+    )
 
 
-def _wrapped(head: str, shown: str) -> list[str]:
-    indent = " " * (len(head) - len(head.lstrip()) + 4)
-    lines = [f"{head}->"]
-    for word in shown.split(", ") if shown else []:
-        if len(lines[-1]) + len(word) + 2 > WIDTH:
-            lines.append(f"{indent}{word},")
-        else:
-            lines[-1] += f" {word},"
-    return [*lines[:-1], lines[-1].removesuffix(",")]
+def rewrite(case: Case, lines: tuple[str, ...]) -> None:
+    """Write other lines of a script into its file."""
+    before, after = ("\n".join([f"{MARK}{case.title}", *old]) for old in (case.lines, lines))
+    text = case.path.read_text()
+    assert text.count(before) == 1, f"{case.path}: {case.title}"
+    case.path.write_text(text.replace(before, after))

@@ -157,19 +157,6 @@ def test_the_same_error_on_another_node_ends_the_job_with_its_traceback() -> Non
     )
 
 
-def test_an_error_that_keeps_to_a_node_leaves_it() -> None:
-    script = running()
-    fail(script, 10, 0, "w-1")
-    script.run(f"""
-        20 failed w-1 1 rank=1 {ERROR} -> stop w-0 1, stop w-1 1, delete w-1, status Faulted 2,
-            event Faulted, incident 1 failed again, incident 2 open
-    """)
-    script.run("20.1 ready w-0 1\n20.1 ready w-1 1")
-    script.run("21 gone w-1 -> create w-1 avoid=n1")
-    assert script.incidents[2].remedy is Remedy.POD
-    assert "only on n1: another node is tried" in script.incidents[2].reason
-
-
 def test_reports_that_come_together_are_judged_together() -> None:
     """Judge them together: by the first report alone, a healthy pod would be deleted.
 
@@ -196,19 +183,6 @@ def test_the_annotation_lets_the_budget_decide() -> None:
     fail(script, 30, 2, "w-0")
     assert script.job.phase.value == "Training"
     assert "for the third time" in script.incidents[3].reason
-
-
-def test_a_first_cause_that_is_heard_late_ends_the_job_too() -> None:
-    script = running()
-    fail(script, 10, 0, "w-0")
-    script.run(f"""
-        20   failed w-1 1 rank=1 kind=PeerLost
-        20.1 failed w-0 1 rank=0 kind=PeerLost
-        20.2 failed w-1 1 rank=1 {ERROR}
-        20.3 ready w-0 1
-        20.4 ready w-1 1 -> status Failed 1, event Failed, incident 2 SameErrorSameStep, delete w-0,
-            delete w-1
-    """)
 
 
 def test_a_first_cause_that_is_heard_with_the_others_leaves_the_pods_to_the_clean_up_policy() -> (

@@ -16,7 +16,7 @@ from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, R
 from unbroken.wire.observation import CollectCommand, Evidence
 
 SILENT, STOPPED, STUCK = Detector.SILENT, Detector.STOPPED, Detector.STUCK
-STOP = "stop w-0 0 keep, stop w-1 0 keep, incident 1 open"
+STOP = "stop w-0 in 0 keep, stop w-1 in 0 keep, incident 1 open"
 WAITS = EXAMINE_SECONDS + GRACE_SECONDS
 
 
@@ -198,8 +198,8 @@ def test_a_crash_does_not_wait_for_the_look_and_takes_along_what_it_has_shown() 
     job.answer("w-0", 22, looked(0))
     job.answer("w-1", 22, looked(1, IN_DATA))
     job.run("""
-        23 failed w-2 0 kind=PeerLost at=23 rank=2 -> stop w-0 0 keep, stop w-1 0 keep,
-            stop w-2 0 keep, status Faulted 1, event Faulted, incident 1 open, ledger
+        23 failed w-2 0 kind=PeerLost at=23 rank=2 -> stop w-0 w-1 w-2 in 0 keep, status Faulted 1,
+            event Faulted, incident 1 open, ledger
     """)
     found = job.incidents[1]
     assert (found.culprit.fault, found.culprit.rank) == ("Stalled", 1)
@@ -211,8 +211,8 @@ def test_a_crash_does_not_wait_for_the_look_and_takes_along_what_it_has_shown() 
 def test_a_crash_beside_a_silence_of_nobody_is_the_cause() -> None:
     job = silent()
     job.run("""
-        31 failed w-0 0 at=31 rank=0 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1,
-            event Faulted, incident 1 open, ledger
+        31 failed w-0 0 at=31 rank=0 -> stop w-0 w-1 in 0 keep, status Faulted 1, event Faulted,
+            incident 1 open, ledger
     """)
     assert job.incidents[1].culprit.fault == "ExitCode"
 
@@ -220,8 +220,8 @@ def test_a_crash_beside_a_silence_of_nobody_is_the_cause() -> None:
 def test_a_lost_agent_does_not_wait_for_the_look() -> None:
     job = silent()
     job.run("""
-        31 lost w-1 -> stop w-0 0 keep, stop w-1 0 keep, status Faulted 1, event Faulted,
-            incident 1 open, ledger
+        31 lost w-1 -> stop w-0 w-1 in 0 keep, status Faulted 1, event Faulted, incident 1 open,
+            ledger
     """)
 
 
@@ -235,8 +235,7 @@ def test_a_lost_spare_changes_nothing_about_it() -> None:
 def test_a_person_who_restarts_the_job_ends_the_look_and_nobody_is_blamed() -> None:
     job = silent()
     job.run("""
-        31 job restart=31 -> stop w-0 0, stop w-1 0, status Faulted 1, event Faulted,
-            incident 1 open
+        31 job restart=31 -> stop w-0 w-1 in 0, status Faulted 1, event Faulted, incident 1 open
     """)
     assert [s.fault for s in job.incidents[1].signals] == ["RestartRequested"]
     assert job.record(SILENT) == (0, 0)
@@ -244,7 +243,7 @@ def test_a_person_who_restarts_the_job_ends_the_look_and_nobody_is_blamed() -> N
 
 def test_a_suspension_ends_the_look() -> None:
     job = silent()
-    job.run("31 job suspend=yes -> stop w-0 0, stop w-1 0")
+    job.run("31 job suspend=yes -> stop w-0 w-1 in 0 gently")
     assert job.answer("w-0", 31.5, looked(0)) == ""
     assert job.incidents == {}
 
@@ -307,7 +306,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind_with_its_pod() -> None:
     job.run("""
         22 ready w-0 0
         23 stopping w-1 0
-        81 tick -> stop w-1 0 keep, delete w-1, status Faulted 1, incident 1 open
+        81 tick -> stop w-1 in 0 keep, delete w-1, status Faulted 1, incident 1 open
     """)
     assert job.incidents[1].remedy.value == "pod"
 

@@ -47,7 +47,7 @@ class Logs(Script):
         super().__init__(spec(2, policy=policy or RunPolicy(log_monitoring_configuration=(RULE,))))
         self.up()
 
-    def say(self, pod: str, at: float, *views: RuleView, attempt: int = 0) -> str:
+    def hear(self, pod: str, at: float, *views: RuleView, attempt: int = 0) -> str:
         """A report with the rules; the job's true condition afterwards."""
         report = self.report(f"runs {pod} {attempt}")
         said = AgentReported(self._uid(pod), replace(report, log_rules=views))
@@ -61,9 +61,9 @@ class Logs(Script):
 
 def test_a_rule_hangs_once_every_node_that_heard_it_has_lost_it() -> None:
     logs = Logs()
-    logs.say("w-1", 65, SILENT)
-    assert logs.say("w-0", 65, HEALTHY) == "Running Running"
-    assert logs.say("w-0", 70, LOST) == "Faulted LogHang_loss"
+    logs.hear("w-1", 65, SILENT)
+    assert logs.hear("w-0", 65, HEALTHY) == "Running Running"
+    assert logs.hear("w-0", 70, LOST) == "Faulted LogHang_loss"
     culprit = logs.incidents[1].culprit
     assert (culprit.fault, culprit.rank, culprit.pod) == ("LogRule", 0, "j-w-0")
     assert culprit.evidence == ("loss=3",)
@@ -72,31 +72,31 @@ def test_a_rule_hangs_once_every_node_that_heard_it_has_lost_it() -> None:
 
 def test_a_rule_that_nobody_ever_heard_hangs_when_all_are_past_the_cut_off() -> None:
     logs = Logs()
-    assert logs.say("w-1", 65, SILENT) == "Running Running"
-    assert logs.say("w-0", 66, WAITING) == "Running Running"
-    assert logs.say("w-0", 67, SILENT) == "Faulted LogHang_loss"
+    assert logs.hear("w-1", 65, SILENT) == "Running Running"
+    assert logs.hear("w-0", 66, WAITING) == "Running Running"
+    assert logs.hear("w-0", 67, SILENT) == "Faulted LogHang_loss"
     culprit = logs.incidents[1].culprit
     assert (culprit.rank, culprit.pod) == (None, ""), "nobody can be blamed"
 
 
 def test_a_node_that_hears_it_again_keeps_the_job_going() -> None:
     logs = Logs()
-    logs.say("w-1", 65, LOST)
-    logs.say("w-1", 66, HEALTHY)
-    assert logs.say("w-0", 70, LOST) == "Running Running"
+    logs.hear("w-1", 65, LOST)
+    logs.hear("w-1", 66, HEALTHY)
+    assert logs.hear("w-0", 70, LOST) == "Running Running"
 
 
 def test_views_of_an_earlier_attempt_decide_nothing() -> None:
     logs = Logs()
-    logs.say("w-1", 65, LOST)
+    logs.hear("w-1", 65, LOST)
     logs.run("""
         70 failed w-0 0
         71 ready w-0 0
         71 ready w-1 0
     """)
     logs.run_ordered(72)
-    assert logs.say("w-0", 75, LOST, attempt=1) == "Running Running"
-    assert logs.say("w-1", 75, LOST, attempt=1) == "Faulted LogHang_loss"
+    assert logs.hear("w-0", 75, LOST, attempt=1) == "Running Running"
+    assert logs.hear("w-1", 75, LOST, attempt=1) == "Faulted LogHang_loss"
 
 
 def test_agents_are_told_who_must_log() -> None:
@@ -131,7 +131,7 @@ def test_a_stock_agent_is_told_what_the_crd_has() -> None:
 def test_a_new_operator_decides_by_what_it_hears() -> None:
     logs = Logs()
     logs.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
-    logs.say("w-0", 65, LOST)
+    logs.hear("w-0", 65, LOST)
     new = logs.successor(80)
     new.run("80 synced")
     for at in (80, 81):

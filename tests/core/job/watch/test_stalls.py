@@ -18,7 +18,7 @@ from unbroken.wire.observation import RankWatch
 SILENT, STOPPED = Detector.SILENT, Detector.STOPPED
 NAN, SPIKE = Detector.NAN, Detector.SPIKE
 LOOK = "look w-0, look w-1"
-STOP = "stop w-0 0 keep, stop w-1 0 keep, incident 1 open"
+STOP = "stop w-0 in 0 keep, stop w-1 in 0 keep, incident 1 open"
 
 
 def test_one_silent_rank_beside_others_that_go_on_is_no_hang() -> None:
@@ -138,7 +138,7 @@ def test_a_rank_whose_steps_are_slower_than_those_of_the_others_is_named() -> No
     for pod, rank in (("w-0", 0), ("w-2", 2)):
         job.tell(pod, 20, well(rank, 20))
     job.tell("w-1", 20, replace(ill(1, Detector.SLOW, 18), step_seconds=2.0))
-    assert job.tick(20 + COMPARE_SECONDS).startswith("stop w-0 0")
+    assert job.tick(20 + COMPARE_SECONDS).startswith("stop w-0 in 0")
     culprit = job.incidents[1].culprit
     assert (culprit.rank, culprit.text) == (1, "it is slow, others 1 s")
 

@@ -27,7 +27,7 @@ SPIN = ("step (train.py:9)",)
 ON_GPU = ("cudaStreamSynchronize (libcudart.so.12)", "step (train.py:9)")
 IN_STORE = ("wait (torch/distributed/rendezvous.py:9)", "step (train.py:9)")
 BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4000)", "train (train.py:30)")
-STOP = "stop w-0 0 keep, stop w-1 0 keep, incident 1 open"
+STOP = "stop w-0 in 0 keep, stop w-1 in 0 keep, incident 1 open"
 
 
 def frames(*native: str) -> tuple[str, ...]:

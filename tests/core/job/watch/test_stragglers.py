@@ -48,7 +48,7 @@ def test_where_the_detector_may_act_the_straggler_is_the_culprit() -> None:
     job = slow_job("act")
     job.answer("w-0", 40, sampled(0, 29))
     job.answer("w-1", 40, sampled(1, 1))
-    assert job.answer("w-2", 40, sampled(2, 31)).startswith("stop w-0 0")
+    assert job.answer("w-2", 40, sampled(2, 31)).startswith("stop w-0 in 0")
     culprit = job.incidents[1].culprit
     assert (culprit.rank, culprit.pod, culprit.node) == (1, "j-w-1", "n1")
 
@@ -87,7 +87,7 @@ def test_slowness_that_ends_during_the_survey_names_nobody() -> None:
 def test_another_fault_ends_the_survey() -> None:
     job = slow_job("warn", nodes=2)
     job.run("""
-        30 gone w-1 -> stop w-0 0 keep, create w-1, status Faulted 1, event Faulted,
+        30 gone w-1 -> stop w-0 in 0 keep, create w-1, status Faulted 1, event Faulted,
             event SlowSteps, incident 1 open, ledger
     """)
     job.answer("w-0", 31, sampled(0, 0))

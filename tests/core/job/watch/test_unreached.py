@@ -84,8 +84,7 @@ def test_a_pod_that_no_longer_reaches_another_is_replaced_once_all_ranks_wait() 
         {now + 1} gone w-1 -> create w-1 avoid=n1
         {now + 2} pod w-1 uid=w-1.1 node=n3
         {now + 3} ready w-0 0
-        {now + 3} ready w-1 -> start w-0 1 rank=0, start w-1.1 1 rank=1, status Faulted 1,
-            incident 1 open
+        {now + 3} ready w-1 -> start w-0=0 w-1.1=1 in 1, status Faulted 1, incident 1 open
         {now + 4} runs w-0 1
         {now + 4} runs w-1 1
     """)
@@ -284,7 +283,7 @@ def test_a_resumed_job_begins_anew_though_it_uses_the_number_of_its_attempt_agai
         13.5 ready w-1 0
         14 gone w-0
         14 gone w-1
-        20 job suspend=no -> create w-0, create w-1, status Created 0, event Resumed
+        20 job suspend=no -> create w-0 w-1, status Created 0, event Resumed
         21 pod w-0 uid=w-0.1 node=n0
         21 pod w-1 uid=w-1.1 node=n1
         22 ready w-0 agent=c
@@ -374,7 +373,7 @@ def test_a_new_operator_hears_of_it_before_it_knows_the_attempt() -> None:
     job = working()
     cut(job, "w-1", 12)
     new = taken_over(job)
-    new.run("20.5 synced -> look w-0, look w-1, event PeersNotReachable")
+    new.run("20.5 synced -> look w-0 w-1, event PeersNotReachable")
     told = [one.message for one in new.effects if isinstance(one, RecordEvent)]
     assert told[-1].startswith("pod j-w-1 cannot connect to pod j-w-0")
 
@@ -384,7 +383,7 @@ def test_a_new_operator_does_not_ask_the_additional_pod_that_it_ends() -> None:
     cut(job, "w-1", 12)
     look(job, 12.5)
     job.run("13 pod w-2 node=n2\n13.5 ready w-2")
-    taken_over(job).run("20.5 synced -> look w-0, look w-1, delete w-2, event PeersNotReachable")
+    taken_over(job).run("20.5 synced -> look w-0 w-1, delete w-2, event PeersNotReachable")
 
 
 def test_one_more_pod_tells_which_of_two_is_cut_off_in_an_attempt_without_a_step() -> None:
@@ -419,7 +418,7 @@ def test_without_a_spare_one_more_pod_tells_which_of_two_is_cut_off_and_replaces
     first, second = ("w-2", "w-1") if lost == "w-0" else ("w-0", "w-2")
     job.run(f"""
         18.6 ready {second if lost == "w-0" else first} 0
-        18.9 gone {lost} -> start {first} 1 rank=0, start {second} 1 rank=1, status Faulted 1,
+        18.9 gone {lost} -> start {first}=0 {second}=1 in 1, status Faulted 1,
             incident 1 open
     """)
 
