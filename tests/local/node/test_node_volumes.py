@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.node.node_world import PODS, World, in_world, processes_of, shell
+from tests.watching import until
 from unbroken.local.node.pods.volumes import File, Files, provide
 
 BASE = "api/v1/namespaces/default"
@@ -36,11 +37,16 @@ VOLUMES = [
     },
 ]
 UNTIL_NEW = """
-until [ "$(cat /mnt/c/lr /mnt/s/key /mnt/all/deep/lr /mnt/all/key)" = "0.01newer0.01newer" ] &&
-    grep -q 'stage="main"' /mnt/d/labels && [ ! -e /mnt/c/gone ] && [ -e /mnt/c/more ]
+until [ "$(cat /mnt/s/key /mnt/all/key)" = newernewer ]; do sleep 0.1; done
+echo secret
+until [ "$(cat /mnt/c/lr /mnt/all/deep/lr)" = 0.010.01 ] && [ ! -e /mnt/c/gone ] &&
+    [ -e /mnt/c/more ]
 do sleep 0.1; done
+echo map
+until grep -q 'stage="main"' /mnt/d/labels; do sleep 0.1; done
 cat /mnt/fixed
 """
+"""Each change waits for the one before: any of them makes all volumes of the pod anew."""
 
 
 @pytest.fixture(name="tell")
@@ -61,13 +67,15 @@ def test_mounted_objects_and_labels_follow_their_objects_and_a_sub_path_stays(
             main = shell(UNTIL_NEW, volumeMounts=MOUNTS)
             await world.create("p", main, volumes=VOLUMES, restartPolicy="Never")
             await world.phase("p", "Running")
+            await world.client.merge(f"{BASE}/secrets/live", {"stringData": {"key": "newer"}})
+            await until(lambda: world.logs("p"), "secret\n".__eq__)
             change = {"data": {"lr": "0.01", "gone": None, "more": ""}}
             await world.client.merge(f"{BASE}/configmaps/live", change)
-            await world.client.merge(f"{BASE}/secrets/live", {"stringData": {"key": "newer"}})
+            await until(lambda: world.logs("p"), "secret\nmap\n".__eq__)
             label = {"metadata": {"labels": {"stage": "main"}}}
             await world.client.merge(f"{PODS}/p", label)
             await world.phase("p", "Succeeded")
-            assert await world.logs("p") == "0.1"
+            assert await world.logs("p") == "secret\nmap\n0.1"
 
     tell(story)
 
