@@ -185,7 +185,7 @@ async def test_stale_and_doubled_commands_change_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "command", "said"),
     [
-        ((), stop(0, is_graceful=True, timeout_seconds=30.0), "SIGUSR1"),
+        ((), stop(0, is_graceful=True, timeout_seconds=30.0), "SIGTERM"),
         (("--shutdown-signal=SIGTERM",), stop(0), "SIGTERM"),
     ],
 )

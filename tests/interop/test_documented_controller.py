@@ -32,7 +32,8 @@ def agents(directory: Path) -> Iterator[tuple[list[Running], DocumentedControlle
             place = directory / f"pod-{number}"
             place.mkdir()
             arguments = ("--tee=3", WORKER, str(directory))
-            agent = running(place, *arguments, UNBROKEN_AGENT_AUTH="none")
+            asked = {"HYPERPOD_SIGNAL_COORDINATION": "distributed"}
+            agent = running(place, *arguments, UNBROKEN_AGENT_AUTH="none", **asked)
             found.append(stack.enter_context(agent))
         yield found, DocumentedController([one.port for one in found])
 

@@ -460,6 +460,7 @@ def settings(options: Options, *, has_keeper: bool) -> Settings:
         has_pre_train=options.pre_train is not None,
         has_post_train=options.post_train is not None,
         stop_signal=options.stop_signal,
+        has_elastic_events=options.has_elastic_events,
         shutdown_timeout_seconds=options.shutdown_timeout_seconds,
         agent_version=f"unbroken {unbroken.__version__}",
         is_inprocess=options.is_inprocess,

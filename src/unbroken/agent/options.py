@@ -28,6 +28,8 @@ NODES_MAX = 100_000
 """Most nodes of a job in the agent's protocol (ranks in the table of addresses)."""
 DIGITS_MAX = 12
 """Most digits of a number on the command line; Python refuses to read thousands of them."""
+ELASTIC_VARIABLE, ELASTIC_OFF = "HYPERPOD_SIGNAL_COORDINATION", "disabled"
+"""Environment variable by which a script asks for HyperPod's elastic events, and its default."""
 EPILOG = "Starts nothing by itself: it waits for an operator that says which ranks to run."
 
 
@@ -62,6 +64,8 @@ class Options:
     """Local ranks whose output is shown on the console; None: all."""
     stop_signal: int = signal.SIGKILL
     shutdown_timeout_seconds: float = 15.0
+    has_elastic_events: bool = False
+    """The script asked for SIGUSR1, HyperPod's elastic event."""
     pre_train: Script | None = None
     post_train: Script | None = None
     signals: tuple[int, ...] = ()
@@ -224,6 +228,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         local_ranks=_local_ranks(found.local_ranks_filter),
         stop_signal=signal.Signals[found.shutdown_signal],
         shutdown_timeout_seconds=_number("shutdown-timeout", found.shutdown_timeout, 0, 10**6),
+        has_elastic_events=environ.get(ELASTIC_VARIABLE, ELASTIC_OFF) != ELASTIC_OFF,
         pre_train=_stage(found.pre_train_script, found.pre_train_args),
         post_train=_stage(found.post_train_script, found.post_train_args),
         signals=_signals(found.signals_to_handle),

@@ -329,7 +329,7 @@ def test_a_strangers_plain_stop_lets_the_same_attempt_start_again() -> None:
 
 def test_a_graceful_stop_asks_and_then_kills() -> None:
     machine = check(
-        *RUNNING, (stop(is_graceful=True, timeout_seconds=4.0), "signal 10, say stopping")
+        *RUNNING, (stop(is_graceful=True, timeout_seconds=4.0), "signal 15, say stopping")
     )
     assert machine.deadline() == 7.0
     assert machine.step(stop(is_graceful=True, timeout_seconds=4.0), 5.0) == []
@@ -342,7 +342,7 @@ def test_a_graceful_stop_asks_and_then_kills() -> None:
 def test_a_stop_that_kills_overtakes_a_graceful_one() -> None:
     check(
         *RUNNING,
-        (stop(is_graceful=True, timeout_seconds=60.0), "signal 10, say stopping"),
+        (stop(is_graceful=True, timeout_seconds=60.0), "signal 15, say stopping"),
         (stop(), "kill"),
     )
 
@@ -350,7 +350,7 @@ def test_a_stop_that_kills_overtakes_a_graceful_one() -> None:
 def test_workers_that_follow_a_graceful_stop_leave_nothing_behind() -> None:
     machine = check(
         *RUNNING,
-        (stop(is_graceful=True), "signal 10, say stopping"),
+        (stop(is_graceful=True), "signal 15, say stopping"),
         (ended(0, DONE), "say stopping"),
         (ended(1, CRASHED), "kill, say stopping"),
         (NothingLives(), "say ready"),
@@ -367,10 +367,36 @@ def test_shutdown_signal_term_gives_the_workers_their_time() -> None:
 def test_being_shut_down_gives_workers_that_are_being_stopped_no_more_time() -> None:
     machine = check(
         *RUNNING,
-        (stop(is_graceful=True), "signal 10, say stopping"),
-        (Terminated(15), "signal 15, say shutdown"),
+        (stop(is_graceful=True), "signal 15, say stopping"),
+        (Terminated(15), "say shutdown"),
     )
     assert machine.deadline() == 18.0, "15 s after the stop"
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "expected"),
+    [
+        (SETTINGS, stop(is_graceful=True), "signal 15"),
+        (replace(SETTINGS, has_elastic_events=True), stop(is_graceful=True), "signal 10"),
+        (replace(SETTINGS, has_elastic_events=True), stop(), "kill"),
+        (replace(SETTINGS, stop_signal=15, has_elastic_events=True), stop(), "signal 15"),
+    ],
+)
+def test_sigusr1_is_only_for_scripts_that_asked_for_elastic_events(
+    settings: Settings, given: AgentEvent, expected: str
+) -> None:
+    check(*RUNNING, (given, f"{expected}, say stopping"), settings=settings)
+
+
+def test_a_worker_has_each_signal_once() -> None:
+    """A second SIGTERM would interrupt a handler that saves."""
+    graceful = (stop(is_graceful=True), "signal 15, say stopping")
+    check(*RUNNING, graceful, (Terminated(15), "say shutdown"), (Terminated(15), ""))
+    check(*RUNNING, (Terminated(15), "signal 15, say shutdown"), (graceful[0], ""))
+    check(*RUNNING, graceful, (Terminated(2), "signal 2, say shutdown"))
+    elastic = replace(SETTINGS, has_elastic_events=True)
+    asked = (graceful[0], "signal 10, say stopping")
+    check(*RUNNING, asked, (Terminated(15), "signal 15, say shutdown"), settings=elastic)
 
 
 def test_stages_follow_one_another() -> None:

@@ -36,7 +36,7 @@ def test_attempt_that_ran_is_not_prepared_again_where_its_fault_was_never_writte
     written = old.incidents[1]
     assert written.started_at == 12
     old.run("""
-        20 shutdown w-0 1 -> stop w-0 in 1, status Faulted 1, event Faulted,
+        20 shutdown w-0 1 -> stop w-0 in 1 gently, status Faulted 1, event Faulted,
             incident 1 failed again, incident 2 open
     """)
     new = Script(old.spec, old.status)

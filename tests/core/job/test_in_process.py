@@ -87,7 +87,8 @@ def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() ->
         restart(script, 10.0 + attempt, attempt, then=f"told={attempt + 1}")
         script.run(f"{10.5 + attempt} runs w-0 {attempt + 1} told={attempt + 5}")
     script.run("""
-        20 failed w-1 3 -> stop w-0 w-1 in 3, status Faulted 3, event Faulted, incident 4 open
+        20 failed w-1 3 -> stop w-0 w-1 in 3 gently, status Faulted 3, event Faulted,
+                incident 4 open
     """)
 
 

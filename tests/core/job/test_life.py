@@ -7,10 +7,39 @@ from dataclasses import replace
 import pytest
 
 from tests.core.job.drive_job import Script, spec
-from unbroken.core.job.events import RecordEvent, StartWorkers, WriteLedger
+from unbroken.core.job.events import RecordEvent, StartWorkers, StopWorkers, WriteLedger
 from unbroken.core.job.life import FIRST_PORT, PORTS
 from unbroken.spec.job.types import RunPolicy
 from unbroken.spec.keys import ConditionType
+
+GRACE = {"w-0": True, "w-1": True}
+FAILED = RunPolicy(job_max_retry_count=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "events", "expected"),
+    [
+        (None, "10 job suspend=yes", GRACE),
+        (None, "10 job restart=9", GRACE),
+        (None, "10 pod w-0 deleting", {"w-0": True, "w-1": False}),
+        (RunPolicy(active_deadline_seconds=30), "30 tick", GRACE),
+        (FAILED, "10 failed w-0 0", GRACE),
+        (None, "10 failed w-0 0", {"w-0": False, "w-1": False}),
+        (None, "10 failed w-0 0\n11.5 pod w-1 deleting\n12 tick",
+         {"w-0": False, "w-1": True}),
+    ],
+    ids=("suspended", "restarted", "deleted", "deadline", "the last fault", "a fault",
+         "deleted after a fault"),
+)  # fmt: skip
+def test_workers_have_grace_unless_a_fault_is_to_be_recovered_from(
+    policy: RunPolicy | None, events: str, expected: dict[str, bool]
+) -> None:
+    script = Script(spec(2, policy=policy)) if policy else Script()
+    script.up()
+    script.run(events)
+    stops = [e for e in script.effects if isinstance(e, StopWorkers)]
+    newest = {stop.pod.removesuffix(".0"): stop.command.is_graceful for stop in stops}
+    assert newest == expected
 
 
 def test_the_time_before_a_suspension_is_kept_once_over_operators() -> None:

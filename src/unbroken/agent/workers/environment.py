@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from string import Template
 
 import unbroken
-from unbroken.agent.options import Options, Script
+from unbroken.agent.options import ELASTIC_OFF, ELASTIC_VARIABLE, Options, Script
 from unbroken.core.agent.events import ProgramStage
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
@@ -128,7 +128,7 @@ def environment(
     if nproc > 1:
         result.setdefault("OMP_NUM_THREADS", "1")
     result.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    result.setdefault("HYPERPOD_SIGNAL_COORDINATION", "disabled")
+    result.setdefault(ELASTIC_VARIABLE, ELASTIC_OFF)
     return result | {
         "LOCAL_RANK": str(local_rank),
         "RANK": rank,

@@ -11,7 +11,7 @@ from unbroken.core.tick import Tick
 from unbroken.wire.agent import AgentReport, Command, RuleView, StartCommand, StopCommand
 from unbroken.wire.observation import RankWatch
 
-from .faults import SIGKILL, WorkerEnd
+from .faults import SIGKILL, SIGTERM, SIGUSR1, WorkerEnd
 
 if TYPE_CHECKING:
     # If a job has no rules, the agent does not load their evaluator.
@@ -42,6 +42,8 @@ class Settings:
     has_post_train: bool = False
     stop_signal: int = SIGKILL
     """Signal for a stop that is not graceful: SIGKILL or SIGTERM."""
+    has_elastic_events: bool = False
+    """The script takes SIGUSR1, HyperPod's elastic event, as the request to save and end."""
     shutdown_timeout_seconds: float = 15.0
     """Seconds from the signal that requests the end to SIGKILL, if the command names no time."""
     agent_version: str = ""
@@ -52,6 +54,12 @@ class Settings:
     lease."""
     arrive_seconds: float = 5.0
     """Seconds from the order to leave the training to SIGKILL of workers not at the barrier."""
+
+    def signal_of(self, command: StopCommand) -> int:
+        """Return the first signal of a stop to workers that cannot keep their process."""
+        if not command.is_graceful:
+            return self.stop_signal
+        return SIGUSR1 if self.has_elastic_events else SIGTERM
 
     def save_seconds(self, command: StopCommand) -> float:
         """Return the time for workers to end and save their step before they are made to leave."""

@@ -19,7 +19,7 @@ from .fault_texts import is_peer_lost, kind_of_text
 LINES_MAX = 24
 """Lines of evidence kept with a fault."""
 LINE_CHARACTERS = 500
-SIGABRT, SIGBUS, SIGKILL, SIGSEGV = 6, 7, 9, 11
+SIGABRT, SIGBUS, SIGKILL, SIGUSR1, SIGSEGV, SIGTERM = 6, 7, 9, 10, 11, 15
 # signal(7), Linux on all architectures that torch runs on.
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS",

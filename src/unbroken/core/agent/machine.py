@@ -67,12 +67,11 @@ from .events import (
     WatchRead,
     WorkerEnded,
 )
-from .faults import SIGKILL
+from .faults import SIGKILL, SIGTERM
 from .lease import Lease
 from .members import Members, WorkerProcess
 from .run import Run, message, refusal_of
 
-SIGTERM, SIGUSR1 = 15, 10
 JOB_RESTART = "job_level_restart"
 _ON = (AgentState.INIT, AgentState.RUNNING)
 
@@ -451,13 +450,13 @@ class Workers:
             return [KillAll()]
         self._members.clear()
         self._arrive_at = None
-        gentle = SIGUSR1 if command.is_graceful else self.settings.stop_signal
+        gentle = self.settings.signal_of(command)
         if gentle == SIGKILL or not run.is_alive():
             return self._kill()
         self._kill_by(now + (command.timeout_seconds or self.settings.shutdown_timeout_seconds))
         if run.is_asked:  # A repeated command does not signal twice.
             return []
-        run.is_asked = True
+        run.is_asked, run.signalled = True, gentle
         return [SignalWorkers(gentle)]
 
     def _recall(self, run: Run, now: float, save_seconds: float) -> list[AgentEffect]:
@@ -481,7 +480,9 @@ class Workers:
             return self._kill()
         self._kill_by(now + self.settings.shutdown_timeout_seconds)
         if run is not None:
-            run.is_asked = True
+            if run.signalled == signal:
+                return []  # A second one would interrupt a script that is saving its state.
+            run.is_asked, run.signalled = True, signal
         return [SignalWorkers(signal)]
 
     def _worker_ended(self, run: Run, event: WorkerEnded, now: float) -> list[AgentEffect]:

@@ -54,6 +54,8 @@ class Run:
     """Local ranks that were not killed with the others; None: no worker was killed."""
     is_asked: bool = False
     """Its workers received a signal that requests their end, or were recalled."""
+    signalled: int | None = None
+    """The newest signal that requested their end."""
     is_hard: bool = False
     """No worker may be kept."""
     is_rankless: bool = False

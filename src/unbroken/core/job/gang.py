@@ -310,17 +310,20 @@ class Gang:
 
     def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:
         effects: list[JobEffect] = []
-        # One object for all of a mode: thousands are sent at once, and its frame is kept.
+        # One object for all alike: thousands are sent at once, and its frame is kept.
         stops = {
-            mode: StopCommand(self.fence, mode, self._is_graceful)
+            (mode, is_graceful): StopCommand(self.fence, mode, is_graceful)
             for mode in (self.mode, PROCESS_RESTART)
+            for is_graceful in (False, True)
         }
         for uid in sorted(uids):
             member = self._roster.members[uid]
             if member.report is not None:
                 member.asked = max(member.asked, self.fence)
                 mode = self.mode if _can_keep(member.report) else PROCESS_RESTART
-                effects.append(StopWorkers(uid, stops[mode]))
+                # The kubelet's SIGTERM may come later, and must find the workers in their grace.
+                is_graceful = self._is_graceful or member.view.is_deleting
+                effects.append(StopWorkers(uid, stops[mode, is_graceful]))
         if self._resend_at is None and self.unclear:
             self._resend_at = now + self._resend_seconds()
         return effects

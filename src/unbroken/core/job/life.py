@@ -145,12 +145,12 @@ class Life:
             self._since = now
         self.verdict = verdict
         state.enter(Phase.ENDING)
-        gang, is_graceful = state.gang, verdict.condition is ConditionType.SUSPENDED
+        gang = state.gang
         if gang.stage is not GangStage.HALTED:
-            state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
+            state.commands += gang.halt(state.attempt, now, is_graceful=True)
         elif gang.mode != PROCESS_RESTART:
             # Workers that wait for the next attempt must learn that there will be none.
-            state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
+            state.commands += gang.halt(gang.fence, now, is_graceful=True)
 
     def _stop_newest(self, now: float) -> None:
         """Stop attempts that this operator did not know when it began to end the job.
@@ -161,8 +161,7 @@ class Life:
         assert self.verdict is not None
         state.attempt = max(state.attempt, state.newest_seen)
         state.set_status(restart_count=state.attempt)
-        is_graceful = self.verdict.condition is ConditionType.SUSPENDED
-        state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
+        state.commands += state.gang.halt(state.newest_seen, now, is_graceful=True)
 
     def hold(self, hold: Hold, now: float) -> None:
         """Record why a suspended job waits, if the reason has changed."""

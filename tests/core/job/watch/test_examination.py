@@ -235,7 +235,8 @@ def test_a_lost_spare_changes_nothing_about_it() -> None:
 def test_a_person_who_restarts_the_job_ends_the_look_and_nobody_is_blamed() -> None:
     job = silent()
     job.run("""
-        31 job restart=31 -> stop w-0 w-1 in 0, status Faulted 1, event Faulted, incident 1 open
+        31 job restart=31 -> stop w-0 w-1 in 0 gently, status Faulted 1, event Faulted,
+            incident 1 open
     """)
     assert [s.fault for s in job.incidents[1].signals] == ["RestartRequested"]
     assert job.record(SILENT) == (0, 0)

@@ -19,8 +19,10 @@ from unbroken.wire.agent import PROCESS_RESTART
 
 from . import ladder, reading, repeats, signals
 from .decision import decide, repeated_error
-from .incidents import culprit
+from .incidents import RESTART_REQUESTED, culprit
 
+WANTED = frozenset((PLANNED_MOVE, RESTART_REQUESTED))
+"""Reasons to stop that somebody chose, while all ranks work: they may save their state first."""
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
 CRASHES = 3
@@ -101,7 +103,7 @@ class Recovery:
         state, incident = self._state, self._state.incidents.open
         if incident is None or ladder.rung_of(incident.remedy).starts_again:
             return False
-        state.commands += state.gang.halt(attempt, now)
+        state.commands += state.gang.halt(attempt, now, is_graceful=True)
         self._write_culprit(now)
         return True
 
@@ -131,7 +133,8 @@ class Recovery:
         state.watched.clear()
         state.retire_incidents()
         rung = ladder.rung_of(remedy)
-        self._stop(rung, now, is_graceful=is_planned)
+        is_wanted = all(signal.fault in WANTED for signal in found)
+        self._stop(rung, now, is_graceful=is_wanted or not rung.starts_again)
         state.set_budget(charge.status, _faulty(remedy, first, found))
         self._life.mark_preparing(now)
         self._write_culprit(now)
