@@ -94,6 +94,7 @@ def test_a_cluster_is_created_scaled_and_deleted(running: Running) -> None:
         ({}, "A cluster needs InstanceGroups"),
         ({"InstanceGroups": [group()], "Orchestrator": {"Slurm": {}}}, "Slurm is not offered"),
         ({"InstanceGroups": [group()], "AutoScaling": {"Mode": "Enable"}}, "not offered"),
+        ({"InstanceGroups": [group()], "TieredStorageConfig": {"Mode": "Enable"}}, "Snapshot"),
         ({"InstanceGroups": [group()],
           "Tags": [{"Key": "a", "Value": ""}, {"Key": "a", "Value": "b"}]}, "Duplicate tag"),
     ],
@@ -111,8 +112,13 @@ def test_a_name_is_taken_whatever_its_capitals(running: Running) -> None:
     running.ok("CreateCluster", ClusterName="Caps", InstanceGroups=[group(count=0)])
     answer = running.call("CreateCluster", ClusterName="caps", InstanceGroups=[group(count=0)])
     assert answer.code == "ResourceInUse"
-    assert running.call("DescribeCluster", ClusterName="caps").code == "ResourceNotFound"
-    running.gone("Caps")
+    for name in ("caps", "CAPS", "Caps"):
+        found = running.ok("DescribeCluster", ClusterName=name)
+        assert found["ClusterName"] == "Caps"
+        assert running.ok("ListClusterNodes", ClusterName=name)["ClusterNodeSummaries"] == []
+    running.ok("UpdateCluster", ClusterName="CAPS", NodeRecovery="None")
+    assert running.ok("DescribeCluster", ClusterName="caps")["NodeRecovery"] == "None"
+    running.gone("caps")
 
 
 def test_a_creation_that_fails_says_why(running: Running, hands: Hands) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from typing import Any
 
 import pytest
@@ -117,6 +118,32 @@ def test_the_file_of_the_guides_is_the_job_that_it_means() -> None:
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms[0]["matchExpressions"][0]["values"] == ["Schedulable"]
     assert affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["weight"] == 100
+
+
+@pytest.mark.parametrize(
+    ("script_args", "words"),
+    [
+        ([{"--name": "my run"}], ["--name", "my run"]),
+        ([{"--name": 'it\'s `1` "2" \\3'}], ["--name", 'it\'s `1` "2" \\3']),
+        ([{"--json": '{"a":1}'}], ["--json", '{"a":1}']),
+        ([{"--glob": "*.jsonl", "--cut": "a;b"}], ["--glob", "*.jsonl", "--cut", "a;b"]),
+        ([{"--name": "'a b'"}, {"--other": '"a b"'}], ["--name", "a b", "--other", "a b"]),
+        ([{"--home": "$HOME/my run"}], ["--home", "$HOME/my run"]),
+        ([{"--flag": None}, None, {"--last": ""}], ["--flag", "--last", ""]),
+        ([{"--sizes": [1, "2 3", None]}], ["--sizes", "1", "2 3"]),
+        ([{"--yes": True}], ["--yes", "True"]),
+        (["--sizes 1 2", "--flag"], ["--sizes", "1", "2", "--flag"]),
+        ("--sizes 1 2", ["--sizes", "1", "2"]),
+        ([{"--name": "two\nlines"}], ["--name", "two\nlines"]),
+    ],
+)
+def test_values_of_script_args_are_one_word_each_and_null_is_none(
+    script_args: Any, words: list[str]
+) -> None:
+    job = made(training_cfg__script_args=script_args)
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    line = container["command"][2].replace("\\`", "`")  # bash has commands in them, shlex does not
+    assert shlex.split(line)[-len(words) - 1 :] == ["./train.py", *words]
 
 
 def test_a_machine_without_accelerators_runs_one_process_and_asks_for_none() -> None:

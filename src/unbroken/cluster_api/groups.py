@@ -33,6 +33,11 @@ def check_request(request: Object) -> None:
         raise invalid("Orchestrator: Slurm is not offered here; clusters are of Kubernetes (Eks)")
     if (request.get("AutoScaling") or {}).get("Mode") == "Enable":
         raise invalid("AutoScaling: Karpenter is not offered here; change InstanceCount instead")
+    if (request.get("TieredStorageConfig") or {}).get("Mode") == "Enable":
+        raise invalid(
+            "TieredStorageConfig: no memory of the nodes is set aside here; leave it out or give"
+            " Mode Disable. Jobs keep snapshots in memory with unbroken.worker.Snapshot"
+        )
     groups: Sequence[Object] = request.get("InstanceGroups") or ()
     names = [group["InstanceGroupName"] for group in groups]
     for name in names:

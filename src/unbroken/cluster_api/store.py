@@ -112,7 +112,7 @@ class Store:
         return [_stored(item) for item in await self._list(CLUSTER.path, query)]
 
     async def find(self, name_or_arn: str) -> Stored:
-        """A cluster; ResourceNotFound."""
+        """A cluster, by its name in any case or its ARN; ResourceNotFound."""
         match = ARN.fullmatch(name_or_arn)
         if match is not None:
             for cluster in await self.clusters(match[3]):
@@ -122,10 +122,9 @@ class Store:
         content = await self._client.get_or_none(
             f"{CLUSTER.path}/{quote(name_or_arn.lower())}", Object
         )
-        stored = _stored(content) if content is not None else None
-        if stored is None or stored.spec.name != name_or_arn:
+        if content is None:
             raise not_found(f"Cluster with name {name_or_arn} not found")
-        return stored
+        return _stored(content)
 
     async def change(
         self, name_or_arn: str, change: Callable[[Stored], tuple[ClusterSpec, Object]]

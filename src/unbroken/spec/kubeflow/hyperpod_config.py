@@ -8,6 +8,7 @@ ConfigMap, and its rendezvous is set by the job's controller (`PET_RDZV_ENDPOINT
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ SCHEDULABLE: Final[Object] = {"required": HEALTHY, "preferred": CHECKED, "weight
 """Nodes for a job that is described by options and names none (command_constants.py)."""
 CHECKED_ONLY: Final[Object] = {"required": {**HEALTHY, **CHECKED}}
 
+_PLAIN = re.compile(r"[\w./:=,@%+$-]+", re.ASCII)
+"""A word that the shell takes as it is."""
 Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
 
 
@@ -187,12 +190,33 @@ def _lines(value: Any) -> Any:
         return [value]
     if not isinstance(value, list):
         return value
-    return [
-        " ".join(f"{key} {inner}" for key, inner in item.items())
-        if isinstance(item, dict)
-        else item
-        for item in value
-    ]
+    pieces: list[Any] = []
+    for item in value:
+        if isinstance(item, dict):
+            pairs = item.items()
+            pieces += [" ".join([str(key), *_words(inner)]) for key, inner in pairs]
+        elif item is not None:
+            pieces.append(item)
+    return pieces
+
+
+def _words(value: Any) -> list[str]:
+    """Return the words of an option's value: none of null, several of a list, else one."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [word for inner in value for word in _words(inner)]
+    return [_word(str(value))]
+
+
+def _word(text: str) -> str:
+    """Return a text as one word of the shell, in which variables are replaced.
+
+    A text in quotes stays as it is: that CLI quotes nothing, so files for it do it themselves.
+    """
+    if _PLAIN.fullmatch(text) or (len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"):
+        return text
+    return '"' + re.sub(r'([\\"`])', r"\\\1", text) + '"'
 
 
 def _check(config: HyperpodConfig, report: Report) -> None:
