@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from recovery_watch import Watch
 
+pytestmark = pytest.mark.slow
 SECONDS = 20.0
 STEPS = """
 import sys, time

@@ -66,6 +66,7 @@ def test_an_interrupt_ends_all_that_was_started() -> None:
     assert not Path(directory).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['{"trials": [{"fau', "{}", "[]", None])
 def test_a_file_that_is_no_whole_file_of_figures_is_named(tmp_path: Path, text: str | None) -> None:
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"

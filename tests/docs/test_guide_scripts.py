@@ -10,8 +10,6 @@ import pytest
 from tests.agent.running import linked, program, running, start
 from unbroken.wire.agent import AgentState
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[2] / "docs/guide"
 ENDS = {AgentState.COMPLETED, AgentState.FAULTED}
 
@@ -30,8 +28,10 @@ def test_the_guide_has_scripts() -> None:
     assert len(scripts()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), scripts(), ids=[name for name, _ in scripts()])
 async def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: str) -> None:
+    pytest.importorskip("torch")
     (tmp_path / "checkpoints").mkdir()
 
     async def scenario() -> AgentState:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
 REGRESSIONS = Path(__file__).parent / "regressions.jsonl"
 
 

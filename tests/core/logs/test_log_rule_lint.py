@@ -196,7 +196,7 @@ PATTERNS = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(PATTERNS, st.text("ab1\t é", max_size=6))
 def test_no_line_is_shorter_than_said(source: str, line: str) -> None:
     """Check that least lengths are right for every line, so that NEVER is never wrong."""

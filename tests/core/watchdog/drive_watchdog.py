@@ -66,12 +66,10 @@ class Drive:
         return self.dog.views()[0].allowed_seconds
 
     def give(self, event: WatchdogEvent) -> None:
-        """Give the machine an event, and carry out its requests."""
-        for effect in self.dog.step(event, self.now):
-            assert effect.ranks
-            if 0 in effect.ranks:
-                self._look(effect.with_processes)
-        found = self.alarms if self.dog.views() else set()
+        """Give the machine an event, carry out its requests, and note the alarms after them."""
+        self._feed(event)
+        views = self.dog.views()
+        found = {alarm.detector for alarm in views[0].alarms} if views else set[str]()
         self.raised += [(name, self.now - START) for name in sorted(found - self._open)]
         self._open = found
 
@@ -137,14 +135,20 @@ class Drive:
         self.io += self.rate * seconds
         self.waited += self.queued * seconds
 
+    def _feed(self, event: WatchdogEvent) -> None:
+        for effect in self.dog.step(event, self.now):
+            assert effect.ranks
+            if 0 in effect.ranks:
+                self._look(effect.with_processes)
+
     def _look(self, is_deep: bool) -> None:
         self.looks += 1
-        self.give(PageRead(0, self.page))
+        self._feed(PageRead(0, self.page))
         if self._writes:
             times = [self._wrote_at, *self._writes]
             gap = max(after - before for before, after in itertools.pairwise(times))
-            self.give(Wrote(0, self._writes[-1], gap, len(self._writes)))
+            self._feed(Wrote(0, self._writes[-1], gap, len(self._writes)))
             self._wrote_at = self._writes.pop()
             self._writes.clear()
         if is_deep:
-            self.give(Sampled(0, self.state, self.cpu, int(self.io), self.waited))
+            self._feed(Sampled(0, self.state, self.cpu, int(self.io), self.waited))

@@ -516,7 +516,7 @@ HAPPENS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(HAPPENS), max_size=25))
 @example(["cut w-1", "look still", "orders", "probe 1", "look still"])
 @example(["cut w-1", "look still", "full", "look still", "wait", "look still", "wait"])
