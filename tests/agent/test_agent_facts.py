@@ -102,6 +102,7 @@ def test_only_a_version_with_addresses_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_children_are_found_with_and_without_the_kernels_lists() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in lineage.children()
@@ -120,6 +121,7 @@ ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
 """
 
 
+@pytest.mark.slow
 def test_who_dies_is_told_from_who_lives_without_its_first_thread() -> None:
     waits = [sys.executable, "-c", "import os, time; os.write(1, b'left'); time.sleep(1000)"]
     for command in (waits, [sys.executable, "-c", LEADERLESS]):

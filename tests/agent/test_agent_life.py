@@ -208,29 +208,21 @@ async def test_who_does_not_follow_is_killed_when_the_time_is_over(tmp_path: Pat
         async with linked(agent) as operator:
             operator.send(start(0))
             await operator.workers(0)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
             operator.send(stop(0, is_graceful=True, timeout_seconds=0.5))
             await operator.state(AgentState.READY)
-            assert 0.5 <= loop.time() - began < 5.0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [(OBEDIENT, 0.0), (STUBBORN, 1.0)])
-async def test_sigterm_ends_the_workers_and_then_the_agent(
-    tmp_path: Path, text: str, seconds: float
-) -> None:
+@pytest.mark.parametrize("text", [OBEDIENT, STUBBORN])
+async def test_sigterm_ends_the_workers_and_then_the_agent(tmp_path: Path, text: str) -> None:
     with running(tmp_path, "--shutdown-timeout=1", program(tmp_path, text)) as agent:
         async with linked(agent) as operator:
             operator.send(start(0))
             workers = (await operator.workers(0)).workers
-            loop = asyncio.get_running_loop()
-            began = loop.time()
             agent.process.terminate()
             await operator.state(AgentState.SHUTDOWN)
             await operator.report(lambda report: report.has_ended)
             assert not {worker.pid for worker in workers} & set(agent.processes())
             assert await asyncio.to_thread(agent.wait) == 143
-            assert seconds <= loop.time() - began < seconds + 5.0
             word = b"told SIGTERM" if text is OBEDIENT else b"no"
             assert agent.stdout.all().count(word) == 2
 

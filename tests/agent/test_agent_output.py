@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.running import SLEEPER, Running, linked, program, running, start, stop
+from tests.watching import until
 from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, open_file, tail_text
 from unbroken.agent.workers.processes import ATTEMPTS_KEPT
 from unbroken.wire.agent import AgentReport, AgentState
@@ -201,6 +202,7 @@ def test_a_file_that_grows_is_kept_in_two_parts_and_no_byte_is_lost_between(tmp_
     assert {one.name for one in tmp_path.iterdir()} == {"stdout.log", "stdout.log.1"}
 
 
+@pytest.mark.slow
 async def test_of_a_folder_of_the_agents_own_the_newest_attempts_are_kept(tmp_path: Path) -> None:
     place = tmp_path / "own"
     place.mkdir()
@@ -220,6 +222,8 @@ async def test_of_a_folder_of_the_agents_own_the_newest_attempts_are_kept(tmp_pa
                         r.state is AgentState.READY and r.newest_attempt == attempt
                     )
                 )
-            while len(made := sorted(place.glob("unbroken_*/job_*/attempt_*"))) > ATTEMPTS_KEPT:
-                await asyncio.sleep(0.01)
+            made = await until(
+                lambda: sorted(place.glob("unbroken_*/job_*/attempt_*")),
+                lambda found: len(found) <= ATTEMPTS_KEPT,
+            )
             assert [one.name for one in made] == ["attempt_3", "attempt_4", "attempt_5"]

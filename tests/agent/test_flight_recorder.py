@@ -43,7 +43,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
 def answer(request: Request) -> tuple[Collective, ...]:
     """Return the answer of a rank once it is read."""
     if (fetched := request.fetch()) is not None:
@@ -51,6 +50,7 @@ def answer(request: Request) -> tuple[Collective, ...]:
     return request.collectives
 
 
+@pytest.mark.slow
 def test_a_dump_of_torch_tells_where_a_rank_waits(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PARENT = """
 import os, subprocess
 from unbroken.agent.workers import lineage
@@ -20,6 +22,7 @@ print(child.wait())
 """
 
 
+@pytest.mark.slow
 def test_descendants_of_all_generations_are_killed_and_nobody_else() -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:

@@ -104,6 +104,7 @@ def worker(tmp_path: Path) -> Iterator[int]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_interrupted_is_seen_and_others_are_not(worker: int) -> None:
     [found] = [one for one in host.look(Path("/"), ()).blocked if one.pid == worker]
     assert (found.name, found.switches > 0, found.start > 0) == ("python-worker", True, True)

@@ -123,6 +123,7 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.slow
 def test_the_kernel_s_own_log_is_read_behind_the_cursor() -> None:
     reader = KmsgReader(Path("/"), "")
     try:

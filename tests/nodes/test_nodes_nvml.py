@@ -11,6 +11,8 @@ import unbroken.nodes.gpus
 from unbroken.core.nodes.signals import GpuReading, GpuSample
 from unbroken.nodes.gpus import GpuEyes
 
+pytestmark = pytest.mark.slow
+
 
 def look(library: Path | None, root: Path = Path("/")) -> GpuSample:
     async def ask() -> GpuSample:

@@ -13,7 +13,7 @@ import yaml
 
 from tests.apiclient import Api
 from tests.apiservers import ROOT, Cluster
-from tests.watching import running
+from tests.watching import running, until
 from unbroken.kube.client import connect
 from unbroken.nodes.driver import DaemonOptions, run_daemon
 
@@ -59,8 +59,7 @@ async def test_the_daemon_works_with_its_rights_and_can_do_nothing_else(
                 await asyncio.to_thread(api.until, "/api/v1/nodes", "rights", _is_faulty)
                 selector = "involvedObject.name=rights"
                 found = "/api/v1/namespaces/default/events"
-                while not api.get(found, fieldSelector=selector).made["items"]:
-                    await asyncio.sleep(0.05)
+                await until(lambda: api.get(found, fieldSelector=selector).made["items"])
 
         await watch()
         api.delete("/api/v1/nodes/rights").done()

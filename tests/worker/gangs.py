@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent.workers.facts import free_port
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
 
@@ -48,7 +49,7 @@ class Socket:
         """Send a message to a local rank."""
         if rank not in self.connections:
             # Its introduction is on its way.
-            self.told(rank, INIT).get()
+            self.told(rank, INIT).get(timeout=PATIENCE_SECONDS)
         # A rank that ended by itself is reported at the barrier.
         with suppress(OSError):
             self.connections[rank].sendall(encode({"type": kind, **values}))
@@ -128,9 +129,9 @@ class Gang:
         """
         ended = []
         for rank in survivors:
-            said = self.socket.told(rank, AT_BARRIER).get()
+            said = self.socket.told(rank, AT_BARRIER).get(timeout=PATIENCE_SECONDS)
             while said.get("ended", self) not in (self, self.socket.connections[rank]):
-                said = self.socket.told(rank, AT_BARRIER).get()
+                said = self.socket.told(rank, AT_BARRIER).get(timeout=PATIENCE_SECONDS)
             ended += [rank] if "ended" in said else []
         return ended
 
@@ -158,7 +159,7 @@ class Gang:
         """
         wanted, found = set(ranks or range(self.size)), []
         while wanted:
-            report = self._reports.get()
+            report = self._reports.get(timeout=PATIENCE_SECONDS)
             self.seen.append(report)
             if (report["what"], report["attempt"]) == (what, self.attempt):
                 wanted.discard(report["rank"])
@@ -178,7 +179,7 @@ class Gang:
     def _start(self, rank: int) -> None:
         order = {**self.order, "environ": self._environ(rank)}
         self._tell(json.dumps(order) + "\n")
-        self.pids[rank] = self._forked.get()
+        self.pids[rank] = self._forked.get(timeout=PATIENCE_SECONDS)
 
     def _tell(self, line: str) -> None:
         self._orders.write(line)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from tests.worker.gangs import Socket
 from tests.worker.templates import BOOT
 from unbroken.agent.workers.facts import free_port
@@ -61,7 +62,7 @@ def changes(agent: Socket, **variables: str) -> tuple[list[str], str]:
 
 def introductions(agent: Socket) -> list[bool]:
     """Return `restartable` of each introduction that the worker sent until its connection ended."""
-    assert "ended" in agent.told(0, AT_BARRIER).get()
+    assert "ended" in agent.told(0, AT_BARRIER).get(timeout=PATIENCE_SECONDS)
     told = agent.told(0, INIT)
     return [told.get()["restartable"] for _ in range(told.qsize())]
 

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from tests.worker.gangs import Gang, gang, templates
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
@@ -165,7 +166,7 @@ def test_who_returns_restarts_no_more(three: Gang) -> None:
     said = [inits.get()["restartable"] for _ in range(3)]
     assert said == [False, True, False]
     # Its process ends now, and has been at no barrier before.
-    assert "ended" in three.socket.told(0, AT_BARRIER).get()
+    assert "ended" in three.socket.told(0, AT_BARRIER).get(timeout=PATIENCE_SECONDS)
 
 
 def test_the_agent_hears_when_the_barrier_is_passed(three: Gang) -> None:
@@ -173,7 +174,7 @@ def test_the_agent_hears_when_the_barrier_is_passed(three: Gang) -> None:
     three.until("runs")
     three.kill(0)
     goes_on(three, 0)
-    said = three.socket.told(1, PAST_BARRIER).get()
+    said = three.socket.told(1, PAST_BARRIER).get(timeout=PATIENCE_SECONDS)
     assert (said["local_rank"], said["attempt"]) == (1, 1)
     assert three.socket.told(0, PAST_BARRIER).empty()
 

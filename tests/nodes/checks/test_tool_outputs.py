@@ -188,6 +188,7 @@ def test_the_device_that_fails_or_is_slow_beside_the_others_is_at_fault() -> Non
         assert one.outcome is not Outcome.FAIL
 
 
+@pytest.mark.slow
 def test_hardware_that_is_not_there_is_skipped(tmp_path: Path) -> None:
     if gpu_count.nvml_count() != gpu_count.NO_DRIVER or efa.devices():
         pytest.skip("this machine has such hardware")
@@ -212,6 +213,7 @@ def test_efa_devices_are_those_of_its_driver(tmp_path: Path) -> None:
     assert efa.devices(tmp_path / "absent") == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("fi_pingpong") is None, reason="needs Debian's libfabric-bin")
 def test_a_real_pingpong_over_tcp_is_measured() -> None:
     program, info = tools.find("fi_pingpong"), tools.find("fi_info")
@@ -226,6 +228,7 @@ def test_a_real_pingpong_over_tcp_is_measured() -> None:
     assert str(efa.measure(program, "absent", domain)).startswith("fi_pingpong ended with ")
 
 
+@pytest.mark.slow
 def test_a_program_ends_at_its_time_or_with_too_much_output() -> None:
     late = tools.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"], 1)
     assert (late.text, late.why()) == (b"1\n", "did not end in time")
