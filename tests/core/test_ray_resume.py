@@ -281,6 +281,19 @@ def test_a_job_that_cannot_be_submitted_is_told_and_the_others_go_on() -> None:
     assert ids[1] in str(effects[2])
 
 
+def test_many_jobs_that_cannot_be_submitted_are_told_in_one_event() -> None:
+    seen, machine = replace(WELL, state=STATE), RayResume()
+    many = {f"job-{number:05}": "it is one too many" for number in range(45_000)}
+    answer = DashboardAnswer(HEAD, frozenset(many), (JOB,), many)
+    (say,) = machine.step(replace(seen, answer=answer), 1.0)
+    assert isinstance(say, Say)
+    assert say.message == (
+        "RayCluster ray: job job-00000 is not submitted again: it is one too many; "
+        "nor are job-00001, job-00002, job-00003, job-00004 and 44995 more"
+    )
+    assert machine.step(replace(seen, answer=answer), 2.0) == []
+
+
 def test_the_next_loss_counts_on_and_names_the_next_attempt() -> None:
     seen = after(decided(without_head()), without_head())
     again = with_new_head(seen)

@@ -32,7 +32,7 @@ CONNECTION_MESSAGES = 10.0
 """Messages charged for a connection of an agent that ends it and is connected to again at once."""
 
 
-class _Bucket:
+class Bucket:
     """Tokens that come back at a rate, kept as the time at which none of them is missing."""
 
     __slots__ = ("_burst_seconds", "_full_at", "_seconds_each")
@@ -62,9 +62,9 @@ class Rate:
     __slots__ = ("_bytes", "_messages", "_work")
 
     def __init__(self, now: float) -> None:
-        self._messages = _Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, now)
-        self._bytes = _Bucket(BYTES_A_SECOND, BYTES_BURST, now)
-        self._work = _Bucket(WORK_A_SECOND, WORK_BURST, now)
+        self._messages = Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, now)
+        self._bytes = Bucket(BYTES_A_SECOND, BYTES_BURST, now)
+        self._work = Bucket(WORK_A_SECOND, WORK_BURST, now)
 
     def message(self, size: int, work: float, now: float) -> float:
         """Count a message that took this many seconds to read; return the seconds to wait before

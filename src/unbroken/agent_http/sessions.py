@@ -19,10 +19,10 @@ from aiohttp.http import HttpProcessingError
 
 from unbroken.errors import PeerError
 
-AGENT_RECEIVE_BYTES = 16 * 1024
-"""Bytes of the kernel's receive buffer of a connection to an agent.
+RECEIVE_BYTES = 16 * 1024
+"""Bytes of the kernel's receive buffer of a connection to an agent, or to a dashboard of Ray.
 
-No more is read of one agent before the others have had their turn. A report is usually shorter; a
+No more is read of one peer before the others have had their turn. A report is usually shorter; a
 long one comes in pieces.
 """
 
@@ -73,14 +73,15 @@ def plain_session(
 
 def agent_session() -> aiohttp.ClientSession:
     """Make the session that an operator uses for all agents, of all jobs."""
-    return plain_session(make_socket=_agent_socket)
+    return plain_session(make_socket=small_socket)
 
 
-def _agent_socket(address: AddrInfoType) -> socket.socket:
+def small_socket(address: AddrInfoType) -> socket.socket:
+    """Make a socket with a small receive buffer, for a peer that may send without end."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, AGENT_RECEIVE_BYTES)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
     return made
 
 

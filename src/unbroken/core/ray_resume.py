@@ -48,6 +48,8 @@ RESUMED = "Resumed"
 """Reason of the event after the name of the kind: the jobs run again."""
 NOT_RESUMED = "AutoResumeImpossible"
 """Reason of the event that names a job which cannot be submitted again, and why."""
+SHOWN, SHOWN_CHARACTERS = 5, 60
+"""Jobs that an event names, and characters of each id after the first."""
 _ATTEMPT = re.compile(r"-attempt-[0-9]{1,9}$")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -422,13 +424,17 @@ class RayResume(Resumption[RayPicture, RayEffect]):
     def _tell(
         self, seen: RayPicture, impossible: Mapping[str, str]
     ) -> list[ResumeEffect | RayEffect]:
-        """Say once of each job that it is not submitted again."""
-        new = [id for id in sorted(impossible) if id not in self._told]
+        """Say once of each job that it is not submitted again; of many jobs, in one event."""
+        new = sorted(impossible.keys() - self._told)
         self._told = set(impossible)
-        return [
-            Say(NOT_RESUMED, f"{seen.title}: job {id} is not submitted again: {impossible[id]}")
-            for id in new
-        ]
+        if not new:
+            return []
+        text = f"{seen.title}: job {new[0]} is not submitted again: {impossible[new[0]]}"
+        if len(new) > 1:
+            others = ", ".join(id[:SHOWN_CHARACTERS] for id in new[1:SHOWN])
+            more = f" and {len(new) - SHOWN} more" if len(new) > SHOWN else ""
+            text += f"; nor are {others}{more}"
+        return [Say(NOT_RESUMED, text)]
 
 
 def next_id(id: str, attempt: int) -> str:

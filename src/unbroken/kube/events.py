@@ -140,8 +140,11 @@ class EventRecorder:
 
     def record(
         self, about: HasMetadata | ObjectReference, type: str, reason: str, message: str
-    ) -> None:
-        """Record an event about an object; `type` is Normal or Warning."""
+    ) -> bool:
+        """Record an event about an object; `type` is Normal or Warning.
+
+        Returns False if it was dropped: its object, or all together, had too many events.
+        """
         reference = about if isinstance(about, ObjectReference) else reference_to(about)
         what = Occurrence(
             reference.namespace or "",
@@ -155,13 +158,14 @@ class EventRecorder:
         )
         if len(self._queue) >= QUEUED:
             self.dropped += 1
-            return
+            return False
         series = self._correlator.note(what, reference, wall())
         if series is None:
             self.dropped += 1
-            return
+            return False
         self._queue.append((what, series))
         self._wake.set()
+        return True
 
     async def run(self) -> None:
         """Send recorded events until cancelled."""

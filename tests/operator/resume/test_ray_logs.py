@@ -16,6 +16,7 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
 from unbroken.core.ray_resume import Head
 from unbroken.operator.resume.ray_api import LOG_MESSAGE_BYTES_MAX
+from unbroken.operator.resume.ray_budget import Budgets
 from unbroken.operator.resume.ray_logs import LATE_SECONDS, LINE_BYTES_MAX, Judge, RayLogs
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.log_monitoring import read_log_monitoring
@@ -37,6 +38,7 @@ LOSS = {
 MEMORY = {"name": "Memory", "logPattern": ".*out of memory", "faultOnMatch": True}
 STOPPED = {**STEPS, "stopPattern": ".*training is done"}
 HEAD = Head("ray-head", "h0")
+BUDGET = Budgets(0.0).of("team", "ray", 0.0)
 
 
 def rules(*given: dict[str, Any]) -> tuple[LogRule, ...]:
@@ -180,18 +182,18 @@ FAST = {**STEPS, "expectedRecurringFrequencyInSeconds": 1}
 async def test_the_log_of_a_job_is_read_until_nobody_wants_it() -> None:
     logs, changed = Logs(), asyncio.Queue[str]()
     async with logs.serving() as url, reading(changed) as found:
-        assert found.want("a", HEAD, url, ["one"], rules(FAST)) == {}
+        assert found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET) == {}
         assert await changed.get() == "a"
-        broken = found.want("a", HEAD, url, ["one"], rules(FAST))
+        broken = found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET)
         expected = "is hung: no match of log rule Steps for 1 s; last line: step=1"
         assert broken == {"one": expected}
-        assert found.want("a", HEAD, url, [], rules(FAST)) == {}
+        assert found.want("a", HEAD, url, [], rules(FAST), BUDGET) == {}
         # Another head, or another rule, is another story.
-        assert found.want("a", Head("ray-head", "h1"), url, ["one"], rules(FAST)) == {}
+        assert found.want("a", Head("ray-head", "h1"), url, ["one"], rules(FAST), BUDGET) == {}
         assert await changed.get() == "a"
         assert logs.connections == 2
         found.forget("a")
-        assert found.want("a", HEAD, url, [], rules(FAST)) == {}
+        assert found.want("a", HEAD, url, [], rules(FAST), BUDGET) == {}
 
 
 async def test_a_log_that_broke_off_is_read_on_and_not_read_twice() -> None:
@@ -199,13 +201,13 @@ async def test_a_log_that_broke_off_is_read_on_and_not_read_twice() -> None:
     bad = {**LOSS, "metricEvaluationDataPoints": 4}
     logs.messages, logs.is_cut = ["loss=9\nlos", "s=9\nloss=9\n"], True
     async with logs.serving() as url, reading(changed) as found:
-        assert found.want("a", HEAD, url, ["one"], rules(bad, FAST)) == {}
+        assert found.want("a", HEAD, url, ["one"], rules(bad, FAST), BUDGET) == {}
         await logs.has_second.wait()
         # Read twice, there would be six bad values, and the fourth would break the rule.
         logs.messages.append("step=1\n")
         logs.is_cut = False
         assert await changed.get() == "a"
-        broken = found.want("a", HEAD, url, ["one"], rules(bad, FAST))
+        broken = found.want("a", HEAD, url, ["one"], rules(bad, FAST), BUDGET)
         assert "is hung: no match of log rule Steps" in broken["one"]
 
 
@@ -215,7 +217,7 @@ async def test_a_log_that_cannot_be_read_says_nothing_of_its_job(message: str) -
     logs.messages, logs.is_cut = ["step=1\n", message], True
     other = Logs()
     async with logs.serving() as url, other.serving() as well, reading(changed) as found:
-        found.want("a", HEAD, url, ["one"], rules(FAST))
-        found.want("b", HEAD, well, ["one"], rules(FAST))
+        found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET)
+        found.want("b", HEAD, well, ["one"], rules(FAST), BUDGET)
         assert await changed.get() == "b"
-        assert found.want("a", HEAD, url, ["one"], rules(FAST)) == {}
+        assert found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET) == {}

@@ -16,11 +16,14 @@ from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 from unbroken.operator.kinds import job_class
 from unbroken.operator.resume.ray_api import Dashboard, JobDetails
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .decisions.rayjob import KIND, PLURAL, Answer, JobPicture, JobPlan, plan_job
+
+log = Log(__name__)
 
 COMPONENT = "rayjob-controller"
 ASK_SECONDS = 5.0
@@ -117,7 +120,9 @@ class RayJobs:
             path = _path(key, RAY_CLUSTER.plural, job_plan.delete)
             await self._client.delete_if_present(path, propagation="Background")
         if job_plan.submit is not None:
-            await self._dashboard.submit(seen.url, job_plan.submit)
+            why = await self._dashboard.submit(seen.url, job_plan.submit)
+            if why:
+                log.warning("dashboard refused a job", job=key, error=why)
         if job_plan.tell is not None:
             tell = job_plan.tell
             self._recorder.record(reference_to(job), "Normal", tell.reason, tell.message)

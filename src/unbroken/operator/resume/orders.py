@@ -56,15 +56,16 @@ class Orders:
             case AskForFence(node, pod, reason):
                 await self._fences.ask(node, pod, reason)
             case Say():
-                log.warning(
-                    "event recorded",
-                    kind=kind.name,
-                    job=key_of(job),
-                    event=order.reason,
-                    message=order.message,
-                )
                 type = "Warning" if order.is_warning else "Normal"
-                self._recorder.record(reference_to(job), type, order.reason, order.message)
+                # A user's object, which causes too many events, must not fill the log with them.
+                if self._recorder.record(reference_to(job), type, order.reason, order.message):
+                    log.warning(
+                        "event recorded",
+                        kind=kind.name,
+                        job=key_of(job),
+                        event=order.reason,
+                        message=order.message,
+                    )
             case _:
                 assert_never(order)
 

@@ -24,8 +24,13 @@ LIST_BYTES_MAX = 4 * 1024 * 1024
 JOB_BYTES_MAX = 1024 * 1024
 """Longest answer about one job that is read."""
 REFUSAL_BYTES_MAX = 4096
-LOG_MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-"""Longest message of a job's log: ten lines.  Between head and node, Ray takes no longer one."""
+JOBS_LISTED_MAX = 5000
+"""Jobs in the longest list that is read."""
+COMMAS_MAX = 256 * 1024
+"""Commas in the longest list that is read: they bound the values that decoding makes."""
+LOG_MESSAGE_BYTES_MAX = 256 * 1024
+"""Longest message of a job's log.  Ray 2.60 sends at most 20,000 characters, or 10 lines (Ray's
+dashboard/modules/job/utils.py)."""
 LOG_PING_SECONDS = 15.0
 """Seconds between questions whether the sender of a log is still there."""
 PACKAGE = "gcs://"
@@ -49,8 +54,9 @@ class Dashboard:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def jobs(self, url: str) -> list[msgspec.Raw] | None:
-        """Return the jobs that a dashboard knows; None if it does not say."""
+    async def jobs(self, url: str) -> bytes | None:
+        """Return the list of jobs that a dashboard knows, to be read by `rows_of`; None if it does
+        not answer."""
         try:
             async with self._session.get(f"{url}/api/jobs/") as answer:
                 if answer.status != 200:
@@ -59,8 +65,8 @@ class Dashboard:
                 body = await _beginning(answer, LIST_BYTES_MAX + 1)
             if len(body) > LIST_BYTES_MAX:
                 raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
-            return msgspec.json.decode(body, type=list[msgspec.Raw])
-        except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
+            return body
+        except NO_ANSWER as error:
             log.debug("dashboard does not answer", url=url, error=error)
             return None
 
@@ -90,45 +96,52 @@ class Dashboard:
             log.debug("dashboard does not answer", url=url, error=error)
             return False
 
-    async def submit(self, url: str, body: Mapping[str, Any]) -> None:
-        """Submit a job.  A refusal is logged: the next list shows that the job is unknown."""
-        try:
-            async with self._session.post(f"{url}/api/jobs/", json=body) as answer:
-                if answer.status != 200:
-                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
-                    log.warning(
-                        "dashboard refused a job", url=url, status=answer.status, error=said
-                    )
-        except NO_ANSWER as error:
-            log.debug("dashboard does not answer", url=url, error=error)
+    async def submit(self, url: str, body: Mapping[str, Any]) -> str:
+        """Submit a job.  Returns the refusal; empty: the next list shows whether it is known."""
+        return await self._post(f"{url}/api/jobs/", body)
 
-    async def stop(self, url: str, job_id: str) -> None:
-        """Stop a job.  A refusal is logged: the next list shows that the job runs."""
+    async def stop(self, url: str, job_id: str) -> str:
+        """Stop a job.  Returns the refusal; empty: the next list shows whether it runs."""
+        return await self._post(f"{url}/api/jobs/{quote(job_id, safe='')}/stop")
+
+    async def _post(self, where: str, body: Mapping[str, Any] | None = None) -> str:
         try:
-            where = f"{url}/api/jobs/{quote(job_id, safe='')}/stop"
-            async with self._session.post(where) as answer:
-                if answer.status != 200:
-                    said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
-                    log.warning(
-                        "dashboard did not stop a job", url=url, status=answer.status, error=said
-                    )
+            async with self._session.post(where, json=body) as answer:
+                if answer.status == 200:
+                    return ""
+                said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
+                return f"{where} is answered with HTTP {answer.status}: {said!r}"
         except NO_ANSWER as error:
-            log.debug("dashboard does not answer", url=url, error=error)
+            log.debug("dashboard does not answer", url=where, error=error)
+            return ""
 
     @asynccontextmanager
     async def open_log(
         self, url: str, job_id: str
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open the log of a job: messages with all that it has written, and then with what it
-        writes.  Raises one of `NO_ANSWER`."""
+        writes.  Pings are messages, too: the caller answers them as it has time.  Raises one of
+        `NO_ANSWER`."""
         where = f"{url}/api/jobs/{quote(job_id, safe='')}/logs/tail"
         async with self._session.ws_connect(
             where,
             max_msg_size=LOG_MESSAGE_BYTES_MAX,
             heartbeat=LOG_PING_SECONDS,
+            autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
         ) as socket:
             yield socket
+
+
+def rows_of(body: bytes) -> list[msgspec.Raw] | None:
+    """Return the jobs of a dashboard's list, undecoded; None: it is no list, or too long."""
+    if body.count(b",") > COMMAS_MAX:
+        return None
+    try:
+        found = msgspec.json.decode(body, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if len(found) <= JOBS_LISTED_MAX else None
 
 
 async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 from lightkube.generic_resource import GenericNamespacedResource as Object
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.agent_http.sessions import plain_session
+from unbroken.agent_http.sessions import plain_session, small_socket
 from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
     BeginAgain,
@@ -34,7 +34,7 @@ from unbroken.core.ray_resume import (
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import monotonic, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
@@ -48,6 +48,7 @@ from unbroken.spec.log_monitoring import log_monitoring_of
 
 from .changes import JobChanges, counting, pods_and_nodes
 from .orders import Orders, path_of
+from .ray_budget import Budget, Budgets
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_logs import RayLogs
 from .ray_views import (
@@ -105,7 +106,8 @@ async def _resume(
 ) -> None:
     """Resume while the API serves the kinds, and run the informers in `own`."""
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-    async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
+    session = plain_session(timeout, make_socket=small_socket)
+    async with session, asyncio.TaskGroup() as tasks:
         for informer in own:
             tasks.create_task(informer.run())
         resumer = RayResumer(client, recorder, watches, session)
@@ -154,6 +156,7 @@ class RayResumer(JobChanges):
         self._machines: dict[str, RayResume] = {}
         """By the subject's uid."""
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
+        self._budgets = Budgets(monotonic())
         self._dashboards = RayDashboards(client, session, self._on_answer)
         self._logs: RayLogs[Subject] = RayLogs(session, self._queue.add)
 
@@ -222,7 +225,9 @@ class RayResumer(JobChanges):
         asked = self._ready_head(kind, item, cluster, pods)
         if asked is None:
             self._forget(subject)
-        answer = None if is_rayjob or asked is None else self._dashboards.want(key, *asked)
+        answer = None
+        if asked is not None and not is_rayjob:
+            answer = self._dashboards.want(key, *asked, self._budget(subject))
         hung = self._hung(subject, item, asked, answer)
         nodes = await self._orders.nodes_of(pods)
         seen = ray_picture(kind, item, cluster, pods, nodes, answer, hung)
@@ -266,7 +271,11 @@ class RayResumer(JobChanges):
         if asked is None or not rules:
             self._logs.forget(subject)
             return {}
-        return self._logs.want(subject, *asked, begun_jobs(subject.kind, item, answer), rules)
+        begun = begun_jobs(subject.kind, item, answer)
+        return self._logs.want(subject, *asked, begun, rules, self._budget(subject))
+
+    def _budget(self, subject: Subject) -> Budget:
+        return self._budgets.of(subject.key.namespace, subject, monotonic())
 
     async def _carry_out(
         self, subject: Subject, item: Object, effect: ResumeEffect | RayEffect

@@ -1,11 +1,13 @@
 """Asks the dashboards of Ray clusters which jobs run, stops jobs and submits jobs to them.
 
-A dashboard is a program of a user, so its answers are bounded. A slow dashboard delays no other
-user's resumption, because `RayDashboards` asks in a queue of its own.
+A dashboard is a program of a user, so its answers and their cost are bounded (`ray_budget`). A slow
+dashboard delays no other user's resumption: `RayDashboards` asks in a queue of its own, and only a
+few of one namespace at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,12 +24,18 @@ from unbroken.core.ray_resume import (
     SubmitAgain,
     base_id,
 )
+from unbroken.errors import PeerError
 from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import monotonic
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.log_lines import Log
 
-from .ray_api import PACKAGE, Dashboard
+from .ray_api import PACKAGE, Dashboard, rows_of
+from .ray_budget import TOTAL, Budget, Use
 from .ray_views import request_text, with_attempt
+
+log = Log(__name__)
 
 ASK_SECONDS = 4.0
 """Longest wait for an answer of a dashboard."""
@@ -38,25 +46,40 @@ SILENCE_SECONDS = 15.0
 """Seconds until a dashboard that did not answer is asked again."""
 SUBMITTED_SECONDS = 0.5
 """Seconds until a dashboard is asked again that was given jobs, or ordered to stop one."""
-WORKERS = 32
+TURN_SECONDS = 30.0
+"""Longest turn of one dashboard, with all orders to it.  The other orders wait for its next turn.
+"""
+BUSY_SECONDS = 1.0
+"""Seconds until a dashboard is asked again, because too many of its namespace are being asked."""
+PACKAGES_MAX = 16
+"""Packages of code of a job that is submitted again."""
 JOBS_MAX = 20
 """Running jobs of a RayCluster that are kept."""
 REQUEST_BYTES_MAX = 16 * 1024
 KEPT_BYTES_MAX = 96 * 1024
 """All requests of a RayCluster together: an object has 256 KiB for all annotations."""
+RECEIVED_BYTES_MAX = 2 * REQUEST_BYTES_MAX
+"""Longest request that is decoded: a dashboard may send more white space than is kept."""
+FULL = f"at most {JOBS_MAX} running jobs of {KEPT_BYTES_MAX} bytes are kept"
 ID_CHARACTERS_MAX = 200
 RUNNING = frozenset({"PENDING", "RUNNING"})
 
 
 class _Row(msgspec.Struct):
-    """Part of a dashboard's answer about a job that is read."""
+    """Part of a dashboard's answer about a job that is read; long values stay undecoded."""
 
     type: str
     status: str
     submission_id: str | None = None
     entrypoint: str = ""
-    runtime_env: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    runtime_env: msgspec.Raw = msgspec.Raw(b"null")
+    metadata: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def request_bytes(self) -> int:
+        """Length of the job's request as received."""
+        raw = (self.runtime_env, self.metadata)
+        return len(self.entrypoint) + sum(memoryview(one).nbytes for one in raw)
 
 
 @dataclass(slots=True)
@@ -65,6 +88,7 @@ class _Asked:
 
     head: Head
     url: str
+    budget: Budget
     answer: DashboardAnswer | None = None
     submissions: dict[str, SubmitAgain] = field(default_factory=dict)
     """Jobs to submit, by the id that each gets."""
@@ -87,17 +111,19 @@ class RayDashboards:
         self._dashboard = Dashboard(session)
         self._answered = answered
         self._asked: dict[Key, _Asked] = {}
-        self._queue: WorkQueue[Key] = WorkQueue("ray-dashboards", self._ask, workers=WORKERS)
+        self._queue: WorkQueue[Key] = WorkQueue(
+            "ray-dashboards", self._ask, workers=TOTAL.questions
+        )
 
     async def run(self) -> None:
         """Ask until cancelled."""
         await self._queue.run()
 
-    def want(self, key: Key, head: Head, url: str) -> DashboardAnswer | None:
+    def want(self, key: Key, head: Head, url: str, budget: Budget) -> DashboardAnswer | None:
         """Ask the head of a RayCluster from now on; return its last answer."""
         found = self._asked.get(key)
         if found is None or found.head != head or found.url != url:
-            found = self._asked[key] = _Asked(head, url)
+            found = self._asked[key] = _Asked(head, url, budget)
             self._queue.add(key)
         return found.answer
 
@@ -123,10 +149,28 @@ class RayDashboards:
         asked = self._asked.get(key)
         if asked is None:
             return None
-        listed = await self._dashboard.jobs(asked.url)
-        if listed is None:
-            return SILENCE_SECONDS if self._asked.get(key) is asked else 0.0
-        found = answer_of(asked.head, listed)
+        try:
+            with asked.budget.connection(Use.QUESTION):
+                async with asyncio.timeout(TURN_SECONDS):
+                    return await self._turn(key, asked)
+        except PeerError as error:
+            log.debug("dashboard not asked", cluster=key, error=error)
+            return BUSY_SECONDS
+        except TimeoutError:
+            log.debug("turn of a dashboard ended", cluster=key, seconds=TURN_SECONDS)
+            return SILENCE_SECONDS
+
+    async def _turn(self, key: Key, asked: _Asked) -> float:
+        """Ask a dashboard, and give it the orders; return the seconds until the next turn."""
+        body = await self._dashboard.jobs(asked.url)
+        began = monotonic()
+        listed = None if body is None else rows_of(body)
+        found = None if listed is None else answer_of(asked.head, listed)
+        now = monotonic()
+        delay = asked.budget.spend(len(body or b""), now - began, now)
+        if found is None:
+            is_same = self._asked.get(key) is asked
+            return max(SILENCE_SECONDS, delay) if is_same else delay
         running = {base_id(job.id) for job in found.running}
         stops = [order for id, order in asked.stops.items() if id in found.alive]
         for stop in stops:
@@ -135,7 +179,7 @@ class RayDashboards:
         orders = [
             order
             for id, order in asked.submissions.items()
-            if id not in found.ids and base_id(id) not in running
+            if not (id in found.ids or id in asked.impossible or base_id(id) in running)
         ]
         for order in orders:
             why = await self._submit(asked, order)
@@ -143,12 +187,12 @@ class RayDashboards:
                 asked.impossible[order.id] = why
         asked.submissions.clear()
         if self._asked.get(key) is not asked:
-            return 0.0
+            return delay
         answer = replace(found, impossible={**found.impossible, **asked.impossible})
         before, asked.answer = asked.answer, answer
         if before != answer:
             self._answered(key)
-        return SUBMITTED_SECONDS if orders or stops else POLL_SECONDS
+        return max(delay, SUBMITTED_SECONDS if orders or stops else POLL_SECONDS)
 
     async def _stop(self, asked: _Asked, order: StopHung) -> None:
         """Stop a job whose code the head has: the question keeps the code for 10 minutes more."""
@@ -157,11 +201,14 @@ class RayDashboards:
             asked.impossible[order.next] = why
             return
         self._client.require_leave()
-        await self._dashboard.stop(asked.url, order.job.id)
+        self._refused(asked, await self._dashboard.stop(asked.url, order.job.id))
 
     async def _lost_code(self, asked: _Asked, request: Mapping[str, Any]) -> str:
         """Say which code of a job the head lacks; empty: none."""
-        for package in packages_of(request.get("runtime_env") or {}):
+        packages = packages_of(request.get("runtime_env") or {})
+        if len(packages) > PACKAGES_MAX:
+            return f"its code is in {len(packages)} packages; at most {PACKAGES_MAX} are looked for"
+        for package in packages:
             if await self._dashboard.lacks(asked.url, package):
                 return (
                     f"its code {package[:100]} was lost with the head: keep code in the image or "
@@ -178,8 +225,13 @@ class RayDashboards:
             return why
         environment = with_attempt(request.get("runtime_env") or {}, order.attempt)
         body = {**request, "runtime_env": environment, "submission_id": order.id}
-        await self._dashboard.submit(asked.url, body)
+        self._refused(asked, await self._dashboard.submit(asked.url, body))
         return ""
+
+    def _refused(self, asked: _Asked, why: str) -> None:
+        """Log that a dashboard refused an order."""
+        if why and asked.budget.may_log(monotonic()):
+            log.warning("dashboard refused an order", head=asked.head.name, error=why)
 
 
 def answer_of(head: Head, listed: list[msgspec.Raw]) -> DashboardAnswer:
@@ -191,37 +243,47 @@ def answer_of(head: Head, listed: list[msgspec.Raw]) -> DashboardAnswer:
     impossible: dict[str, str] = {}
     kept = 0
     for row in _rows(listed):
-        assert row.submission_id is not None
-        ids.add(row.submission_id)
-        if row.status == "RUNNING":
-            begun.add(row.submission_id)
-        elif row.status == "SUCCEEDED":
-            succeeded.add(row.submission_id)
-        if row.status not in RUNNING:
+        id, request, size = row.submission_id, "", row.request_bytes
+        assert id is not None
+        is_running, is_full = row.status in RUNNING, len(running) >= JOBS_MAX
+        if is_running and not is_full and size <= RECEIVED_BYTES_MAX:
+            request = _request_of(row)
+            if not request:
+                continue
+            size = len(request)
+        ids.add(id)
+        if row.status == "SUCCEEDED":
+            succeeded.add(id)
+        if not is_running:
             continue
-        request = request_text(
-            {
-                "entrypoint": row.entrypoint,
-                "runtime_env": row.runtime_env or {},
-                "metadata": row.metadata or {},
-            }
-        )
-        size = len(request.encode())
-        if size > REQUEST_BYTES_MAX:
-            impossible[row.submission_id] = (
-                f"its request has {size} bytes; at most {REQUEST_BYTES_MAX} are kept"
-            )
-        elif len(running) >= JOBS_MAX or kept + size > KEPT_BYTES_MAX:
-            impossible[row.submission_id] = (
-                f"at most {JOBS_MAX} running jobs of {KEPT_BYTES_MAX} bytes are kept"
-            )
+        if is_full or (size <= REQUEST_BYTES_MAX and kept + size > KEPT_BYTES_MAX):
+            impossible[id] = FULL
+        elif size > REQUEST_BYTES_MAX:
+            impossible[id] = f"its request has {size} bytes; at most {REQUEST_BYTES_MAX} are kept"
         else:
             kept += size
-            running.append(Submission(row.submission_id, request))
+            running.append(Submission(id, request))
+            if row.status == "RUNNING":
+                begun.add(id)
     known = frozenset(ids)
     return DashboardAnswer(
         head, known, tuple(running), impossible, frozenset(begun), frozenset(succeeded)
     )
+
+
+def _request_of(row: _Row) -> str:
+    """Return the request of a job as text in ASCII; empty if it cannot be read."""
+    try:
+        environment = msgspec.json.decode(row.runtime_env, type=dict[str, Any] | None)
+        metadata = msgspec.json.decode(row.metadata, type=dict[str, str] | None)
+        found = {
+            "entrypoint": row.entrypoint,
+            "runtime_env": environment or {},
+            "metadata": metadata or {},
+        }
+        return request_text(found)
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
 
 
 def _rows(listed: list[msgspec.Raw]) -> Iterator[_Row]:

@@ -1,8 +1,8 @@
 """Reads the logs of Ray's jobs by their log rules, through the dashboards of their heads.
 
 A dashboard sends all that a job has written, and then what it writes, about every 2 s. It and the
-patterns are a user's, so messages and lines are bounded. The log of a job gets at most a tenth of
-this process's time: it is read late rather than others not at all.
+patterns are a user's, so messages and lines are bounded, and the budget of the dashboard is charged
+for each message, pings included: a log is read late rather than others not at all.
 
 - A rule counts as broken only while nothing more can be read: the log is judged as a whole.  A new
   operator reads it from its start, and so knows first matches and rules that stopped.
@@ -40,6 +40,7 @@ from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
 
 from .ray_api import NO_ANSWER, Dashboard
+from .ray_budget import Budget, Use
 
 log = Log(__name__)
 
@@ -52,8 +53,6 @@ AGAIN = Backoff(first=5.0, limit=300.0)
 """Until a log that broke off or could not be opened is opened again: it is sent from its start."""
 PIECE_CHARACTERS = 64 * 1024
 """Characters that are read before other work gets its turn."""
-REST_FACTOR = 9.0
-"""Seconds of rest for each second of work on one log."""
 LINE_BYTES_MAX = 8 * 1024
 SHOWN_CHARACTERS = 160
 """Characters of a line, or of a rule's finding, that are shown."""
@@ -78,7 +77,13 @@ class RayLogs(Generic[S]):
                 found.task = tasks.create_task(found.follow())
 
     def want(
-        self, subject: S, head: Head, url: str, ids: Iterable[str], rules: tuple[LogRule, ...]
+        self,
+        subject: S,
+        head: Head,
+        url: str,
+        ids: Iterable[str],
+        rules: tuple[LogRule, ...],
+        budget: Budget,
     ) -> Mapping[str, str]:
         """Read the logs of these jobs of a head from now on, and of no others of the subject; say
         how jobs break rules, by their ids."""
@@ -90,7 +95,8 @@ class RayLogs(Generic[S]):
         for id in found.logs.keys() - wanted:
             found.logs.pop(id).leave()
         for id in wanted - found.logs.keys():
-            made = JobLog(self._dashboard, url, id, found.compiled, lambda: self._changed(subject))
+            judge = Judge(found.compiled)
+            made = JobLog(self._dashboard, url, id, judge, budget, lambda: self._changed(subject))
             found.logs[id] = made
             self._new.put_nowait(made)
         return {id: one.broken for id, one in found.logs.items() if one.broken}
@@ -120,12 +126,13 @@ class JobLog:
         dashboard: Dashboard,
         url: str,
         id: str,
-        rules: tuple[CompiledRule, ...],
+        judge: Judge,
+        budget: Budget,
         changed: Callable[[], None],
     ) -> None:
         self._dashboard, self._url, self._id = dashboard, url, id
         self._changed = changed
-        self._judge = Judge(rules)
+        self._judge, self._budget = judge, budget
         self._taken = 0
         """Characters of the log that were read."""
         self.broken = ""
@@ -145,9 +152,10 @@ class JobLog:
         while not self._is_left:
             before = self._taken
             try:
-                async with self._dashboard.open_log(self._url, self._id) as socket:
-                    self._judge.resumed(monotonic())
-                    await self._read(socket)
+                with self._budget.connection(Use.LOG):
+                    async with self._dashboard.open_log(self._url, self._id) as socket:
+                        self._judge.resumed(monotonic())
+                        await self._read(socket)
             except NO_ANSWER as error:
                 log.debug("log of a job not read", url=self._url, job=self._id, error=error)
             except Exception:
@@ -173,19 +181,31 @@ class JobLog:
                     continue
                 wait = self._judged(now)
                 continue
-            if message.type is not aiohttp.WSMsgType.TEXT:
+            if message.type is aiohttp.WSMsgType.PING:
+                await socket.pong(message.data)
+                await self._rest(len(message.data), 0.0)
+            elif message.type is aiohttp.WSMsgType.PONG:
+                await self._rest(len(message.data), 0.0)
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                fresh = message.data[skip:]
+                skip = max(skip - len(message.data), 0)
+                self._taken += len(fresh)
+                await self._take(fresh)
+            else:
                 return
-            fresh = message.data[skip:]
-            skip = max(skip - len(message.data), 0)
-            self._taken += len(fresh)
-            await self._take(fresh)
             wait = QUIET_SECONDS
 
     async def _take(self, text: str) -> None:
-        for start in range(0, len(text), PIECE_CHARACTERS):
+        """Take a message.  Even one without text, or whose text was read before, is charged."""
+        for start in range(0, max(len(text), 1), PIECE_CHARACTERS):
             began = monotonic()
-            self._judge.read(text[start : start + PIECE_CHARACTERS], began)
-            await pause(REST_FACTOR * (monotonic() - began))
+            piece = text[start : start + PIECE_CHARACTERS]
+            self._judge.read(piece, began)
+            await self._rest(len(piece), monotonic() - began)
+
+    async def _rest(self, size: int, work: float) -> None:
+        """Charge what was read, and give way until more may be read."""
+        await pause(self._budget.spend(size, work, monotonic()))
 
     def _judged(self, now: float) -> float | None:
         """Judge the log, which was read to its end; return the seconds until the next time."""

@@ -1,0 +1,213 @@
+"""A user's program in place of Ray's dashboard costs the operator a bounded part.
+
+In the attacks, pings or empty messages in one log took the operator's whole processor, 4,000 jobs
+its descriptors, unfinished messages 600 MB of its memory, and new jobs in each answer wrote 4 MB of
+log a second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from tests.watching import Watcher, running
+from unbroken.agent_http.sessions import plain_session
+from unbroken.core.auto_resume import Say
+from unbroken.core.ray_resume import Head
+from unbroken.errors import PeerError
+from unbroken.kube.events import BURST, EventRecorder
+from unbroken.operator.kinds import job_class
+from unbroken.operator.resume import ray_dashboard
+from unbroken.operator.resume.orders import Orders
+from unbroken.operator.resume.ray_api import (
+    COMMAS_MAX,
+    JOBS_LISTED_MAX,
+    LIST_BYTES_MAX,
+    rows_of,
+)
+from unbroken.operator.resume.ray_budget import (
+    DASHBOARD,
+    NAMESPACE,
+    Budget,
+    Budgets,
+    Use,
+)
+from unbroken.operator.resume.ray_dashboard import JOBS_MAX, answer_of
+from unbroken.operator.resume.ray_logs import RayLogs
+from unbroken.spec.job.types import LogRule
+from unbroken.spec.job_kinds import RAY_CLUSTER
+
+HEAD = Head("ray-head", "h0")
+RULE = LogRule(name="Steps", log_pattern=".*step=")
+FLOOD = 100
+"""Messages of a small flood."""
+
+
+# --- messages of a log
+
+
+class Charged(Budget):
+    """A budget that notes each charge."""
+
+    def __init__(self) -> None:
+        super().__init__("it", DASHBOARD, 0.0)
+        self.sizes = Watcher[int]()
+
+    def spend(self, size: int, work: float, now: float) -> float:
+        """Note the charge."""
+        self.sizes(size)
+        return super().spend(size, work, now)
+
+
+@asynccontextmanager
+async def flooding(kind: aiohttp.WSMsgType, payload: bytes) -> AsyncIterator[str]:
+    """Serve a log that is nothing but messages of one kind; its address."""
+
+    async def tail(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        for _ in range(FLOOD):
+            await socket.send_frame(payload, kind)
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/api/jobs/{id}/logs/tail", tail)])
+    async with AsyncExitStack() as stack:
+        runner = web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (aiohttp.WSMsgType.PING, b""),
+        (aiohttp.WSMsgType.PONG, b"a"),
+        (aiohttp.WSMsgType.TEXT, b""),
+        (aiohttp.WSMsgType.TEXT, b"a"),
+    ],
+)
+async def test_each_message_is_charged(kind: aiohttp.WSMsgType, payload: bytes) -> None:
+    budget = Charged()
+    async with flooding(kind, payload) as url, plain_session() as session:
+        logs: RayLogs[str] = RayLogs(session, lambda _: None)
+        async with running(logs.run()):
+            logs.want("a", HEAD, url, ["one"], (RULE,), budget)
+            await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
+    assert budget.sizes.seen == [len(payload)] * FLOOD
+
+
+# --- connections and the operator's log
+
+
+def test_no_namespace_takes_the_connections_of_others() -> None:
+    budgets = Budgets(0.0)
+    bad = [budgets.of("bad", number, 0.0) for number in range(10)]
+    good = budgets.of("good", "ray", 0.0)
+    with ExitStack() as opened:
+        for _ in range(DASHBOARD.logs):
+            opened.enter_context(bad[0].connection(Use.LOG))
+        with pytest.raises(PeerError, match="its head has 20 connections for each log"):
+            opened.enter_context(bad[0].connection(Use.LOG))
+        for number in range(DASHBOARD.logs, NAMESPACE.logs):
+            opened.enter_context(bad[1 + number % 9].connection(Use.LOG))
+        with pytest.raises(PeerError, match="namespace bad has 100 connections"):
+            opened.enter_context(bad[9].connection(Use.LOG))
+        opened.enter_context(bad[9].connection(Use.QUESTION))
+        opened.enter_context(good.connection(Use.LOG))
+    with bad[0].connection(Use.LOG), bad[9].connection(Use.LOG):
+        assert budgets.of("bad", 0, 0.0) is bad[0]
+
+
+def test_all_namespaces_together_have_a_limit() -> None:
+    budgets = Budgets(0.0)
+    every = [budgets.of(f"n{number // 5}", number, 0.0) for number in range(30)]
+    with ExitStack() as opened, pytest.raises(PeerError, match="the operator has 400"):
+        for budget in every:
+            for _ in range(DASHBOARD.logs):
+                opened.enter_context(budget.connection(Use.LOG))
+
+
+def test_a_dashboard_over_its_rate_waits_and_another_does_not() -> None:
+    budgets = Budgets(0.0)
+    bad, good = budgets.of("a", "bad", 0.0), budgets.of("a", "good", 0.0)
+    assert all(bad.spend(1, 0.0, 0.0) == 0.0 for _ in range(1000))
+    assert max(bad.spend(1, 0.0, 0.0) for _ in range(4000)) > 0.5
+    assert good.spend(1, 0.0, 0.0) == 0.0
+    assert bad.spend(1, 0.0, 100.0) == 0.0
+    assert good.spend(64 * 1024 * 1024, 0.0, 100.0) > 1.0
+    assert bad.spend(1, 10.0, 200.0) > 1.0
+
+
+def test_lines_of_the_log_are_counted() -> None:
+    budgets = Budgets(0.0)
+    every = [budgets.of("bad", number, 0.0) for number in range(20)]
+    lines = sum(budget.may_log(float(second)) for second in range(600) for budget in every)
+    assert lines == 10 * NAMESPACE.lines_a_minute
+    assert budgets.of("good", "ray", 600.0).may_log(600.0)
+
+
+async def test_events_that_are_dropped_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    unused: Any = None
+    orders = Orders(unused, EventRecorder(unused, "test"), unused)
+    metadata = {"name": "ray", "namespace": "default", "uid": "u0"}
+    job = job_class(RAY_CLUSTER)(metadata=metadata)
+    for number in range(1000):
+        await orders.carry_out(RAY_CLUSTER, job, Say("AutoResumeImpossible", f"job {number}"))
+    assert len(caplog.records) == BURST
+
+
+# --- the list of jobs
+
+
+def test_of_thousands_of_jobs_only_those_that_are_kept_have_their_log_read() -> None:
+    rows = [{"type": "SUBMISSION", "status": "RUNNING", "submission_id": f"j{number}"}
+            for number in range(4000)]  # fmt: skip
+    listed = rows_of(json.dumps(rows).encode())
+    assert listed is not None
+    found = answer_of(HEAD, listed)
+    assert len(found.ids) == 4000
+    assert len(found.begun) == JOBS_MAX
+    assert found.begun == {job.id for job in found.running}
+
+
+@pytest.mark.parametrize("piece", [b"[]", b"{}", b"1", b'{"type":""}'])
+@pytest.mark.parametrize("place", [b"[%s]", b'[{"type":"SUBMISSION","runtime_env":[%s]}]'])
+def test_a_list_with_too_many_values_is_not_decoded(piece: bytes, place: bytes) -> None:
+    body = place % b",".join([piece] * (COMMAS_MAX + 2))
+    assert len(body) < LIST_BYTES_MAX
+    assert rows_of(body) is None
+    assert rows_of(b"[%s]" % b",".join([piece] * (JOBS_LISTED_MAX + 1))) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 4_000_000, b'{"":' * 1_000_000, b"[1,", b"7"])
+def test_what_is_no_list_is_not_read(body: bytes) -> None:
+    assert rows_of(body) is None
+
+
+def test_a_long_request_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    real = msgspec.json.decode
+
+    def decode(value: Any, **more: Any) -> Any:
+        if more["type"] is not ray_dashboard._Row:
+            decoded.append(memoryview(value).nbytes)
+        return real(value, **more)
+
+    lists = {"a": [[]] * (COMMAS_MAX // 2)}
+    row = {"type": "SUBMISSION", "status": "RUNNING", "submission_id": "a", "entrypoint": "x"}
+    rows = [msgspec.Raw(json.dumps({**row, "runtime_env": lists}).encode())]
+    monkeypatch.setattr(msgspec.json, "decode", decode)
+    found = answer_of(HEAD, rows)
+    assert decoded == []
+    assert "bytes; at most" in found.impossible["a"]
