@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 
-from unbroken.kube.clock import monotonic
-from unbroken.kube.transport import Contact
+import pytest
+
+from tests.event_loops import VirtualLoop, run_on
+from unbroken.kube.transport import EARLIEST, Contact
 
 
-def timed(contact: Contact, seconds: float) -> float:
-    """Length of a pause during which the server answers again."""
-
+@pytest.mark.parametrize(
+    ("is_lost", "answered_after", "paused"),
+    [
+        (False, 0.0, 10.0),  # there was no outage
+        (True, 5.0, 5.0),
+        (True, 20.0, 10.0),
+        # A request that alone fails is not repeated at once.
+        (True, 0.0, 10.0 * EARLIEST),
+    ],
+)
+def test_an_answer_ends_a_pause_in_an_outage_and_no_other_pause(
+    is_lost: bool, answered_after: float, paused: float
+) -> None:
     async def run() -> float:
-        began = monotonic()
-        asyncio.get_running_loop().call_soon(contact.answered)
-        await contact.pause(seconds)
-        return monotonic() - began
+        contact, loop = Contact(), asyncio.get_running_loop()
+        if is_lost:
+            contact.lost()
+        loop.call_later(answered_after, contact.answered)
+        await contact.pause(10.0)
+        return loop.time()
 
-    return asyncio.run(run())
-
-
-def test_an_answer_ends_a_pause_in_an_outage_and_no_other_pause() -> None:
-    contact = Contact()
-    assert timed(contact, 0.5) >= 0.49, "there was no outage"
-    contact.lost()
-    assert timed(contact, 10.0) < 8.0
-    contact.lost()
-    assert timed(contact, 2.0) >= 0.39, "a request that alone fails is not repeated at once"
+    assert run_on(VirtualLoop(), run()) == pytest.approx(paused)

@@ -7,7 +7,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.otlp_collector import Collector, attributes, collecting
 from tests.watching import PATIENCE_SECONDS
 from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
-from unbroken.observe.traces import CLOSING, FLUSH_SECONDS, sending
+from unbroken.observe import traces
+from unbroken.observe.traces import CLOSING, sending
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 
 KILLED = Signal(1e9 + 0.1, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3, exit_code=137)
@@ -49,24 +49,19 @@ def collector() -> Iterator[Collector]:
                 assert not thread.is_alive()
 
 
-def send(
-    monkeypatch: pytest.MonkeyPatch, url: str, *traces: Trace, **variables: str
-) -> tuple[float, float]:
-    """Send traces as a program does that ends then; the seconds that both have taken."""
+def send(monkeypatch: pytest.MonkeyPatch, url: str, *given: Trace, **variables: str) -> None:
+    """Send traces as a program does that ends then."""
     environment = {**FAST, "OTEL_EXPORTER_OTLP_ENDPOINT": url, **variables}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    async def program() -> tuple[float, float]:
+    async def program() -> None:
         async with sending(environment) as one:
             assert one is not None
-            began = time.monotonic()
-            for trace in traces:
+            for trace in given:
                 one(trace)
-            sent = time.monotonic()
-        return sent - began, time.monotonic() - sent
 
-    return asyncio.run(program())
+    asyncio.run(program())
 
 
 def closed_port() -> str:
@@ -126,9 +121,7 @@ def test_that_a_collector_refuses_is_told_once(
 def test_that_no_collector_is_there_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sending_took, closing_took = send(monkeypatch, closed_port(), *[TRACE] * 3)
-    assert sending_took < 0.5
-    assert closing_took < FLUSH_SECONDS + 1
+    send(monkeypatch, closed_port(), *[TRACE] * 3)
     (said,) = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
     assert "traces are lost" in said
     assert "refused" in said
@@ -169,12 +162,11 @@ async def test_that_spans_arrive_again_is_told(
 def test_a_collector_that_holds_still_holds_nobody_up(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Neither to send nor to close waits for an answer, which would come after the test."""
     collector.hold()
-    slow = {"OTEL_EXPORTER_OTLP_TIMEOUT": "20"}
-    sending_took, closing_took = send(monkeypatch, collector.url, *[TRACE] * 3, **slow)
-    assert sending_took < 0.5
-    assert FLUSH_SECONDS <= closing_took < FLUSH_SECONDS + 1
-    assert "the collector took more than 3 s" in caplog.text
+    monkeypatch.setattr(traces, "FLUSH_SECONDS", 0.2)
+    send(monkeypatch, collector.url, *[TRACE] * 3, OTEL_EXPORTER_OTLP_TIMEOUT="1000")
+    assert "the collector took more than 0.2 s" in caplog.text
 
 
 @pytest.mark.parametrize(

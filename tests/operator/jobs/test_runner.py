@@ -7,7 +7,6 @@ gets.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ import aiohttp
 import pytest
 
 from tests.apiservers import embedded_cluster
+from tests.event_loops import HeldLoop, PauseLoop, run_on
 from tests.job_keys import MASTER
 from tests.operator.conftest import Place, job
 from tests.watching import Watcher, running
@@ -87,6 +87,7 @@ class Script:
         self.together: list[int] = []
         """Number of events in each call."""
         self.due: float | None = None
+        self.clock: Callable[[], float] = steady_clock()
         self.status = JobStatus()
 
     def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
@@ -101,7 +102,7 @@ class Script:
 
     def deadline(self) -> float | None:
         """Return now, since the test may have new orders, unless `due` is set."""
-        return self.due or 0.05 + steady_clock()()
+        return self.due or 0.05 + self.clock()
 
     async def until(self, kind: type[JobEvent]) -> Any:
         """Wait for the first event of a kind; return it."""
@@ -110,12 +111,14 @@ class Script:
 
 
 @asynccontextmanager
-async def surroundings(client: KubeClient) -> AsyncIterator[JobResources]:
+async def surroundings(
+    client: KubeClient, clock: Callable[[], float] | None = None
+) -> AsyncIterator[JobResources]:
     """Run the resources that runners share."""
     recorder = EventRecorder(client, "test")
     async with aiohttp.ClientSession() as session, running(recorder.run()):
-        clock, slots = steady_clock(), asyncio.Semaphore(4)
-        yield JobResources(client, recorder, session, clock, MASTER, slots)
+        slots = asyncio.Semaphore(4)
+        yield JobResources(client, recorder, session, clock or steady_clock(), MASTER, slots)
 
 
 @pytest.fixture
@@ -123,12 +126,15 @@ def scripted(place: Any) -> Callable[..., Any]:
     """Provide a runner of a job in a namespace of its own, with its script."""
 
     @asynccontextmanager
-    async def opened(given: Object | None = None) -> AsyncIterator[tuple[Place, Script]]:
+    async def opened(
+        given: Object | None = None, clock: Callable[[], float] | None = None
+    ) -> AsyncIterator[tuple[Place, Script]]:
         async with place() as here:
             await definitions.install(here.client)
             made = await here.post(JOBS, given or job())
-            async with surroundings(here.client) as around:
+            async with surroundings(here.client, clock) as around:
                 script = Script()
+                script.clock = around.clock
                 script.runner = runner = JobRunner(around, job_identity(made), script)
                 runner.receive(JobSeen(parse_job(made).spec))
                 async with running(runner.run()):
@@ -163,20 +169,25 @@ async def test_a_pod_prefers_places_by_the_labels_that_nodes_have(scripted: Any)
         assert [one["podAffinityTerm"]["topologyKey"] for one in wishes] == [rack]
 
 
-async def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
-    async with scripted() as (_, script):
-        loop, told = asyncio.get_running_loop(), script.runner.receive
-        script.due = steady_clock()() + 0.5
-        script.order.clear()
-        while Tick not in script.order:  # it now waits for what is due
-            await pause(0)
-        script.order.clear()
-        # The whole loop is paused; messages from that time are then read and reported.
-        time.sleep(0.8)  # noqa: ASYNC251
-        gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
-        loop.call_soon(loop.call_soon, loop.call_soon, told, gone)
-        await script.until(PodGone)
-        assert script.order == [PodGone]
+def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
+    loop = HeldLoop()
+
+    async def check() -> None:
+        async with scripted(clock=loop.time) as (_, script):
+            script.due = loop.time() + 60.0
+            gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
+            script.runner.receive(gone)
+            await script.until(PodGone)
+            script.order.clear()
+            await pause(0)  # it now waits for what is due
+            # As if the process had been stopped: messages are read only after the timers.
+            loop.hold(ahead=61.0)
+            loop.call_soon(loop.call_soon, loop.call_soon, script.runner.receive, gone)
+            await script.told.until(lambda told: told.count(gone) == 2)
+            assert script.order == [PodGone]
+            loop.release()
+
+    run_on(loop, check())
 
 
 async def test_reports_that_wait_are_taken_together_with_what_follows_them(scripted: Any) -> None:
@@ -208,26 +219,13 @@ async def test_a_pod_may_run_before_anything_is_read_about_it(scripted: Any) -> 
         await script.told.until(lambda told: told[-1] == gone)
 
 
-class PauseLoop(asyncio.SelectorEventLoop):
-    """A real event loop that records the length of each pause."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-
-    def call_at(self, when: float, callback: Any, *given: Any, **options: Any) -> Any:
-        """Record a timer, and set it."""
-        if callback.__name__ == "_set_result_unless_cancelled":  # that of `asyncio.sleep`
-            self.pauses.append(round(when - self.time(), 1))
-        return super().call_at(when, callback, *given, **options)
-
-
 def test_only_pods_that_wait_for_a_node_wake_their_job(scripted: Any) -> None:
     loop = PauseLoop()
 
     async def check() -> None:
-        async with scripted() as (_, script):
-            script.due = steady_clock()() + 1000
+        now = steady_clock()()
+        async with scripted(clock=lambda: now) as (_, script):
+            script.due = now + 1000
             script.runner.receive(PodGone(PodName("lm-pods-7"), PodUid("u")))
             await script.until(PodGone)
             assert not {EVENTS_AFTER_SECONDS, SECRET_SECONDS} & set(loop.pauses)
@@ -240,8 +238,7 @@ def test_only_pods_that_wait_for_a_node_wake_their_job(scripted: Any) -> None:
             await pause(0)
             assert {EVENTS_AFTER_SECONDS, SECRET_SECONDS} <= set(loop.pauses)
 
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(check())
+    run_on(loop, check())
 
 
 async def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:
