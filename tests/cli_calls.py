@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from jsonschema import Draft202012Validator
 
 from tests.cli_forks import UNBROKEN, run_unbroken
 from tests.cluster_logs import assert_no_errors
+from unbroken.cli import main
 
 SCHEMAS = Path(__file__).parents[1] / "docs/reference/schemas"
 COUNT = """
@@ -48,6 +53,54 @@ time.sleep(1000)
 """Rank 1 fails as soon as rank 0 has said something."""
 
 
+PROCESSES = {
+    *{("up",), ("down",), ("run",), ("doctor",)},
+    *{("operator",), ("node-daemon",), ("cluster-api",)},
+}
+"""Commands that start processes, or that signals end: each call has a process of its own."""
+
+
+@contextmanager
+def _person(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Make this process look like that of a command, within the block."""
+    before = dict(os.environ), sys.argv
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["unbroken", *arguments]
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before[0])
+        sys.argv = before[1]
+
+
+def _is_in_event_loop() -> bool:
+    """Return True in a coroutine, where no command can run an event loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def call_here(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process."""
+    out, error = io.StringIO(), io.StringIO()
+    code: Any = 0
+    with redirect_stdout(out), redirect_stderr(error), _person(arguments, folder, environment):
+        try:
+            main.run()
+        except SystemExit as end:
+            code = end.code or 0
+    return subprocess.CompletedProcess([*arguments], code, out.getvalue(), error.getvalue())
+
+
 @dataclass(frozen=True)
 class Cli:
     """The `unbroken` command with a cluster directory, in a folder for scripts."""
@@ -70,7 +123,11 @@ class Cli:
         environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `code` None: whatever it ends with."""
-        done = run_unbroken([*arguments], self.folder, environment or self.environment, stdin)
+        environment = environment or self.environment
+        if stdin or arguments[:1] in PROCESSES or _is_in_event_loop():
+            done = run_unbroken([*arguments], self.folder, environment, stdin)
+        else:
+            done = call_here(arguments, self.folder, environment)
         said = f"unbroken {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}"
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr or '"' in done.stderr, said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.cli_calls import Cli, read_until
+from tests.watching import wait_until
 from unbroken.kube.client import MERGE, connect
 from unbroken.local import state
 
@@ -25,7 +25,6 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
 DEEP = "sagemaker.amazonaws.com/deep-health-check-status"
 PODS = "api/v1/namespaces/unbroken-checks/pods"
 CHECKS = "apis/unbroken.dev/v1/nodechecks"
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +46,6 @@ def api(cli: Cli, method: str, path: str, body: Object | None = None) -> Object:
             return await client.raw(method, path, body=body, headers=headers)
 
     found: Object = msgspec.json.decode(asyncio.run(ask()))
-    return found
-
-
-def until(look: Callable[[], Any]) -> Any:
-    """Wait until `look` returns a true value; return it."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not (found := look()):
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
     return found
 
 
@@ -119,7 +109,7 @@ def test_the_node_at_fault_is_named_and_marked_and_no_other(cli: Cli) -> None:
     texts = [one["message"] for one in events if one["reason"] == "DeepHealthCheckFailed"]
     assert len(texts) == 1
     assert "memory-pattern: memory gave back other bytes" in texts[0]
-    until(lambda: not api(cli, "GET", PODS)["items"])
+    wait_until(lambda: not api(cli, "GET", PODS)["items"])
     logs = cli.directory / "logs"
     lines = (logs / "node-1" / "sagemaker-deep-health-check.log").read_text().splitlines()
     assert any("\tinfo\tcpu-arithmetic success" in line for line in lines)
@@ -138,7 +128,7 @@ def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli])
     with planted(cli, "node-0", "hang:cpu-arithmetic"):
         process = cli.start("check", "node-0", "--kind", "InstanceStress")
         read_until(process, lambda line: "node-0: InstanceStress" in line)
-        (pod,) = until(lambda: pods_of(cli))
+        (pod,) = wait_until(lambda: pods_of(cli))
         assert said(cli, "node-0") == ("Unschedulable", "InProgress", False)
         process.send_signal(signal.SIGINT)
         assert "the check continues; see it with: kubectl" in process.communicate(timeout=60)[0]
@@ -146,18 +136,18 @@ def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli])
         assert running is not None
         os.kill(running.pid, signal.SIGKILL)
         # On a busy machine it lives on for a moment, and `up` would find a cluster that runs.
-        until(lambda: state.running(state.Paths(cli.directory)) is None)
+        wait_until(lambda: state.running(state.Paths(cli.directory)) is None)
         cli.call("up", "--detach")
-        (again,) = until(lambda: pods_of(cli))
+        (again,) = wait_until(lambda: pods_of(cli))
         assert again["metadata"]["uid"] == pod["metadata"]["uid"]
-        os.kill(until(lambda: process_of(pod["metadata"]["name"])), signal.SIGKILL)
+        os.kill(wait_until(lambda: process_of(pod["metadata"]["name"])), signal.SIGKILL)
 
         def ended() -> Object | None:
             (check,) = api(cli, "GET", CHECKS)["items"]
             status: Object = check["status"]
             return status if "endedAt" in status else None
 
-        status = until(ended)
+        status = wait_until(ended)
     assert (status["phase"], status.get("faulty")) == ("Unknown", None)
     assert [one["outcome"] for one in status["results"]] == ["unknown"]
     assert "its pod ended with 137" in status["results"][0]["message"]
@@ -168,11 +158,11 @@ def test_a_check_that_is_deleted_gives_its_node_back(cli: Cli) -> None:
     with planted(cli, "node-0", "hang:cpu-arithmetic"):
         before = said(cli, "node-0")
         check = cli.json("check", "node-0", "--kind", "instancestress", "--no-wait")
-        (pod,) = until(lambda: pods_of(cli))
+        (pod,) = wait_until(lambda: pods_of(cli))
         assert said(cli, "node-0")[:2] == ("Unschedulable", "InProgress")
         api(cli, "DELETE", f"{CHECKS}/{check['name']}")
-        until(lambda: said(cli, "node-0") == before)
-        until(lambda: pod["metadata"]["name"] not in str(api(cli, "GET", PODS)["items"]))
+        wait_until(lambda: said(cli, "node-0") == before)
+        wait_until(lambda: pod["metadata"]["name"] not in str(api(cli, "GET", PODS)["items"]))
 
 
 def test_a_node_that_trains_is_waited_for_or_tested_beside_it(cli: Cli) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli_nodes import until
 from tests.cli_calls import COUNT, Cli, read_until
 from tests.e2e.control import api_of, is_ready, is_tainted
 from tests.operator.pytorchjobs import pytorchjob
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -35,7 +35,7 @@ def counting(
     process = cli.start(*command)
     read_until(process, lambda line: line == "step 1")
     # A worker's first output may come before the operator has a report of every worker.
-    until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
+    wait_until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
     yield name, process
     process.terminate()
     process.communicate(timeout=30)

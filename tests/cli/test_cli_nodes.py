@@ -5,24 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.cli_calls import Cli, manifest
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
-PATIENCE_SECONDS = 90.0
-
-
-def until(read: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
-    """Read until `holds` is true of the result; return it. Each reading takes its time."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds(found := read()):
-        assert time.monotonic() < deadline, f"not in time: {found}"
-    return found
 
 
 def kubectl(cli: Cli, *words: str, stdin: str | None = None) -> str:
@@ -98,22 +89,22 @@ def test_faulty_node_is_replaced_while_its_job_goes_on(make_cli: Callable[..., C
         cli.folder
     )
     kubectl(cli, "apply", "-f", "-", stdin=json.dumps(job))
-    rows = until(
+    rows = wait_until(
         lambda: cli.json("nodes")["nodes"], lambda rows: any(row["jobPods"] for row in rows)
     )
     name = next(row["name"] for row in rows if row["jobPods"])
     other = next(row["name"] for row in rows if not row["jobPods"])
-    until(lambda: cli.json("jobs")["jobs"], lambda jobs: jobs[0]["state"] == "Running")
+    wait_until(lambda: cli.json("jobs")["jobs"], lambda jobs: jobs[0]["state"] == "Running")
     log = cli.directory / "nodes" / name / "kernel.log"
     with log.open("a") as file:
         file.write("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.\n")
-    names = until(lambda: node_names(cli), lambda names: name not in names and len(names) == 2)
+    names = wait_until(lambda: node_names(cli), lambda names: name not in names and len(names) == 2)
     new = next(one for one in names if one != other)
     assert new.startswith(f"{name}-")
-    until(lambda: described(cli, new), lambda row: row["schedulable"] and row["ready"])
+    wait_until(lambda: described(cli, new), lambda row: row["schedulable"] and row["ready"])
     (cli.folder / "end").touch()
-    until(lambda: cli.json("jobs")["jobs"], lambda jobs: jobs[0]["state"] == "Completed")
-    until(
+    wait_until(lambda: cli.json("jobs")["jobs"], lambda jobs: jobs[0]["state"] == "Completed")
+    wait_until(
         lambda: cli.call("nodes", "describe", name, code=1).stderr,
         lambda said: f"{name} was replaced by {new}" in said,
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli_nodes import described, kubectl, node_names, until
+from tests.cli.test_cli_nodes import described, kubectl, node_names
 from tests.cli_calls import Cli
 from tests.e2e.clusters import kill
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
 GSP = "NVRM: Xid (PCI:0000:01:00): 119, pid=1, Timeout waiting for RPC from GSP\n"
@@ -40,7 +41,7 @@ def test_without_recovery_a_bad_node_is_labelled_and_left(make_cli: Callable[...
     cli = make_cli()
     cli.call("up", "--detach", "--nodes", "2", "--node-recovery", "None")
     break_node(cli, "node-0")
-    until(lambda: rows(cli)["node-0"]["score"], lambda score: score > 0)
+    wait_until(lambda: rows(cli)["node-0"]["score"], lambda score: score > 0)
     # A repair of the other, which a person orders, is done from begin to end meanwhile.
     cli.call("nodes", "reset", "node-1", "--wait")
     left = described(cli, "node-0")
@@ -48,7 +49,7 @@ def test_without_recovery_a_bad_node_is_labelled_and_left(make_cli: Callable[...
     assert (left["repair"], left["verified"], left["ordered"]) == (None, "", "")
     assert not left["record"].get("history")
     kubectl(cli, "annotate", "node", "node-0", "unbroken.dev/repair=reset")
-    until(lambda: history(cli, "node-0"), lambda ended: ended == [("reset-gpu", "Done")])
+    wait_until(lambda: history(cli, "node-0"), lambda ended: ended == [("reset-gpu", "Done")])
     assert rows(cli)["node-0"]["health"] == "Schedulable"
 
 
@@ -57,10 +58,10 @@ def test_repair_goes_on_in_the_next_up_and_is_made_once(make_cli: Callable[..., 
     cli = make_cli(nodes=2)
     before = rows(cli)["node-0"]["bootId"]
     cli.call("nodes", "reboot", "node-0")
-    until(lambda: rows(cli)["node-0"]["repair"], lambda repair: repair is not None)
+    wait_until(lambda: rows(cli)["node-0"]["repair"], lambda repair: repair is not None)
     kill(cli.json("status")["pid"])
     cli.call("up", "--detach")
-    until(lambda: history(cli, "node-0"), lambda ended: ended == [("reboot", "Done")])
+    wait_until(lambda: history(cli, "node-0"), lambda ended: ended == [("reboot", "Done")])
     machine = kubectl(cli, "get", "machines.unbroken.dev", "node-0", "-o", "jsonpath={.spec.boots}")
     assert machine == "1"
     row = rows(cli)["node-0"]
@@ -73,9 +74,9 @@ def test_dry_run_says_what_it_would_do(make_cli: Callable[..., Cli]) -> None:
     cli = make_cli()
     cli.call("up", "--detach", "--nodes", "1", "--repair-dry-run")
     break_node(cli, "node-0")
-    repair = until(lambda: rows(cli)["node-0"]["repair"], lambda repair: repair is not None)
+    repair = wait_until(lambda: rows(cli)["node-0"]["repair"], lambda repair: repair is not None)
     assert repair["action"] == "reset-gpu"
-    shown = until(
+    shown = wait_until(
         lambda: cli.call("nodes", "list", "-o", "wide").stdout, lambda text: "dry run" in text
     )
     assert "dry run: would reset-gpu the node" in shown
@@ -94,15 +95,15 @@ def test_five_bad_nodes_are_repaired_one_by_one_and_replaced_if_it_comes_back(
     def under_repair() -> int:
         return sum(1 for one in rows(cli).values() if one["repair"])
 
-    until(under_repair, lambda count: count == 5)
-    until(under_repair, lambda count: count == 0)
+    wait_until(under_repair, lambda count: count == 5)
+    wait_until(under_repair, lambda count: count == 0)
     assert {tuple(history(cli, name)) for name in node_names(cli)} == {(("reset-gpu", "Done"),)}
     # Not by looks at the nodes: each record is written on its own.
     made = [described(cli, name)["record"]["history"][0] for name in node_names(cli)]
     spans = sorted((one["withdrawnAt"], one["endedAt"]) for one in made)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     break_node(cli, "node-0")
-    until(lambda: node_names(cli), lambda names: "node-0" not in names and len(names) == 5)
+    wait_until(lambda: node_names(cli), lambda names: "node-0" not in names and len(names) == 5)
     ledger = cli.json("nodes", "blame", "node-0")
     assert {"fault", "relapse"} <= {one["kind"] for one in ledger["blame"]}
 
@@ -122,17 +123,17 @@ def test_flapping_node_ends_in_quarantine_until_it_is_cleared(make_cli: Callable
     cli = make_cli(nodes=2)
     for _ in range(5):
         kubectl(cli, "annotate", "node", "node-0", "unbroken.dev/power=off")
-        until(lambda: rows(cli)["node-0"]["ready"], lambda ready: not ready)
+        wait_until(lambda: rows(cli)["node-0"]["ready"], lambda ready: not ready)
         kubectl(cli, "annotate", "node", "node-0", "unbroken.dev/power-")
-        until(lambda: rows(cli)["node-0"]["ready"], lambda ready: ready)
-    row = until(lambda: rows(cli)["node-0"], lambda row: row["quarantined"] is not None)
+        wait_until(lambda: rows(cli)["node-0"]["ready"], lambda ready: ready)
+    row = wait_until(lambda: rows(cli)["node-0"], lambda row: row["quarantined"] is not None)
     assert "points are held against it" in row["quarantined"]
-    until(lambda: rows(cli)["node-0"]["schedulable"], lambda schedulable: not schedulable)
+    wait_until(lambda: rows(cli)["node-0"]["schedulable"], lambda schedulable: not schedulable)
     assert "Quarantined" in cli.call("nodes").stdout
     assert "nodes clear node-0 --why" in cli.call("nodes", "describe", "node-0").stdout
     done = cli.call("nodes", "clear", "node-0", "--why", "new power supply")
     assert "a burn-in follows" in done.stdout
-    row = until(lambda: rows(cli)["node-0"], lambda row: row["repair"] is not None)
+    row = wait_until(lambda: rows(cli)["node-0"], lambda row: row["repair"] is not None)
     assert (row["score"], row["repair"]["askedBy"]) == (0, "clear")
     kinds = kubectl(cli, "get", "nodechecks", "-o", "jsonpath={.items[*].spec.kinds}")
     assert "InstanceStress" in kinds
