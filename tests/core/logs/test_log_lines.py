@@ -67,20 +67,42 @@ def test_the_end_of_the_stream_does_not_repeat_a_bar() -> None:
     assert assembler.close() == []
 
 
-def test_the_head_of_a_10_mb_line_comes_at_the_bound_and_the_rest_is_dropped() -> None:
+def test_a_10_mb_line_comes_in_bounded_pieces_with_nothing_lost() -> None:
     assembler = LineAssembler()
     chunk, found, held = b"x" * 65_536, [], 0
     for _ in range(160):
         found += assembler.feed(chunk)
         held = max(held, len(assembler._pending))
-    assert [len(line) for line in found] == [LINE_BYTES_MAX]
-    assert held <= LINE_BYTES_MAX
-    assert assembler.feed(b"rest\nnext\n") == [b"next"]
+    assert held < LINE_BYTES_MAX
+    found += assembler.feed(b"rest\nnext\n")
+    assert max(map(len, found)) == LINE_BYTES_MAX
+    assert (b"".join(found[:-1]), found[-1]) == (chunk * 160 + b"rest", b"next")
+    assert LineAssembler().feed(chunk * 160 + b"rest\nnext\n") == found
 
 
-def test_a_10_mb_line_in_one_piece_is_cut() -> None:
-    lines = LineAssembler().feed(b"first\n" + b"x" * 10_000_000 + b"\nlast\n")
-    assert [len(line) for line in lines] == [5, LINE_BYTES_MAX, 4]
+def test_a_long_line_is_cut_before_a_space() -> None:
+    line = b"y" * LINE_BYTES_MAX + b" loss=1" * 20_000
+    first, *pieces = LineAssembler().feed(line + b"\n")
+    assert len(pieces) == 3
+    assert first + b"".join(pieces) == line
+    for piece in pieces:
+        assert piece.startswith(b" loss=1 ")
+        assert piece.endswith(b" loss=1")
+
+
+def test_what_a_pending_line_has_got_is_shown_once() -> None:
+    assembler = LineAssembler(20)
+    seen = []
+    for chunk in (b"a\nstep=1", b"", b" step=2", b" step=3", b" \x1b[1mend", b"\nb", b"\n"):
+        assembler.feed(chunk)
+        seen.append(b"".join(assembler.unfinished()))
+    assert seen == [b"step=1", b"", b" step=2", b" step=3", b" end", b"b", b""]
+
+
+def test_a_bar_that_was_handed_out_is_not_unfinished() -> None:
+    assembler = LineAssembler()
+    assert assembler.feed(b"\r 1%") == [b" 1%"]
+    assert assembler.unfinished() == []
 
 
 PIECES = st.sampled_from(

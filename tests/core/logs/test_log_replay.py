@@ -132,6 +132,7 @@ def test_lines_keep_their_numbers_however_they_are_cut(size: int) -> None:
         (4, False, b" 2%"),
         (4, False, b" 3%"),
         (5, True, b"x" * 9),
+        *[(5, False, b"x" * 9)] * 3,
         (6, True, b"last"),
     ]
 

@@ -1,8 +1,8 @@
 """Log rules: what each field means, claim by claim.
 
 A script is one step a word: `+` start, `-` pause, `=R` rank R ends well, `RTEXT` or `R!TEXT` a
-line of rank R on stdout or stderr (underscores are spaces); `T:` before it is the time.  Ticks come
-by themselves, at deadlines, before whatever happens later.
+line of rank R on stdout or stderr, `R~TEXT` a line without an end (underscores are spaces); `T:`
+before it is the time.  Ticks come by themselves, at deadlines, before whatever happens later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unbroken.core.logs.rule_events import (
     RankEnded,
     RuleRecovered,
     RuleViolated,
+    Unfinished,
 )
 from unbroken.core.logs.rules import LogRules
 from unbroken.core.tick import Tick
@@ -53,14 +54,16 @@ def run(rules: LogRules, script: str, end: float = END) -> list[LogRuleEffect]:
 def _steps(script: str) -> Iterator[tuple[float, LogRuleEvent]]:
     for word in script.split():
         at, text = word.split(":", 1)
-        yield float(at), _event(text)
+        yield float(at), _event(text, float(at))
 
 
-def _event(text: str) -> LogRuleEvent:
+def _event(text: str, at: float) -> LogRuleEvent:
     if text in "+-":
         return LogStarted() if text == "+" else Paused()
     if text[0] == "=":
         return RankEnded(int(text[1:]))
+    if text[1] == "~":
+        return Unfinished(int(text[0]), text[2:].replace("_", " ").encode(), at)
     stream = "stderr" if text[1] == "!" else "stdout"
     return Lines(int(text[0]), stream, [text[1:].lstrip("!").replace("_", " ").encode()])
 
@@ -101,6 +104,31 @@ CASES: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         [{**START, "expectedStartCutOffInSeconds": 0.25}],
         "0:+",
         "Hang:r0@0.25",
+    ),
+    "a match in a line without an end is in time": (
+        [{**START, **OFTEN}],
+        "0:+ 59:4~loss=1 69:4~_loss=2",
+        "Hang:r0@79/4",
+    ),
+    "a line without an end that does not match does not count": (
+        [START],
+        "0:+ 5:4~los",
+        "Hang:r0@60",
+    ),
+    "values and faults wait for the end of the line": (
+        [HIGH, FAULT],
+        "0:+ 5:4~loss=9 6:4~loss=9 7:4~loss=9",
+        "",
+    ),
+    "a hang ends with a match in a line without an end": (
+        [OFTEN],
+        "0:+ 5:4loss=1 20:4~loss=2",
+        "Hang:r0@15/4 -Hang:r0@20/4 Hang:r0@30/4",
+    ),
+    "no line without an end counts during a pause": (
+        [START],
+        "0:+ 10:- 20:4~loss=1 30:+",
+        "Hang:r0@80",
     ),
     # the recurring frequency
     "never matched, nothing recurs": ([OFTEN], "0:+", ""),

@@ -17,6 +17,7 @@ from unbroken.core.logs.rule_events import (
     Paused,
     RankEnded,
     RuleViolated,
+    Unfinished,
 )
 from unbroken.core.logs.rules import LogRules
 from unbroken.core.tick import Tick
@@ -47,6 +48,8 @@ class LogWatch:
         self._reported = (-1, -1)
         """Hits and turns of the rules at the last report."""
         self._reported_at = 0.0
+        self._open: dict[tuple[int, str], tuple[LineAssembler, float]] = {}
+        """Open streams, and when each was last read, by rank and name."""
 
     @classmethod
     def make(
@@ -72,6 +75,7 @@ class LogWatch:
 
         def read(chunk: bytes, is_drained: bool) -> None:
             result = lines.feed(chunk, is_drained) if chunk else lines.close()
+            self._open[rank, stream] = lines, self._clock()
             if result:
                 self._step(Lines(rank, stream, result))
 
@@ -98,6 +102,9 @@ class LogWatch:
 
     def tick(self) -> None:
         """Tick at the deadline, after everything that could be read was read."""
+        for (rank, _), (lines, at) in self._open.items():
+            for text in lines.unfinished():
+                self._step(Unfinished(rank, text, at))
         self._step(Tick())
 
     def _step(self, event: LogRuleEvent) -> None:

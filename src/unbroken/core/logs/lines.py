@@ -1,12 +1,13 @@
 """Lines fit for matching, made of the bytes of a worker's output.
 
 A line ends at a newline or a carriage return, so each state of a progress bar is a line. Lines are
-valid UTF-8 without terminal control sequences, never empty, and cut at a bound. The head is
-returned once the bound is reached, the rest of that line is dropped.
+valid UTF-8 without terminal control sequences, never empty, and bounded. A longer line is several:
+it is cut before a space where there is one, so that no number is cut and no later piece looks like
+the beginning of a line.
 
 A partial line is held back until its end comes: a block-buffered writer stops anywhere, even inside
 a number. The one exception is a progress bar: it *begins* with its carriage return, so its newest
-state has no end yet.
+state has no end yet. `unfinished` shows what is held back.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class LineAssembler:
         self._max = line_bytes_max
         self._pending = b""
         """Start of the line whose end has not come."""
-        self._is_cut = False
-        """The head of this line was returned; the rest is dropped."""
+        self._looked = 0
+        """Bytes of the pending line that `unfinished` has returned."""
         self._is_bar = False
         """The pending line began with a carriage return."""
         self._shown = b""
@@ -51,15 +52,15 @@ class LineAssembler:
         if carriage_return >= 0:
             text = text.replace(b"\r", b"\n")
         lines = text.split(b"\n")
-        if self._is_cut:
-            lines[0] = b""
-        elif self._pending:
+        if self._pending:
             lines[0] = self._pending + lines[0]
         tail = lines.pop()
         if lines:
             if self._shown and lines[0] == self._shown:
                 lines[0] = b""
-            self._is_bar, self._is_cut, self._shown = carriage_return > newline, False, b""
+            self._is_bar, self._shown, self._looked = carriage_return > newline, b"", 0
+            if max(map(len, lines)) >= self._max:
+                lines = [piece for line in lines for piece in self._pieces(line)]
         lines.extend(self._keep(tail, is_drained))
         is_plain = text.isascii() and b"\x1b" not in text and b"\a" not in text
         return self._clean(lines, is_plain)
@@ -70,28 +71,42 @@ class LineAssembler:
         self._pending = self._shown = b""
         return self._clean([tail])
 
+    def unfinished(self) -> list[bytes]:
+        """Return what the pending line has got since the last call; its end may be cut."""
+        new = b"" if self._pending == self._shown else self._pending[self._looked :]
+        self._looked = len(self._pending)
+        return self._clean([new])
+
+    def _pieces(self, line: bytes) -> list[bytes]:
+        """Cut a line that reaches the bound; all but the last piece are whole."""
+        pieces, start = [], 0
+        while len(line) - start >= self._max:
+            end = line.rfind(b" ", start + self._max // 2, start + self._max)
+            end = end if end > start else start + self._max
+            pieces.append(line[start:end])
+            start = end
+        return [*pieces, line[start:]]
+
     def _keep(self, tail: bytes, is_drained: bool) -> list[bytes]:
         """Hold the unfinished line back; return what need not wait."""
-        self._pending = tail
-        if len(tail) >= self._max:
-            self._pending, self._is_cut, self._shown = b"", True, b""
-            return [tail]
-        if self._is_bar and is_drained and tail != self._shown:
-            self._shown = tail
-            return [tail]
-        return []
+        *lines, self._pending = self._pieces(tail)
+        if lines:
+            self._shown = b""
+            self._looked = max(self._looked - (len(tail) - len(self._pending)), 0)
+        if self._is_bar and is_drained and self._pending != self._shown:
+            self._shown = self._pending
+            lines.append(self._pending)
+        return lines
 
     def _clean(self, lines: list[bytes], is_plain: bool = False) -> list[bytes]:
         """Return the lines cleaned. `is_plain`: after the first, lines are ASCII without terminal
         sequences."""
-        if is_plain and len(lines) > 1 and max(map(len, lines)) <= self._max:
+        if is_plain and len(lines) > 1:
             lines[0] = self._line(lines[0])
             return [line for line in lines if line]
         return [clean for line in lines if line and (clean := self._line(line))]
 
     def _line(self, line: bytes) -> bytes:
-        if len(line) > self._max:
-            line = line[: self._max]
         if b"\x1b" in line or b"\a" in line:
             line = _TERMINAL.sub(b"", line)
         return line if line.isascii() else line.decode(errors="replace").encode()

@@ -40,13 +40,25 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Text of a line whose end has not come, and when it came.
+
+    A match shows that the rank works. Values and faults wait for the end of the line.
+    """
+
+    rank: int
+    text: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnded:
     """The rank's worker ended well; nothing more will come from it."""
 
     rank: int
 
 
-LogRuleEvent = LogStarted | Paused | Lines | RankEnded | Tick
+LogRuleEvent = LogStarted | Paused | Lines | Unfinished | RankEnded | Tick
 
 
 @dataclass(frozen=True, slots=True)

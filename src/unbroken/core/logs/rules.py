@@ -4,7 +4,8 @@ One `LogRules` serves one node for one attempt. The fields mean what HyperPod's 
 its agent 1.1.3 define, with these differences:
 
 - Lines of every rank count, of stdout and stderr; `rule_config` decides which ranks *must* log.
-- Violations come at their deadline. A line that was written in time but read late still counts.
+- Violations come at their deadline. A line that was written in time but read late still counts,
+  and so does a match in a line whose end has not come (`Unfinished`).
   Only a tick finds a hang, and a driver must pass on everything that can be read before the tick.
 - Values: see `values`.
 - When the rank that matched last ends well, the rule pauses until another rank matches.
@@ -34,6 +35,7 @@ from .rule_events import (
     RankEnded,
     RuleRecovered,
     RuleViolated,
+    Unfinished,
     Violation,
 )
 from .values import Meter
@@ -178,6 +180,8 @@ class LogRules:
         match event:
             case Lines():
                 self._read(event, now if self._paused_at is None else self._paused_at)
+            case Unfinished() if self._paused_at is None:
+                self._glance(event)
             case LogStarted():
                 self._start(now)
             case Paused():
@@ -186,7 +190,7 @@ class LogRules:
                 self._end(event.rank)
             case Tick() if self._paused_at is None and now >= self._next:
                 self._expire(now)
-            case Tick():
+            case Tick() | Unfinished():
                 pass
         return self._effects
 
@@ -242,6 +246,19 @@ class LogRules:
                     rule.is_faulted = True
                     why = f"rank {rank} logged: {shown(line)}"
                     self._effects.append(rule.violated(Violation.FAULT, now, why))
+
+    def _glance(self, event: Unfinished) -> None:
+        """Move the deadlines of rules that match a line without an end."""
+        for index in self._patterns.match(event.text):
+            rule = self._targets[index]
+            clock = rule.clocks.get(event.rank)
+            is_stop = index >= len(self._rules)
+            if is_stop or clock is None or clock.is_stopped or clock.since is None:
+                continue
+            if event.at >= clock.since:
+                clock.since, clock.rank = event.at, event.rank
+                if not clock.has_matched or clock.is_overdue or clock.is_resting:
+                    self._revive(rule, clock, event.at)
 
     def _revive(self, rule: _Rule, clock: _Clock, now: float) -> None:
         """Restart a clock at its first match, or after its hang."""

@@ -28,6 +28,7 @@ from unbroken.core.logs.rule_events import (
     LogStarted,
     Paused,
     RuleViolated,
+    Unfinished,
     Violation,
 )
 from unbroken.core.logs.rules import LogRules
@@ -224,6 +225,8 @@ class Judge:
         self._rules = LogRules(rules, [0])
         self._limits = {rule.spec.name: rule.spec for rule in rules}
         self._lines = LineAssembler(LINE_BYTES_MAX)
+        self._at = 0.0
+        """When the log was last read."""
         self._last = b""
         """The newest line."""
         self._broken: dict[tuple[str, Violation], RuleViolated] = {}
@@ -238,13 +241,15 @@ class Judge:
 
     def read(self, text: str, now: float) -> None:
         """Take in more of the log."""
-        lines = self._lines.feed(text.encode(errors="replace"))
+        lines, self._at = self._lines.feed(text.encode(errors="replace")), now
         if lines:
             self._last = lines[-1]
             self._step(Lines(0, "stdout", lines), now)
 
     def broken(self, now: float) -> str:
         """Say how the log, read to its end, breaks a rule; empty: it breaks none."""
+        for unfinished in self._lines.unfinished():
+            self._step(Unfinished(0, unfinished, self._at), now)
         self._step(Tick(), now - LATE_SECONDS)
         worst = min(self._broken.values(), key=lambda one: (one.at, one.rule), default=None)
         return "" if worst is None else self._words(worst)
