@@ -1,180 +1,121 @@
-"""The lease on real workers: who renews it, and who ends them when nobody does."""
+"""The lease on the workers, and who renews it: an operator, or all agents of the attempt together.
+
+In virtual time; in test_agent_lease_processes.py leases of real workers run out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.agent.running import KEY, Running, linked, program, running, start
-from tests.agent_requests import raw_link
-from unbroken.agent.workers import keeper, lineage
-from unbroken.agent.workers.keeper import send_lease
-from unbroken.wire.agent import AgentReport, AgentState
+from tests.agent.running import KEY, start
+from tests.agent.virtual_agents import Agent, Wire, agent
+from tests.agent_requests import AgentRequests, raw_link
+from tests.virtual_time import advance, in_virtual_time
+from unbroken.wire.agent import AgentState
 from unbroken.wire.observation import CollectCommand
 
-pytestmark = pytest.mark.slow
-
-Story = Callable[[Path], Coroutine[Any, Any, None]]
 LEASE = 8.0
-"""The default: agents that wait 2 s for a processor of a busy machine keep it."""
 CHANGES = 60
 """Reports that follow one another."""
-LATE = 3.0
-"""Seconds that a busy machine may be late; the tests distinguish seconds from many seconds."""
+BODY = {
+    "rank": 0, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29400, "faultCount": 0,
+    "progress": {}, "ipVersion": None, "lease_seconds": LEASE,
+}  # fmt: skip
 
 
-@contextlib.contextmanager
-def agents(directory: Path, count: int) -> contextlib.AbstractContextManager[list[Running]]:
-    """Agents of one job, each with one worker that lives for ever."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for number in range(count):
-            place = directory / str(number)
-            place.mkdir()
-            worker = program(place, "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-            found.append(stack.enter_context(running(place, worker, nproc=1)))
-        yield found
+def now() -> float:
+    """Return the virtual time."""
+    return asyncio.get_running_loop().time()
 
 
-async def started(given: list[Running], attempt: int = 0) -> list[AgentReport]:
-    """Start an attempt on all of them, and let the operator go."""
+@contextlib.asynccontextmanager
+async def attempt(count: int) -> AsyncIterator[tuple[list[Agent], Wire]]:
+    """Run an attempt whose operator leaves after two leases; the wire leads to the first agent."""
     async with contextlib.AsyncExitStack() as stack:
-        operators = [await stack.enter_async_context(linked(agent)) for agent in given]
-        for rank, operator in enumerate(operators):
-            parent = f"127.0.0.1:{given[0].port}" if rank else ""
-            changes = {"rank": rank, "nnodes": len(given), "parent": parent}
-            operator.send(start(attempt, lease_seconds=LEASE, **changes))
-        reports = [await operator.workers(attempt) for operator in operators]
-        # Renewed for longer than a lease, while the operator is there.
-        began = time.monotonic()
-        while time.monotonic() < began + LEASE + 1:
-            for operator in operators:
-                await operator.more(1)
-        assert all(operator.reports[-1].state is AgentState.RUNNING for operator in operators)
-        return reports
+        found = [await stack.enter_async_context(agent(1)) for _ in range(count)]
+        wire = await stack.enter_async_context(found[0].wire())
+        async with contextlib.AsyncExitStack() as links:
+            operators = [await links.enter_async_context(one.operator()) for one in found]
+            for rank, operator in enumerate(operators):
+                parent = f"127.0.0.1:{wire.port}" if rank else ""
+                operator.send(start(rank=rank, nnodes=count, parent=parent, lease_seconds=LEASE))
+                await operator.workers(0)
+            await asyncio.sleep(2 * LEASE)
+            assert all(one.workers.alive for one in found), "the operator renews their leases"
+        yield found, wire
 
 
-def lives(report: AgentReport) -> bool:
-    try:
-        os.kill(report.workers[0].pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+async def post(one: Agent, path: str, body: dict[str, Any]) -> int:
+    """Send a request in a thread; return the status of the answer."""
+
+    def send() -> int:
+        with contextlib.closing(AgentRequests("127.0.0.1", one.port, KEY)) as requests:
+            return requests.request("POST", path, json.dumps(body).encode(), {})[0]
+
+    return await asyncio.to_thread(send)
 
 
-async def ended_after(report: AgentReport) -> float:
-    """Seconds until the only worker has ended."""
-    began = time.monotonic()
-    while lives(report):
-        await asyncio.sleep(0.05)
-    return time.monotonic() - began
-
-
-async def workers_end_where_neither_operator_nor_peers_are_heard(directory: Path) -> None:
-    with agents(directory, 2) as (first, second):
-        one, other = await started([first, second])
-        killed_at = time.monotonic()
-        second.process.kill()
-        assert await ended_after(other) < LATE
-        await ended_after(one)
-        assert LEASE - 2 < time.monotonic() - killed_at < LEASE + LATE
-        report = first.report()
-        assert (report.state, report.newest_attempt) == (AgentState.READY, 0)
-        assert report.lease_seconds == LEASE
-
-
-async def an_operator_that_is_away_stops_nothing(directory: Path) -> None:
-    with agents(directory, 3) as given:
-        reports = await started(given)
+@in_virtual_time
+async def test_an_operator_that_is_away_stops_nothing() -> None:
+    async with attempt(3) as (found, _):
         await asyncio.sleep(3 * LEASE)
-        assert all(map(lives, reports)), [agent.stderr.all() for agent in given]
-        assert [agent.report().state for agent in given] == [AgentState.RUNNING] * 3
+        assert all(one.workers.alive for one in found)
+        assert {one.report().state for one in found} == {AgentState.RUNNING}
 
 
-async def the_keeper_of_a_frozen_agent_ends_its_workers(directory: Path) -> None:
-    with agents(directory, 2) as (first, second):
-        one, other = await started([first, second])
-        assert one.pid is not None
-        os.kill(one.pid, signal.SIGSTOP)
-        assert await ended_after(one) < LEASE + LATE
-        assert first.wait() == 137
-        assert b"the lease on the workers has run out" in first.stderr.all()
-        assert await ended_after(other) < LEASE + LATE
+@pytest.mark.parametrize("how", ["cut", "hold"])
+@in_virtual_time
+async def test_workers_end_where_neither_operator_nor_peers_are_heard(how: str) -> None:
+    async with attempt(2) as (found, wire):
+        await asyncio.sleep(LEASE)
+        cut_at = now()
+        wire.cut() if how == "cut" else wire.hold()
+        while all(one.workers.alive for one in found):
+            await asyncio.sleep(0.1)
+        # Peers vouch for the time of a question, and ask each half second.
+        assert now() - cut_at > LEASE - 2
+        await asyncio.sleep(max(0.0, cut_at + LEASE + 0.1 - now()))
+        for one in found:
+            report = one.report()
+            assert (one.workers.alive, report.state) == ({}, AgentState.READY)
+            assert (report.newest_attempt, report.lease_seconds) == (0, LEASE)
 
 
-async def workers_end_while_the_whole_machine_is_stopped(directory: Path) -> None:
-    with agents(directory, 2) as (first, second):
-        one, other = await started([first, second])
-        pid = one.workers[0].pid
-        for number in (first.process.pid, one.pid, pid):
-            os.kill(number, signal.SIGSTOP)
-        try:
-            began = time.monotonic()
-            while not lineage.is_dying(pid):
-                assert time.monotonic() < began + LEASE + LATE, "the kernel waits for a process"
-                await asyncio.sleep(0.05)
-        finally:
-            os.kill(first.process.pid, signal.SIGCONT)
-        assert first.wait() == 137
-        assert b"the lease on the workers has run out" in first.stderr.all()
-        assert await ended_after(other) < LEASE + LATE
+@in_virtual_time
+async def test_workers_end_after_a_suspension_that_was_longer_than_their_lease() -> None:
+    async with attempt(2) as (found, _):
+        advance(2 * LEASE)
+        await asyncio.sleep(1)
+        assert [one.workers.alive for one in found] == [{}, {}]
 
 
-async def an_agent_says_that_it_does_not_reach_its_parent(directory: Path) -> None:
-    with agents(directory, 1) as (agent,), socket.socket() as parent:
-        parent.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{parent.getsockname()[1]}"
-        async with linked(agent) as operator:
-            operator.send(start(0, rank=1, nnodes=2, parent=address, lease_seconds=LEASE))
+@in_virtual_time
+async def test_an_agent_says_that_it_does_not_reach_its_parent() -> None:
+    async with agent(1) as one, one.operator() as operator:
+        with socket.socket() as parent:
+            parent.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{parent.getsockname()[1]}"
+            operator.send(start(rank=1, nnodes=2, parent=address, lease_seconds=LEASE))
             await operator.report(lambda report: report.unreached == address)
             parent.listen()
             found = await operator.report(lambda report: not report.unreached)
             assert found.state is AgentState.RUNNING
 
 
-STORIES = (
-    an_agent_says_that_it_does_not_reach_its_parent,
-    workers_end_where_neither_operator_nor_peers_are_heard,
-    an_operator_that_is_away_stops_nothing,
-    the_keeper_of_a_frozen_agent_ends_its_workers,
-    workers_end_while_the_whole_machine_is_stopped,
-)
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Future[None]]]:
-    """The stories, all of which have begun: each waits for leases to run out."""
-    with ThreadPoolExecutor(len(STORIES)) as pool:
-        yield {
-            one: pool.submit(asyncio.run, one(tmp_path_factory.mktemp(one.__name__)))
-            for one in STORIES
-        }
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_the_lease_is_renewed_or_ends_the_workers(
-    told: dict[Story, Future[None]], story: Story
-) -> None:
-    told[story].result()
-
-
-async def test_a_spare_tells_which_agents_it_does_not_reach(tmp_path: Path) -> None:
-    with agents(tmp_path, 2) as (spare, other), socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        away, there = (f"127.0.0.1:{port}" for port in (closed.getsockname()[1], other.port))
-        async with linked(spare) as operator:
+@in_virtual_time
+async def test_a_spare_tells_which_agents_it_does_not_reach() -> None:
+    async with agent(1) as spare, agent(1) as other, spare.operator() as operator:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            away, there = (f"127.0.0.1:{port}" for port in (closed.getsockname()[1], other.port))
             await operator.more(1)
             operator.send(CollectCommand(7, 3, 3.0, peers=(away, there)))
             await operator.until(lambda: bool(operator.evidence))
@@ -183,41 +124,23 @@ async def test_a_spare_tells_which_agents_it_does_not_reach(tmp_path: Path) -> N
     assert answer.unreached == (away,)
 
 
-def test_the_newest_of_thousands_of_leases_counts() -> None:
-    """A keeper that was stopped alone finds the renewals of minutes."""
-    told, tells = os.pipe2(os.O_NONBLOCK)
-    for until in range(5000):
-        send_lease(tells, float(until))
-    assert keeper._newest(told, 0.0) == 4999.0
-    assert keeper._newest(told, 7.0) == 7.0
-    send_lease(tells, None)
-    assert keeper._newest(told, 7.0) == 0.0
-    os.close(told)
-    os.close(tells)
+@in_virtual_time
+async def test_a_start_counts_only_where_an_operator_renews_the_lease() -> None:
+    async with agent(1) as one:
+        assert await post(one, "/start", BODY) == 200
+        assert one.report().state is AgentState.READY
 
 
-async def test_a_start_counts_only_where_an_operator_renews_the_lease(tmp_path: Path) -> None:
-    with agents(tmp_path, 1) as (agent,):
-        body = {"rank": 0, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29400}
-        body |= {"faultCount": 0, "progress": {}, "ipVersion": None, "lease_seconds": LEASE}
-        assert agent.request("POST", "/start", body)[0] == 200
-        assert agent.report().state is AgentState.READY
-
-
-async def test_an_agent_with_a_lease_does_not_ask_for_it_with_each_report(tmp_path: Path) -> None:
-    with agents(tmp_path, 1) as (agent,):
-        async with raw_link(agent.port, KEY) as link:
-            body = {"rank": 0, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29400}
-            body |= {"faultCount": 0, "progress": {}, "ipVersion": None, "lease_seconds": LEASE}
-            agent.request("POST", "/start", body)
-            began, kinds = time.monotonic(), Counter[str]()
-            for attempt in range(CHANGES):
-                agent.request("POST", "/stop", {"attempt": attempt})
-                while f'"newest_attempt":{attempt},' not in (frame := await link.receive()):
-                    kinds[json.loads(frame)["type"]] += 1
-                kinds["report"] += 1
-            seconds = time.monotonic() - began
+@in_virtual_time
+async def test_an_agent_with_a_lease_does_not_ask_for_it_with_each_report() -> None:
+    async with agent(1) as one, raw_link(one.port, KEY) as link:
+        await post(one, "/start", BODY)
+        began, kinds = now(), Counter[str]()
+        for number in range(CHANGES):
+            await post(one, "/stop", {"attempt": number})
+            while f'"newest_attempt":{number},' not in (frame := await link.receive()):
+                kinds[json.loads(frame)["type"]] += 1
+            kinds["report"] += 1
+        assert now() - began < 1
     assert kinds["report"] >= CHANGES
-    # Two a heartbeat of 1 s at most, and the first.
-    assert 1 <= kinds["beat"] <= 3 + 2.5 * seconds
-    assert kinds["beat"] < CHANGES / 2
+    assert kinds["beat"] == 1

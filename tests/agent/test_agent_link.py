@@ -1,22 +1,27 @@
-"""The operator's side: how an agent is reached, lost, found again, and spoken to without a link."""
+"""The operator's side: how an agent is reached, lost, found again, and spoken to without a link.
+
+Agents and operators share one process and a virtual clock; test_agent_link_processes.py has a real
+agent that is frozen and killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
-import signal
 import socket
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.agent.running import SLEEPER, Operator, linked, program, running, start, stop
+from tests.agent.running import Operator, linked, start, stop
+from tests.agent.virtual_agents import agent
+from tests.virtual_time import advance, in_virtual_time
+from tests.watching import until
 from unbroken.agent_http.client import SILENCE_SECONDS, heartbeat_seconds
+from unbroken.core.agent.faults import SIGKILL, WorkerEnd
 from unbroken.wire.agent import (
     HEARTBEAT_SECONDS,
     AgentReport,
@@ -34,17 +39,20 @@ from unbroken.wire.agent_codec import (
     encode_report,
 )
 
-pytestmark = pytest.mark.slow
+
+def now() -> float:
+    """Return the virtual time."""
+    return asyncio.get_running_loop().time()
 
 
-async def test_a_healthy_agent_is_heard_within_each_heartbeat(tmp_path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent) as operator:
-            await operator.state(AgentState.READY)
-            began, count = loop.time(), len(operator.reports)
-            await operator.until(lambda: len(operator.reports) >= count + 3)
-            assert loop.time() - began < 3 * HEARTBEAT_SECONDS
+@in_virtual_time
+async def test_a_healthy_agent_is_heard_within_each_heartbeat() -> None:
+    async with agent() as one, one.operator() as operator:
+        await operator.state(AgentState.READY)
+        for _ in range(50):
+            began = now()
+            await operator.more(1)
+            assert 0 < now() - began < HEARTBEAT_SECONDS
             assert operator.reports[-1] == operator.reports[-2]
 
 
@@ -53,101 +61,85 @@ def test_many_agents_are_asked_for_fewer_heartbeats(agents: int, seconds: float)
     assert heartbeat_seconds(agents) == seconds
 
 
-async def test_a_command_waits_for_the_agent_and_the_newest_wins(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_a_command_waits_for_the_agent_and_the_newest_wins() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    async with linked(port) as operator:
+    async with linked(port, uid=None) as operator:
         operator.send(start(0))
         operator.send(start(5))
-        arguments = ("--server-port", str(port), program(tmp_path, SLEEPER))
-        context = running(tmp_path, *arguments)
-        # In a thread, so that the operator finds nobody there for a while.
-        agent = await asyncio.to_thread(context.__enter__)
-        try:
+        await asyncio.sleep(10)
+        async with agent(port=port) as one:
             report = await operator.state(AgentState.RUNNING)
             assert (report.attempt, report.newest_attempt) == (5, 5)
             assert operator.losses == [], "it was not there yet, which is no loss"
             operator.send(ShutdownCommand())
-            assert await asyncio.to_thread(agent.wait) == 0
+            assert await one.ended == 0
             await operator.until(lambda: len(operator.losses) == 1)
-        finally:
-            context.__exit__(None, None, None)
 
 
-async def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent) as operator:
-            operator.send(start(0))
-            report = await operator.workers(0)
-            assert report.pid is not None
-            began = loop.time()
-            os.kill(report.pid, signal.SIGSTOP)
-            try:
-                await operator.until(lambda: bool(operator.losses))
-                assert SILENCE_SECONDS - 1 < loop.time() - began < SILENCE_SECONDS + 2
-                assert operator.losses == [
-                    f"the agent at 127.0.0.1:{agent.port} was silent for 3 s"
-                ]
-            finally:
-                os.kill(report.pid, signal.SIGCONT)
-            count = len(operator.reports)
-            await operator.until(lambda: len(operator.reports) > count)
-            assert operator.reports[-1].agent_id == report.agent_id
-            assert operator.reports[-1].state is AgentState.RUNNING
-            assert len(operator.losses) == 1
+@in_virtual_time
+async def test_a_silent_agent_is_lost_once_and_found_again() -> None:
+    async with agent() as one, one.wire() as wire, linked(wire.port, uid=None) as operator:
+        operator.send(start(0))
+        report = await operator.workers(0)
+        began = now()
+        wire.hold()
+        await operator.until(lambda: bool(operator.losses))
+        assert SILENCE_SECONDS - 1 < now() - began < SILENCE_SECONDS + 2
+        assert operator.losses == [f"the agent at 127.0.0.1:{wire.port} was silent for 3 s"]
+        await asyncio.sleep(60)
+        count = len(operator.reports)
+        wire.release()
+        await operator.until(lambda: len(operator.reports) > count)
+        assert operator.reports[-1].agent_id == report.agent_id
+        assert operator.reports[-1].state is AgentState.RUNNING
+        assert len(operator.losses) == 1
 
 
-async def test_an_operator_that_was_held_up_itself_loses_nobody(tmp_path: Path) -> None:
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent) as operator:
-            await operator.state(AgentState.READY)
-            # The whole loop is paused, as on a machine without free processor time. The next
-            # heartbeat is then too far away to save the agent.
-            for beyond in (0.05, 0.5):
-                await operator.more(1)
-                time.sleep(SILENCE_SECONDS + beyond)  # noqa: ASYNC251
-                await operator.more(4)
-                assert operator.losses == []
+@in_virtual_time
+async def test_an_operator_that_was_held_up_itself_loses_nobody() -> None:
+    async with agent() as one, one.operator() as operator:
+        await operator.state(AgentState.READY)
+        # As on a machine without free processor time, or one that was suspended.
+        for beyond in (0.05, 0.5, 3600):
+            await operator.more(1)
+            advance(SILENCE_SECONDS + beyond)
+            await operator.more(4)
+            assert operator.losses == []
 
 
-async def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(
-    tmp_path: Path,
-) -> None:
-    loop = asyncio.get_running_loop()
-    script = program(tmp_path, SLEEPER)
-    with running(tmp_path, script) as agent:
-        async with linked(agent) as operator:
-            report = await operator.state(AgentState.READY)
-            assert report.pid is not None
-            began = loop.time()
-            os.kill(report.pid, signal.SIGKILL)
-            await operator.until(lambda: bool(operator.losses))
-            assert loop.time() - began < 1.0
-            # The kernel closes the link before it closes the port: a new link may come in between.
-            [loss] = operator.losses
-            told = f"the agent at 127.0.0.1:{agent.port}"
-            assert loss in (f"{told} refused the connection", f"{told} closed the connection")
-            arguments = ("--server-port", str(agent.port), script)
-            with running(tmp_path, *arguments):
-                again = await operator.report(lambda r: r.agent_id != report.agent_id)
-                assert again.newest_attempt is None
-                assert len(operator.losses) == 1
+@in_virtual_time
+async def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        one = await stack.enter_async_context(agent())
+        wire = await stack.enter_async_context(one.wire())
+        operator = await stack.enter_async_context(linked(wire.port, uid=None))
+        report = await operator.state(AgentState.READY)
+        began = now()
+        wire.cut()
+        await operator.until(lambda: bool(operator.losses))
+        assert now() - began < HEARTBEAT_SECONDS
+        assert operator.losses == [f"the agent at 127.0.0.1:{wire.port} refused the connection"]
+        await stack.enter_async_context(agent(port=wire.port))
+        again = await operator.report(lambda r: r.agent_id != report.agent_id)
+        assert again.newest_attempt is None
+        assert len(operator.losses) == 1
 
 
-async def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent) as one, linked(agent) as other:
-            one.send(start(0))
-            other.send(start(0))
-            report = await one.workers(0)
-            assert await other.workers(0) == report
-            await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
-            other.send(start(0))  # It has received nothing yet, and comes too late.
-            await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
-            report = await other.workers(1)
-            assert (await one.workers(1)).workers == report.workers
-            assert one.losses == other.losses == []
+@in_virtual_time
+async def test_two_operators_hear_the_same_and_do_no_harm() -> None:
+    async with agent() as shared, shared.operator() as one, shared.operator() as other:
+        one.send(start(0))
+        other.send(start(0))
+        report = await one.workers(0)
+        assert await other.workers(0) == report
+        await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
+        other.send(start(0))  # It has received nothing yet, and comes too late.
+        await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
+        report = await other.workers(1)
+        assert (await one.workers(1)).workers == report.workers
+        assert one.losses == other.losses == []
 
 
 async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool]) -> None:
@@ -157,67 +149,65 @@ async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool
         await operator.more(1)
 
 
-async def test_late_commands_of_a_dead_operator_are_refused(tmp_path: Path) -> None:
-    script = program(tmp_path, SLEEPER)
-    with running(tmp_path, script, UNBROKEN_AGENT_AUTH="none") as agent:
-        async with aiohttp.ClientSession() as session:
-            dead = await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
-            async with linked(agent) as operator:
-                await operator.state(AgentState.READY)
-                await dead.send_str(encode_command(start(0, master_port=1)))
-                while (message := await dead.receive()).type is aiohttp.WSMsgType.TEXT:
-                    assert decode_report(message.data).newest_attempt is None
-                assert dead.closed
-                assert agent.report().newest_attempt is None
-                operator.send(start(0))
-                report = await operator.workers(0)
-                assert report.master_port == start(0).master_port
-
-
-async def test_an_operator_that_lives_commands_again_over_a_newer_link(tmp_path: Path) -> None:
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent) as operator:
+@in_virtual_time
+async def test_late_commands_of_a_dead_operator_are_refused() -> None:
+    async with agent(key=None) as one, aiohttp.ClientSession() as session:
+        dead = await session.ws_connect(f"http://127.0.0.1:{one.port}/v1/link")
+        async with one.operator() as operator:
             await operator.state(AgentState.READY)
-            async with linked(agent) as other:
-                await other.state(AgentState.READY)
-            await _repeat(operator, start(0), lambda: operator.reports[-1].attempt == 0)
-            assert operator.losses == []
-
-
-async def test_a_wrong_key_is_no_loss_and_no_agent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        async with linked(agent.port, key=bytes(32)) as stranger, linked(agent) as operator:
-            stranger.send(start(0))
-            operator.send(start(1))
-            await operator.workers(1)
-            assert (stranger.reports, stranger.losses) == ([], [])
-            async with asyncio.timeout(30):
-                while "does not prove that it has the job's key" not in caplog.text:
-                    await asyncio.sleep(0.01)
-
-
-async def test_an_agent_without_a_link_is_asked_and_told_by_requests(tmp_path: Path) -> None:
-    with running(tmp_path, program(tmp_path, SLEEPER), link=False) as agent:
-        assert agent.request("GET", "/v1/link")[0] == 404
-        async with linked(agent) as operator:
-            first = await operator.state(AgentState.READY)
-            assert first.agent_id.startswith("stock-")
+            await dead.send_str(encode_command(start(0, master_port=1)))
+            while (message := await dead.receive()).type is aiohttp.WSMsgType.TEXT:
+                assert decode_report(message.data).newest_attempt is None
+            assert dead.closed
+            assert one.report().newest_attempt is None
             operator.send(start(0))
-            report = await operator.state(AgentState.RUNNING)
-            assert (report.rank, report.attempt, report.offered_port) == (0, None, None)
-            os.kill(agent.report().workers[1].pid, signal.SIGKILL)
-            report = await operator.state(AgentState.FAULTED)
-            assert (report.reason, report.agent_id) == ("WorkerCrash", first.agent_id)
-            operator.send(stop(0))
-            await operator.state(AgentState.READY)
-            operator.send(start(1))
-            await operator.state(AgentState.RUNNING)
-            operator.send(ShutdownCommand())
-            assert await asyncio.to_thread(agent.wait) == 0
-            await operator.until(lambda: len(operator.losses) == 1)
+            report = await operator.workers(0)
+            assert report.master_port == start(0).master_port
+
+
+@in_virtual_time
+async def test_an_operator_that_lives_commands_again_over_a_newer_link() -> None:
+    async with agent() as one, one.operator() as operator:
+        await operator.state(AgentState.READY)
+        async with one.operator() as other:
+            await other.state(AgentState.READY)
+        await _repeat(operator, start(0), lambda: operator.reports[-1].attempt == 0)
+        assert operator.losses == []
+
+
+@in_virtual_time
+async def test_a_wrong_key_is_no_loss_and_no_agent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        agent() as one,
+        linked(one.port, bytes(32), None) as stranger,
+        one.operator() as operator,
+    ):
+        stranger.send(start(0))
+        operator.send(start(1))
+        await operator.workers(1)
+        assert (stranger.reports, stranger.losses) == ([], [])
+        await until(lambda: caplog.text, lambda text: "does not prove that it has the" in text)
+
+
+@in_virtual_time
+async def test_an_agent_without_a_link_is_asked_and_told_by_requests() -> None:
+    async with agent(key=None, link=False) as one, one.operator() as operator:
+        first = await operator.state(AgentState.READY)
+        assert first.agent_id.startswith("stock-")
+        operator.send(start(0))
+        report = await operator.state(AgentState.RUNNING)
+        assert (report.rank, report.attempt, report.offered_port) == (0, None, None)
+        one.workers.end(1, WorkerEnd(signal=SIGKILL))
+        report = await operator.state(AgentState.FAULTED)
+        assert (report.reason, report.agent_id) == ("WorkerCrash", first.agent_id)
+        operator.send(stop(0))
+        await operator.state(AgentState.READY)
+        operator.send(start(1))
+        await operator.state(AgentState.RUNNING)
+        operator.send(ShutdownCommand())
+        assert await one.ended == 0
+        await operator.until(lambda: len(operator.losses) == 1)
 
 
 class Stumbling:
@@ -251,6 +241,7 @@ class Stumbling:
         return web.Response()
 
 
+@in_virtual_time
 async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_stopped() -> None:
     agent = Stumbling()
     runner = web.AppRunner(agent.app)
@@ -271,6 +262,7 @@ async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_
         await runner.cleanup()
 
 
+@in_virtual_time
 async def test_the_lease_of_an_agent_that_has_not_reported_is_not_renewed() -> None:
     """Check that no lease is renewed without a report: no one would be informed of its loss."""
     heard: asyncio.Queue[str] = asyncio.Queue()
@@ -310,29 +302,23 @@ class Deaf:
         self.writers.append(writer)
 
 
-async def test_a_port_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_a_port_that_never_answers_is_not_waited_for() -> None:
     deaf = Deaf()
     server = await asyncio.start_server(deaf.accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, linked(port) as operator:
-        while len(deaf.writers) < 2:
-            await asyncio.wait_for(_accepted(deaf, len(deaf.writers)), timeout=30)
+        await until(lambda: len(deaf.writers), lambda count: count >= 10)
         assert (operator.reports, operator.losses) == ([], [])
         for writer in deaf.writers:
             writer.close()
 
 
-async def _accepted(deaf: Deaf, count: int) -> None:
-    while len(deaf.writers) == count:
-        await asyncio.sleep(0)
-
-
-async def test_an_operator_waits_for_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        operator: Operator
-        async with linked(agent) as operator:
+@in_virtual_time
+async def test_an_operator_waits_for_nothing_when_it_is_told_to_end() -> None:
+    async with agent() as one:
+        async with one.operator() as operator:
             await operator.state(AgentState.READY)
-            began = loop.time()
-        assert loop.time() - began < 1.0
+            began = now()
+        assert now() - began < HEARTBEAT_SECONDS
         assert operator.losses == []
