@@ -9,7 +9,7 @@ import pytest
 from scoreboard_logs import Word, first_since, words
 from scoreboard_outcome import QUIET, Outcome, row, rows, totals
 from scoreboard_peers import peers
-from scoreboard_tables import markdown, table
+from scoreboard_tables import markdown
 from scoreboard_trials import (
     BY_NAME,
     FAULTS,
@@ -165,20 +165,6 @@ def test_totals_leave_the_healthy_runs_out() -> None:
     assert (whole.trials, whole.correct, whole.blamed) == (3, 1, 2)
 
 
-def test_table_and_page_tell_figures_and_what_was_not_run() -> None:
-    peer = Outcome("stop", 0, "torchrun", "plain", 2, 800, not_run="torch is not installed")
-    outcomes = [RIGHT, WRONG, LOST, peer]
-    assert "2/3" in table(rows(outcomes))
-    page = markdown([document(outcomes)])
-    assert (
-        "| unbroken | plain | quiet | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |"
-        in page
-    )
-    assert "| torchrun | plain | quiet | not run: torch is not installed |" in page
-    assert "`dlrover-run`: not run: not installed." in page
-    assert "benchmarks/scoreboard.py --seeds 3" in page
-
-
 @pytest.mark.parametrize("mode", KNOWN)
 def test_a_hang_falls_once_what_the_script_shows_is_known(mode: str) -> None:
     hang, crash = plan(BY_NAME["gil"], 3, mode), plan(BY_NAME["error"], 3, mode)
@@ -263,11 +249,3 @@ def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     assert "| ft_launcher | plain | busy | 2/2 | 2/2 |" in page
     assert "| unbroken | plain | - | 20/20 | 0/20 |" in page
     assert "| unbroken | plain | - | 20/20 | 20/20 |" not in page, "it was run again"
-
-
-def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_machine() -> None:
-    told = replace(RIGHT, fault="gil")
-    printed = replace(told, launcher="unbroken-output", mode="output", load_average=8.0, blamed=1)
-    page = markdown([document([told, printed])])
-    assert "| hang | reported, quiet | output, busy |" in page
-    assert "| `gil` | 1/1, 1/1, 1.50 s | 1/1, 0/1, 1.50 s |" in page

@@ -96,13 +96,3 @@ def test_the_published_chart_names_the_published_image(tmp_path: Path) -> None:
     image = f"{values['image']['repository']}:{about['appVersion']}"
     assert (tmp_path / "output").read_text() == f"name={image}\n"
     assert image == "ghcr.example/team/unbroken:0.1.0"
-
-
-def test_issue_forms_ask_for_something() -> None:
-    for name in ("bug", "feature"):
-        form = read(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
-        assert form["name"]
-        assert form["description"]
-        ids = [one["id"] for one in form["body"]]
-        assert len(ids) == len(set(ids)) > 1
-        assert any(one.get("validations", {}).get("required") for one in form["body"])

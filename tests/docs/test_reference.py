@@ -35,23 +35,6 @@ def forms(pages: ModuleType) -> ModuleType:
     return tool("reference_json")
 
 
-def test_a_variable_that_the_table_lacks_is_named(pages: ModuleType) -> None:
-    with pytest.raises(SystemExit, match=r"missing: .*UNBROKEN_DIR.*not in the source: .*NO_SUCH"):
-        pages._compare({"NO_SUCH_VARIABLE"})
-
-
-def test_a_class_of_faults_without_a_docstring_is_named(pages: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="NEW_FAULT"):
-        pages._required([("OLD", "Old", "A text."), ("NEW_FAULT", "New", "")])
-
-
-def test_a_command_whose_json_is_not_described_is_named(forms: ModuleType) -> None:
-    known = {name for names in forms.FORMS for name in names} | forms.FOREIGN.keys()
-    with pytest.raises(SystemExit, match="new-command"):
-        list(forms.json_forms({*known, "new-command"}))
-    assert list(forms.json_forms(known))
-
-
 def test_every_key_has_a_type_a_meaning_and_a_place_in_the_schema(forms: ModuleType) -> None:
     made = {name: json.loads(text) for name, text in forms.schemas().items()}
     for name, schema in made.items():
@@ -70,21 +53,6 @@ def test_every_key_has_a_type_a_meaning_and_a_place_in_the_schema(forms: ModuleT
     assert list(Draft202012Validator(made["jobs.json"]).iter_errors({"jobs": [{"ready": "2"}]}))
     with pytest.raises(SystemExit, match=r"no line for the key a\.new of jobs"):
         forms.described("jobs", "a.new")
-
-
-def test_keys_are_read_from_dictionaries_however_they_are_made(forms: ModuleType) -> None:
-    def answer(rows: list[str]) -> dict[str, object]:
-        lines: list[dict[str, object]] = []
-        for one in rows:
-            lines.append({"text": one})  # noqa: PERF401  (a form that commands have)
-        value = {"lines": lines, "sizes": [{"bytes": len(one)} for one in rows]}
-        value["last"] = rows[-1:] and {"text": rows[-1]}
-        return {**value, "count": len(rows)}
-
-    found = set(forms._of_function(answer))
-    assert found == {
-        "count", "last", "last.text", "lines", "lines[].text", "sizes", "sizes[].bytes",
-    }  # fmt: skip
 
 
 def test_2_is_the_exit_code_of_a_wrong_command_line_alone() -> None:

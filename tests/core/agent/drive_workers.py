@@ -92,15 +92,18 @@ def _but(kept: tuple[int, ...]) -> str:
     return f" but {_list(kept)}" if kept else ""
 
 
-def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
-    """Give a machine the events, one a second, and compare its effects, except reports."""
+def check(*steps: Step, settings: Settings = SETTINGS, with_reports: bool = False) -> Workers:
+    """Give a machine the events, one a second, and compare its effects.
+
+    After its orders comes its state. `with_reports`: in its place, each report.
+    """
     machine = Workers(settings)
     machine.step(Prepared(), 0.0)
     for second, (event, expected) in enumerate(steps, 1):
         effects = machine.step(event, float(second))
-        orders = [short(one) for one in effects if not isinstance(one, Publish)]
-        found = ", ".join([*orders, machine.state.value])
-        assert found == expected, f"step {second}: {event}"
+        found = [short(one) for one in effects if with_reports or not isinstance(one, Publish)]
+        found += [] if with_reports else [machine.state.value]
+        assert ", ".join(found) == expected, f"step {second}: {event}"
     return machine
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.agent import drive_workers
+from tests.core.agent.drive_workers import CRASHED, DONE, KILLED, SETTINGS, Step, short
 from unbroken.core.agent.events import (
-    AgentEffect,
     AgentEvent,
     Commanded,
     Exit,
@@ -23,7 +25,6 @@ from unbroken.core.agent.events import (
     Publish,
     RulesRead,
     Settings,
-    SignalWorkers,
     Spawn,
     SpawnFailed,
     StageStarted,
@@ -45,10 +46,8 @@ from unbroken.wire.agent import (
     StopCommand,
 )
 
-SETTINGS = Settings("agent", nproc=2, shutdown_timeout_seconds=15.0)
 GENTLE = replace(SETTINGS, stop_signal=15)
 STAGES = replace(SETTINGS, has_pre_train=True, has_post_train=True)
-KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(exit_code=0)
 RESET = WorkerEnd(
     exit_code=1,
     lines=(
@@ -57,8 +56,6 @@ RESET = WorkerEnd(
         "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:4",
     ),
 )
-
-Step = tuple[AgentEvent, str]
 
 
 def command(attempt: int = 0, **changes: object) -> StartCommand:
@@ -87,32 +84,7 @@ def ended(
     return WorkerEnded(attempt, stage, local_rank, end)
 
 
-def short(effect: AgentEffect) -> str:
-    match effect:
-        case Spawn(stage, given):
-            return f"spawn {stage.value} {given.attempt}"
-        case SignalWorkers(number):
-            return f"signal {number}"
-        case KillAll():
-            return "kill"
-        case OfferPort():
-            return "port"
-        case Publish(report):
-            return f"say {report.state.value}"
-        case Exit(code):
-            return f"exit {code}"
-
-
-def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
-    """Give a ready machine the events, one a second, and compare its effects."""
-    machine = Workers(settings)
-    machine.step(Prepared(), 0.0)
-    for second, (event, expected) in enumerate(steps, 1):
-        effects = machine.step(event, float(second))
-        assert ", ".join(map(short, effects)) == expected, f"step {second}: {event}"
-    return machine
-
-
+check = partial(drive_workers.check, with_reports=True)
 RUNNING: tuple[Step, ...] = (
     (start(), "spawn train 0, port, say running"),
     (started(), "say running"),
