@@ -7,9 +7,11 @@ log a second.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -20,8 +22,9 @@ from aiohttp import web
 from tests.watching import Watcher, running
 from unbroken.agent_http.sessions import plain_session
 from unbroken.core.auto_resume import Say
-from unbroken.core.ray_resume import Head
+from unbroken.core.ray_resume import DashboardAnswer, Head, StopHung
 from unbroken.errors import PeerError
+from unbroken.kube.cache import Key
 from unbroken.kube.events import BURST, EventRecorder
 from unbroken.operator.kinds import job_class
 from unbroken.operator.resume import ray_dashboard
@@ -67,6 +70,20 @@ class Charged(Budget):
 
 
 @asynccontextmanager
+async def serving(routes: list[web.RouteDef]) -> AsyncIterator[str]:
+    """Serve at a free port of this machine; its address."""
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
 async def flooding(kind: aiohttp.WSMsgType, payload: bytes) -> AsyncIterator[str]:
     """Serve a log that is nothing but messages of one kind; its address."""
 
@@ -78,14 +95,8 @@ async def flooding(kind: aiohttp.WSMsgType, payload: bytes) -> AsyncIterator[str
         await socket.receive()
         return socket
 
-    app = web.Application()
-    app.add_routes([web.get("/api/jobs/{id}/logs/tail", tail)])
-    async with AsyncExitStack() as stack:
-        runner = web.AppRunner(app)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with serving([web.get("/api/jobs/{id}/logs/tail", tail)]) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
@@ -160,7 +171,7 @@ def test_lines_of_the_log_are_counted() -> None:
 async def test_events_that_are_dropped_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     unused: Any = None
     orders = Orders(unused, EventRecorder(unused, "test"), unused)
-    metadata = {"name": "ray", "namespace": "default", "uid": "u0"}
+    metadata: Any = {"name": "ray", "namespace": "default", "uid": "u0"}
     job = job_class(RAY_CLUSTER)(metadata=metadata)
     for number in range(1000):
         await orders.carry_out(RAY_CLUSTER, job, Say("AutoResumeImpossible", f"job {number}"))
@@ -204,10 +215,78 @@ def test_a_long_request_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded.append(memoryview(value).nbytes)
         return real(value, **more)
 
-    lists = {"a": [[]] * (COMMAS_MAX // 2)}
+    lists: Any = {"a": [[]] * (COMMAS_MAX // 2)}
     row = {"type": "SUBMISSION", "status": "RUNNING", "submission_id": "a", "entrypoint": "x"}
     rows = [msgspec.Raw(json.dumps({**row, "runtime_env": lists}).encode())]
     monkeypatch.setattr(msgspec.json, "decode", decode)
     found = answer_of(HEAD, rows)
     assert decoded == []
     assert "bytes; at most" in found.impossible["a"]
+
+
+# --- orders to a dashboard
+
+
+@dataclass
+class Asking:
+    """A dashboard that is asked, with the calls that reached it."""
+
+    want: Callable[[], DashboardAnswer | None]
+    answers: Watcher[Key]
+    listed: Watcher[str]
+    packages: Watcher[str]
+
+
+@asynccontextmanager
+async def asking(packages: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asking]:
+    """Ask a dashboard that never says whether it has a package of its only job."""
+    monkeypatch.setattr(ray_dashboard, "SILENCE_SECONDS", 0.0)
+    environment = {"py_modules": [f"gcs://{number}.zip" for number in range(packages)]}
+    job = {"type": "SUBMISSION", "status": "RUNNING", "submission_id": "a", "entrypoint": "x"}
+    listed, package = Watcher[str](), Watcher[str]()
+
+    async def jobs(_: web.Request) -> web.Response:
+        listed("")
+        return web.json_response([{**job, "runtime_env": environment}])
+
+    async def has(request: web.Request) -> web.Response:
+        package(request.path)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    unused: Any = None
+    answers = Watcher[Key]()
+    routes = [web.get("/api/jobs/", jobs), web.get("/api/packages/gcs/{name}", has)]
+    async with serving(routes) as url, plain_session() as session:
+        dashboards = ray_dashboard.RayDashboards(unused, session, answers)
+        key = Key("team", "ray")
+        budget = Budgets(0.0).of("team", key, 0.0)
+
+        def want() -> DashboardAnswer | None:
+            return dashboards.want(key, HEAD, url, budget)
+
+        async with running(dashboards.run()):
+            want()
+            await answers.until(bool)
+            found = want()
+            assert found is not None
+            dashboards.stop(key, StopHung(HEAD, found.running[0], "a-attempt-1"))
+            yield Asking(want, answers, listed, package)
+
+
+async def test_code_in_many_packages_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(ray_dashboard.PACKAGES_MAX + 1, monkeypatch) as it:
+        await it.answers.until(lambda seen: len(seen) == 2)
+        found = it.want()
+        assert found is not None
+        assert "17 packages; at most 16" in found.impossible["a-attempt-1"]
+        assert it.packages.seen == []
+
+
+async def test_a_dashboard_that_keeps_its_turn_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_dashboard, "TURN_SECONDS", 0.2)
+    async with asking(16, monkeypatch) as it:
+        await it.packages.until(lambda seen: len(seen) >= 2)
+        # The order is left for the next turn.
+        assert set(it.packages.seen) == {"/api/packages/gcs/0.zip"}
+        assert len(it.listed.seen) >= 3
