@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 
 from tests.watching import Watcher, running
-from unbroken.agent_http.sessions import plain_session
+from unbroken.agent_http.sessions import plain_session, small_socket
 from unbroken.core.auto_resume import Say
 from unbroken.core.ray_resume import DashboardAnswer, Head, StopHung
 from unbroken.errors import PeerError
@@ -59,14 +59,20 @@ FLOOD = 100
 class Charged(Budget):
     """A budget that notes each charge."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold_seconds: float = 0.0) -> None:
         super().__init__("it", DASHBOARD, 0.0)
-        self.sizes = Watcher[int]()
+        self.hold_seconds = hold_seconds
+        """Seconds that the stream of a log is held up after each piece."""
+        self.sizes, self.reads = Watcher[int](), Watcher[float]()
 
-    def spend(self, size: int, work: float, now: float) -> float:
+    def spend(self, size: int, work: float, now: float, messages: int = 1) -> float:
         """Note the charge."""
-        self.sizes(size)
-        return super().spend(size, work, now)
+        if messages:
+            self.sizes(size)
+        else:
+            self.reads(work)
+        delay = super().spend(size, work, now, messages)
+        return delay if messages else self.hold_seconds
 
 
 @asynccontextmanager
@@ -116,6 +122,35 @@ async def test_each_message_is_charged(kind: aiohttp.WSMsgType, payload: bytes) 
             logs.want("a", HEAD, url, ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert budget.sizes.seen == [len(payload)] * FLOOD
+
+
+async def test_fragments_without_end_are_charged_and_hold_up_no_other() -> None:
+    bad, good = Charged(hold_seconds=3600.0), Charged()
+
+    async def tail(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        assert request.transport is not None
+        # They come in several pieces: the receive buffer is smaller.
+        request.transport.write(b"\x01\x00" + b"\x00\x00" * 512 * 1024)
+        await asyncio.Event().wait()
+        return socket
+
+    routes = [web.get("/api/jobs/{id}/logs/tail", tail)]
+    flood = flooding(aiohttp.WSMsgType.TEXT, b"a")
+    async with (
+        serving(routes) as url,
+        flood as other,
+        plain_session(make_socket=small_socket) as session,
+    ):
+        logs: RayLogs[str] = RayLogs(session, lambda _: None)
+        async with running(logs.run()):
+            logs.want("bad", HEAD, url, ["one"], (RULE,), bad)
+            await bad.reads.until(bool)
+            logs.want("good", HEAD, other, ["one"], (RULE,), good)
+            await good.sizes.until(lambda sizes: len(sizes) >= FLOOD)
+    assert len(bad.reads.seen) == 1
+    assert bad.sizes.seen == []
 
 
 # --- connections and the operator's log

@@ -6,15 +6,17 @@ or not in this form, is no error: the caller asks again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
 from unbroken.errors import PeerError
+from unbroken.kube.clock import monotonic
 from unbroken.log_lines import Log
 
 log = Log(__name__)
@@ -117,11 +119,15 @@ class Dashboard:
 
     @asynccontextmanager
     async def open_log(
-        self, url: str, job_id: str
+        self, url: str, job_id: str, charge: Callable[[float], float]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open the log of a job: messages with all that it has written, and then with what it
         writes.  Pings are messages, too: the caller answers them as it has time.  Raises one of
-        `NO_ANSWER`."""
+        `NO_ANSWER`.
+
+        `charge` gets the seconds that each piece of the stream took to read, and returns those
+        until the next piece is read.
+        """
         where = f"{url}/api/jobs/{quote(job_id, safe='')}/logs/tail"
         async with self._session.ws_connect(
             where,
@@ -130,7 +136,31 @@ class Dashboard:
             autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
         ) as socket:
+            _pace(socket, charge)
             yield socket
+
+
+def _pace(socket: aiohttp.ClientWebSocketResponse, charge: Callable[[float], float]) -> None:
+    """Pause the stream below a log as `charge` says: fragments without end make no message."""
+    connection = socket._response.connection  # aiohttp has no public way to it
+    handler = connection.protocol if connection is not None else None
+    if handler is None or handler.transport is None:
+        return  # it has ended already
+    transport, read = cast(asyncio.ReadTransport, handler.transport), handler.data_received
+
+    def resume() -> None:
+        if not handler._reading_paused and not transport.is_closing():
+            transport.resume_reading()
+
+    def received(data: bytes) -> None:
+        began = monotonic()
+        read(data)
+        delay = charge(monotonic() - began)
+        if delay and not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_later(delay, resume)
+
+    handler.data_received = received  # type: ignore[method-assign]
 
 
 def rows_of(body: bytes) -> list[msgspec.Raw] | None:

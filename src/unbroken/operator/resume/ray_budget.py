@@ -71,14 +71,14 @@ class Budget:
             yield level
             level = level._above
 
-    def spend(self, size: int, work: float, now: float) -> float:
+    def spend(self, size: int, work: float, now: float, messages: int = 1) -> float:
         """Charge a message of `size` bytes that took `work` seconds; return the seconds until the
-        dashboard may send the next one."""
+        next one may be read."""
         return max(
             delay
             for level in self._levels()
             for delay in (
-                level._messages.wait(1.0, now),
+                level._messages.wait(messages, now),
                 level._bytes.wait(size, now),
                 level._work.wait(work, now),
             )

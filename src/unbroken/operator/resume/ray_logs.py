@@ -154,7 +154,9 @@ class JobLog:
             before = self._taken
             try:
                 with self._budget.connection(Use.LOG):
-                    async with self._dashboard.open_log(self._url, self._id) as socket:
+                    async with self._dashboard.open_log(
+                        self._url, self._id, self._charge
+                    ) as socket:
                         self._judge.resumed(monotonic())
                         await self._read(socket)
             except NO_ANSWER as error:
@@ -203,6 +205,10 @@ class JobLog:
             piece = text[start : start + PIECE_CHARACTERS]
             self._judge.read(piece, began)
             await self._rest(len(piece), monotonic() - began)
+
+    def _charge(self, work: float) -> float:
+        """Charge the reading of a piece of the stream; return the seconds until the next."""
+        return self._budget.spend(0, work, monotonic(), messages=0)
 
     async def _rest(self, size: int, work: float) -> None:
         """Charge what was read, and give way until more may be read."""
