@@ -37,6 +37,7 @@ action | text | action for the fault
 address | text | IP address of the pod; empty: none yet
 advice | text | action that the node daemon advises; empty: none
 afterRepair | text? | action if the fault is back after the repair; null: the fault is not repaired
+agentProof | text | `proven`, `unproven`, or empty: no attempt has started, or the job has no key
 pods[].agent | object? | report of the pod's agent; null: it does not answer
 attempt | integer? | number of the attempt, from 0; null: none yet
 beside | object[] | other actions, if another XID came with it

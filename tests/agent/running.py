@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from tests.agent_requests import AgentRequests
 from tests.watching import PATIENCE_SECONDS, Logs, until
-from unbroken.agent_http.client import AgentLink, Identity
+from unbroken.agent_http.client import AgentLink, LinkResources
+from unbroken.agent_http.identity import Identity
 from unbroken.wire.agent import (
     AgentReport,
     AgentState,
@@ -287,7 +288,11 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def linked(
-    agent: Running | int, key: bytes | None = KEY, uid: str | None = UID
+    agent: Running | int,
+    key: bytes | None = KEY,
+    uid: str | None = UID,
+    shared: LinkResources | None = None,
+    **identity: Any,
 ) -> AsyncIterator[Operator]:
     """Connect an operator to an agent, or to any program that listens on a port."""
     port = agent if isinstance(agent, int) else agent.port
@@ -295,8 +300,8 @@ async def linked(
         key = agent.key
     operator = Operator(logs=agent.logs if isinstance(agent, Running) else None)
     link = AgentLink(
-        "127.0.0.1", port, key and Identity(key, uid), operator.on_report, operator.on_lost,
-        on_evidence=operator.on_evidence,
+        "127.0.0.1", port, key and Identity(key, uid, **identity),
+        operator.on_report, operator.on_lost, on_evidence=operator.on_evidence, shared=shared,
     )  # fmt: skip
     operator.send = link.send
     async with asyncio.TaskGroup() as tasks:

@@ -45,14 +45,15 @@ def api_of(cluster: Cluster, namespace: str = "default") -> Api:
 class Operator:
     """`unbroken operator` in a process of its own."""
 
-    def __init__(self, cluster: Cluster, log: Path) -> None:
+    def __init__(self, cluster: Cluster, log: Path, *options: str) -> None:
         self._cluster = cluster
         self._log = log
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it leads."""
-        command = [*UNBROKEN, "operator", *self._cluster.operator_options]
+        command = [*UNBROKEN, "operator", *self._cluster.operator_options, *self._options]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         mark = f"/{self._process.pid}/"

@@ -15,7 +15,8 @@ from tests.e2e.clusters import Cluster
 from tests.e2e.job_events import Event, await_end, parent, places
 from tests.e2e.jobs import Job, job
 from tests.job_keys import key_in, secret_of
-from unbroken.agent_http.client import AgentLink, Identity
+from unbroken.agent_http.client import AgentLink
+from unbroken.agent_http.identity import Identity
 from unbroken.wire.agent import PORT, AgentReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.clusters import Cluster
 from tests.e2e.control import Operator
-from tests.e2e.jobs import Job, job
+from tests.e2e.jobs import JOBS, Job, job
 from tests.interop.stock_agent import OPTIONS, StockAgent
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,8 +25,7 @@ def training(
     cluster: Cluster, stock: StockAgent, directory: Path, *plan: dict[str, Any], **spec: Any
 ) -> Iterator[Job]:
     """A job of two pods with one worker each that trains with DDP over gloo."""
-    plain = {"unbroken.dev/agent-auth": "none"}
-    how = {"program": DDP, "options": OPTIONS, "nproc": 1, "annotations": plain, **spec}
+    how = {"program": DDP, "options": OPTIONS, "nproc": 1, **spec}
     with job(cluster, directory, *plan, environment=stock.environment, **how) as one:
         yield one
 
@@ -121,4 +120,32 @@ def test_a_new_operator_goes_on_without_a_stop(
         operator.assert_well()
     finally:
         operator.kill()
+        cluster.take_away()
+
+
+def test_an_operator_that_requires_a_proof_says_why_the_job_waits(
+    stock: StockAgent, tmp_path: Path, kubectl_path: str
+) -> None:
+    cluster = Cluster(tmp_path / "cluster", kubectl_path)
+    cluster.unbroken("up", "--detach", "--nodes", "2", "--cpu-per-node", "8", "--no-operator")
+    strict = Operator(cluster, tmp_path / "strict.log", "--agent-authentication", "required")
+    usual = Operator(cluster, tmp_path / "usual.log")
+    try:
+        strict.start()
+        place = tmp_path / "job"
+        place.mkdir()
+        with training(cluster, stock, place) as one:
+            one.api.until(JOBS, one.name, lambda job: "AgentNotProven" in str(job.get("status")))
+            said = cluster.unbroken("explain", one.name).stdout
+            assert "this operator requires one" in " ".join(said.split())
+            assert "must run hyperpodrun" not in said
+            strict.kill()
+            usual.start()
+            one.steps(0)
+            said = " ".join(cluster.unbroken("explain", one.name).stdout.split())
+            assert "agents offer no proof of the job's key" in said
+            one.finish()
+    finally:
+        strict.kill()
+        usual.kill()
         cluster.take_away()

@@ -27,7 +27,7 @@ def starting(cluster: Cluster, stock: StockAgent, program: Path, **more: str) ->
         "command": ["sh", "-c", command],
         "env": [{"name": name, "value": value} for name, value in given.items()],
     }
-    with wanted(cluster, container, annotations={"unbroken.dev/agent-auth": "none"}) as job:
+    with wanted(cluster, container) as job:
         yield job
 
 

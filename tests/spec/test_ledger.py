@@ -13,6 +13,8 @@ from unbroken.spec.job.ledger import (
     NAMES_MAX,
     NUMBER_MAX,
     OTHERS,
+    PROVEN,
+    UNPROVEN,
     Ledger,
     Record,
     read_ledger,
@@ -34,6 +36,7 @@ LEDGERS = st.builds(
     active_seconds=SECONDS,
     startup_seconds=SECONDS,
     detectors=st.dictionaries(NAMES, RECORDS, max_size=NAMES_MAX),
+    agents=st.sampled_from(["", PROVEN, UNPROVEN]),
     progress_at=st.none() | SECONDS.filter(bool),
 )
 
@@ -99,3 +102,10 @@ def test_the_cheapest_causes_become_one() -> None:
     assert len(found) == NAMES_MAX
     assert found[OTHERS] == 1 + 2 + 3
     assert sum(found.values()) == sum(seconds.values())
+
+
+@pytest.mark.parametrize("agents", ["x", 1, None, ["proven"], {"a": 1}])
+def test_an_unknown_word_about_the_agents_is_a_problem(agents: object) -> None:
+    report = Report()
+    assert read_ledger(json.dumps({"agents": agents, "steps": 2}), report) == Ledger(steps=2)
+    assert "unbroken.dev/ledger.agents" in str(report.problems[0])

@@ -1,10 +1,10 @@
 """The operator's side of one agent: it sends commands, receives reports, and reports a loss once.
 
-With agents that offer `/v1/link` it keeps a WebSocket. To other agents it sends the documented
-requests, and polls their status. A command states what should be. A newer one replaces an older one
-that is still unsent, and one that may have been lost with its link is sent again. A request for
-evidence or for imports is not a command: it is sent once, on a link that is up, and never delays a
-command.
+With agents that offer `/v1/link` it keeps a WebSocket. To other agents, if they may be served
+without a proof (`identity`), it sends the documented requests, and polls their status. A command
+states what should be. A newer one replaces an older one that is still unsent, and one that may have
+been lost with its link is sent again. A request for evidence or for imports is not a command: it is
+sent once, on a link that is up, and never delays a command.
 
 An agent is never trusted with the operator's time or memory. Its messages have a bound in size and
 rate (`rates`). An agent that exceeds the rate is read more slowly, so that TCP holds it up.
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import aiohttp
 from aiohttp.http import WSMessageNoDecodeText
@@ -65,6 +65,7 @@ from unbroken.wire.proof import (
     greeted,
 )
 
+from .identity import Identity
 from .patience import Patience, patience_of
 from .permit import Always, Permit
 from .rates import HEAVY_BYTES, Rate
@@ -98,8 +99,6 @@ PLAIN = {"Accept-Encoding": "identity"}
 BREACH_LIMIT_SECONDS = 30.0
 """Seconds, at most, before an agent that breaks the protocol is connected to again; the pause
 begins at 1 s and doubles each time."""
-UNPROVEN = (401, *NO_LINK)
-"""Status codes of a peer that cannot prove its identity, and so is no agent of the job."""
 RETRY_FACTOR = 1.25
 """Factor from one pause to the next; an agent that starts slowly is found within a fifth of its
 time."""
@@ -120,15 +119,6 @@ class Broken:
     is_stranger: bool = False
 
 
-class Identity(NamedTuple):
-    """The expected agent: the peer at its address has to prove this identity."""
-
-    key: bytes
-    """Key of its job."""
-    uid: str | None
-    """Uid of its pod; None: any pod of the job."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinkResources:
     """Resources that the links of one program share, and the handler of agents without a proof."""
@@ -147,6 +137,8 @@ class LinkResources:
     """Held while a long message is read."""
     on_stranger: Callable[[str], None] = lambda why: None
     """Called once for each reason why the agent is not believed."""
+    on_unproven: Callable[[], None] = lambda: None
+    """Called with each report of an agent that offers no proof, and is served."""
 
 
 class AgentLink:
@@ -312,11 +304,10 @@ class AgentLink:
             async with self._shared.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
                 socket = await self._connect(session)
         except aiohttp.WSServerHandshakeError as error:
-            has_key = self._identity is not None
-            # Without a proof, nothing is asked or sent by the stock agent's protocol either.
-            is_stock = error.status in NO_LINK and not has_key
-            why = self._about_agent(refusal_text(error.status, has_key=has_key))
-            return Broken(why, is_stock, is_stranger=has_key and error.status in UNPROVEN)
+            if error.status in NO_LINK:
+                return self._without_link()
+            why = self._about_agent(refusal_text(error.status))
+            return Broken(why, is_stranger=error.status == 401)
         except Stranger as error:
             return Broken(self._about_agent(str(error)), is_stranger=True)
         except _ERRORS as error:
@@ -330,6 +321,14 @@ class AgentLink:
                 self._is_linked, self._renewal = False, None
                 self._requests.clear()
                 sending.cancel()
+
+    def _without_link(self) -> Broken:
+        """Decide about an agent that has no link, and so offers no proof."""
+        why = None if self._identity is None else self._identity.refusal
+        if why is None:
+            return Broken(self._about_agent("has no link"), is_stock=True)
+        # Nothing is asked or sent by the stock agent's protocol either.
+        return Broken(self._about_agent(why), is_stranger=True)
 
     async def _connect(self, session: aiohttp.ClientSession) -> Socket:
         """Open a link to the expected agent. Raises Stranger, or one of `_ERRORS`."""
@@ -352,6 +351,7 @@ class AgentLink:
             greeting = message.data if message.type is aiohttp.WSMsgType.BINARY else b""
             found = greeted(identity.key, nonce, identity.uid, url.raw_path_qs, greeting)
             self._seal, self._unseal = Seal(found.down), Unseal(found.up)
+            identity.proofs.is_given = True
             # The agent sends nothing before it knows that this side has the key, too.
             await socket.send_bytes(self._seal(b""))
         except BaseException:
@@ -472,19 +472,24 @@ class AgentLink:
             await socket.send_bytes(self._seal(text.encode()))
 
     async def _poll(self, session: aiohttp.ClientSession) -> Broken:
-        """Use the documented requests until one fails."""
-        while True:
+        """Use the documented requests until one fails, or the agent must prove its identity."""
+        while (broken := self._without_link()).is_stock:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
                     await self._post_pending(session)
                     report = await self._status(session)
             except _ERRORS as error:
                 return self._broken(error, SILENCE_SECONDS)
+            if not self._without_link().is_stock:
+                continue  # An agent of the job has proven its key meanwhile.
             self._received(report)
+            if self._identity is not None:
+                self._shared.on_unproven()
             await self._shared.room.wait()
             # Polls have a rate of their own; only long answers make it slower.
             delay = self._spoken().answer(self.report_bytes, 0.0, self._now())
             await _first(self._has_command, max(POLL_SECONDS, delay))
+        return broken
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:
         if not self._shared.permit.is_given():

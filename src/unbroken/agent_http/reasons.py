@@ -7,7 +7,6 @@ import os
 import aiohttp
 
 from unbroken.errors import PeerError
-from unbroken.spec.keys import AGENT_AUTH
 
 NO_LINK = (403, 404)
 """Status codes for a link request to an agent without links.
@@ -16,14 +15,9 @@ A stock agent answers 404, or 403 if its server (uvicorn) finds a library for We
 """
 
 
-def refusal_text(status: int, *, has_key: bool) -> str:
+def refusal_text(status: int) -> str:
     """Explain an agent that answers a link with this status."""
-    if has_key and status in NO_LINK:
-        return (
-            f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
-            f"needs the annotation {AGENT_AUTH}: none on its job"
-        )
-    if status in (401, 403):
+    if status == 401:
         return f"does not know the key of its job (HTTP {status})"
     return f"refused the link with HTTP {status}"
 

@@ -56,6 +56,8 @@ class OperatorOptions:
     repair: RepairOptions = field(default_factory=RepairOptions)
     metrics: MetricsPlace | None = None
     """Address of the metrics; None: not served, or served by the caller."""
+    is_proof_required: bool = False
+    """As in `JobResources.is_proof_required`."""
     agent: AgentToInject | None = None
     """As in `JobResources.agent`."""
     without: frozenset[PartName] = frozenset()
@@ -162,6 +164,7 @@ async def _lead(
                 master=options.key,
                 slots=asyncio.Semaphore(ORDERS_MAX),
                 permit=mandate,
+                is_proof_required=options.is_proof_required,
                 agent=options.agent,
             )
             if repair is not None:

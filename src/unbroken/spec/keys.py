@@ -26,7 +26,8 @@ the pods has it. Without the annotation it is added where the command is `torchr
 launch`."""
 AGENT_AUTH = f"{OWN_PREFIX}agent-auth"
 """Authentication of commands by the agents. `token`: each command carries the job's token. `none`:
-agents obey every caller, as HyperPod's agent does. The operator repeats it on the pods."""
+agents obey every caller, as HyperPod's agent does, and the operator serves every agent without a
+proof. The operator repeats it on the pods."""
 BUDDY = f"{OWN_PREFIX}buddy"
 """`on`: each agent copies its snapshots to an agent on another node. `off`: snapshots are not
 copied."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.core.job.drive_job import Script, spec
-from unbroken.core.job.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent
+from unbroken.core.job.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent, WriteLedger
 from unbroken.core.job.obstacles import (
     LINE_CHARACTERS,
     LINES_MAX,
+    NOT_PROVEN,
     TEXT_CHARACTERS,
     Obstacle,
     container_lines,
@@ -19,6 +20,7 @@ from unbroken.core.job.obstacles import (
 from unbroken.core.job.recovery.recovery import CRASHES
 from unbroken.core.job.waiting import AGENT_SECONDS, CHANGE_SECONDS, EVENTS_MAX
 from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.ledger import PROVEN
 from unbroken.spec.job.types import RunPolicy
 
 LOOP = "CrashLoopBackOff"
@@ -115,6 +117,23 @@ def test_a_container_that_runs_without_an_agent_is_told_of() -> None:
     assert "no agent has answered at its port 8080 yet" in wait(script)[0]
     script.run("30 ready w-0")
     assert wait(script) == []
+
+
+def test_an_agent_that_is_not_believed_is_told_of_and_its_command_is_not_blamed() -> None:
+    script = begun(2)
+    uid = script.views["w-0"].uid
+    script.run("1 pod w-0 phase=Running")
+    script.give(PodHeld(uid, NOT_PROVEN, "the agent offers no proof"), 2.0)
+    script.run(f"3 pod w-0 phase=Running\n{1 + AGENT_SECONDS} tick\n60 tick")
+    assert wait(script) == ["pod j-w-0: AgentNotProven: the agent offers no proof"]
+    script.run("70 ready w-0")
+    assert wait(script) == []
+
+
+def test_a_job_remembers_that_its_agents_have_proven_their_key() -> None:
+    script = begun(1)
+    script.run("1 pod w-0 phase=Running\n2 ready w-0")
+    assert [e.ledger.agents for e in script.effects if isinstance(e, WriteLedger)] == [PROVEN]
 
 
 @pytest.mark.parametrize("restarts", [0, 2])

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lightkube.resources.core_v1 import Pod
 
 from tests.apiclient import Api
 from tests.apiservers import Cluster
 from tests.job_keys import key_in
 from unbroken.core.job.events import CreatePod, NodeName, PodName
+from unbroken.operator.jobs.injection import COMMAND
 from unbroken.operator.jobs.packing import LEVELS, PREFERRED, REQUIRED
 from unbroken.operator.jobs.pods import (
     JobIdentity,
@@ -19,6 +21,7 @@ from unbroken.operator.jobs.pods import (
     disruption_budget,
     job_identity,
     key_secret,
+    runs_our_agent,
 )
 from unbroken.spec.job.launch import training_container
 from unbroken.spec.job.rules import PODS_MAX
@@ -124,6 +127,26 @@ def test_a_job_without_a_key_mounts_nothing() -> None:
     assert "volumeMounts" not in container
     assert variables(container)["UNBROKEN_AGENT_AUTH"] == "none"
     assert "UNBROKEN_AGENT_KEY_FILE" not in variables(container)
+
+
+@pytest.mark.parametrize(
+    ("container", "is_ours"),
+    [
+        ({"command": ["unbrokenrun", "train.py"]}, True),
+        ({"command": ["sh", "-c", "pip install x && exec unbrokenrun train.py"]}, True),
+        ({"command": ["python", "-m"], "args": ["unbroken.agent", "train.py"]}, True),
+        ({"command": [*COMMAND, "torchrun", "train.py"]}, True),
+        ({"command": ["hyperpodrun", "train.py"]}, False),
+        ({"args": ["train.py"]}, False),
+        ({}, False),
+    ],
+)
+def test_a_command_tells_whether_the_agent_must_prove_its_key(
+    container: dict[str, Any], is_ours: bool
+) -> None:
+    containers = [{"name": "log"}, {"name": "c", **container}]
+    pod = Pod.from_dict({"spec": {"containers": containers}})
+    assert runs_our_agent(pod) is is_ours
 
 
 def test_annotations_for_agents_and_workers_are_variables_of_pods() -> None:

@@ -5,6 +5,7 @@
 - --key-file=/etc/unbroken/key
 - --key-secret={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-operator-key
 - --agent-image={{ include "unbroken.image" . }}
+- --agent-authentication={{ .Values.agentAuthentication }}
 {{ include "unbroken.without" . }}
 {{- with .Values.operator.namespace }}
 - --namespace={{ . }}

@@ -18,6 +18,8 @@ from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import UNPROVEN, read_ledger
+from unbroken.spec.keys import LEDGER
 from unbroken.spec.schema.write import write_record
 
 from .goodput import goodput_line, goodput_of, goodput_value
@@ -76,6 +78,7 @@ def command(
         listed = incidents if number is None else chosen
         value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
         value["waiting"] = wait_lines(found)
+        value["agentProof"] = _agents(found)
         options.output.print({**value, "incidents": list(map(as_value, listed))})
         return
     sheet = paper()
@@ -87,6 +90,14 @@ def command(
         print("\n".join(story(one, sheet, now=now, is_full=stacks)))
     print()
     print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
+    if _agents(found) == UNPROVEN:
+        text = "offer no proof of the job's key (HyperPod's own agent): everybody who can reach "
+        print("\n".join(sheet.wrap(f"{text}their ports can command them", 10, first="agents    ")))
+
+
+def _agents(job: dict[str, Any]) -> str:
+    """`proven`, `unproven`, or empty, as of the newest start."""
+    return read_ledger((job["metadata"].get("annotations") or {}).get(LEDGER, "")).agents
 
 
 def _explain_resumed(found: Resumed, number: int | None, output: Output, *, every: bool) -> None:

@@ -71,6 +71,7 @@ def command(
         terms=LeaderTerms(namespace=lease_namespace),
         checks=checks.options(),
         agent=agent.agent(),
+        is_proof_required=agent.is_proof_required,
         repair=repair.options(),
         metrics=metrics.place(),
         without=frozenset(without or ()),

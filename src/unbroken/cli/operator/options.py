@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from enum import Enum
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import typer
 from unbroken.cli.app import option
 from unbroken.cli.cluster.api import tls_files
 from unbroken.errors import SpecError
-from unbroken.spec.keys import AGENT
+from unbroken.spec.keys import AGENT, AGENT_AUTH
 from unbroken.spec.nodes.values import NodeProvider
 
 if TYPE_CHECKING:
@@ -165,9 +166,16 @@ def _limit(flag: str, text: str) -> tuple[str, float]:
     return kind, bandwidth
 
 
+class AgentAuthentication(Enum):
+    """Whether agents have to prove the key of their job."""
+
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True)
 class AgentFlags:
-    """The agent that is added to pods."""
+    """The agent that is added to pods, and agents that offer no proof."""
 
     agent_image: str = option(
         "--agent-image",
@@ -176,6 +184,19 @@ class AgentFlags:
         f"it (annotation {AGENT}: injected): the image of this operator.",
         show_default="none: nothing is added, and jobs that ask for it are refused",
     )
+
+    agent_authentication: AgentAuthentication = option(
+        "--agent-authentication",
+        default=AgentAuthentication.OPTIONAL,
+        help="required: refuse agents that offer no proof of their job's key, as HyperPod's own "
+        f"does, except in jobs with the annotation {AGENT_AUTH}: none. optional: serve them "
+        "without a proof. Agents of unbroken always prove.",
+    )
+
+    @property
+    def is_proof_required(self) -> bool:
+        """True if agents that offer no proof are refused."""
+        return self.agent_authentication is AgentAuthentication.REQUIRED
 
     def agent(self) -> AgentToInject | None:
         """The agent for pods; None without an image."""

@@ -126,7 +126,8 @@ class PodRefused:
 
 @dataclass(frozen=True, slots=True)
 class PodHeld:
-    """A node's event about a pod that it has not started yet: reason and message."""
+    """A node's event about a pod that it has not started yet, or the reason why the operator does
+    not believe the agent of a pod that runs: reason and message."""
 
     uid: PodUid
     reason: str

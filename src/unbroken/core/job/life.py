@@ -13,8 +13,9 @@ from unbroken.core.job.watch.progress import first_step
 from unbroken.core.wording import all_of, counted
 from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED
+from unbroken.spec.job.ledger import PROVEN, UNPROVEN
 from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
-from unbroken.spec.job.types import CleanPodPolicy, FenceBy, RunPolicy, Switch
+from unbroken.spec.job.types import AgentAuth, CleanPodPolicy, FenceBy, RunPolicy, Switch
 from unbroken.spec.keys import ConditionType
 from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
@@ -301,6 +302,15 @@ class Life:
         is_known = all(one is not None and one.lease_seconds is not None for one in reports)
         return state.options.lease_seconds if is_known else 0.0
 
+    def _proven(self) -> str:
+        """Return whether agents of the job have proven its key: once is enough for ever."""
+        state = self._state
+        if state.options.agent_auth is AgentAuth.NONE or state.ledger.agents == PROVEN:
+            return state.ledger.agents
+        reports = (state.roster.members[uid].report for uid in state.ranks.rank_of)
+        # Only an agent on a link reports more than a stock agent, and only proof gives it a link.
+        return PROVEN if any(one and not is_stock(one) for one in reports) else UNPROVEN
+
     def _try_start(self, now: float) -> None:
         state = self._state
         gang, ranks = state.gang, state.ranks
@@ -324,8 +334,9 @@ class Life:
         master = self._master()
         if master is None:
             return
-        lease = self._lease_seconds()
-        state.set_ledger(replace(state.ledger, lease_seconds=lease, nnodes=state.nnodes))
+        lease, agents = self._lease_seconds(), self._proven()
+        ledger = replace(state.ledger, lease_seconds=lease, nnodes=state.nnodes, agents=agents)
+        state.set_ledger(ledger)
         if not state.is_start_stored():
             # If this operator dies now, the next one may get no report of agents that have started.
             return

@@ -24,6 +24,7 @@ LINES_MAX = 8
 LINE_CHARACTERS = 160
 """Characters kept of a line that a container wrote last."""
 NO_AGENT = "NoAgent"
+NOT_PROVEN = "AgentNotProven"
 NOT_READY = "WorkersNotReady"
 REFUSED = "PodRefused"
 ENDED = "CrashLoopBackOff"

@@ -13,7 +13,7 @@ from unbroken.spec.job.types import Condition
 
 from .deadlines import earliest
 from .events import PodName, PodPhase, PodUid, PodView
-from .obstacles import MARK, NO_AGENT, REFUSED, Obstacle, printable, summary, with_wait
+from .obstacles import MARK, NO_AGENT, NOT_PROVEN, REFUSED, Obstacle, printable, summary, with_wait
 from .roster import Member
 from .state import JobState
 from .transitions import Phase
@@ -56,16 +56,22 @@ class Waits:
             self.note(Obstacle(view.name, view.reason, view.message, view.last_lines))
             return
         known = trouble.get(view.name)
+        if known is not None and known.reason == NOT_PROVEN:
+            return
         if known is not None and known.reason != NO_AGENT:
             del trouble[view.name]
         if view.phase is PodPhase.RUNNING and not view.is_deleting:
             self._up.setdefault(view.uid, now)
 
     def held(self, member: Member | None, reason: str, message: str) -> None:
-        """Take a node's event about a pod, unless more is known by now."""
+        """Take what a node or a link says of a pod, unless more is known by now."""
         if member is None or member.report is not None:
             return
         view = member.view
+        if reason == NOT_PROVEN and view.phase is PodPhase.RUNNING and not view.is_deleting:
+            self._up.pop(view.uid, None)
+            # The operator's link has recorded the event.
+            self.state.trouble[view.name] = Obstacle(view.name, reason, printable(message))
         if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
             self.note(Obstacle(view.name, as_reason(reason), printable(message)))
 

@@ -6,17 +6,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from unbroken.agent_http.client import AgentLink, Identity, LinkResources, heartbeat_seconds
+from unbroken.agent_http.client import AgentLink, LinkResources, heartbeat_seconds
+from unbroken.agent_http.identity import Identity, Proofs
 from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
     AgentsTooLarge,
     EvidenceReceived,
     JobEvent,
+    PodHeld,
     PodPhase,
     PodUid,
     PodView,
 )
+from unbroken.core.job.obstacles import NOT_PROVEN
+from unbroken.spec.job.ledger import PROVEN, Ledger
 from unbroken.wire.agent import AgentReport, ToAgent
 from unbroken.wire.observation import CollectCommand, Evidence
 
@@ -43,17 +47,23 @@ class AgentLinks:
     def __init__(
         self,
         key: bytes | None,
+        proofs: Proofs,
         receive: Callable[[JobEvent], None],
         tasks: asyncio.TaskGroup,
         memory: AgentMemory,
         shared: LinkResources,
     ) -> None:
         self._key = key
+        self._proofs = proofs
         self._receive = receive
         self._tasks = tasks
         self._shared = shared
         self._memory = memory
         self._held: dict[PodUid, _Held] = {}
+
+    def found(self, ledger: Ledger) -> None:
+        """Take what is recorded of the job's agents: they are not known to this operator yet."""
+        self._proofs.is_given |= ledger.agents == PROVEN
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
         """Keep, make or end the link of a pod in its present state."""
@@ -101,9 +111,26 @@ class AgentLinks:
         def on_evidence(evidence: Evidence) -> None:
             self._evidence(uid, evidence)
 
-        identity = None if self._key is None else Identity(self._key, uid)
+        def on_stranger(why: str) -> None:
+            self._shared.on_stranger(why)
+            self._receive(PodHeld(uid, NOT_PROVEN, why))
+
+        def on_unproven() -> None:
+            if not self._proofs.is_served:
+                self._proofs.is_served = True
+                self._shared.on_unproven()
+
+        identity = None
+        if self._key is not None:
+            identity = Identity(self._key, uid, self._proofs, place.is_ours)
         agents = max(self._shared.turns.links, self._memory.agents)
-        shared = replace(self._shared, heartbeat_seconds=heartbeat_seconds(agents))
+        heartbeat = heartbeat_seconds(agents)
+        shared = replace(
+            self._shared,
+            heartbeat_seconds=heartbeat,
+            on_stranger=on_stranger,
+            on_unproven=on_unproven,
+        )
         heard = (on_report, on_lost, on_evidence)
         link = AgentLink(address, place.port, identity, *heard, shared)
         held = _Held(address, place, link, self._tasks.create_task(link.run()))

@@ -21,7 +21,7 @@ from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import PORT
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
 
-from .injection import AgentToInject, inject
+from .injection import FOLDER, AgentToInject, inject
 from .packing import PREFERRED, REQUIRED, pack
 
 Object = dict[str, Any]
@@ -36,6 +36,8 @@ VARIABLES = {
 MORE_THAN_ALL = 1_000_000
 """Pods that must stay, by a job's PodDisruptionBudget; a job has 50,000 at most."""
 
+OUR_AGENTS = ("unbrokenrun", "unbroken.agent", f"{FOLDER}/run.py")
+"""Words in a command that runs our agent; the last is the one that is injected."""
 KEY_VOLUME = "unbroken-agent-key"
 KEY_DIRECTORY, KEY_ENTRY = "/var/run/unbroken", "key"
 
@@ -118,6 +120,16 @@ def mounted_secret(pod: Pod) -> str | None:
         if volume.name == KEY_VOLUME:
             return volume.secret.secretName if volume.secret else None
     return None
+
+
+def runs_our_agent(pod: Pod) -> bool:
+    """True if a command of the pod names our agent, as the one that is injected does.
+
+    What `hyperpodrun` is, only the image knows.
+    """
+    containers = (pod.spec and pod.spec.containers) or ()
+    words = (word for one in containers for word in (*(one.command or ()), *(one.args or ())))
+    return any(name in word for word in words for name in OUR_AGENTS)
 
 
 def _needs_agent(job: JobIdentity, pod: Object, agent: AgentToInject | None) -> bool:

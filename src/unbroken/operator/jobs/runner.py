@@ -16,6 +16,7 @@ import aiohttp
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.agent_http.client import LinkResources
+from unbroken.agent_http.identity import Proofs
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.job.events import (
@@ -54,6 +55,7 @@ from unbroken.core.job.events import (
     WriteStatus,
 )
 from unbroken.core.job.kueue import Admission
+from unbroken.core.job.obstacles import NOT_PROVEN
 from unbroken.core.keys import job_key, job_secret_name
 from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, UnbrokenError
@@ -99,6 +101,12 @@ GUARDED = frozenset({ConditionType.RUNNING.value, ConditionType.FAULTED.value})
 """Conditions of a job whose pods may not be evicted."""
 REPLACED = "AgentKeyUnknown"
 """Reason of the event about pods whose key this operator does not know."""
+UNPROVEN_AGENT = "AgentServedWithoutProof"
+"""Reason of the event about agents that offer no proof and are served."""
+UNPROVEN_TEXT = (
+    "the agents offer no proof of the job's key, as HyperPod's own agent does, and are served "
+    "without one: everybody who can reach their ports can command them"
+)
 
 Order = CreatePod | DeletePod | FenceNode | ProveFence | DeleteJob
 Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
@@ -122,6 +130,8 @@ class JobResources:
     """Asked before a job's events are evaluated, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
     """Turns for connecting to agents, of all jobs together."""
+    is_proof_required: bool = False
+    """Refuse agents that offer no proof of their job's key, as HyperPod's own does."""
     agent: AgentToInject | None = None
     """The agent for jobs that request an injected one; None: such jobs are refused."""
     incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
@@ -235,15 +245,19 @@ class JobRunner:
             if self._key is not None:
                 self._tasks.create_task(self._keep_secret())
             shared, permit = self._shared, self._shared.permit
+            proofs = Proofs(is_required=shared.is_proof_required)
             resources = LinkResources(
                 session=shared.session,
                 permit=permit,
                 turns=shared.turns,
                 room=self._memory.room,
                 heavy=self._memory.heavy,
-                on_stranger=partial(self.complain, "AgentNotProven"),
+                on_stranger=partial(self.complain, NOT_PROVEN),
+                on_unproven=partial(self.complain, UNPROVEN_AGENT, UNPROVEN_TEXT),
             )
-            links = AgentLinks(self._key, self.receive, self._tasks, self._memory, resources)
+            links = AgentLinks(
+                self._key, proofs, self.receive, self._tasks, self._memory, resources
+            )
             self._links = links
             async for event in self._inbox:
                 events = self._with_others(event)
@@ -354,6 +368,8 @@ class JobRunner:
             self._mounted(pod.uid)
         place = self._places[pod.uid]
         if place.secret == self._secret:
+            if self._seen is not None:
+                links.found(self._seen.ledger)
             links.follow(pod, place)
         elif not pod.is_deleting and pod.phase not in (PodPhase.SUCCEEDED, PodPhase.FAILED):
             # No operator can command its agent, and an agent out of reach must not stay.

@@ -18,7 +18,7 @@ from unbroken.wire.agent import PORT
 
 from .packing import topology_keys
 from .pod_troubles import trouble_of
-from .pods import mounted_secret
+from .pods import mounted_secret, runs_our_agent
 
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
 """Values of the health label that require the node to be empty: at once if a fault was found there,
@@ -74,13 +74,15 @@ class AgentPlace(NamedTuple):
     """Restarts of the pod's containers."""
     secret: str | None
     """Name of the Secret from which the pod has its job's key; None: it has none."""
+    is_ours: bool = True
+    """Its command certainly runs an agent of ours, which always proves its identity."""
 
 
 def agent_place(pod: Pod) -> AgentPlace:
     """Return the place of the pod's agent."""
     statuses = (pod.status and pod.status.containerStatuses) or ()
     restarts = sum(status.restartCount for status in statuses)
-    return AgentPlace(_agent_port(pod), restarts, mounted_secret(pod))
+    return AgentPlace(_agent_port(pod), restarts, mounted_secret(pod), runs_our_agent(pod))
 
 
 def _agent_port(pod: Pod) -> int:

@@ -23,6 +23,8 @@ NAME_CHARACTERS = 63
 CHARACTERS_MAX = 32_768
 """Characters of the annotation at most; a longer one was not written by the operator."""
 OTHERS = "others"
+PROVEN, UNPROVEN = "proven", "unproven"
+"""An agent has proven the job's key at a start; none of them has, and they were served."""
 NUMBER_MAX = 1e12
 """Greatest number of seconds and counts: 30,000 years; more is an error that must not spread."""
 
@@ -61,6 +63,8 @@ class Ledger:
     """Active seconds before the first progress."""
     detectors: Mapping[str, Record] = field(default_factory=dict)
     """Accuracy by name of the detector."""
+    agents: str = ""
+    """`PROVEN`, `UNPROVEN`, or empty: no attempt has started, or the job has no key."""
     progress_at: float | None = None
     """First progress of the present life, in seconds since the epoch; None: none yet."""
 
@@ -94,6 +98,7 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
         active_seconds=_number(result, "activeSeconds", told),
         startup_seconds=_number(result, "startupSeconds", told),
         detectors={name: _record(records, name, told) for name in records},
+        agents=_agents(result, told),
         progress_at=progress_at or None,
     )
 
@@ -114,6 +119,7 @@ def write_ledger(ledger: Ledger) -> str:
             name[:NAME_CHARACTERS]: {"right": _whole(record.right), "wrong": _whole(record.wrong)}
             for name, record in records
         },
+        "agents": ledger.agents,
         "progressAt": _rounded(ledger.progress_at or 0.0),
     }
     kept = {key: value for key, value in values.items() if value}
@@ -145,6 +151,14 @@ def _mapping(given: Mapping[str, Any], key: str, report: Report) -> Mapping[str,
     if result is not None:
         report.invalid(f"{LEDGER}.{key}", result, "must be an object")
     return {}
+
+
+def _agents(given: Mapping[str, Any], report: Report) -> str:
+    value = given.get("agents", "")
+    if isinstance(value, str) and value in ("", PROVEN, UNPROVEN):
+        return value
+    report.invalid(f"{LEDGER}.agents", value, f"must be {PROVEN} or {UNPROVEN}")
+    return ""
 
 
 def _number(given: Mapping[str, Any], key: str, report: Report, path: str = LEDGER) -> float:
