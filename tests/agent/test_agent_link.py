@@ -176,6 +176,19 @@ async def test_an_operator_that_lives_commands_again_over_a_newer_link() -> None
 
 
 @in_virtual_time
+async def test_stale_and_doubled_commands_are_answered_and_change_nothing() -> None:
+    async with agent() as one, one.operator() as operator:
+        operator.send(start(2))
+        before = await operator.workers(2)
+        for command in (start(2), start(1), start(3), start(2, rank=7, nnodes=8), stop(1)):
+            began = now()
+            operator.send(command)
+            await operator.more(1)
+            assert now() == began, "answered at once"
+        assert operator.reports[-1] == before
+
+
+@in_virtual_time
 async def test_a_wrong_key_is_no_loss_and_no_agent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with (
