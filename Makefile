@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard ray-env demo-ray
+.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -20,12 +20,45 @@ demo: setup
 demo-kube: setup
 	@$(BIN)/python examples/demo_kube.py
 
-# What CI runs: static checks, then every test. A test process that crashes ends the run: a new one would
-# only repeat the test that crashed it. Three for two processors: many tests wait for processes that they start.
+# The tiers of tests (tests/tiers.py says which test belongs to which).  `make test` is the static checks, the tests
+# that need no real time with one real-process test for each promise, and 500 simulated worlds.
+# Three test processes for two processors: many tests wait for processes that they start.  A test process that
+# crashes ends the run: a new one would only repeat the test that crashed it.
 PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 10 ? (3 * n + 1) / 2 : 16)))
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+# ALL=1 adds the heavy ones, which take both cores for minutes.
+RUN_TIER = $(PYTEST) $(if $(ALL),--complete) --tier
 test: check
-	@$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
-	    -m "not heavy"
+	@$(RUN_TIER) unit
+	@$(BIN)/python -m unbroken.sim --seeds 500
+
+test-processes test-clients test-attack: setup
+	@$(RUN_TIER) $(@:test-%=%)
+
+# A real control plane.  Then a job whose nodes are processes, on a control plane with scheduler and controllers;
+# ALL=1: each of these tests.
+JOB_PATH := $(foreach name,control hangs hung inprocess pods scripts starts torch workers,tests/e2e/test_job_$(name).py)
+test-kube: setup
+	@$(RUN_TIER) kube
+	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" $(if $(ALL),$(JOB_PATH),tests/e2e/test_job_workers.py)
+
+# Ray, in an environment of its own (`make ray-env`).
+test-frameworks: setup
+	@$(BIN)/python -m pytest --complete --tier frameworks
+
+# Real nodes: kubelets with containerd beside a real control plane; needs root (CONTRIBUTING.md).
+test-nodes: setup
+	@$(BIN)/python -m pytest -rs --complete --tier nodes
+
+test-gpu: setup
+	@$(BIN)/python -m pytest -rs --complete --tier gpu
+
+# A tier again and again in random order, beside LOAD processes that only compute; keeps the output of failed rounds.
+TIER ?= unit
+ROUNDS ?= 20
+LOAD ?= 4
+soak: setup
+	@$(BIN)/python tools/soak.py --tier $(TIER) --rounds $(ROUNDS) --load $(LOAD) -n $(PROCESSES)
 
 # The wheel of the last commit in clean environments: every Python from 3.11 to 3.14 that this machine has, pip, pipx
 # and uvx, newest and lowest dependencies.  The short form, for CI: this Python by pip, one job of two ranks.
@@ -49,25 +82,11 @@ $(VENV)/sbom/.done: tools/sbom-requirements.lock
 	    --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
 	@touch $@
 
-# What takes both cores for long: the recovery benchmark, storms of faults.
-e2e: setup
-	@$(BIN)/python -m pytest -m heavy --ignore tests/realnodes
-
-# On real nodes, kubelets with containerd, beside a real control plane; needs root (CONTRIBUTING.md).
-e2e-kube: setup
-	@$(BIN)/python -m pytest -rs tests/realnodes
-	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" $(JOB_PATH)
-
-# The tests of jobs that also run on a real control plane, whose nodes are processes of ours; e2e-kube-short in CI.
-JOB_PATH := $(foreach name,control hangs hung inprocess pods scripts starts torch workers,tests/e2e/test_job_$(name).py)
-e2e-kube-short: setup
-	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" tests/e2e/test_job_workers.py
-
-# A real control plane whose parts are killed and frozen while a job fails; ROUNDS=10 runs as many seeds.
+# A real control plane whose parts are killed and frozen while a job fails; CHAOS_ROUNDS=10 runs as many seeds.
 SEED ?= 0
-ROUNDS ?= 1
+CHAOS_ROUNDS ?= 1
 chaos: setup
-	@UNBROKEN_CHAOS=$(SEED):$$(($(SEED) + $(ROUNDS))) $(BIN)/python -m pytest -m heavy tests/chaos/test_storms.py
+	@UNBROKEN_CHAOS=$(SEED):$$(($(SEED) + $(CHAOS_ROUNDS))) $(BIN)/python -m pytest -m heavy tests/chaos/test_storms.py
 
 # mypy takes as long as all the others, which run beside it.
 check: setup

@@ -6,13 +6,14 @@ import asyncio
 import gc
 import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
+from tests.tiers import TIERS, UNIT, missing, select
 
 # Both depend on the load of the machine, and say nothing about the tested code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,9 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that writes what happens into the scripts of tests, instead of comparing it."""
+    """Add the options that rewrite scripts of tests, and that select a tier."""
     about = "write the effects of the job's machine into tests/core/job/scripts"
     parser.addoption("--rewrite", action="store_true", help=about)
+    parser.addoption("--tier", choices=TIERS, help="run the tests of one tier (tests/tiers.py)")
+    parser.addoption("--complete", action="store_true", help="with --tier: the heavy ones, too")
 
 
 def pytest_collection_finish() -> None:
@@ -56,9 +59,36 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files first that wait for real processes, so that none of them runs last."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse a tier that this machine cannot run, instead of skipping its tests."""
+    tier = session.config.getoption("tier")
+    lack = missing(tier) if tier else None
+    if lack:
+        raise pytest.UsageError(lack)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tier, and run files first that wait for real processes, so that none runs last."""
+    tier = config.getoption("tier")
+    if tier:
+        chosen = select(items, tier, is_complete=config.getoption("complete"))
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+    if not config.getoption("random_order_enabled"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test of the tier `unit` that is skipped: what cannot run here belongs elsewhere."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("tier") == UNIT:
+        report.outcome = "failed"
+        report.longrepr = f"nothing is skipped in `make test`: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Agents killed before each line of agreeing, sending, receiving, keeping and fetching.
 
 In each case, all remaining copies are whole, and all ranks have a step in common that they agreed
-upon. `make test` takes few of the executed lines, `make e2e` one in thirteen: all take hours.
+upon. `make test` takes few of the executed lines, ALL=1 one in thirteen: all take hours.
 """
 
 from __future__ import annotations

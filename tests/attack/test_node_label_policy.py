@@ -79,6 +79,7 @@ CASES: list[tuple[str, str, Object | None, str, bool | None]] = [
 """Cases: name, user, `extra`, node, and the answer; None: the policy does not apply."""
 
 
+@pytest.mark.slow  # Its engine is not among the tools of development.
 @pytest.mark.parametrize(
     ("user", "extra", "node", "answer"), [one[1:] for one in CASES], ids=[one[0] for one in CASES]
 )

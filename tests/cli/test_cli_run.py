@@ -37,6 +37,7 @@ if step < 6:
 """
 
 
+@pytest.mark.smoke
 def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
     job = manifest("written", "sh", "-c", "echo rank $RANK of $WORLD_SIZE", replicas=2)
     (cli.folder / "written.json").write_text(json.dumps(job))
@@ -60,6 +61,7 @@ def test_other_objects_of_a_manifest_are_applied_first(cli: Cli) -> None:
     assert cli.call("run", "-", stdin=text).stdout == "hello\n"
 
 
+@pytest.mark.smoke
 def test_a_script_gets_folder_arguments_environment_and_python(cli: Cli) -> None:
     script = cli.script("tell.py", TELL)
     environment = {**cli.environment, "CLI_TEST": "a $(RANK) b", "RANK": "77"}
@@ -90,6 +92,7 @@ def test_the_active_virtual_environment_runs_the_script(cli: Cli, tmp_path: Path
     assert done.stdout.split("\0")[0] == f"{tmp_path}/bin/python"
 
 
+@pytest.mark.smoke
 def test_modules_and_programs_run_as_with_torchrun(cli: Cli) -> None:
     cli.script("as_module.py", "print(__name__, __spec__.name)")
     done = cli.call("run", "-m", "--name", "modular", "as_module")
@@ -98,6 +101,7 @@ def test_modules_and_programs_run_as_with_torchrun(cli: Cli) -> None:
     assert done.stdout == "--detach\n"
 
 
+@pytest.mark.smoke
 def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
     script = cli.script("fail.py", FAIL)
     done = cli.call("run", "--nproc-per-node", "2", "--max-restarts", "1", script, code=7)
@@ -127,6 +131,7 @@ def test_a_job_that_makes_progress_outlives_more_faults_than_one_that_does_not(c
     assert "gave up: all 3 restarts without progress are used; set jobMaxRetryCount" in told[3]
 
 
+@pytest.mark.smoke
 def test_json_holds_the_outcome_and_nothing_else(cli: Cli) -> None:
     script = cli.script("raise.py", "raise ValueError('no such thing')")
     found = cli.json("run", "--max-restarts", "0", "-o", "json", script, code=1)
@@ -188,6 +193,7 @@ def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     assert not processes("interrupted.py 1000")
 
 
+@pytest.mark.smoke
 def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
     with at_terminal(cli, "run", cli.script("asked.py", COUNT), "1000") as (process, shown):
         assert "step 1" in shown("step 1")
@@ -201,6 +207,7 @@ def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
     assert cli.json("describe", "asked")["state"] == "Suspended"
 
 
+@pytest.mark.smoke
 def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
     job = manifest("huge", "true")
     container = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
@@ -214,6 +221,7 @@ def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
     assert "Traceback" not in rest
 
 
+@pytest.mark.smoke
 def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
     process = cli.start("run", cli.script("terminated.py", COUNT), "1000")
     read_until(process, lambda line: line == "step 1")

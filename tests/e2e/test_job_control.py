@@ -50,6 +50,7 @@ def test_a_running_job_is_untouched_by_an_operator_that_dies_and_comes_back(
     assert (incident["culprit"]["fault"], incident["culprit"]["rank"]) == ("Signal", 2)
 
 
+@pytest.mark.smoke
 def test_a_fault_while_the_operator_is_away_is_mended_by_the_next_one(
     alone: Cluster, operator: Operator, tmp_path: Path
 ) -> None:

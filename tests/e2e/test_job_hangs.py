@@ -73,6 +73,7 @@ def test_the_same_error_at_the_same_step_ends_the_job(
         assert (incident["culprit"]["rank"], incident["culprit"]["step"]) == (3, BAD_STEP - 1)
 
 
+@pytest.mark.smoke
 def test_a_stopped_rank_is_found_and_its_steps_and_seconds_are_told(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:

@@ -16,7 +16,10 @@ BATCH = 8
 """Samples of a step, there."""
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(0, marks=pytest.mark.smoke), pytest.param(3, marks=pytest.mark.heavy)],
+)
 def test_all_but_the_one_that_was_killed_keep_their_process(
     cluster: Cluster, tmp_path: Path, victim: int
 ) -> None:

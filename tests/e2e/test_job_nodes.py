@@ -43,7 +43,7 @@ def node_of(one: Job) -> dict[str, str]:
     return {name: pod["spec"]["nodeName"] for name, pod in one.pods().items()}
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.smoke)])
 def test_the_ranks_of_a_dead_node_go_on_elsewhere(
     nodes: Cluster, tmp_path: Path, rank: int
 ) -> None:

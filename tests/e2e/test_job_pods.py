@@ -57,7 +57,7 @@ def uids(one: Job) -> dict[str, str]:
     return {name: pod["metadata"]["uid"] for name, pod in one.pods().items()}
 
 
-@pytest.mark.parametrize("victim", ["agent", "keeper"])
+@pytest.mark.parametrize("victim", [pytest.param("agent", marks=pytest.mark.smoke), "keeper"])
 def test_a_killed_agent_comes_back_in_its_pod(
     cluster: Cluster, tmp_path: Path, victim: str
 ) -> None:
@@ -91,7 +91,7 @@ def test_all_agents_killed_at_once_cost_one_restart(cluster: Cluster, tmp_path: 
     assert incident["culprit"]["fault"] == "AgentLost"
 
 
-@pytest.mark.parametrize("indices", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("indices", [[0], pytest.param([1], marks=pytest.mark.smoke), [0, 1]])
 def test_deleted_pods_are_replaced_and_the_others_stay(
     cluster: Cluster, tmp_path: Path, indices: list[int]
 ) -> None:
@@ -139,6 +139,7 @@ def test_nothing_starts_beside_a_frozen_agent_until_it_is_back(
     assert incident["remedy"] == "process"
 
 
+@pytest.mark.smoke
 def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(
     cluster: Cluster, tmp_path: Path
 ) -> None:

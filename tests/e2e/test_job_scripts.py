@@ -22,6 +22,7 @@ def assert_over(one: Job, incidents: int, outcome: str = "RetriesExhausted") -> 
     assert (last["remedy"], last["outcome"]) == ("fail", outcome)
 
 
+@pytest.mark.smoke
 def test_a_script_that_fails_at_once_ends_soon_with_its_own_words(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_rank_that_ends_before_the_others_is_the_culprit(
     assert (culprit["fault"], culprit["rank"], culprit["exitCode"]) == ("EarlyExit", rank, 0)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, 1, pytest.param(3, marks=pytest.mark.smoke)])
 def test_a_rank_that_raises_is_the_culprit_not_who_misses_it(
     cluster: Cluster, tmp_path: Path, rank: int
 ) -> None:

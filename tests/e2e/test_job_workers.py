@@ -13,6 +13,7 @@ from tests.e2e.jobs import job
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+@pytest.mark.smoke
 def test_each_rank_in_turn_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     with job(cluster, tmp_path) as one:
         where = places(one.steps(0))

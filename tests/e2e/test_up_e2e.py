@@ -65,6 +65,7 @@ def test_wrong_arguments_get_one_clear_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.smoke
 def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("--nodes", "1")
     code = "import time; print('started', flush=True); time.sleep(1000)  # unbroken-adopt-test"
@@ -102,6 +103,7 @@ def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: Make
     assert not processes("unbroken-adopt-test")
 
 
+@pytest.mark.smoke
 def test_down_stops_every_process_and_up_brings_the_objects_back(
     make_cluster: MakeCluster,
 ) -> None:
@@ -133,6 +135,7 @@ def test_down_after_a_kill_leaves_no_process(make_cluster: MakeCluster) -> None:
     assert not processes(str(cluster.directory))
 
 
+@pytest.mark.smoke
 def test_ctrl_c_ends_the_foreground_cleanly(tmp_path: Path) -> None:
     command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), "--nodes", "1"]
     process = subprocess.Popen(
@@ -148,6 +151,7 @@ def test_ctrl_c_ends_the_foreground_cleanly(tmp_path: Path) -> None:
     assert sys.executable
 
 
+@pytest.mark.smoke
 def test_files_of_the_cluster_are_private(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("--nodes", "0")
     for name in ("kubeconfig", "internal.kubeconfig", "token", "server.pem", "objects.db"):

@@ -3,7 +3,7 @@
 Other kills come before each access that torch makes to the directory. A complete checkpoint must
 stay complete, and be restored correctly.
 
-`make test` takes every 17th, `make e2e` each.
+`make test` takes every 17th, ALL=1 each.
 """
 
 from __future__ import annotations

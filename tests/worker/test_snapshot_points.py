@@ -1,7 +1,7 @@
 """Workers killed before each line of a save and of a restore: what remains is whole.
 
 `test_snapshot_kills.py` has kills between two lines, in the middle of a copy, at random. `make
-test` takes some of the lines, `make e2e` each.
+test` takes some of the lines, ALL=1 each.
 """
 
 from __future__ import annotations

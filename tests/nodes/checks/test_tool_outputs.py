@@ -214,6 +214,7 @@ def test_efa_devices_are_those_of_its_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("fi_pingpong") is None, reason="needs Debian's libfabric-bin")
 def test_a_real_pingpong_over_tcp_is_measured() -> None:
     program, info = tools.find("fi_pingpong"), tools.find("fi_info")

@@ -231,7 +231,7 @@ class RayDashboards:
     def _refused(self, asked: _Asked, why: str) -> None:
         """Log that a dashboard refused an order."""
         if why and asked.budget.may_log(monotonic()):
-            log.warning("dashboard refused an order", head=asked.head.name, error=why)
+            log.warning("dashboard refused an order", pod=asked.head.name, error=why)
 
 
 def answer_of(head: Head, listed: list[msgspec.Raw]) -> DashboardAnswer:
