@@ -50,6 +50,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.kueue import Gate, Hold
 from unbroken.core.job.machine import Job
+from unbroken.core.job.transitions import Phase
 from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
@@ -182,12 +183,17 @@ class Script:
         events = [self._event(name, words) for name, *words in lines]
         self._stored(self.job.steps(events, now), now)
 
-    def up(self, until: str = "running") -> None:
-        """Bring the job to where every agent is ready, or runs."""
+    def create(self) -> list[str]:
+        """Let the pods of a new job run; return their names. No agent has reported."""
         self.run("0 job\n0 synced")
         names = [e.name[2:] for e in self.effects if isinstance(e, CreatePod)]
         for name in names:
             self.run(f"0 pod {name} node=n{name[2:]}")
+        return names
+
+    def up(self, until: str = "running") -> None:
+        """Bring the job to where every agent is ready, or runs."""
+        names = self.create()
         for name in names:
             self.run(f"1 ready {name}")
         if until == "running":
@@ -478,6 +484,48 @@ def _show_record(effect: JobEffect) -> str:
             return "delete-job"
         case _:
             raise AssertionError(f"no words for {effect}")
+
+
+def begun(replicas: int = 1, policy: RunPolicy | None = None) -> Script:
+    """Return a job whose pods run, but whose agents have not reported."""
+    script = Script(spec(replicas, 0, policy))
+    script.create()
+    return script
+
+
+def running(
+    replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None
+) -> Script:
+    """Return a job whose attempt 0 runs since 4.0, after these lines."""
+    script = Script(spec(replicas, spares, policy))
+    script.up()
+    script.run("\n".join(told))
+    return script
+
+
+def restart(script: Script, at: float, attempt: int, *, fault: str = "", then: str = "") -> None:
+    """Let the attempt of a job of two pods fail, and the next one run if there is one.
+
+    `then` is the report of its rank 0.
+    """
+    script.run(f"""
+        {at} failed w-1 {attempt} {fault}
+        {at + 0.1} ready w-0 {attempt}
+        {at + 0.1} ready w-1 {attempt}
+    """)
+    if script.job.phase is Phase.TRAINING:
+        script.run(f"{at + 0.2} runs w-0 {attempt + 1}\n{at + 0.2} runs w-1 {attempt + 1}")
+    if then:
+        script.run(f"{at + 0.3} runs w-0 {attempt + 1} {then}")
+
+
+def left(replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None) -> Script:
+    """Return the successor of an operator that left a running job after these lines."""
+    old = running(replicas, spares, policy=policy)
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("\n".join(told))
+    return old.successor(100)
 
 
 def _name(uid: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, left, running, spec
 from unbroken.core.job.events import (
     AgentReported,
     IncidentSeen,
@@ -19,19 +19,8 @@ from unbroken.spec.job.types import JobStatus, RestartStatus, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 
-def left(replicas: int = 2, spares: int = 0, script: str = "") -> Script:
-    """Return the successor of an operator that left a running job, or one after a script."""
-    old = Script(spec(replicas, spares))
-    old.up()
-    for name in old.views:
-        old.run(f"5 pod {name} phase=Running")
-    old.run(script)
-    return old.successor(100)
-
-
 def test_attempt_that_ran_is_not_prepared_again_where_its_fault_was_never_written() -> None:
-    old = Script(spec(1, policy=RunPolicy(job_max_retry_count=1)))
-    old.up()
+    old = running(1, policy=RunPolicy(job_max_retry_count=1))
     old.run("10 failed w-0 0\n11 ready w-0 0\n12 runs w-0 1")
     written = old.incidents[1]
     assert written.started_at == 12
@@ -68,8 +57,7 @@ def test_progress_that_was_never_written_is_not_charged(heard: str) -> None:
 
 @pytest.mark.parametrize("state", ["Completed", "Failed"])
 def test_job_that_has_ended_is_only_cleaned_up(state: str) -> None:
-    old = Script(spec(1))
-    old.up()
+    old = running(1)
     old.run("5 pod w-0 phase=Running\n10 completed w-0 0")
     old.successor(100).run("""
         100 synced -> delete w-0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running
 from unbroken.core.job.events import (
     NodeName,
     NodeView,
@@ -246,8 +246,7 @@ ADDRESSES = ("10.0.0.0:8080", "10.0.0.1:8080", "10.0.0.2:8080")
 
 
 def test_a_job_whose_pod_is_lost_asks_the_buddy_for_what_it_had() -> None:
-    script = Script(spec(3))
-    script.up()
+    script = running(3)
     assert [one for one, _ in copies(script, 0).values()] == [ADDRESSES[i] for i in (1, 2, 0)]
     script.run("10 gone w-2")
     script.run("11 pod w-2 uid=w-2.1 node=n9")
@@ -259,8 +258,7 @@ def test_a_job_whose_pod_is_lost_asks_the_buddy_for_what_it_had() -> None:
 
 
 def test_a_new_operator_names_everybody_who_may_have_copies() -> None:
-    script = Script(spec(3))
-    script.up()
+    script = running(3)
     later = script.successor(20.0)
     for name in ("w-0", "w-1", "w-2"):
         later.run(f"20 runs {name} 0 rank={name[-1]} master=10.0.0.0 port=29000")
@@ -278,6 +276,5 @@ def test_a_job_may_have_no_buddies(option: str, buddy: str) -> None:
 
 
 def test_one_node_has_no_buddy() -> None:
-    script = Script(spec(1))
-    script.up()
+    script = running(1)
     assert copies(script, 0) == {"w-0.0": ("", ())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script
+from tests.core.job.drive_job import running
 from unbroken.core.job.clocks import AgentClock, translated
 from unbroken.core.job.events import AgentReported, PodUid
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
@@ -61,8 +61,7 @@ def test_all_times_are_translated() -> None:
 
 
 def test_the_first_of_two_errors_is_named_though_the_clock_of_the_second_is_behind() -> None:
-    script = Script()
-    script.up()
+    script = running()
 
     def tell(pod: str, now: float, behind: float, *faults: WorkerFault) -> None:
         state = AgentState.FAULTED if faults else AgentState.RUNNING

@@ -6,33 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, restart, running, spec
 from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.job.types import RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
-
-
-def running(
-    replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None
-) -> Script:
-    """Return a job whose attempt 0 runs, and has reported a step or an output."""
-    script = Script(spec(replicas, spares, policy))
-    script.up()
-    script.run("\n".join(told))
-    return script
-
-
-def restart(script: Script, at: float, attempt: int, *, then: str = "") -> None:
-    """Let the attempt fail, and the next one run. `then` is the report of its rank 0."""
-    script.run(f"""
-        {at} failed w-1 {attempt}
-        {at + 0.1} ready w-0 {attempt}
-        {at + 0.1} ready w-1 {attempt}
-        {at + 0.2} runs w-0 {attempt + 1}
-        {at + 0.2} runs w-1 {attempt + 1}
-    """)
-    if then:
-        script.run(f"{at + 0.3} runs w-0 {attempt + 1} {then}")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +47,7 @@ def test_two_faults_of_one_attempt_are_no_repetition() -> None:
 
 
 def test_many_agents_are_given_time_before_they_are_told_again() -> None:
-    script = Script(spec(3000))
-    script.up()
+    script = running(3000)
     script.run("10 failed w-1 0")
     assert len(stops(script)) == 3000
     script.run("12.9 tick")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script
+from tests.core.job.drive_job import Script, running
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,7 @@ def test_a_word_of_a_script_that_nothing_reads_is_an_error(line: str) -> None:
 
 
 def test_a_failed_worker_stops_everybody_and_the_next_attempt_starts() -> None:
-    script = Script()
-    script.up()
+    script = running()
     script.run("""
         10 failed w-1 0 rank=1 -> stop w-0 w-1 in 0 keep, status Faulted 1, event Faulted,
             incident 1 open

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running, spec
 from unbroken.core.job.events import StartWorkers, WriteIncident, WriteStatus
 from unbroken.core.job.gang import GangStage
 from unbroken.core.job.transitions import Phase
@@ -104,8 +104,7 @@ def test_no_events_break_the_machine(
 @settings(max_examples=150, deadline=None)
 @given(LINES, POLICIES)
 def test_what_is_written_is_consistent(lines: list[str], policy: RunPolicy) -> None:
-    script = Script(spec(2, 1, policy))
-    script.up()
+    script = running(2, 1, policy=policy)
     for number, line in enumerate(lines):
         script.run(f"{10 + number} {line}")
     numbers = [e.incident.number for e in script.effects if isinstance(e, WriteIncident)]
@@ -122,8 +121,7 @@ def test_what_is_written_is_consistent(lines: list[str], policy: RunPolicy) -> N
 @settings(max_examples=150, deadline=None)
 @given(LINES, st.integers(0, 40))
 def test_successor_of_an_operator_takes_over_anywhere(lines: list[str], cut: int) -> None:
-    script = Script(spec(2, 1))
-    script.up()
+    script = running(2, 1)
     for number, line in enumerate(lines[:cut]):
         script.run(f"{10 + number} {line}")
     new = script.successor(100)
@@ -137,8 +135,7 @@ def test_successor_of_an_operator_takes_over_anywhere(lines: list[str], cut: int
 @settings(max_examples=150, deadline=None)
 @given(LINES)
 def test_ranks_of_one_start_are_whole(lines: list[str]) -> None:
-    script = Script(spec(2, 1))
-    script.up()
+    script = running(2, 1)
     for number, line in enumerate(lines):
         before = len(script.effects)
         was_halted = script.job.state.gang.stage is GangStage.HALTED

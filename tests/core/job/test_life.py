@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running, spec
 from unbroken.core.job.events import RecordEvent, StartWorkers, StopWorkers, WriteLedger
 from unbroken.core.job.life import FIRST_PORT, PORTS
 from unbroken.spec.job.types import RunPolicy
@@ -43,8 +43,7 @@ def test_workers_have_grace_unless_a_fault_is_to_be_recovered_from(
 
 
 def test_the_time_before_a_suspension_is_kept_once_over_operators() -> None:
-    script = Script()
-    script.up()
+    script = running()
     script.run("8 runs w-0 0 output=7\n9 runs w-1 0 output=6\n10 job suspend=yes")
     script.run("10.2 ready w-0 0\n10.3 ready w-1 0")
     kept = script.job.state.ledger
@@ -71,30 +70,26 @@ def test_why_a_pod_does_not_come_up_is_said_once_in_an_event_and_once_at_the_end
 
 @pytest.mark.parametrize("seconds", [-1, 0])
 def test_job_without_expiry_is_kept(seconds: int) -> None:
-    script = Script(spec(1, policy=RunPolicy(ttl_seconds_after_finished=seconds)))
-    script.up()
+    script = running(1, policy=RunPolicy(ttl_seconds_after_finished=seconds))
     script.run("10 completed w-0 0\n11 gone w-0")
     assert script.job.deadline() is None
 
 
 def test_changed_replicas_are_answered_with_a_warning() -> None:
-    script = Script()
-    script.up()
+    script = running()
     script.spec = replace(script.spec, replica_specs=spec(5).replica_specs)
     script.run("10 job -> event SpecChanged")
     assert script.job.state.nnodes == 2
 
 
 def test_raised_deadline_takes_effect_at_once() -> None:
-    script = Script(spec(1, policy=RunPolicy(active_deadline_seconds=50)))
-    script.up()
+    script = running(1, policy=RunPolicy(active_deadline_seconds=50))
     script.spec = spec(1, policy=RunPolicy(active_deadline_seconds=500))
     script.run("10 job ->\n60 tick ->")
 
 
 def test_created_stays_true_and_gives_the_age() -> None:
-    script = Script(spec(1))
-    script.up()
+    script = running(1)
     created = script.status.conditions[0]
     assert (created.type, created.status, created.last_transition_time) == ("Created", "True", 0)
     true = [c.type for c in script.status.conditions if c.status == "True"]
@@ -102,8 +97,7 @@ def test_created_stays_true_and_gives_the_age() -> None:
 
 
 def test_ready_counts_the_pods_that_are_ready_or_train() -> None:
-    script = Script()
-    script.up()
+    script = running()
 
     def ready() -> str:
         found = (c.message for c in script.status.conditions if c.type == "PodsRunning")

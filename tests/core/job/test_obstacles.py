@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
-from unbroken.core.job.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent, WriteLedger
+from tests.core.job.drive_job import Script, begun
+from unbroken.core.job.events import PodHeld, PodName, PodUid, RecordEvent, WriteLedger
 from unbroken.core.job.obstacles import (
     LINE_CHARACTERS,
     LINES_MAX,
@@ -24,15 +24,6 @@ from unbroken.spec.job.ledger import PROVEN
 from unbroken.spec.job.types import RunPolicy
 
 LOOP = "CrashLoopBackOff"
-
-
-def begun(replicas: int = 1, policy: RunPolicy | None = None) -> Script:
-    """Return a job whose pods were created."""
-    script = Script(spec(replicas, 0, policy))
-    script.run("0 job\n0 synced")
-    for name in [e.name[2:] for e in script.effects if isinstance(e, CreatePod)]:
-        script.run(f"0 pod {name} node=n{name[2:]}")
-    return script
 
 
 def told(script: Script) -> list[RecordEvent]:

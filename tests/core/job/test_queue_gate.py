@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running, spec
 from unbroken.core.job.events import CreatePod, DeletePod, JobSeen, StopWorkers, Synced
 from unbroken.core.job.kueue import (
     Admission,
@@ -186,8 +186,7 @@ def test_pods_fill_the_domains_in_the_order_of_their_indexes() -> None:
 
 
 def test_a_new_operator_keeps_an_evicted_job_stopped() -> None:
-    script = Script()
-    script.up()
+    script = running()
     script.run("10 job hold=Evicted:preempted")
     new = script.successor(20)
     new.run("20 job hold=Evicted:preempted")

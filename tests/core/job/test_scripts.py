@@ -57,7 +57,6 @@ class Player:
                 return self.script.say(line)
         return ""
 
-
     def _lose(self, kind: type[JobEffect], *, last: bool) -> None:
         """Forget the last write of a kind, or all of them."""
         effects = self.script.effects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running
 from unbroken.core.job.events import AskAgent
 from unbroken.core.job.spares import REPEAT_SECONDS
 
@@ -12,9 +12,7 @@ from unbroken.core.job.spares import REPEAT_SECONDS
 @pytest.fixture
 def script() -> Script:
     """Two pods train since 4.0, a third is a spare."""
-    made = Script(spec(2, spares=1))
-    made.up()
-    return made
+    return running(2, spares=1)
 
 
 def warmed(script: Script) -> list[str]:

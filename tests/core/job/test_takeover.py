@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, left, running, spec
 from unbroken.core.job.events import (
     AgentReported,
     IncidentSeen,
@@ -21,17 +21,8 @@ from unbroken.spec.job.types import RunPolicy
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState
 
+MANY = RunPolicy(job_max_retry_count=9)
 ERROR = "kind=PythonException text=ValueError:bad print=f1 lines=Traceback|ValueError:bad"
-
-
-def left(replicas: int = 2, spares: int = 0, script: str = "", retries: int = 9) -> Script:
-    """Return the successor of an operator that left a running job after the script."""
-    old = Script(spec(replicas, spares, RunPolicy(job_max_retry_count=retries)))
-    old.up()
-    for name in old.views:
-        old.run(f"5 pod {name} phase=Running")
-    old.run(script)
-    return old.successor(100)
 
 
 def forget_incidents(script: Script) -> None:
@@ -41,8 +32,7 @@ def forget_incidents(script: Script) -> None:
 
 @pytest.mark.parametrize("state", ["phase=Failed", "phase=Failed deleting"])
 def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(state: str) -> None:
-    old = Script(spec(1, 1, RunPolicy(job_max_retry_count=1)))
-    old.up()
+    old = running(1, 1, policy=RunPolicy(job_max_retry_count=1))
     for name in old.views:
         old.run(f"5 pod {name} phase=Running")
     old.run("10 pod w-0 phase=Failed why=Error")
@@ -58,7 +48,7 @@ def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(stat
 
 
 def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
-    new = left(script="10 failed w-1 0\n10.1 ready w-0 0\n10.1 ready w-1 0")
+    new = left(2, 0, "10 failed w-1 0\n10.1 ready w-0 0\n10.1 ready w-1 0", policy=MANY)
     new.run("""
         100 synced                     ->
         100 ready w-0 0 rank=0         ->
@@ -67,7 +57,7 @@ def test_a_start_of_the_operator_before_that_arrives_late_is_joined() -> None:
         111.1 runs w-0 1 rank=0 master=a port=5 -> stop w-0 in 1, status Faulted 2, ledger
     """)
     assert new.job.attempt == 2, "nobody knows what the agent that is away runs"
-    new = left(1, 1, script="10 failed w-0 0\n10.1 ready w-0 0")
+    new = left(1, 1, "10 failed w-0 0\n10.1 ready w-0 0", policy=MANY)
     new.run("""
         100 synced                              ->
         100 ready w-1                           ->
@@ -86,8 +76,7 @@ def test_an_end_that_was_decided_is_carried_out_for_its_reason() -> None:
             {at}.1 ready w-0 {attempt}
             {at}.2 runs w-0 {attempt + 1}
         """
-    old = Script(spec(1, policy=RunPolicy(job_max_retry_count=9)))
-    old.up()
+    old = running(1, policy=RunPolicy(job_max_retry_count=9))
     old.run("5 pod w-0 phase=Running")
     old.run("\n".join(script.splitlines()[:-3]))
     new = old.successor(100)
@@ -189,8 +178,7 @@ def stock(script: Script, name: str, state: AgentState, now: float, agent: str =
 
 
 def test_a_new_operator_charges_no_restart_that_cost_nothing_and_is_no_longer_told() -> None:
-    script = Script(spec(policy=RunPolicy(job_max_retry_count=1)))
-    script.up()
+    script = running(policy=RunPolicy(job_max_retry_count=1))
     script.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
     for attempt in range(INCIDENTS_MAX + 5):
         at = 10.0 * (attempt + 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script
+from tests.core.job.drive_job import Script, running
 
 
 def replaced() -> Script:
     """Return a job that has trained, whose new pod w-1 has a node since 20 s and no agent."""
-    script = Script()
-    script.up()
+    script = running()
     script.run("""
         10 gone w-1                -> stop w-0 in 0 keep, create w-1, status Faulted 1,
             event Faulted, incident 1 open

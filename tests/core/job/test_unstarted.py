@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.agent.drive_workers import THEIRS
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import begun
 from unbroken.core.agent.events import (
     Commanded,
     KillAll,
@@ -19,23 +19,14 @@ from unbroken.core.agent.events import (
 )
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.machine import Workers
-from unbroken.core.job.events import AgentReported, CreatePod, PodUid, StopWorkers
+from unbroken.core.job.events import AgentReported, PodUid, StopWorkers
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import RunPolicy
 
 
-def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:
-    """Return a job whose pods run, but whose agents have not reported."""
-    script = Script(spec(replicas, 0, policy))
-    script.run("0 job\n0 synced")
-    for name in [e.name[2:] for e in script.effects if isinstance(e, CreatePod)]:
-        script.run(f"0 pod {name} node=n{name[2:]}")
-    return script
-
-
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_the_budget_ends_the_job_with_the_reason(restarts: int) -> None:
-    script = begun(RunPolicy(job_max_retry_count=restarts), replicas=1)
+    script = begun(policy=RunPolicy(job_max_retry_count=restarts))
     script.run("1 broke w-0 text=ImportError")
     for newest in range(restarts):
         script.run(f"{newest + 2} broke w-0 {newest} text=ImportError")
@@ -58,7 +49,7 @@ def test_a_worker_that_ends_without_an_error_is_told_what_it_lacks() -> None:
 
 def test_operator_and_agent_come_to_an_end_together() -> None:
     """Connect both machines; the worker of the only pod ends at once, each time."""
-    script = begun(RunPolicy(job_max_retry_count=3), replicas=1)
+    script = begun(policy=RunPolicy(job_max_retry_count=3))
     agent, now, pid, starts = Workers(THEIRS), 1.0, 100, 0
     todo = list(agent.step(Prepared(), now))
     while todo and starts < 20:

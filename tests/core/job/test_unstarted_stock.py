@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
-from tests.core.job.test_unstarted import begun
+from tests.core.job.drive_job import Script, begun, running
 from unbroken.core.job.events import AgentReported
 from unbroken.spec.job.detectors import read_detectors
 from unbroken.spec.job.incident import Remedy
@@ -43,7 +42,7 @@ def says(script: Script, pod: str, now: float, state: str, **entered: float) -> 
 
 
 def test_workers_that_end_at_the_barrier_are_charged_until_the_budget_ends_the_job() -> None:
-    script = begun(RunPolicy(job_max_retry_count=2), replicas=2)
+    script = begun(2, RunPolicy(job_max_retry_count=2))
     for attempt in range(3):
         began = 10.0 * attempt
         says(script, "w-0", began + 1, "init", INIT=began)
@@ -75,7 +74,7 @@ def test_a_fault_after_a_soft_stop_is_before_the_start_too() -> None:
 
 
 def test_a_start_that_came_too_late_is_not_charged_twice() -> None:
-    script = begun(replicas=1)
+    script = begun()
     says(script, "w-0", 2, "ready", INIT=0, READY=1)
     script.run("5 tick -> start w-0=0 in 0")
     says(script, "w-0", 5.1, "faulted", INIT=0, READY=1, FAULTED=5)
@@ -85,7 +84,7 @@ def test_a_start_that_came_too_late_is_not_charged_twice() -> None:
 
 
 def test_a_new_operator_charges_no_fault_that_was_charged() -> None:
-    script = begun(replicas=2)
+    script = begun(2)
     says(script, "w-0", 2, "ready", INIT=0, READY=1)
     says(script, "w-0", 3, "faulted", INIT=0, READY=1, FAULTED=3)
     new = script.successor(5.0)
@@ -103,7 +102,7 @@ def test_a_new_operator_charges_no_fault_that_was_charged() -> None:
 
 
 def test_a_new_operator_charges_no_fault_that_was_charged_without_an_incident() -> None:
-    script = begun(replicas=2)
+    script = begun(2)
     says(script, "w-0", 2, "ready", INIT=0, READY=1)
     says(script, "w-0", 3, "faulted", INIT=0, READY=1, FAULTED=3)
     new = script.successor(5.0, is_incident_written=False)
@@ -120,7 +119,7 @@ def test_a_new_operator_charges_no_fault_that_was_charged_without_an_incident() 
 
 def waiting(policy: RunPolicy | None = None) -> Script:
     """A job whose two agents say INIT, and nothing more."""
-    script = begun(policy or RunPolicy(job_max_retry_count=2), replicas=2)
+    script = begun(2, policy or RunPolicy(job_max_retry_count=2))
     says(script, "w-0", 1, "init", INIT=0)
     says(script, "w-1", 2, "init", INIT=0)
     return script
@@ -199,15 +198,14 @@ def test_a_new_operator_counts_the_time_anew() -> None:
 
 
 def test_a_job_that_trains_does_not_wait_for_a_spare() -> None:
-    script = Script(spec(1, 1))
-    script.up()
+    script = running(1, 1)
     says(script, "w-1", 10, "init", INIT=9)
     script.run("2000 tick ->")
     assert not script.incidents
 
 
 def test_a_new_process_that_no_stop_has_reached_joins_the_restart_under_way() -> None:
-    script = begun(replicas=2)
+    script = begun(2)
     for pod in ("w-0", "w-1"):
         says(script, pod, 2, "ready", INIT=0, READY=1)
     script.run("3 lost w-1")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, running
 from unbroken.core.job.events import AgentReported, RecordEvent
 from unbroken.core.job.record.receipts import RESTORED_MAX, resumption
 from unbroken.spec.job.incident import Restored
@@ -147,8 +147,7 @@ def told(
 
 def restarted() -> Script:
     """Return two pods whose workers run again after a fault at step 42."""
-    script = Script(spec(2))
-    script.up()
+    script = running()
     script.run("5 runs w-0 0 told=42\n5 runs w-1 0 told=41\n6 failed w-1 0")
     script.run("7 ready w-0 0\n7 ready w-1 0\n8 runs w-0 1\n8 runs w-1 1")
     return script
@@ -246,8 +245,7 @@ def counted(
 
 def count_until_fault() -> Script:
     """Return two ranks that count 8 samples a step, of which one is lost after step 42."""
-    script = Script(spec(2))
-    script.up()
+    script = running()
     script.run("5 runs w-0 0\n5 runs w-1 0")
     for at, step in ((6, 10), (7, 42)):
         for rank in (0, 1):
@@ -291,8 +289,7 @@ def test_samples_of_a_job_that_fails_again_at_once_are_not_made_up() -> None:
 
 def count_of_one(steps: bool) -> Script:
     """Return two ranks of which only the first counts samples. `steps`: the other reports steps."""
-    script = Script(spec(2))
-    script.up()
+    script = running()
     script.run("5 runs w-0 0\n5 runs w-1 0")
     for attempt, at in enumerate((6, 12)):
         for rank in (1, 0) if steps else (0,):
@@ -326,8 +323,7 @@ def test_samples_are_taken_back_where_a_rank_turns_up_that_was_not_known_before(
 
 
 def test_samples_are_counted_again_once_it_is_known_how_many_steps_are_made_again() -> None:
-    script = Script(spec(2))
-    script.up()
+    script = running()
     script.run("5 runs w-0 0\n5 runs w-1 0")
     for rank in (0, 1):
         counted(script, 6, f"w-{rank}", 10, 11 * 8)
@@ -337,11 +333,11 @@ def test_samples_are_counted_again_once_it_is_known_how_many_steps_are_made_agai
     for rank in (0, 1):
         name = f"w-{rank}"
         watch = (RankWatch(rank, step=40, metrics={"samples": 41 * 8}),)
-        running = AgentReport(
+        report = AgentReport(
             f"{name}.a", AgentState.RUNNING, 1, 1, rank, "10.0.0.0", 29001, nproc=1,
             watch=watch, receipts=(receipt(rank),),
         )  # fmt: skip
-        begun.append(AgentReported(script.views[name].uid, running))
+        begun.append(AgentReported(script.views[name].uid, report))
     script.effects += script.job.steps(begun, 10)
     script.run("10 tick")
     assert script.incidents[1].samples_repeated == 16, "as the receipts tell"

@@ -6,29 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import restart, running
 from unbroken.core.job.recovery.recovery import story
 from unbroken.core.job.recovery.signals import reason_of
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.types import RestartPolicy, RunPolicy
-
-
-def running(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> Script:
-    """A job whose attempt 0 runs."""
-    script = Script(spec(replicas, spares, policy))
-    script.up()
-    return script
-
-
-def restart(script: Script, at: float, attempt: int, fault: str = "failed w-1") -> None:
-    """Let the attempt fail, and the next one run, of a job of two pods."""
-    script.run(f"""
-        {at} {fault} {attempt}
-        {at + 0.1} ready w-0 {attempt}
-        {at + 0.1} ready w-1 {attempt}
-    """)
-    if script.job.phase.value == "Training":
-        script.run(f"{at + 0.2} runs w-0 {attempt + 1}\n{at + 0.2} runs w-1 {attempt + 1}")
 
 
 @pytest.mark.parametrize(

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.job.drive_job import Script, spec
+from tests.core.job.drive_job import Script, restart, running
 from unbroken.core.job.watch.progress import FIRST_SECONDS, made
 from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal
-from unbroken.spec.job.types import RunPolicy
 
 USED = (
     "all 3 restarts without progress are used; set jobMaxRetryCount or restartPolicy to allow more"
 )
 
 
-def running(policy: RunPolicy | None = None) -> Script:
-    """A job whose attempt 0 runs since second 4."""
-    script = Script(spec(policy=policy))
-    script.up()
-    return script
-
-
 def fail(script: Script, at: float, attempt: int, step: int | None = None) -> None:
     """Let an attempt report a step and fail, and the next one run."""
     if step is not None:
         script.run(f"{at - 1} runs w-1 {attempt} told={step}")
-    script.run(f"""
-        {at} failed w-1 {attempt} kind=Signal
-        {at + 0.1} ready w-0 {attempt}
-        {at + 0.1} ready w-1 {attempt}
-    """)
-    if script.job.phase.value == "Training":
-        script.run(f"{at + 0.2} runs w-0 {attempt + 1}\n{at + 0.2} runs w-1 {attempt + 1}")
+    restart(script, at, attempt, fault="kind=Signal")
 
 
 def reasons(script: Script) -> list[str]:
