@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.agent.running import KEY, Operator, linked
 from unbroken.agent.driver import Driver
+from unbroken.agent.evidence.log_watch import LogWatch
 from unbroken.agent.options import Options, Script
 from unbroken.core.agent.events import (
     AgentEvent,
@@ -20,6 +21,7 @@ from unbroken.core.agent.events import (
     WorkerEnded,
 )
 from unbroken.core.agent.faults import SIGKILL, WorkerEnd
+from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import AgentReport, ShutdownCommand, StartCommand
 
 _PIDS = itertools.count(1 << 22)
@@ -32,12 +34,20 @@ class Workers:
 
     options: Options
     feed: Callable[[AgentEvent], None]
+    clock: Callable[[], float]
     note: str = "in virtual time"
     keeps: bool = False
     attempt: int = -1
     stage: ProgramStage = ProgramStage.TRAIN
     alive: dict[int, int] = field(default_factory=dict)
     """Local ranks of the living workers, by pid."""
+    _command: StartCommand | None = None
+    _rules: LogWatch | None = None
+    _readers: dict[tuple[int, str], Callable[[bytes, bool], None]] = field(default_factory=dict)
+    """What takes the output, by local rank and stream."""
+
+    def __post_init__(self) -> None:
+        self._alarm = Alarm(self.clock, lambda: self._look(LogWatch.tick))
 
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Do nothing: there are no processes."""
@@ -45,14 +55,44 @@ class Workers:
     def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Start the workers; each writes a line at once."""
         self.attempt, self.stage = command.attempt, stage
-        self.alive = {next(_PIDS): local_rank for local_rank in range(self.options.nproc)}
+        count = self.options.nproc if stage is ProgramStage.TRAIN else 1
+        self.alive = {next(_PIDS): local_rank for local_rank in range(count)}
+        if self._command is not command:
+            self._command, self._rules = command, None
+            self._readers.clear()
+            if command.log_rules:
+                self._rules = LogWatch.make(command, self.options.nproc, self.clock, self.feed)
+        self._look(LogWatch.start)
         self.feed(StageStarted(command.attempt, stage, tuple(self.alive)))
         for local_rank in self.alive.values():
             self.feed(FirstOutput(command.attempt, local_rank))
 
+    def write(self, local_rank: int, text: str, stream: str = "stdout") -> None:
+        """Let a worker write."""
+        key, rank = (local_rank, stream), self._rank(local_rank)
+
+        def read(rules: LogWatch) -> None:
+            self._readers.setdefault(key, rules.reader(rank, stream))(text.encode(), True)
+
+        self._look(read)
+
+    def _rank(self, local_rank: int) -> int:
+        assert self._command is not None
+        return self._command.rank * self.options.nproc + local_rank
+
+    def _look(self, step: Callable[[LogWatch], None]) -> None:
+        """Tell the job's log rules something, if there are any."""
+        if self._rules is not None:
+            step(self._rules)
+        self._alarm.set(None if self._rules is None else self._rules.deadline())
+
     def end(self, local_rank: int, end: WorkerEnd) -> None:
         """Let a worker end."""
         self.alive = {pid: rank for pid, rank in self.alive.items() if rank != local_rank}
+        if self.stage is ProgramStage.TRAIN and end.exit_code == 0:
+            self._look(lambda rules: rules.end_rank(self._rank(local_rank)))
+        if not self.alive:
+            self._look(LogWatch.pause)
         self.feed(WorkerEnded(self.attempt, self.stage, local_rank, end))
 
     def last_output(self, pid: int) -> tuple[float | None, str]:
@@ -92,9 +132,9 @@ class _Driver(Driver):
         super().__init__(options, key, self._own, link)
 
     def _own(
-        self, options: Options, feed: Callable[[AgentEvent], None], _: Callable[[], float]
+        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> Workers:
-        self.workers = Workers(options, feed)
+        self.workers = Workers(options, feed, clock)
         return self.workers
 
     def now(self) -> float:
@@ -190,10 +230,16 @@ class Agent:
 
 @contextlib.asynccontextmanager
 async def agent(
-    nproc: int = 2, port: int = 0, key: bytes | None = KEY, *, link: bool = True
+    nproc: int = 2,
+    port: int = 0,
+    key: bytes | None = KEY,
+    *,
+    link: bool = True,
+    post_train: Script | None = None,
 ) -> AsyncIterator[Agent]:
     """Run an agent during the block; it is told to shut down afterwards."""
-    options = Options(Script("train.py"), nproc, 1, "127.0.0.1", port)
+    script = Script("train.py")
+    options = Options(script, nproc, 1, "127.0.0.1", port, post_train=post_train)
     driver = _Driver(options, key, link=link)
     ended = asyncio.create_task(driver.run(None))
     await asyncio.wait((ended, driver.port), return_when=asyncio.FIRST_COMPLETED)
