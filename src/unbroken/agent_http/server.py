@@ -21,6 +21,7 @@ from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.errors import PeerError, WorldError
+from unbroken.foreign_numbers import INT32_MAX, finite_number
 from unbroken.listener import BACKLOG, Connections, Limits, admitted
 from unbroken.log_lines import Log
 from unbroken.wire.agent import (
@@ -306,11 +307,8 @@ class AgentServer:
     async def _evidence(self, request: web.Request) -> web.Response:
         """Examine the workers for `?seconds=`, and answer with stacks and system calls."""
         given = request.query.get("seconds", str(EVIDENCE_SECONDS))
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds <= COLLECT_SECONDS_MAX:
+        seconds = finite_number(given, 0.0, COLLECT_SECONDS_MAX)
+        if seconds is None:
             return _detail(422, f"seconds: a number from 0 to {COLLECT_SECONDS_MAX:g}")
         report = self._agent.report()
         attempt = report.attempt if report.attempt is not None else report.newest_attempt
@@ -465,12 +463,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _heartbeat_seconds(request: web.Request) -> float:
     """Return the heartbeat that the link requests, in seconds."""
-    try:
-        asked = float(request.query.get(HEARTBEAT_KEY, HEARTBEAT_SECONDS))
-    except ValueError:
-        return HEARTBEAT_SECONDS
-    # NaN is neither below nor above any number.
-    return min(asked, HEARTBEAT_SECONDS_MAX) if asked > HEARTBEAT_SECONDS else HEARTBEAT_SECONDS
+    asked = finite_number(request.query.get(HEARTBEAT_KEY, ""), HEARTBEAT_SECONDS, INT32_MAX)
+    return HEARTBEAT_SECONDS if asked is None else min(asked, HEARTBEAT_SECONDS_MAX)
 
 
 def _bound_unsent(request: web.Request) -> None:

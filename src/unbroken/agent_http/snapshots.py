@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from unbroken.core.snapshots.replication import Arrival, NextRound
 from unbroken.errors import PeerError
+from unbroken.foreign_numbers import whole_number
 from unbroken.wire.codec import load, read
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES
@@ -201,8 +202,9 @@ async def _nothing_yet(_: web.Request) -> None:
 
 
 def _needed(text: str) -> Collection[int] | None:
-    if text.isdecimal() and len(text) < 19:
-        return {int(text)}
+    number = whole_number(text)
+    if number is not None:
+        return {number}
     return set() if text == "none" else None
 
 

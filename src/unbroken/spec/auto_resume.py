@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 
 TRUE: Final = "true"
@@ -24,7 +25,7 @@ def resume_of(annotations: Mapping[str, str]) -> Resume:
     """Read the two annotations; a job whose annotations are invalid is not resumed."""
     if resume_problems(annotations) or annotations.get(AUTO_RESUME, "").lower() != TRUE:
         return Resume()
-    return Resume(True, int(annotations[MAX_RETRIES]))
+    return Resume(True, whole_number(annotations[MAX_RETRIES], 0, INT32_MAX) or 0)
 
 
 def resume_problems(annotations: Mapping[str, str]) -> tuple[str, ...]:
@@ -35,7 +36,7 @@ def resume_problems(annotations: Mapping[str, str]) -> tuple[str, ...]:
     is_on = wanted is not None and wanted.lower() == TRUE
     if is_on and most is None:
         return (f'annotation {AUTO_RESUME} needs {MAX_RETRIES} beside it, such as "2"',)
-    if most is not None and not (most.isascii() and most.isdecimal() and len(most) < 10):
+    if most is not None and whole_number(most, 0, INT32_MAX) is None:
         return (f"annotation {MAX_RETRIES} must be a whole number from 0, not {most[:40]!r}",)
     if most is not None and not is_on:
         return (f'annotation {MAX_RETRIES} counts only with {AUTO_RESUME}: "true"',)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.job.log_rule_ranks import Watch, read_watches, watch_of
 from unbroken.spec.keys import LOG_RULE_RANKS
 from unbroken.spec.lookup import value_at
@@ -78,7 +79,7 @@ def _of(document: Any, path: str, entries: Sequence[Any]) -> RuleSet:
         path=path,
         entries=tuple(entries),
         nnodes=sum(counts) if all(isinstance(count, int) for count in counts) else None,
-        nproc=int(nproc) if str(nproc).isdecimal() and int(nproc) > 0 else None,
+        nproc=whole_number(str(nproc), 1, INT32_MAX),
         watches=read_watches(str(annotation)) if annotation else {},
     )
 

@@ -17,6 +17,7 @@ import yaml
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Pod, Service
 
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -38,6 +39,7 @@ from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
+from unbroken.spec.job.rules import PORT_MAX
 from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.keys import RENDEZVOUS_PORT
 from unbroken.spec.kubeflow.pytorchjob import (
@@ -196,8 +198,9 @@ def _meeting_port(pods: list[Pod]) -> int:
     for pod in pods:
         annotations = (pod.metadata and pod.metadata.annotations) or {}
         is_leaving = pod.metadata is not None and pod.metadata.deletionTimestamp is not None
-        if not is_leaving and annotations.get(RENDEZVOUS_PORT, "").isdecimal():
-            return int(annotations[RENDEZVOUS_PORT])
+        known = whole_number(annotations.get(RENDEZVOUS_PORT, ""), 1, PORT_MAX)
+        if not is_leaving and known is not None:
+            return known
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

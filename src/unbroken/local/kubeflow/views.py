@@ -8,6 +8,7 @@ from typing import Any
 from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod, Service
 
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.local.kubeflow.decisions.events import JobPicture, JobPod, Replaced
 from unbroken.spec.keys import REPLACED_PODS, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, Replica, parse_pytorchjob
@@ -40,7 +41,7 @@ def job_picture(
 
 def _replaced(text: str) -> Replaced:
     count, *uids = text.split() or ("0",)
-    return Replaced(int(count) if count.isascii() and count.isdecimal() else 0, frozenset(uids))
+    return Replaced(whole_number(count) or 0, frozenset(uids))
 
 
 def replaced_annotation(replaced: Replaced) -> dict[str, str]:
@@ -52,17 +53,15 @@ def _pods(pods: Iterable[Pod]) -> Iterator[JobPod]:
     for pod in pods:
         metadata, status = pod.metadata, pod.status or PodStatus()
         labels = (metadata and metadata.labels) or {}
-        replica, index = (
-            REPLICAS.get(labels.get(REPLICA_TYPE_LABEL, "")),
-            labels.get(REPLICA_INDEX_LABEL, ""),
-        )
-        if metadata is None or replica is None or not index.isdecimal():
+        replica = REPLICAS.get(labels.get(REPLICA_TYPE_LABEL, ""))
+        index = whole_number(labels.get(REPLICA_INDEX_LABEL, ""), 0, INT32_MAX)
+        if metadata is None or replica is None or index is None:
             continue
         yield JobPod(
             name=metadata.name or "",
             uid=metadata.uid or "",
             replica=replica,
-            index=int(index),
+            index=index,
             phase=status.phase or "Pending",
             is_leaving=metadata.deletionTimestamp is not None,
             restarts=sum(container.restartCount for container in _containers(status)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import INT64_MAX, no_number, whole_number
 from unbroken.kube import clock
 from unbroken.local.node.processes.cri_log import MAX_FILES, Entry, parsed, stamp
 from unbroken.nodes.file_watch import DirectoryWatch
@@ -35,11 +36,11 @@ def log_options(query: Mapping[str, str], now: float) -> LogOptions:
         raise SpecError("only one of sinceTime or sinceSeconds may be specified")
     since = ""
     if "sinceSeconds" in query:
-        since = stamp(int((now - _count(query, "sinceSeconds", 1)) * 1e9))
+        since = stamp(int(max(0.0, now - _count(query, "sinceSeconds", 1)) * 1e9))
     if "sinceTime" in query:
         try:
-            since = stamp(int(clock.parse_time(query["sinceTime"]) * 1e9))
-        except ValueError as error:
+            since = stamp(int(max(0.0, clock.parse_time(query["sinceTime"])) * 1e9))
+        except (ValueError, OverflowError) as error:
             raise SpecError(f"sinceTime: {error}") from error
     return LogOptions(
         follow=_flag(query, "follow"),
@@ -56,10 +57,10 @@ def _flag(query: Mapping[str, str], name: str) -> bool:
 
 
 def _count(query: Mapping[str, str], name: str, least: int) -> int:
-    text = query[name]
-    if not text.isdecimal() or int(text) < least:
-        raise SpecError(f"{name}: {text!r} is not a number of {least} or more")
-    return int(text)
+    number = whole_number(query[name], least)
+    if number is None:
+        raise SpecError(no_number(name, query[name], least, INT64_MAX))
+    return number
 
 
 class LogReader:

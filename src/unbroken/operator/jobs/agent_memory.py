@@ -17,6 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from unbroken.core.job.events import PodUid
+from unbroken.foreign_numbers import whole_number
 from unbroken.spec.job.types import JobSpec
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import Evidence, ThreadStack
@@ -162,7 +163,8 @@ class AgentMemory:
 
 def _limits_of(spec: JobSpec | None) -> _Limits:
     agents, nproc = (spec.nnodes, spec.nproc_per_node) if spec else (0, "")
-    workers = int(nproc) if nproc.isdecimal() and len(nproc) < 5 else WORKERS_UNKNOWN
+    workers = whole_number(nproc, 0, 9999)
+    workers = WORKERS_UNKNOWN if workers is None else workers
     each = BUDGET_BYTES_PER_AGENT + BUDGET_BYTES_PER_WORKER * workers
     return _Limits(
         agents,

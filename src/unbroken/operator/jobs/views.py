@@ -10,6 +10,7 @@ from lightkube.models.core_v1 import NodeSpec, NodeStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
 from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
@@ -42,8 +43,8 @@ def pod_view(pod: Pod) -> PodView | None:
     make."""
     metadata, status = pod.metadata, pod.status or PodStatus()
     labels = (metadata and metadata.labels) or {}
-    index = labels.get(keys.INDEX_LABEL) or ""
-    if metadata is None or not index.isdecimal() or keys.REPLICA_LABEL not in labels:
+    index = whole_number(labels.get(keys.INDEX_LABEL) or "", 0, INT32_MAX)
+    if metadata is None or index is None or keys.REPLICA_LABEL not in labels:
         return None
     trouble = trouble_of(pod)
     node = pod.spec.nodeName if pod.spec else None
@@ -51,7 +52,7 @@ def pod_view(pod: Pod) -> PodView | None:
         name=PodName(metadata.name or ""),
         uid=PodUid(metadata.uid or ""),
         replica_spec=labels[keys.REPLICA_LABEL],
-        index=int(index),
+        index=index,
         phase=_phase(status.phase),
         node=NodeName(node) if node else None,
         address=status.podIP or None,

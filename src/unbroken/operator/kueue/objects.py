@@ -23,6 +23,7 @@ from unbroken.core.job.kueue import (
     with_conditions,
 )
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.clock import parse_time, rfc3339
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.spec import keys
@@ -99,8 +100,8 @@ def workload_body(
         **_priority_class(priority, version),
     }
     limit = str((job["metadata"].get("labels") or {}).get(keys.TIME_LIMIT) or "")
-    if limit.isdecimal() and int(limit) > 0:
-        body["maximumExecutionTimeSeconds"] = int(limit)
+    if seconds := whole_number(limit, 1, INT32_MAX):
+        body["maximumExecutionTimeSeconds"] = seconds
     head = {"apiVersion": f"{keys.KUEUE_GROUP}/{version}", "kind": "Workload"}
     return {**head, "metadata": metadata, "spec": body}
 
@@ -135,9 +136,10 @@ def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
         value = str(annotations.get(f"{keys.KUEUE_PREFIX}{suffix}") or "")
         if field == "unconstrained" and value:
             result[field] = value == "true"
-        elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
-            result[field] = int(value)
-        elif field not in ("unconstrained", "podSetSliceSize") and value:
+        elif field == "podSetSliceSize":
+            size = whole_number(value, 0, INT32_MAX)
+            result |= {} if size is None else {field: size}
+        elif field != "unconstrained" and value:
             result[field] = value
     return result
 

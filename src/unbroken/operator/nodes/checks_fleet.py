@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping
-from math import isfinite
 
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.checks.limits import Fleet, learn
+from unbroken.foreign_numbers import finite_number
 from unbroken.kube.cache import key_of
 from unbroken.operator.instance_types import instance_types
 from unbroken.spec.keys import DEVICE_BANDWIDTH, LINK_BANDWIDTH
@@ -75,8 +76,4 @@ def better(node: Node, key: str, speed: float | None) -> str | None:
 
 def _speed(node: Node, key: str) -> float | None:
     text = ((node.metadata and node.metadata.annotations) or {}).get(key, "")
-    try:
-        speed = float(text)
-    except ValueError:
-        return None
-    return speed if isfinite(speed) and speed > 0 else None
+    return finite_number(text, 0.0, sys.float_info.max) or None

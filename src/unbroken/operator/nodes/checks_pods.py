@@ -14,6 +14,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.checks.limits import RUN
 from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.foreign_numbers import finite_number, whole_number
 from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
 from unbroken.spec.keys import CHECK_LABEL, CHECK_PLANT, CHECK_SECONDS, CHECK_STEP
 from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
@@ -24,6 +25,8 @@ from unbroken.spec.schema.read import read_record
 Object = dict[str, Any]
 
 NAMESPACE = "unbroken-checks"
+DAY_SECONDS = 86_400.0
+"""Longest test under load that a check's annotation may ask for."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that is tested."""
 PORT = 29531
@@ -165,17 +168,15 @@ def _arguments(
 ) -> list[str]:
     assert node.metadata is not None
     given = (check["metadata"].get("annotations") or {}).get(CHECK_SECONDS, "")
-    try:
-        seconds = max(0.1, float(given)) if given else options.stress_seconds
-    except ValueError:
-        seconds = options.stress_seconds
+    asked = finite_number(given, 0.0, DAY_SECONDS)
+    seconds = options.stress_seconds if asked is None else max(0.1, asked)
     arguments = [step.kind.value, "--json", "--node", node.metadata.name or ""]
     arguments += ["--seconds", f"{seconds:g}", "--dcgm-level", str(options.dcgm_level)]
     if is_local(node):
         # They share the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]
-    counts = {name: int(n) for name, n in _devices(node).items() if n.isdecimal()}
+    counts = {name: whole_number(text) or 0 for name, text in _devices(node).items()}
     # Nodes of a local cluster may have GPUs that exist only as a number.
     ranks = min(max(counts.get(GPU, 0), options.ranks), RANKS_MAX)
     arguments += ["--ranks", str(ranks)]

@@ -12,6 +12,7 @@ import msgspec
 
 from unbroken.core.auto_resume import FAULT_LENGTH, Record
 from unbroken.core.losses import KEPT, Loss, ResumedJob
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import TRUE, resume_of
 from unbroken.spec.job_kinds import JobKind, is_resumed_by_itself
@@ -47,7 +48,7 @@ def read_record(annotations: Mapping[str, str]) -> Record:
     except (ValueError, OverflowError):
         at = None
     return Record(
-        count=int(count) if count.isascii() and count.isdecimal() and len(count) < 10 else 0,
+        count=whole_number(count, 0, INT32_MAX) or 0,
         fault=annotations.get(keys.RESUME_FAULT, ""),
         at=at,
         pods=frozenset(annotations.get(keys.RESUME_PODS, "").split()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.patterns import (
     COSTLY_ITEMS_MAX,
     PATTERN_CHARACTERS_MAX,
@@ -84,8 +85,8 @@ def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report
     """Report watches of unknown rules, or of unknown ranks."""
     rules = [rule.name for rule in spec.run_policy.log_monitoring_configuration]
     nproc = spec.nproc_per_node
-    is_known = nproc.isdecimal() and len(nproc) < 10
-    world = spec.nnodes * int(nproc) if is_known else None
+    count = whole_number(nproc, 0, INT32_MAX)
+    world = spec.nnodes * count if count is not None else None
     for name, watch in watches.items():
         if name not in (*rules, "*"):
             report.invalid(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from unbroken.foreign_numbers import whole_number
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.fields import INT_MAX
 
@@ -17,7 +18,7 @@ from .types import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 PODS_MAX = 50_000
 """Most pods of a job, spares included: four times the largest job that is tested.  The operator
 keeps some 30 kB of each pod, and its memory must not depend on what a user writes (judgement)."""
-PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
+PORT_MAX = 65_535
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_LENGTH = 63
 """Most characters of a pod's host name, and of a label's value (RFC 1123)."""
@@ -38,8 +39,7 @@ NO_ELASTIC = "elastic jobs are not supported yet; remove "
 def check_spec(spec: JobSpec, report: Report) -> JobSpec:
     """Report contradictions and impossible values; the spec in its plain form."""
     nproc = spec.nproc_per_node
-    is_number = nproc.isascii() and nproc.isdecimal() and 0 < _number(nproc) <= INT_MAX
-    if nproc not in NPROC_WORDS and not is_number:
+    if nproc not in NPROC_WORDS and whole_number(nproc, 1, INT_MAX) is None:
         report.invalid("spec.nprocPerNode", nproc, NOT_NPROC)
     names: set[str] = set()
     for index, replica in enumerate(spec.replica_specs):
@@ -59,10 +59,6 @@ def check_spec(spec: JobSpec, report: Report) -> JobSpec:
         _check_elastic(spec.elastic_policy, report)
         report.forbidden("spec.elasticPolicy", f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas")
     return replace(spec, run_policy=_check_run_policy(spec.run_policy, report))
-
-
-def _number(text: str) -> int:
-    return int(text) if len(text) <= len(str(INT_MAX)) else INT_MAX + 1
 
 
 def _check_replicas(replica: ReplicaSpec, path: str, report: Report, *, is_elastic: bool) -> None:
@@ -106,8 +102,7 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
 
 def port_number(text: str) -> int | None:
     """Return the port that a text names; None: it names none."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX
-    return int(text) if is_number and 0 < int(text) <= PORT_MAX else None
+    return whole_number(text, 1, PORT_MAX)
 
 
 def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:

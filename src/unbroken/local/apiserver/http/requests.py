@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from unbroken.foreign_numbers import whole_number
 from unbroken.local.apiserver.kinds.catalogue import Catalogue, no_such_page
 from unbroken.local.apiserver.kinds.kinds import Kind, Version
 
@@ -83,12 +84,13 @@ class Query:
         value = self._values.get(name, "")
         if not value:
             return None
-        try:
-            return int(value)
-        except ValueError:
+        digits = value.removeprefix("-")
+        number = whole_number(digits)
+        if number is None:
             raise bad_request(
                 f'strconv.ParseInt: parsing "{value[:100]}": invalid syntax ({name})'
-            ) from None
+            )
+        return number if digits == value else -number
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def list_options(query: Query, *, is_watch: bool) -> ListOptions:
         has_bookmarks=query.flag("allowWatchBookmarks"),
         sends_initial=query.flag("sendInitialEvents"),
     )
-    if options.version and not options.version.isdecimal():
+    if options.version and whole_number(options.version) is None:
         raise ApiError(
             400,
             "BadRequest",

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec import keys
 from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.kubeflow.pytorchjob import (
@@ -134,7 +135,8 @@ def environment(
     yield "PET_LOCAL_ADDR", HERE
     if Replica.MASTER in replicas:
         rank = index if replica is Replica.MASTER else index + 1
-        count = int(spec.nproc_per_node) if spec.nproc_per_node.isdecimal() else 1
+        count = whole_number(spec.nproc_per_node, 0, INT32_MAX)
+        count = 1 if count is None else count
         meeting = str(_declared_port(replicas[Replica.MASTER]) or port)
         for prefix in ("", "PET_"):
             yield f"{prefix}MASTER_ADDR", HERE
