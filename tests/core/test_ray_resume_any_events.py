@@ -302,7 +302,7 @@ def test_never_two_heads_with_one_job_nor_more_restarts_than_allowed(
 
 
 @both
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_after_one_fault_the_job_runs_again_with_at_most_one_restart(
     is_rayjob: bool, seed: int
@@ -338,7 +338,7 @@ def test_after_one_fault_the_job_runs_again_with_at_most_one_restart(
 
 
 @both
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 @example(32633452)  # the head before had hung
 def test_a_job_that_hangs_runs_again_with_one_restart(is_rayjob: bool, seed: int) -> None:

@@ -249,7 +249,7 @@ PLACES = [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.sampled_from(PLACES), JSON)
 def test_no_value_at_any_place_is_more_than_a_problem(place: str, value: Any) -> None:
     train = changed(place, value, train_job(runtimePatches=PATCHES))

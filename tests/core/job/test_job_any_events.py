@@ -80,7 +80,7 @@ def rests(script: Script, now: float) -> None:
         assert again is None or again > now, "time stands still"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES, POLICIES, st.booleans(), st.floats(0.0, 3.0))
 @example(["pod w-2 phase=Running", "lost w-0", "synced"], RunPolicy(), False, 0.0)
 def test_no_events_break_the_machine(
@@ -101,7 +101,7 @@ def test_no_events_break_the_machine(
     rests(script, now)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES, POLICIES)
 def test_what_is_written_is_consistent(lines: list[str], policy: RunPolicy) -> None:
     script = running(2, 1, policy=policy)
@@ -118,7 +118,7 @@ def test_what_is_written_is_consistent(lines: list[str], policy: RunPolicy) -> N
             assert len(true) <= 2, "Created and where it stands"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES, st.integers(0, 40))
 def test_successor_of_an_operator_takes_over_anywhere(lines: list[str], cut: int) -> None:
     script = running(2, 1)
@@ -132,7 +132,7 @@ def test_successor_of_an_operator_takes_over_anywhere(lines: list[str], cut: int
     rests(new, 150)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES)
 def test_ranks_of_one_start_are_whole(lines: list[str]) -> None:
     script = running(2, 1)

@@ -166,7 +166,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(RULES, METRICS, STEPS)
 @example(
     {"name": "r", "logPattern": "loss", "ranks": "node", "faultOnMatch": False}

@@ -25,7 +25,7 @@ from unbroken.spec.job.detectors import DEFAULTS
 from unbroken.wire.worker import Page
 
 SEEDS = st.integers(0, 2**32)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 @few
