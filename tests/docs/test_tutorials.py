@@ -110,6 +110,7 @@ def test_figures_may_differ_and_words_may_not(tmp_path: Path) -> None:
     assert tutorials.differences(steps[2], printed) == ["14 machines"]
 
 
+@pytest.mark.slow
 def test_each_command_that_a_page_repeats_gets_its_own_output(tmp_path: Path) -> None:
     page = PAGE.replace("...\n```", "...\n$ ls\na.py\n$ touch b.py\n$ ls\n```")
     made = tutorials.written(page, tmp_path)
