@@ -10,6 +10,7 @@ from unbroken.spec.job_kinds import (
     HYPERPOD_JOB,
     JOB_KINDS,
     JOB_SET,
+    MPI_JOB,
     PYTORCHJOB,
     RAY_CLUSTER,
     TRAIN_JOB,
@@ -92,6 +93,21 @@ def test_a_train_job_of_our_runtime_is_not_resumed_by_its_annotations(
     job = {"metadata": {"name": "lm"}, "spec": {"runtimeRef": reference}}
     assert names_our_runtime(job) is is_ours
     assert is_resumed_by_itself(TRAIN_JOB, job) is not is_ours
+
+
+def test_pods_of_mpi_jobs_are_pods_of_a_job() -> None:
+    # mpi-operator 0.6 (v2beta1), and the training operator 1.8 (v1).
+    labels = {
+        "training.kubeflow.org/operator-name": "mpi-operator",
+        "training.kubeflow.org/job-name": "nccl-tests",
+        "training.kubeflow.org/job-role": "worker",
+    }
+    assert is_pod_of_a_job(labels, "Running")
+    assert not is_pod_of_a_job(labels, "Succeeded")
+    for version in ("v1", "v2beta1"):
+        owner = {"apiVersion": f"kubeflow.org/{version}", "kind": "MPIJob", "name": "nccl-tests"}
+        launcher = {"metadata": {"ownerReferences": [{**owner, "controller": True}]}}
+        assert controller_of(launcher) == (MPI_JOB, "nccl-tests")
 
 
 def test_a_pod_that_only_waits_for_a_result_is_no_pod_of_a_job() -> None:

@@ -54,6 +54,8 @@ def test_each_kind_is_found_where_the_table_says(kind: NoticeKind) -> None:
         NodeFacts(),
         NodeFacts(conditions={"KernelDeadlock": ConditionFacts("False", BEGAN)}),
         NodeFacts(conditions={"KernelDeadlock": ConditionFacts("Unknown", BEGAN)}),
+        NodeFacts(conditions={"AcceleratedHardwareReady": ConditionFacts("True", BEGAN)}),
+        NodeFacts(conditions={"KernelReady": ConditionFacts("Unknown", BEGAN)}),
         NodeFacts(taints={"DeletionCandidateOfClusterAutoscaler": "1700000000"}),
         NodeFacts(conditions={"FreezeScheduled": ConditionFacts("True", BEGAN)}),
         NodeFacts(labels={"dgxc.nvidia.com/nvsentinel-state": "remediation-succeeded"}),

@@ -116,6 +116,13 @@ PYTORCHJOB = JobKind(
     suspend_field="spec.runPolicy.suspend",
     end_conditions=("Succeeded", FAILED),
 )
+MPI_JOB = JobKind(
+    *("kubeflow.org", "v2beta1", "MPIJob", "mpijobs"),
+    pod_label=PYTORCHJOB_LABEL,
+    suspend_field="spec.runPolicy.suspend",
+    end_conditions=("Succeeded", FAILED),
+)
+"""Nothing resumes it. The training operator 1.x has version v1 of it, with the same label."""
 BATCH_JOB = JobKind("batch", "v1", "Job", "jobs", "batch.kubernetes.io/job-name")
 OLDER_BATCH_LABELS = frozenset({JOB_NAME_LABEL, "controller-uid"})
 """Labels of the pods of a batch Job, all that they have of it before Kubernetes 1.27."""
@@ -149,7 +156,7 @@ RAY_JOB = JobKind(
     pods_field="status.rayClusterName",
 )
 """Its pods are those of its RayCluster, whose name the label has."""
-JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)
+JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, MPI_JOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)
 
 
 def controller_of(thing: Mapping[str, Any]) -> tuple[JobKind, str] | None:

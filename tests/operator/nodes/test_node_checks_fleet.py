@@ -62,13 +62,13 @@ def test_what_gpus_of_other_nodes_have_shown_together_is_known_too() -> None:
     assert (found.learned, found.inside_learned) == ({}, {BIG: 400.0 * FLEET_SHARE})
 
 
-def test_a_published_limit_holds_for_whole_machines_of_the_type() -> None:
+@pytest.mark.parametrize("kind", ["ml.p4d.24xlarge", "ml.p5.48xlarge"])
+def test_a_published_limit_holds_for_whole_machines_of_the_type(kind: str) -> None:
     """Check that a published limit is used only for whole machines of its type.
 
-    HyperPod's documents give 80 GB/s for ml.p4d.24xlarge, and no value for p5.
+    HyperPod's documents give 80 GB/s for these two, and no value for p4de.
     """
-    kind = "ml.p4d.24xlarge"
-    whole = [node("a", kind), node("b", kind), node("c")]
+    whole = [node("a", kind), node("b", kind), node("c", "ml.p4de.24xlarge")]
     assert fleet_of(whole, ["a", "b", "c"], {}, {}).published == {kind: 80.0}
     for other in (node("b", kind, gpus="7"), node("b", kind, runtime="unbroken://0.1.0")):
         assert fleet_of([whole[0], other], ["b"], {}, {}).published == {}

@@ -255,6 +255,25 @@ NOTICES = (
             "CperHardwareErrorFatal",
         )
     ),
+    # Conditions of the EKS node monitoring agent, False on a node with a fault. EKS's node auto
+    # repair, where it is on, waits so long before it reboots or replaces the node.
+    *(
+        NoticeKind(
+            f"Eks{name}",
+            Where.CONDITION,
+            name,
+            f"the node monitoring agent of EKS reports {name} False",
+            "False",
+            seconds=seconds,
+        )
+        for name, seconds in (
+            ("AcceleratedHardwareReady", 600.0),
+            ("KernelReady", 1800.0),
+            ("NetworkingReady", 1800.0),
+            ("StorageReady", 1800.0),
+            ("ContainerRuntimeReady", 1800.0),
+        )
+    ),
     # Last: a program that cordons a node often gives its reason elsewhere. `kubectl drain` cordons
     # first.
     NoticeKind("Cordon", Where.UNSCHEDULABLE, "", "it is cordoned"),
