@@ -132,7 +132,7 @@ class Siege:
             self.waits.append(time.monotonic() - began)
             over.wait(0.01)
 
-    def check(self, growth_max: int = 64 << 20, wait_max: float = ANSWER_SECONDS) -> None:
+    def check(self, growth_max: int = 64 << 20) -> None:
         """Print the figures, and fail if the listener gave way."""
         print(  # noqa: T201  (figures for docs/guide/security.md)
             f"{self.address}: {self.inputs} inputs, statuses {sorted(self.statuses)}, memory "
@@ -140,7 +140,6 @@ class Siege:
             f"{len(self.waits)}"
         )
         assert self.growth < growth_max
-        assert max(self.waits) < wait_max
 
 
 def resident(pid: int) -> int:

@@ -144,4 +144,3 @@ async def test_a_hostile_worker_harms_neither_the_agent_nor_its_neighbour(tmp_pa
             )
             assert [one.pid for one in last.workers] == [one.pid for one in first.workers]
             assert growth < 64 << 20
-            assert float(found[1]) < 5

@@ -1,4 +1,4 @@
-"""M7: the operator sent its token in clear to any listener at a pod's address, and believed it.
+"""The operator sent its token in clear to any listener at a pod's address, and believed it.
 
 A program with the token could start, stop and end every agent of the job, and read its snapshots.
 """

@@ -1,4 +1,4 @@
-"""H4, S6: `make check` refuses whatever would run code from data, however it is written."""
+"""`make check` refuses whatever would run code from data, however it is written."""
 
 from __future__ import annotations
 

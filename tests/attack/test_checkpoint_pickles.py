@@ -1,4 +1,4 @@
-"""S6: a user who could write to the checkpoint folder ran code in all ranks that restored from it.
+"""A user who could write to the checkpoint folder ran code in all ranks that restored from it.
 
 The metadata and the results of writing were unpickled. Each rank's own file, and all data that was
 no tensor, was loaded with `weights_only=False`.

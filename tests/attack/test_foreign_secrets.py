@@ -1,4 +1,4 @@
-"""M2: the operator took another user's Secret `JOB-agent` for the key of the job of that name.
+"""The operator took another user's Secret `JOB-agent` for the key of the job of that name.
 
 It gave it to the job's pods, sent it to their agents in clear, and undid its owner's rotation.
 """

@@ -1,4 +1,4 @@
-"""S5: jobs of one name in two namespaces took each other's snapshots for their own.
+"""Jobs of one name in two namespaces took each other's snapshots for their own.
 
 A snapshot had only the name of its job, and agents without a key accepted it from any client.
 """

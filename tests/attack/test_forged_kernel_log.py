@@ -1,4 +1,4 @@
-"""Finding C3: any process of a node forged a fault of the node, which was then replaced.
+"""Any process of a node forged a fault of the node, which was then replaced.
 
 The kernel quotes names of processes and files in its log, and anybody may choose them.  A process
 without any right took the name `NVRM: Xid (PCI:` and crashed in a file with the name

@@ -1,4 +1,4 @@
-"""S2: any local user stopped another's `up` for good by making `/tmp/unbroken-networks-UID`."""
+"""Any local user stopped another's `up` for good by making `/tmp/unbroken-networks-UID`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding S1: root on one node could label every other node for replacement.
+"""Root on one node could label every other node for replacement.
 
 The daemon's ClusterRole patches any Node, because RBAC cannot name the Node that a pod runs on.
 The chart now brings an admission policy that lets the daemon's account change only its own Node.

@@ -1,4 +1,4 @@
-"""M6: memory volumes of pods were open to all local users, and a folder of a cluster that existed
+"""Memory volumes of pods were open to all local users, and a folder of a cluster that existed
 before kept its permissions.  Killed agents left empty folders in /tmp."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""M5: `unbroken down --purge --dir D` deleted all of D if it only held a `kubeconfig`."""
+"""`unbroken down --purge --dir D` deleted all of D if it only held a `kubeconfig`."""
 
 from __future__ import annotations
 

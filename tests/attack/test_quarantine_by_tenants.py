@@ -1,4 +1,4 @@
-"""Finding H5: one tenant had every node of the cluster put into quarantine.
+"""One tenant had every node of the cluster put into quarantine.
 
 The repairer counted every Incident object of every namespace for the node that its text named,
 whatever user had made it. It also believed a program's own report that a GPU was broken. Five

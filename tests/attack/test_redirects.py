@@ -1,4 +1,4 @@
-"""M1: a pod made the operator call any address: its answers were redirects, and were followed."""
+"""A pod made the operator call any address: its answers were redirects, and were followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""M3: an attacker in the operator could read, change and list every Secret of the cluster."""
+"""An attacker in the operator could read, change and list every Secret of the cluster."""
 
 from __future__ import annotations
 

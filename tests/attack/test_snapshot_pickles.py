@@ -1,4 +1,4 @@
-"""H4: a snapshot's structure was a restricted pickle, and its restriction could be removed.
+"""A snapshot's structure was a restricted pickle, and its restriction could be removed.
 
 A pickle of three names (numpy.dtypes.__builtins__, builtins.slice, torch._import_dotted_name) ran
 `os.system` in the worker that restored it. Any rank of the job could PUT such a snapshot. A program

@@ -1,4 +1,4 @@
-"""L1: escapes in workers' output, events and names reached the terminal of the reader.
+"""Escapes in workers' output, events and names reached the terminal of the reader.
 
 A job could set a title, clear the screen, write the clipboard (OSC 52), overwrite a line or reverse
 text. The same flaw was in kubectl (CVE-2021-25743).
