@@ -41,7 +41,6 @@ AGENT_MAX, METRICS_MAX = 256, 64
 API_DESCRIPTORS = 512
 SPARE = 40
 """Descriptors that a server may open for honest clients and for itself."""
-ORDINARY_SECONDS = 3.0
 OVER_SECONDS = 30.0
 TURN = threading.Lock()
 """Lock of the attack that opens its connections."""
