@@ -463,6 +463,7 @@ def _call(read: Callable[[Any], object], old: Any, new: Any) -> None:
         read(new)
 
 
+@pytest.mark.flood
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", BASES, ids=lambda kind: str(kind.__name__))
@@ -489,6 +490,7 @@ def test_whatever_one_object_holds_the_next_is_told(
     asyncio.run(check())
 
 
+@pytest.mark.flood
 @settings(deadline=None, max_examples=300)
 @given(mutated(INCIDENT), mutated(job("lm")), JSON)
 def test_no_job_or_incident_makes_a_decoder_raise(

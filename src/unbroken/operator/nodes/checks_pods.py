@@ -176,7 +176,8 @@ def _arguments(
         # They share the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]
-    counts = {name: whole_number(text) or 0 for name, text in _devices(node).items()}
+    read = {name: whole_number(text) for name, text in _devices(node).items()}
+    counts = {name: number for name, number in read.items() if number is not None}
     # Nodes of a local cluster may have GPUs that exist only as a number.
     ranks = min(max(counts.get(GPU, 0), options.ranks), RANKS_MAX)
     arguments += ["--ranks", str(ranks)]
