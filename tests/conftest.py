@@ -15,8 +15,12 @@ from hypothesis import HealthCheck, settings
 from tests.apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
 from tests.tiers import TIERS, UNIT, missing, select
 
-# Both depend on the load of the machine, and say nothing about the tested code.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Deadlines and slow draws depend on the load of the machine, and say nothing about the tested code.
+# Each run draws the same examples; `make soak`, which runs tests in random order, draws new ones.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("soak", settings.get_profile("tests"), derandomize=False)
 settings.load_profile("tests")
 
 STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_cluster}
@@ -31,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_shared = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
     if config.getoption("rewrite") and is_shared:
         raise pytest.UsageError("--rewrite runs in one process: leave out -n")
+    if config.getoption("random_order_enabled"):
+        settings.load_profile("soak")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(

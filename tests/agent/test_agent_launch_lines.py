@@ -113,6 +113,7 @@ def same(words: list[str], action: argparse.Action, environ: dict[str, str]) -> 
     assert read.training_script_args == theirs.training_script_args
 
 
+@pytest.mark.slow  # It asks torchrun's own parser thousands of times.
 def test_every_option_and_prefix_means_what_it_means_to_torchrun() -> None:
     count = 0
     for written, action in prefixes():

@@ -40,7 +40,8 @@ def test_actions_are_pinned_by_a_full_version() -> None:
 
 
 def test_workflows_call_only_what_is_there() -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = set(" ".join(rules).split())
     commands = "\n".join(one["run"] for one in steps() if "run" in one)
     called = set(re.findall(r"\bmake ([a-z-]+)", commands))
     assert {"test", "docs"} <= called <= targets

@@ -117,7 +117,7 @@ PYTORCHJOB = JobKind(
     end_conditions=("Succeeded", FAILED),
 )
 MPI_JOB = JobKind(
-    *("kubeflow.org", "v2beta1", "MPIJob", "mpijobs"),
+    *(pytorchjob.GROUP, "v2beta1", "MPIJob", "mpijobs"),
     pod_label=PYTORCHJOB_LABEL,
     suspend_field="spec.runPolicy.suspend",
     end_conditions=("Succeeded", FAILED),
