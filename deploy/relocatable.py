@@ -30,7 +30,7 @@ DISTRIBUTIONS = ("aiohttp", "google-re2", "py-spy")
 """Packages that the agent imports or starts; those that they require are taken, too."""
 PARTS = (
     *("__init__.py", "errors.py", "agent", "agent_http", "core", "listener.py"),
-    *("log_lines.py", "runtime"),
+    *("foreign_numbers.py", "log_lines.py", "runtime"),
     *("spec", "wire", "worker"),
 )
 """Parts of `unbroken` that the agent and the workers import."""
