@@ -81,7 +81,10 @@ def meet(world: World, place: Gathering) -> bool:
     apart = [one.node for one in pods if any(not one.node.receives(two.node) for two in pods)]
     unreached = [node for node in apart if node.is_unreached]
     if unreached:
-        note(world, UNREACHED, pods, unreached[0], is_anyones=True)
+        # Pods that come later wait for them as well, and may be taken for the one that is cut off.
+        ranked = [world.cluster.local(uid) for uid in world.truth.rank_of]
+        known = [local for local in ranked if local is not None]
+        note(world, UNREACHED, known, unreached[0], is_anyones=True)
     return not unreached
 
 
