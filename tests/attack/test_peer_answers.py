@@ -57,4 +57,5 @@ async def test_a_malformed_answer_is_told_and_hides_no_other_holder() -> None:
     async with answering(HEADS["5,000 digits"]) as one, answering(HEADS["a sign"]) as other:
         fetch = Fetch(("model", 0), [one, other], b"k" * 32, None, Memory())
         assert await fetch.offers() == []
-        assert [problem.partition(": no HTTP: ")[0] for problem in fetch.problems] == [one, other]
+        # Both are asked at once: either may answer first.
+        assert {problem.partition(": no HTTP: ")[0] for problem in fetch.problems} == {one, other}
