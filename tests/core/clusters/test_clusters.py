@@ -441,6 +441,23 @@ def test_a_check_that_could_not_be_made_blames_nobody() -> None:
     assert sum("could not be checked: no torch" in text for text in bench.texts) == 1
 
 
+def test_of_a_check_that_found_a_fault_a_node_without_a_verdict_has_not_passed() -> None:
+    bench = Bench(spec(groups={"workers": (2, DEEP)}))
+    bench.rest()
+    bench.come_up()
+    bench.rest()
+    [check] = bench.checks.values()
+    faulty, unknown = check.nodes
+    bench.end_check(check.name, CheckPhase.UNKNOWN, (faulty,))
+    bench.checks[check.name] = replace(
+        bench.checks[check.name], phase=CheckPhase.FAILED, message="at fault: one"
+    )
+    bench.rest()
+    assert bench.nodes[unknown].deep_check == ""
+    assert not any("passed its deep check" in text for text in bench.texts)
+    assert sum("could not be checked: at fault: one" in text for text in bench.texts) == 1
+
+
 def test_a_result_is_reported_when_the_node_shows_it() -> None:
     bench = Bench(spec(groups={"workers": (1, DEEP)}))
     bench.rest()

@@ -67,16 +67,43 @@ def test_a_node_of_whose_gpus_none_could_be_tested_has_not_passed() -> None:
         result("c", "gpu-product", Outcome.SKIPPED, STRESS),
     ]  # fmt: skip
     found = conclude(spec("a", "b", "c", kinds=(STRESS,)), results)
-    assert found.verdicts == {
-        "a": CheckPhase.UNKNOWN, "b": CheckPhase.PASSED, "c": CheckPhase.PASSED,
-    }  # fmt: skip
+    assert [found.verdict(node) for node in "abc"] == [
+        CheckPhase.UNKNOWN, CheckPhase.PASSED, CheckPhase.PASSED,
+    ]  # fmt: skip
+
+
+def test_a_check_without_a_verdict_says_why_for_each_node() -> None:
+    no_driver = replace(
+        result("a", "gpu-product", UNKNOWN, STRESS), message="no NVIDIA driver is installed here"
+    )
+    stopped = replace(result("c", RUN, UNKNOWN), message="there is no node c")
+    results = [
+        no_driver, replace(no_driver, node="b"), stopped,
+        *(result(node, "cpu-arithmetic", PASS, STRESS) for node in "abd"),
+    ]  # fmt: skip
+    found = conclude(spec(*"abcd", kinds=(STRESS,)), results)
+    reasons = "a, b (no NVIDIA driver is installed here); c (there is no node c)"
+    assert (found.phase, found.message) == (CheckPhase.UNKNOWN, f"could not be judged: {reasons}")
+    found = conclude(spec(*"abcd", kinds=(STRESS,)), [*results, result("d", "disk", FAIL)])
+    assert (found.phase, found.faulty) == (CheckPhase.FAILED, ("d",))
+    assert found.message == f"at fault: d; could not be judged: {reasons}"
+
+
+def test_of_many_reasons_without_a_verdict_the_first_are_told() -> None:
+    results = [
+        replace(result(f"n{number}", RUN, UNKNOWN), message=f"reason {number}")
+        for number in range(6)
+    ]
+    found = conclude(spec(*(one.node for one in results)), results)
+    assert found.message.endswith("n2 (reason 2); n3; n4; n5")
+    assert found.doubts["n5"] == "reason 5"
 
 
 def test_a_failed_test_is_its_nodes_fault() -> None:
     results = [result("a", "disk", PASS), result("b", "disk", FAIL), result("b", "gpus", UNKNOWN)]
     found = conclude(spec("a", "b"), results)
     assert (found.phase, found.faulty) == (CheckPhase.FAILED, ("b",))
-    assert found.verdicts["a"] is CheckPhase.PASSED
+    assert found.verdict("a") is CheckPhase.PASSED
     assert [one.test for one in faults_of("b", found.results)] == ["disk"]
 
 
@@ -159,13 +186,14 @@ def test_of_very_many_results_is_kept_what_the_verdict_needs() -> None:
     nodes = [f"n{number:04}" for number in range(RESULTS_MAX // 4)]
     results = [result(node, f"t{number}", PASS) for node in nodes for number in range(5)]
     results += [result("n0003", "disk", FAIL), result("n0004", RUN, UNKNOWN)]
+    results += [result("n0005", "gpu-product", UNKNOWN)]
     results += met("n0001", "n0002", 3.0)
     asked = spec(*nodes)
     kept = compact(results)
-    assert len(kept) == len(nodes) + 2 + 6
+    assert len(kept) == len(nodes) + 3 + 6
     assert compact(kept) == kept
     whole, part = conclude(asked, results), conclude(asked, kept)
-    assert (part.phase, part.faulty, part.verdicts) == (whole.phase, whole.faulty, whole.verdicts)
+    assert replace(part, results=()) == replace(whole, results=())
     assert next_steps(asked, kept, []) == next_steps(asked, results, []) == []
     assert compact(results[:10]) == tuple(results[:10])
 

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unbroken.spec.nodes.check import CheckPhase
 from unbroken.spec.nodes.values import DeepCheck
 
 from .draft import CheckView, CreateCheck, Draft, GroupPlace
@@ -96,7 +95,7 @@ def _report(draft: Draft, place: GroupPlace, check: CheckView) -> None:
     draft.put_place(place, replace(place.now, concluded=check.name))
     if name in check.faulty:
         text, level = f"failed its deep check: {check.message}", Level.ERROR
-    elif check.phase in (CheckPhase.PASSED, CheckPhase.FAILED):
+    elif node.deep_check == DeepCheck.PASSED.value:
         text, level = "passed its deep check", Level.INFO
     else:
         # A check that could not be made is nobody's fault: the node takes pods, but is not Passed.

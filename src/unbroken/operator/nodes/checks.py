@@ -309,7 +309,8 @@ class Checker:
         await self._remember(run, conclusion)
         # Read now: a node that is not shown as held yet would stay held for ever.
         held = [await self._requests.node(name) for name in run.spec.nodes]
-        await self._release(run.name, filter(None, held), conclusion.verdicts)
+        phases = {name: conclusion.verdict(name) for name in run.spec.nodes}
+        await self._release(run.name, filter(None, held), phases)
         done = steps_done(run.results)
         status = replace(
             run.status,
@@ -348,7 +349,7 @@ class Checker:
             name = key_of(node).name
             texts = {key: better(node, key, of.get(name)) for key, of in speeds.items()}
             new = {key: text for key, text in texts.items() if text is not None}
-            if new and conclusion.verdicts[name] is CheckPhase.PASSED:
+            if new and conclusion.verdict(name) is CheckPhase.PASSED:
                 await self._requests.patch_node(node, {"metadata": {"annotations": new}})
 
     async def _release(
@@ -371,9 +372,10 @@ class Checker:
     def _record_end(self, run: Run, conclusion: Conclusion) -> None:
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
-            state = conclusion.verdicts[name]
+            state = conclusion.verdict(name)
             faults = faults_of(name, conclusion.results)[:EVENT_FAULTS_MAX]
-            text = "; ".join(_fault_text(fault) for fault in faults) or conclusion.message
+            text = "; ".join(_fault_text(fault) for fault in faults)
+            text = text or conclusion.doubts.get(name) or conclusion.message
             kind = "Warning" if state is CheckPhase.FAILED else "Normal"
             self._recorder.record(
                 node, kind, f"{_subject(run)}{state.value}", f"{run.name}: {text}"

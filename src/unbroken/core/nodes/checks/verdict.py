@@ -33,6 +33,8 @@ from .plan import Link, edge, judge_pairs
 MAJORITY_LEAST = 3
 """Nodes that must have run the same training: with only two that disagree, the faulty one cannot be
 identified."""
+REASONS_MAX = 3
+"""Reasons that the message of a check names for nodes that could not be judged."""
 RESULTS_MAX = 4000
 """Largest number of results, of about 200 bytes each: etcd takes objects of 1.5 MiB (its
 `--max-request-bytes`)."""
@@ -134,8 +136,14 @@ class Conclusion:
     message: str
     results: tuple[CheckResult, ...]
     faulty: tuple[str, ...]
-    verdicts: Mapping[str, CheckPhase]
-    """Result of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
+    doubts: Mapping[str, str]
+    """Nodes that could not be judged, with the reason of each."""
+
+    def verdict(self, node: str) -> CheckPhase:
+        """Return PASSED, FAILED, or UNKNOWN for a node that could not be judged."""
+        if node in self.faulty:
+            return CheckPhase.FAILED
+        return CheckPhase.UNKNOWN if node in self.doubts else CheckPhase.PASSED
 
 
 def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
@@ -149,16 +157,19 @@ def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) 
     if CheckKind.CONNECTIVITY in spec.kinds and not any(result.peer for result in results):
         compared += [_alone(node) for node in spec.nodes]
     final = tuple(_own(check_result) for check_result in compared)
-    phases = {node: _verdict_of(node, final) for node in spec.nodes}
-    faulty = tuple(node for node in spec.nodes if phases[node] is CheckPhase.FAILED)
-    unknown = [node for node in spec.nodes if phases[node] is CheckPhase.UNKNOWN]
+    mine = {node: [result for result in final if result.node == node] for node in spec.nodes}
+    faulty = tuple(
+        node for node, own in mine.items() if any(result.outcome is Outcome.FAIL for result in own)
+    )
+    doubts = {node: why for node, own in mine.items() if node not in faulty if (why := _doubt(own))}
+    phase, texts = CheckPhase.PASSED, []
     if faulty:
-        phase, text = CheckPhase.FAILED, f"at fault: {', '.join(faulty)}"
-    elif unknown:
-        phase, text = CheckPhase.UNKNOWN, f"could not be judged: {', '.join(unknown)}"
-    else:
-        phase, text = CheckPhase.PASSED, f"{len(spec.nodes)} node(s) without a fault"
-    return Conclusion(phase, text, final, faulty, phases)
+        phase, texts = CheckPhase.FAILED, [f"at fault: {', '.join(faulty)}"]
+    if doubts:
+        phase = phase if faulty else CheckPhase.UNKNOWN
+        texts.append(_unjudged(doubts))
+    text = "; ".join(texts) or f"{len(spec.nodes)} node(s) without a fault"
+    return Conclusion(phase, text, final, faulty, doubts)
 
 
 def _alone(node: str) -> CheckResult:
@@ -176,30 +187,30 @@ def _own(check_result: CheckResult) -> CheckResult:
     )
 
 
-def _verdict_of(node: str, results: Iterable[CheckResult]) -> CheckPhase:
-    mine = [result for result in results if result.node == node]
-    if any(check_result.outcome is Outcome.FAIL for check_result in mine):
-        return CheckPhase.FAILED
-    if not any(check_result.outcome is Outcome.PASS for check_result in mine):
-        return CheckPhase.UNKNOWN
-    was_stopped = any(check_result.test == RUN and not check_result.peer for check_result in mine)
-    is_open = any(
-        check_result.test == CONNECTIVITY and check_result.outcome is Outcome.UNKNOWN
-        for check_result in mine
-    )
-    disagrees = any(
-        check_result.test == TRAINING
-        and check_result.outcome is Outcome.UNKNOWN
-        and "disagree" in check_result.message
-        for check_result in mine
-    )
-    # It has GPUs, and what passed says nothing about them.
-    has_untested_gpus = any(
-        check_result.test == GPU_PRODUCT and check_result.outcome is Outcome.UNKNOWN
-        for check_result in mine
-    )
-    is_unknown = was_stopped or is_open or disagrees or has_untested_gpus
-    return CheckPhase.UNKNOWN if is_unknown else CheckPhase.PASSED
+def _doubt(mine: Sequence[CheckResult]) -> str:
+    """Return why a node without failures cannot be judged; empty: it passes."""
+    for result in mine:
+        is_unknown = result.outcome is Outcome.UNKNOWN
+        was_stopped = result.test == RUN and not result.peer
+        disagrees = is_unknown and result.test == TRAINING and "disagree" in result.message
+        # It has GPUs, and what passed says nothing about them.
+        has_untested_gpus = is_unknown and result.test == GPU_PRODUCT
+        is_open = is_unknown and result.test == CONNECTIVITY
+        if was_stopped or disagrees or has_untested_gpus or is_open:
+            return result.message or f"{result.test} is unknown"
+    if any(result.outcome is Outcome.PASS for result in mine):
+        return ""
+    return next(filter(None, (result.message for result in mine)), "no test could be made")
+
+
+def _unjudged(doubts: Mapping[str, str]) -> str:
+    """Return the nodes that could not be judged, in groups with the reason of each."""
+    groups: dict[str, list[str]] = {}
+    for node, why in doubts.items():
+        groups.setdefault(why, []).append(node)
+    texts = [f"{', '.join(nodes)} ({why})" for why, nodes in list(groups.items())[:REASONS_MAX]]
+    texts += [", ".join(nodes) for nodes in list(groups.values())[REASONS_MAX:]]
+    return f"could not be judged: {'; '.join(texts)}"
 
 
 def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
@@ -214,7 +225,7 @@ def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
     seen: set[tuple[str, CheckKind]] = set()
     for result in results:
         is_dull = result.kind in (CheckKind.BASIC, CheckKind.STRESS)
-        is_dull = is_dull and result.test not in (RUN, DEVICE_BANDWIDTH)
+        is_dull = is_dull and result.test not in (RUN, DEVICE_BANDWIDTH, GPU_PRODUCT)
         if is_dull and result.outcome is not Outcome.FAIL and (result.node, result.kind) in seen:
             continue
         seen.add((result.node, result.kind))
