@@ -67,14 +67,14 @@ def test_a_script_gets_folder_arguments_environment_and_python(cli: Cli) -> None
     environment = {**cli.environment, "CLI_TEST": "a $(RANK) b", "RANK": "77"}
     environment.pop("VIRTUAL_ENV", None)
     sizes = ("--nnodes", "2", "--nproc_per_node=2", "--standalone", "--max-restarts", "0")
-    done = cli.call("run", *sizes, script, "--lr=1", "$(RANK)", environment=environment)
+    done = cli.call("run", *sizes, script, "--in=1", "$(RANK)", environment=environment)
     assert json.loads(done.stdout) == {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "4",
         "CLI_TEST": "a $(RANK) b",
         "JOB_RESTART_COUNT": "0",
-        "argv": ["--lr=1", "$(RANK)"],
+        "argv": ["--in=1", "$(RANK)"],
         "cwd": str(cli.folder),
         "python": sys.executable,
     }

@@ -8,9 +8,11 @@ import pytest
 import torch.distributed.run as torchrun
 from typer.testing import CliRunner
 
+from unbroken.agent.options import read_arguments
 from unbroken.cli.main import app
 from unbroken.cli.run.words import FIELDS, in_manifest, split
 from unbroken.errors import SpecError
+from unbroken.spec.job.launch import read_launch
 
 OWN = [
     (("--nnodes",), False),
@@ -59,6 +61,26 @@ def test_words_after_a_script_are_the_scripts_as_with_torchrun() -> None:
         found = split(["--name", "n", "a.py", *rest], OWN, {})
         assert found.rest == ["--", "a.py", *theirs.training_script_args]
         assert (found.own, found.passed) == (["--name=n"], [])
+
+
+@pytest.mark.parametrize("word", ["--in", "--p", "--i=3", "--pre", "--na=3", "--r=16", "-n", "-h"])
+def test_a_word_after_a_script_is_never_an_abbreviated_option(word: str) -> None:
+    for before in ([], ["--tee", "3"], ["-m"], ["--nnodes=2", "--name", "n"], ["--"]):
+        found = split([*before, "a.py", word, "data.bin"], OWN, {})
+        assert found.rest == ["--", "a.py", word, "data.bin"]
+        read = read_arguments([*found.passed, *found.rest], {})
+        assert (read.training_script, read.training_script_args) == ("a.py", [word, "data.bin"])
+        assert read_arguments(["a.py", word], {}).training_script_args == [word]
+
+
+def test_one_separator_alone_is_no_argument_of_a_script() -> None:
+    for rest in (["--", "--r=16"], ["--", "--", "x"], ["x", "--"]):
+        theirs = torchrun.get_args_parser().parse_args(["a.py", *rest]).training_script_args
+        assert split(["a.py", *rest], OWN, {}).rest == ["--", "a.py", *theirs]
+        assert read_arguments(["a.py", *rest], {}).training_script_args == theirs
+    assert read_arguments(read_launch(["python", "a.py", "--", "x"]).arguments, {}) == (
+        read_arguments(["--", "a.py", "--", "x"], {})
+    )
 
 
 def test_options_of_a_manifest_may_stand_anywhere() -> None:

@@ -22,9 +22,13 @@ TAKEN = {
         "hyperpodrun", False, ("--nnodes=$(NNODES)", "train.py")
     ),
     "unbrokenrun train.py": Launch("unbrokenrun", False, ("train.py",)),
-    "python train.py -u --config x": Launch("python", True, ("train.py", "-u", "--config", "x")),
-    "/usr/bin/python3.9 -u train.py": Launch("/usr/bin/python3.9", True, ("train.py",)),
-    "python3 -m package.train a": Launch("python3", True, ("--module", "package.train", "a")),
+    "python train.py -u --config x": Launch(
+        "python", True, ("--", "train.py", "-u", "--config", "x")
+    ),
+    "/usr/bin/python3.9 -u train.py": Launch("/usr/bin/python3.9", True, ("--", "train.py")),
+    "python3 -m package.train a": Launch(
+        "python3", True, ("--module", "--", "package.train", "a")
+    ),
     "python -u -m torch.distributed.run --nproc-per-node 2 train.py": Launch(
         "python", True, ("--nproc-per-node", "2", "train.py")
     ),

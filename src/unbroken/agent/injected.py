@@ -41,7 +41,7 @@ def script(library: str | None = None, scratch: str | None = None) -> None:
         sys.exit(USAGE_ERROR)
     if scratch is not None:
         _have_temporary_folder(scratch)
-    before = (ACCELERATE_LAUNCH,) if launch.is_accelerate else ()
+    before = ("--", ACCELERATE_LAUNCH) if launch.is_accelerate else ()
     sys.exit(main((*before, *launch.arguments)))
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,27 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
                 help=_help(option),
             )
     parser.add_argument("training_script", help="the script or module that each rank runs")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("training_script_args", nargs="*", help="its arguments")
     return parser
+
+
+def split_after_script(
+    arguments: Sequence[str], read: Callable[[Sequence[str]], object]
+) -> tuple[Sequence[str], list[str]]:
+    """Return the words up to and with the script, and the script's own arguments.
+
+    `read` raises SpecError for words without a script. argparse is never given the words after the
+    script: it would refuse those that abbreviate two options. As with torchrun, the first `--` of
+    the line is no argument.
+    """
+    for count in range(1, len(arguments) + 1):
+        head, rest = arguments[:count], list(arguments[count:])
+        try:
+            read(head)
+        except SpecError:
+            continue
+        return head, rest[1:] if rest[:1] == ["--"] and "--" not in head else rest
+    return arguments, []
 
 
 def _flag(option: Option, text: str) -> bool:
@@ -153,7 +172,11 @@ def read_arguments(
 ) -> argparse.Namespace:
     """Split the command line into options, script and its arguments. Raises SpecError."""
     try:
-        return _parser(environ).parse_args(arguments)
+        parser = _parser(environ)
+        head, rest = split_after_script(arguments, parser.parse_known_args)
+        found = parser.parse_args(head)
+        found.training_script_args += rest
+        return found
     except SpecError as error:
         named = [
             option.variable

@@ -123,7 +123,7 @@ def command(
         in_manifest(program, names, ctx.obj, given)
         source: JobSource = _read(program, name, options.namespace)
     else:
-        script = [*ctx.obj, program, *given]
+        script = [*ctx.obj, "--", program, *given]  # each word after it is the script's
         is_module = "--module" in ctx.obj
         nodes = node_count(nnodes or "1")
         sizes_of = manifests.Sizes(nodes, nproc or "1", spares or 0, max_restarts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.agent.option_table import OPTIONS
+from unbroken.agent.options import split_after_script
 from unbroken.errors import SpecError
 
 from .manifests import is_manifest
@@ -67,19 +68,23 @@ class _Take(argparse.Action):
 def split(arguments: Sequence[str], own: Own, environ: Mapping[str, str] = os.environ) -> Words:
     """Sort the arguments of a command line; SpecError for an ambiguous or incomplete option."""
     first = _parser(own)
-    first.add_argument("program", nargs="?", default=None)
-    first.add_argument("rest", nargs=argparse.REMAINDER, default=[])
-    found, unknown = first.parse_known_args(arguments, _empty())
+    first.add_argument("program")
+    head, rest = split_after_script(
+        arguments, lambda words: first.parse_known_args(words, _empty())
+    )
+    parser = _parser(own)
+    parser.add_argument("program", nargs="?", default=None)
+    found, unknown = parser.parse_known_args(head, _empty())
     if unknown:
         return Words([*found.own, *unknown], found.passed, [])
     if found.program is None:
         return Words(found.own, found.passed, [])
     if is_manifest(found.program):
-        _, unknown = _parser(own).parse_known_args(found.rest, found)
+        _, unknown = _parser(own).parse_known_args(rest, found)
         return Words(found.own, found.passed, ["--", found.program, *unknown])
     _add_variables(found, environ)
     passed = [word for word in found.passed if word != STANDALONE]
-    return Words(found.own, passed, ["--", found.program, *found.rest])
+    return Words(found.own, passed, ["--", found.program, *rest])
 
 
 def _empty() -> argparse.Namespace:

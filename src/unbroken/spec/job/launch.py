@@ -98,11 +98,11 @@ def _python(program: str, words: Sequence[str]) -> Launch:
             return Launch(program, True, tuple(arguments))
         if module == ACCELERATE_MODULE:
             return Launch(program, True, tuple(arguments), is_accelerate=True)
-        return Launch(program, True, ("--module", module, *arguments))
+        return Launch(program, True, ("--module", "--", module, *arguments))
     if not rest or rest[0].startswith("-"):
         result = f"the option {rest[0]}" if rest else "no script"
         raise SpecError(f"{program} has {result}; expected {EXPECTED}")
-    return Launch(program, True, tuple(rest))
+    return Launch(program, True, ("--", *rest))
 
 
 def training_container(pod: Mapping[str, Any]) -> str:

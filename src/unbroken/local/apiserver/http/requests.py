@@ -87,9 +87,7 @@ class Query:
         digits = value.removeprefix("-")
         number = whole_number(digits)
         if number is None:
-            raise bad_request(
-                f'strconv.ParseInt: parsing "{value[:100]}": invalid syntax ({name})'
-            )
+            raise bad_request(f'strconv.ParseInt: parsing "{value[:100]}": invalid syntax ({name})')
         return number if digits == value else -number
 
 
