@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,41 @@ async def test_of_a_folder_of_the_agents_own_the_newest_attempts_are_kept(tmp_pa
                 lambda found: len(found) <= ATTEMPTS_KEPT,
             )
             assert [one.name for one in made] == ["attempt_3", "attempt_4", "attempt_5"]
+
+
+@pytest.mark.slow
+async def test_a_line_that_recurred_tells_that_training_has_resumed(tmp_path: Path) -> None:
+    text = """
+import sys, time
+print("starting", flush=True)
+open(sys.argv[1]).read()
+for step in range(4):
+    print("step", step, "loss", 1 / (step + 1), flush=True)
+time.sleep(1000)
+"""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with running(tmp_path, program(tmp_path, text), str(gate), nproc=1) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.report(lambda r: bool(r.workers and r.workers[0].first_output_at))
+            gate.write_text("")
+            stdout = agent.attempt_file(0, 0, "stdout.log")
+            await until(stdout.read_text, lambda written: written.count("loss") == 4)
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+
+            operator.send(start(1))
+            report = await operator.report(
+                lambda r: bool(r.attempt == 1 and r.workers and r.workers[0].first_output_at)
+            )
+            assert report.workers[0].recurring_line_at is None
+            opened_at = time.time()
+            gate.write_text("")
+            report = await operator.report(
+                lambda r: bool(r.attempt == 1 and r.workers[0].recurring_line_at)
+            )
+    (worker,) = report.workers
+    assert worker.first_output_at is not None
+    assert worker.recurring_line_at is not None
+    assert worker.first_output_at < opened_at <= worker.recurring_line_at

@@ -251,7 +251,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
         0, "train", 120, *times, 100, {"loss": 0.5}, alarms, 1, "steps", 5.0, 9.0, 1.7e9
     )
     rule = RuleView("loss", RuleState.SLOW, "some", 5, 1, 1, 1.7e9, 2, "stderr", "loss=3", "3")
-    worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm")
+    worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm", 1.7e9)
     report = replace(
         a_report(1), workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
         message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0, unvouched=4,

@@ -47,7 +47,9 @@ JSON = st.recursive(
 )
 PROGRESS = st.dictionaries(TEXTS, VALUES | st.dictionaries(TEXTS, VALUES, max_size=3), max_size=3)
 WORKERS = st.builds(
-    WorkerReport, COUNTS, COUNTS, COUNTS, TEXTS, TIMES, st.none() | TIMES, st.none() | TIMES
+    WorkerReport,
+    *(COUNTS, COUNTS, COUNTS, TEXTS, TIMES, st.none() | TIMES, st.none() | TIMES),
+    recurring_line_at=st.none() | TIMES,
 )
 FAULTS = st.builds(
     WorkerFault,

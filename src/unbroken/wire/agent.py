@@ -133,6 +133,9 @@ class WorkerReport:
     first_output_at: float | None = None
     start: str = ""
     """cold, or warm: with its imports done; empty: not known."""
+    recurring_line_at: float | None = None
+    """First line of the attempt of a kind that recurs in training, such as losses; None: not known,
+    or an older agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from unbroken.core.agent.events import (
     Prepared,
     ProgramStage,
     Publish,
+    RecurringLine,
     RulesRead,
     Settings,
     Spawn,
@@ -142,16 +143,17 @@ def test_all_workers_succeed_and_it_stays_completed() -> None:
     machine = check(
         *RUNNING,
         (FirstOutput(0, 1), "say running"),
+        (RecurringLine(0, 1, 3.5), "say running"),
         (ended(0, DONE), "say running"),
         (ended(1, DONE), "say completed"),
         (start(), ""),
         (Tick(), ""),
     )
     report = machine.report()
-    assert [(w.rank, w.pid, w.state, w.first_output_at) for w in report.workers] == [
-        (0, 100, "succeeded", None),
-        (1, 101, "succeeded", 3.0),
+    found = [
+        (w.rank, w.pid, w.state, w.first_output_at, w.recurring_line_at) for w in report.workers
     ]
+    assert found == [(0, 100, "succeeded", None, None), (1, 101, "succeeded", 3.0, 3.5)]
     assert (report.attempt, report.faults, report.reason) == (0, (), "")
 
 
@@ -474,6 +476,7 @@ def test_what_is_told_of_an_attempt_that_is_over_is_passed_over() -> None:
         (ended(0, KILLED), ""),
         (started(), ""),
         (FirstOutput(0, 0), ""),
+        (RecurringLine(0, 0, 1.0), ""),
         (start(1), "spawn train 1, port, say running"),
         (ended(0, KILLED), ""),
         (SpawnFailed(0, ProgramStage.TRAIN, 0, "late"), ""),

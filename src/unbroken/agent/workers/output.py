@@ -13,7 +13,7 @@ import os
 import select
 import selectors
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,6 +80,8 @@ class Stream:
     on_read: Callable[[bytes, bool], None] | None = None
     """Called in the thread with the data read, and whether that was all; empty: the stream has
     ended."""
+    on_lines: Callable[[Sequence[bytes]], None] | None = None
+    """Called in the thread with whole lines that were written at once: the last ones."""
     rhythm: Rhythm | None = None
     path: str = ""
     """Path of its file."""
@@ -260,7 +262,10 @@ class Output:
         stream.rest = rest + held
         if not newline:
             return
-        stream.tail.extend(line[: 4 * LINE_CHARACTERS] for line in whole.rsplit(b"\n", TAIL_LINES))
+        lines = [line[: 4 * LINE_CHARACTERS] for line in whole.rsplit(b"\n", TAIL_LINES)]
+        stream.tail.extend(lines)
+        if stream.on_lines is not None:
+            stream.on_lines(lines)
         if stream.console is not None:
             self._show(stream, whole)
 

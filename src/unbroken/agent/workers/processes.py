@@ -27,6 +27,7 @@ from unbroken.core.agent.events import (
     FirstOutput,
     NothingLives,
     ProgramStage,
+    RecurringLine,
     SpawnFailed,
     StageStarted,
     TurnedCold,
@@ -34,6 +35,7 @@ from unbroken.core.agent.events import (
     WorkerEnded,
 )
 from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
+from unbroken.core.agent.recurring_lines import RecurringLines
 from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
@@ -103,6 +105,8 @@ class Processes:
         self._clock = clock
         self._lease = Lease()
         self._output = Output(clock)
+        self._lines = RecurringLines()
+        """For the output's thread only."""
         self._command: StartCommand | None = None
         """The start command that `_rules` were made for."""
         self._rules: LogWatch | None = None
@@ -168,10 +172,12 @@ class Processes:
         if self._has_own_directory:
             self._keep_newest(directory)
         sources = [pages.make() if stage is ProgramStage.TRAIN else None for _ in chosen]
-        oom_kills = facts.oom_kills()
+        oom_kills, started_at = facts.oom_kills(), self._clock()
         warm = self._warm_starts() if every[0].kind else None
         children, failure = self._start(chosen, sources, warm)
         self._watch_rules(command)
+        if stage is ProgramStage.TRAIN:
+            self._output.call(functools.partial(self._lines.begin, attempt, started_at))
         self._keep(kept, command)
         for program, child, page in zip(chosen, children, sources, strict=False):
             rank, rhythm = command.rank * self._options.nproc + program.local_rank, Rhythm()
@@ -313,6 +319,14 @@ class Processes:
                 rules = self._rules
                 on_read = None if rules is None else rules.reader(worker.rank, name)
                 self._output.call(functools.partial(setattr, stream, "on_read", on_read))
+                on_lines = functools.partial(self._take_lines, command.attempt, local_rank)
+                self._output.call(functools.partial(setattr, stream, "on_lines", on_lines))
+
+    def _take_lines(self, attempt: int, local_rank: int, lines: Sequence[bytes]) -> None:
+        """Look for lines that recur in training; called in the output's thread."""
+        at = self._lines.take(attempt, local_rank, lines, self._clock())
+        if at is not None:
+            self._feed_from_thread(RecurringLine(attempt, local_rank, at))
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
         """Kill everything below but the kept workers and their descendants.
@@ -452,6 +466,7 @@ class Processes:
                 prefix=program.prefix,
                 on_first=first,
                 on_read=self._rules.reader(rank, name) if self._rules is not None else None,
+                on_lines=functools.partial(self._take_lines, attempt, program.local_rank),
                 rhythm=rhythm,
             )
             self._output.add(stream)

@@ -138,6 +138,16 @@ class FirstOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurringLine:
+    """A worker wrote a line of a kind that recurs in training (`core.agent.recurring_lines`)."""
+
+    attempt: int
+    local_rank: int
+    at: float
+    """Time of the first such line in the attempt; it may be long ago."""
+
+
+@dataclass(frozen=True, slots=True)
 class RulesRead:
     """Result of the log rules for the output read so far."""
 
@@ -248,7 +258,8 @@ class Vouched:
     at: float
 
 
-ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutput
+OutputEvent = FirstOutput | RecurringLine
+ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | OutputEvent
 RunEvent = ProcessEvent | RulesRead | WatchRead
 """Events of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported

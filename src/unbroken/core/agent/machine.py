@@ -44,6 +44,7 @@ from .events import (
     MemberEvent,
     NothingLives,
     OfferPort,
+    OutputEvent,
     Passed,
     PortFound,
     Prepared,
@@ -51,6 +52,7 @@ from .events import (
     ProgramStage,
     Publish,
     Recall,
+    RecurringLine,
     Registered,
     ReleaseWorkers,
     Renewed,
@@ -326,7 +328,7 @@ class Workers:
                 return self._process_event(run, event, now)
 
     def _process_event(self, run: Run, event: ProcessEvent, now: float) -> list[AgentEffect]:
-        if not isinstance(event, FirstOutput) and event.stage is not run.stage:
+        if not isinstance(event, OutputEvent) and event.stage is not run.stage:
             return []
         match event:
             case StageStarted():
@@ -342,6 +344,9 @@ class Workers:
                 return []
             case FirstOutput(local_rank=local_rank):
                 run.note_life(local_rank, now)
+                return []
+            case RecurringLine(local_rank=local_rank, at=at):
+                run.note_recurring_line(local_rank, at)
                 return []
 
     def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[AgentEffect]:

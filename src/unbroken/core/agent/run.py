@@ -110,6 +110,12 @@ class Run:
         if worker is not None and worker.first_output_at is None:
             self.workers[local_rank] = replace(worker, first_output_at=now)
 
+    def note_recurring_line(self, local_rank: int, at: float) -> None:
+        """Note the first line of a kind that recurs in training."""
+        worker = self.workers.get(local_rank)
+        if worker is not None:
+            self.workers[local_rank] = replace(worker, recurring_line_at=at)
+
     def end_worker(self, event: WorkerEnded, now: float, *, is_ours: bool) -> str:
         """Note the end of a process; return its state. `is_ours`: the agent has ended it."""
         worker, end = self.workers[event.local_rank], event.end

@@ -71,6 +71,7 @@ def _worker(worker: WorkerReport, correction: float) -> WorkerReport:
         started_at=worker.started_at + correction,
         ended_at=_moved(worker.ended_at, correction),
         first_output_at=_moved(worker.first_output_at, correction),
+        recurring_line_at=_moved(worker.recurring_line_at, correction),
     )
 
 
