@@ -94,6 +94,7 @@ def test_a_detached_cluster_gets_every_option(tmp_path: Path) -> None:
     options = ClusterOptions(
         *(3, "2", "4Gi", 8, "ml.p5.48xlarge", {"example.com/x": "1"}, {"a": "b=c"}, 6443),
         *(False, False, False),
+        resume_retries=0,
         images={"rayproject/ray": str(environment)},
         grace_seconds=7.0,
         node_recovery="None",

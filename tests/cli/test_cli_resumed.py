@@ -33,6 +33,7 @@ from unbroken.spec.keys import (
     AUTO_RESUME,
     MAX_RETRIES,
     RESUME_COUNT,
+    RESUME_DEFAULT,
     RESUME_EXHAUSTED,
     RESUME_FAULT,
     RESUME_SUSPENDED,
@@ -65,6 +66,18 @@ def recorded(*losses: Loss) -> dict[str, str]:
 
 def test_every_kind_that_is_resumed_is_listed() -> None:
     assert set(RESUMED) == {PYTORCHJOB, TRAIN_JOB, JOB_SET, RAY_JOB, RAY_CLUSTER}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "most"),
+    [({}, None), ({AUTO_RESUME: "false", RESUME_DEFAULT: "9"}, None), ({RESUME_DEFAULT: "9"}, 9)],
+)
+def test_a_job_without_annotations_is_shown_with_the_default_that_the_operator_noted(
+    annotations: dict[str, str], most: int | None
+) -> None:
+    metadata = {"name": "lm", "namespace": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = resumed_job(PYTORCHJOB, {"metadata": {**metadata, "annotations": annotations}})
+    assert (found.restarts_max if found else None) == most
 
 
 @pytest.mark.parametrize(

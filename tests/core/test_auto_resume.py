@@ -266,3 +266,39 @@ def test_problems_of_the_annotations_are_said_once() -> None:
     assert machine.step(seen, 2.0) == []
     assert machine.step(replace(seen, problems=()), 3.0) == []
     assert machine.step(seen, 4.0) != []
+
+
+BY_DEFAULT = Resume(True, 3, is_default=True)
+
+
+@pytest.mark.parametrize(
+    ("resume", "recorded", "written"),
+    [
+        (BY_DEFAULT, 0, 3),
+        (BY_DEFAULT, 2, 3),
+        (BY_DEFAULT, 3, None),
+        (Resume(True, 2), 3, 0),
+        (Resume(), 3, 0),
+        (Resume(), 0, None),
+    ],
+)
+def test_the_default_of_the_cluster_is_noted_on_the_job(
+    resume: Resume, recorded: int, written: int | None
+) -> None:
+    seen = replace(WELL, resume=resume, record=Record(default=recorded))
+    effects = AutoResume().step(seen, 100.0)
+    wanted = [] if written is None else [WriteResumeRecord(Record(default=written), "7")]
+    assert effects == wanted
+    assert AutoResume().step(replace(seen, is_over=True), 100.0) == []
+
+
+def test_a_job_by_default_is_restarted_as_often_as_the_cluster_says() -> None:
+    record = Record(default=3)
+    seen = replace(LOST[0][0], resume=BY_DEFAULT, record=record)
+    write, say = decided(seen)
+    assert isinstance(write, WriteResumeRecord)
+    assert (write.record.count, write.record.default) == (1, 3)
+    assert isinstance(say, Say)
+    assert "restart 1 of at most 3" in say.message
+    spent = replace(seen, record=replace(record, count=3))
+    assert [one.reason for one in decided(spent) if isinstance(one, Say)] == [EXHAUSTED]

@@ -23,6 +23,7 @@ from unbroken.core.auto_resume import (
     Record,
     ResumeEffect,
     Say,
+    WriteResumeRecord,
 )
 from unbroken.core.losses import closed
 from unbroken.core.ray_resume import (
@@ -126,6 +127,32 @@ def test_nothing_is_done_while_all_is_well(well: RayPicture) -> None:
     machine = RayResume()
     assert [machine.step(well, 100.0 + second) for second in range(4)] == [[]] * 4
     assert machine.deadline() is None
+
+
+# --- without annotations
+
+BY_DEFAULT = replace(
+    WELL, resume=Resume(True, 2, is_default=True), record=Record(default=2), state=RayState()
+)
+
+
+def test_jobs_of_a_raycluster_without_annotations_are_neither_kept_nor_submitted() -> None:
+    assert RayResume().step(BY_DEFAULT, 100.0) == []
+    effects = decided(with_node("n0", BY_DEFAULT, trouble="label Pending"))
+    assert written(effects).record.pods == {"h0", "w0", "w1"}
+    assert written(effects).state == RayState()
+    workers = (replace(PODS[1], uid="w2"), replace(PODS[2], uid="w3"))
+    again = with_new_head(after(effects, BY_DEFAULT), *workers)
+    (end,) = RayResume().step(again, 200.0)
+    assert isinstance(end, WriteResumeRecord)
+    assert end.record.losses[-1].ran == 200.0
+    ended = replace(again, record=end.record)
+    assert RayResume().step(ended, 201.0) == []
+
+
+def test_a_worker_of_a_raycluster_without_annotations_is_deleted_alone() -> None:
+    effects = decided(with_node("n1", BY_DEFAULT, readiness=Readiness.SILENT))
+    assert written(effects).record.pods == {"w0"}
 
 
 # --- workers

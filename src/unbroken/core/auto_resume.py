@@ -120,6 +120,8 @@ class Record:
     """The job is suspended until the pods of before the latest restart are gone."""
     losses: tuple[Loss, ...] = ()
     """The latest losses, oldest first."""
+    default: int = 0
+    """Restarts that the cluster allows the job, which has no annotations of its user; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,11 @@ class Resumption(Generic[P, E]):
         if seen.record.is_suspended:
             self._since = None
             return effects + self._hold(seen, now)
+        default = seen.resume.retries_max if seen.resume.is_default else 0
+        if default != seen.record.default and not seen.is_over:
+            # Commands and metrics know of the default by this record alone.
+            record = replace(seen.record, default=default)
+            return [*effects, WriteResumeRecord(record, seen.version)]
         if seen.is_over or not seen.resume.is_wanted:
             self._since = None
             return effects + self._tell_of_failure(seen, now)
@@ -349,7 +356,17 @@ class Resumption(Generic[P, E]):
         remedy = self._done(seen, pods, signs)
         loss = self._loss(seen, signs, now, remedy)
         losses = noted(record.losses, replace(loss, restart=number))
-        record = Record(number, fault, now, pods, unhealthy, "", seen.by_suspension, losses)
+        record = replace(
+            record,
+            count=number,
+            fault=fault,
+            at=now,
+            pods=pods,
+            nodes=unhealthy,
+            exhausted="",
+            is_suspended=seen.by_suspension,
+            losses=losses,
+        )
         done = f"{remedy} (restart {number} of at most {most})"
         return [
             self._write(seen, record, signs),

@@ -13,6 +13,8 @@ that ended, but leaves pods alone whose node is unhealthy or does not answer (ku
   the same entrypoint to it.  (`suspend` of a RayJob would need `shutdownAfterJobFinishes`.)
 - RayCluster: the jobs that ran are submitted to the new head under ids that name the attempt.  Ray
   takes an id once, so no job runs twice, even if two programs submit it.
+  Without annotations of the user, only pods are watched: the jobs may hold secrets, and may not be
+  made to run twice.
 - Job that breaks its log rules (it hangs): a RayJob begins again as after the loss of its head.  A
   job of a RayCluster is stopped and submitted again to the same head; all pods stay.
 
@@ -135,6 +137,11 @@ class RayPicture(Picture):
     answer: DashboardAnswer | None = None
     hung: Mapping[str, str] = field(default_factory=dict)
     """The problem of each job (by id) that breaks its log rules now."""
+
+    @property
+    def watches_jobs(self) -> bool:
+        """True if annotations of the user ask for it: the head's dashboard is asked for jobs."""
+        return self.resume.is_wanted and not self.resume.is_default
 
     @property
     def is_beginning_again(self) -> bool:
@@ -312,6 +319,8 @@ class RayResume(Resumption[RayPicture, RayEffect]):
             hung = self._stopped(seen, signs)
             changed = replace(seen.state, hung=hung, attempt=record.count) if hung else seen.state
             return WriteRayRecord(record, changed, seen.version)
+        if not seen.is_rayjob and not seen.watches_jobs:
+            return WriteRayRecord(record, seen.state, seen.version)
         state = replace(
             seen.state,
             cluster=seen.cluster,
@@ -351,7 +360,7 @@ class RayResume(Resumption[RayPicture, RayEffect]):
 
     def _raycluster(self, seen: RayPicture, now: float) -> list[ResumeEffect | RayEffect]:
         head, state = seen.ready_head, seen.state
-        if head is None:
+        if head is None or not seen.watches_jobs:
             return []
         answer = seen.answer if seen.answer is not None and seen.answer.head == head else None
         if state.is_lost:

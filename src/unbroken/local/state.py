@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from unbroken.errors import WorldError
+from unbroken.spec.auto_resume import DEFAULT_RETRIES
 
 BEATS_MAX = 25
 """Heartbeats of all nodes together that one machine takes each second; each is a write to disk."""
@@ -38,6 +39,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Run Kubeflow's PyTorchJobs too; False: their own operator does, or none."""
     ray: bool = True
     """Run RayClusters and RayJobs too; False: KubeRay's own operator does, or none."""
+    resume_retries: int = DEFAULT_RETRIES
+    """Restarts of a job of another kind without annotations of its user; 0: none."""
     images: dict[str, str] = {}
     """Python environments (directories) by the name of the image that each replaces."""
     heartbeat_seconds: float = 1.0

@@ -198,5 +198,11 @@ def _programs(
         # Pods are processes here: the agent is this machine's, and there is nothing to copy.
         own = (sys.executable, "-P", "-m", "unbroken.agent.injected")
         agent = AgentToInject(command=own)
-        wanted = OperatorOptions(checks=checks, repair=repair, agent=agent, key=key)
+        wanted = OperatorOptions(
+            checks=checks,
+            repair=repair,
+            agent=agent,
+            resume_retries=options.resume_retries,
+            key=key,
+        )
         yield run_operator(client, informers, wanted, metrics)

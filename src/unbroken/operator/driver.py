@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
@@ -32,6 +32,7 @@ from unbroken.operator.telemetry.job_metrics import watch_jobs
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
 from unbroken.operator.trainjobs.controller import run_train_jobs
+from unbroken.spec.auto_resume import DEFAULT_RETRIES
 from unbroken.spec.job_kinds import JobKind
 
 from . import definitions
@@ -60,6 +61,8 @@ class OperatorOptions:
     """As in `JobResources.is_proof_required`."""
     agent: AgentToInject | None = None
     """As in `JobResources.agent`."""
+    resume_retries: int = DEFAULT_RETRIES
+    """Restarts of a job of another kind without annotations; 0: it is not resumed."""
     without: frozenset[PartName] = frozenset()
     """Parts that another program does."""
     key: bytes = field(kw_only=True, repr=False)
@@ -137,11 +140,8 @@ async def _lead(
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
         resumed = ResumedMetrics(telemetry.registry, wall())
-        for kind in options.resumed():
-            work = run_auto_resume(client, informers, recorder, kind, namespace, resumed)
+        for work in _resuming(client, informers, recorder, options, resumed):
             tasks.create_task(work)
-        if options.has(PartName.RAY):
-            tasks.create_task(run_ray_resume(client, informers, recorder, namespace, resumed))
         if options.has(PartName.TRAINER):
             tasks.create_task(run_train_jobs(client, recorder, watches.jobs, namespace))
         if options.has(PartName.NODES):
@@ -173,3 +173,19 @@ async def _lead(
             operator = Operator(around, watches, namespace=namespace, has_queues=has_queues)
             telemetry.metrics.count(operator)
             await operator.run()
+
+
+def _resuming(
+    client: KubeClient,
+    informers: Informers | None,
+    recorder: EventRecorder,
+    options: OperatorOptions,
+    metrics: ResumedMetrics,
+) -> Iterator[Coroutine[None, None, None]]:
+    """Yield the programs that resume jobs of other kinds."""
+    namespace, retries = options.namespace, options.resume_retries
+    for kind in options.resumed():
+        default = retries if kind.is_resumed_by_default else 0
+        yield run_auto_resume(client, informers, recorder, kind, namespace, metrics, default)
+    if options.has(PartName.RAY):
+        yield run_ray_resume(client, informers, recorder, namespace, metrics, retries)

@@ -1,4 +1,7 @@
-"""The two annotations by which HyperPod resumes a job after the loss of a node or a pod."""
+"""Resumption of a job after the loss of a node or a pod.
+
+HyperPod's two annotations decide where one of them is set, else the default of the cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 
 TRUE: Final = "true"
 """Compared in lower case: the older HyperPod CLI writes `True`."""
+DEFAULT_RETRIES: Final = 10
+"""Restarts of a job without annotations, by default of the operator."""
+RETRIES_MAX: Final = 1000
+"""Largest default that an operator takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +26,22 @@ class Resume:
 
     is_wanted: bool = False
     retries_max: int = 0
+    is_default: bool = False
+    """The job has neither annotation: the cluster resumes it."""
 
 
-def resume_of(annotations: Mapping[str, str]) -> Resume:
-    """Read the two annotations; a job whose annotations are invalid is not resumed."""
+def has_annotations(annotations: Mapping[str, str]) -> bool:
+    """True if the annotations of a job decide, valid or not, and no default."""
+    return AUTO_RESUME in annotations or MAX_RETRIES in annotations
+
+
+def resume_of(annotations: Mapping[str, str], default: int = 0) -> Resume:
+    """Read the two annotations; a job whose annotations are invalid is not resumed.
+
+    `default`: restarts that the cluster allows a job with neither; 0: it is not resumed.
+    """
+    if not has_annotations(annotations):
+        return Resume(True, default, is_default=True) if default else Resume()
     if resume_problems(annotations) or annotations.get(AUTO_RESUME, "").lower() != TRUE:
         return Resume()
     return Resume(True, whole_number(annotations[MAX_RETRIES], 0, INT32_MAX) or 0)

@@ -56,6 +56,8 @@ class JobKind:
     restarts_by_suspension: bool = False
     """Auto-resume suspends the job until its pods are gone; it deletes no pods, because their
     controller counts a deleted pod as a failure."""
+    is_resumed_by_default: bool = False
+    """Its jobs train: auto-resume watches over those without annotations, too."""
 
     @property
     def path(self) -> str:
@@ -115,6 +117,7 @@ PYTORCHJOB = JobKind(
     pod_label=PYTORCHJOB_LABEL,
     suspend_field="spec.runPolicy.suspend",
     end_conditions=("Succeeded", FAILED),
+    is_resumed_by_default=True,
 )
 MPI_JOB = JobKind(
     *(pytorchjob.GROUP, "v2beta1", "MPIJob", "mpijobs"),
@@ -140,6 +143,7 @@ TRAIN_JOB = JobKind(
     end_conditions=("Complete", FAILED),
     pod_owner=BATCH_JOB.name,
     restarts_by_suspension=True,
+    is_resumed_by_default=True,
 )
 TRAIN_RUNTIME_KIND, TRAIN_RUNTIME = "ClusterTrainingRuntime", "unbroken-torch"
 """Kind and name of the runtime whose TrainJobs the operator runs as HyperPodPyTorchJobs."""
@@ -147,6 +151,7 @@ RAY_CLUSTER = JobKind(
     *("ray.io", "v1", "RayCluster", "rayclusters"),
     pod_label="ray.io/cluster",
     is_part=True,
+    is_resumed_by_default=True,
 )
 RAY_JOB = JobKind(
     *("ray.io", "v1", "RayJob", "rayjobs"),
@@ -154,6 +159,7 @@ RAY_JOB = JobKind(
     state_field="status.jobDeploymentStatus",
     end_states=("Complete", FAILED),
     pods_field="status.rayClusterName",
+    is_resumed_by_default=True,
 )
 """Its pods are those of its RayCluster, whose name the label has."""
 JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, MPI_JOB, BATCH_JOB, JOB_SET, TRAIN_JOB, RAY_CLUSTER)

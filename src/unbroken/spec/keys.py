@@ -211,6 +211,9 @@ RESUME_COUNT, RESUME_FAULT, RESUME_TIME, RESUME_PODS, RESUME_NODES, RESUME_EXHAU
 """Annotations by the operator's auto-resume. They are the number of restarts, cause and time of the
 latest restart, and the uids of the pods that it removes. They are also the unhealthy nodes, and the
 cause that found no retry left."""
+RESUME_DEFAULT = f"{OWN_PREFIX}auto-resume-default"
+"""Annotation by auto-resume on a job without annotations of its user: the restarts that the cluster
+allows it."""
 RESUME_SUSPENDED = f"{OWN_PREFIX}auto-resume-suspended"
 """Annotation by auto-resume, "true" while it holds the job suspended for a restart."""
 RESUME_LOSSES = f"{OWN_PREFIX}auto-resume-losses"

@@ -14,12 +14,14 @@ from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
 from unbroken.core.losses import KEPT, Loss
 from unbroken.operator.resume.record import LOSSES_BYTES_MAX, read_record, write_record
 from unbroken.operator.resume.views import concerns, node_state, picture, pod_state
+from unbroken.spec.auto_resume import RETRIES_MAX, Resume
 from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, TRAIN_RUNTIME, JobKind
 from unbroken.spec.keys import (
     AUTO_RESUME,
     MAX_RETRIES,
     QUEUE,
     RESUME_COUNT,
+    RESUME_DEFAULT,
     RESUME_LOSSES,
     RESUME_PODS,
     RESUME_SUSPENDED,
@@ -105,12 +107,38 @@ def test_a_job_that_must_not_be_restarted_by_itself_says_why(
 def test_a_suspended_job_concerns_auto_resume_until_it_runs_again() -> None:
     assert concerns({"metadata": {"annotations": {RESUME_SUSPENDED: "true"}}})
     assert not concerns({"metadata": {"annotations": {RESUME_COUNT: "1"}}})
+    assert concerns({"metadata": {"annotations": {RESUME_DEFAULT: "1"}}})
 
 
 def test_a_train_job_that_restarts_by_itself_does_not_concern_auto_resume() -> None:
     job = {"metadata": {"annotations": BOTH}, "spec": {"runtimeRef": {"name": TRAIN_RUNTIME}}}
     assert not concerns(job)
     assert concerns({**job, "spec": {"runtimeRef": {"name": "torch-distributed"}}})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "default", "resume"),
+    [
+        ({}, 3, Resume(True, 3, is_default=True)),
+        ({}, 0, Resume()),
+        ({AUTO_RESUME: "false"}, 3, Resume()),
+        ({AUTO_RESUME: "true"}, 3, Resume()),
+        (BOTH, 3, Resume(True, 2)),
+        ({RESUME_DEFAULT: "9"}, 3, Resume(True, 3, is_default=True)),
+        ({RESUME_DEFAULT: "9"}, 0, Resume()),
+    ],
+)
+def test_annotations_decide_where_they_are_set_else_the_default(
+    annotations: dict[str, str], default: int, resume: Resume
+) -> None:
+    job = {"metadata": {"name": "lm", "annotations": annotations}}
+    assert picture(PYTORCHJOB, job, (), {}, default).resume == resume
+
+
+def test_a_job_without_annotations_that_must_not_be_restarted_is_left_alone() -> None:
+    job = {"metadata": {"name": "lm", "labels": {QUEUE: "team-a"}}}
+    found = picture(TRAIN_JOB, job, (), {}, 3)
+    assert (found.resume, found.problems) == (Resume(), ())
 
 
 UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
@@ -139,6 +167,7 @@ LOSSES = st.builds(
         nodes=UIDS,
         exhausted=st.text(max_size=9),
         is_suspended=st.booleans(),
+        default=st.integers(0, RETRIES_MAX),
         losses=st.lists(LOSSES, max_size=KEPT).map(tuple),
     )
 )

@@ -21,6 +21,7 @@ from unbroken.spec.keys import (
     LOG_MONITORING,
     MAX_RETRIES,
     RESUME_COUNT,
+    RESUME_DEFAULT,
     RESUME_FAULT,
     RESUME_LOSSES,
     RESUME_RAY,
@@ -43,11 +44,11 @@ HOST = "127.0.0.1"
 
 
 @asynccontextmanager
-async def resumer(place: Place) -> AsyncIterator[None]:
+async def resumer(place: Place, default: int = 0) -> AsyncIterator[None]:
     """Run auto-resume for this namespace."""
     await install(place.client)
     recorder = EventRecorder(place.client, "test")
-    work = run_ray_resume(place.client, None, recorder, place.namespace)
+    work = run_ray_resume(place.client, None, recorder, place.namespace, None, default)
     async with running(recorder.run(), work):
         yield
 
@@ -80,10 +81,16 @@ def is_leaving(found: Object) -> bool:
 
 
 async def add_cluster(
-    place: Place, owner: Object | None = None, *, rules: str = "", **head: str
+    place: Place,
+    owner: Object | None = None,
+    *,
+    rules: str = "",
+    asks: bool = True,
+    **head: str,
 ) -> Object:
-    """Create a RayCluster; `head` are parameters of `ray start` of its head."""
-    given = {**BOTH, LOG_MONITORING: rules} if rules else BOTH
+    """Create a RayCluster, which `asks` by annotation; `head` are parameters of `ray start` of its
+    head."""
+    given = {**(BOTH if asks else {}), **({LOG_MONITORING: rules} if rules else {})}
     metadata: Object = {"name": "ray", "annotations": given}
     if owner is not None:
         about = {"apiVersion": "ray.io/v1", "kind": "RayJob", "controller": True}
@@ -217,6 +224,27 @@ async def test_a_worker_of_an_unhealthy_node_is_deleted_alone(place: Open) -> No
         await add_pod(here, cluster, "w-2", 2)
         (loss,) = losses(await here.until("rayclusters/ray", lambda one: "ran" in losses(one)[-1]))
         assert loss["ran"] >= loss["decided"] >= loss["at"]
+
+
+async def test_a_raycluster_without_annotations_leaves_an_unhealthy_node_by_default(
+    place: Open,
+) -> None:
+    dashboard = Dashboard()
+    async with place() as here, dashboard.serving(), resumer(here, 3):
+        dashboard.add({"entrypoint": "x", "submission_id": "one"})
+        for index in range(3):
+            await add_node(here, node(here, index))
+        port = {"dashboard-port": str(dashboard.port)}
+        cluster = await add_cluster(here, asks=False, **port)
+        for index, name in enumerate(("head", "w-0", "w-1")):
+            await add_pod(here, cluster, name, index)
+        await here.until("rayclusters/ray", lambda one: annotations(one).get(RESUME_DEFAULT) == "3")
+        await here.merge(f"nodes/{node(here, 1)}", UNHEALTHY)
+        await here.until("pods/w-0", is_leaving)
+        said = await event(here, "RayClusterRestarting")
+        assert "deletes 1 of 3 pods (restart 1 of at most 3)" in said["message"]
+        kept = await here.get("rayclusters/ray")
+        assert RESUME_RAY not in annotations(kept), "its jobs may hold secrets"
 
 
 async def test_jobs_are_submitted_to_the_next_head_once_with_their_environment(

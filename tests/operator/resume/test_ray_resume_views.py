@@ -31,6 +31,7 @@ from unbroken.operator.resume.ray_views import (
     request_text,
     write_ray_record,
 )
+from unbroken.spec.auto_resume import Resume
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB
 from unbroken.spec.keys import AUTO_RESUME, LOG_MONITORING, MAX_RETRIES, RESUME_RAY
 
@@ -259,3 +260,21 @@ def test_only_the_head_itself_is_asked(port: str, address: str, url: str) -> Non
 
 def test_equal_requests_have_equal_texts() -> None:
     assert request_text({"a": 1, "b": 2}) == request_text({"b": 2, "a": 1})
+
+
+def test_without_annotations_the_default_counts_where_it_is_possible() -> None:
+    found = job()
+    del found["metadata"]["annotations"]
+    assert not ray_picture(RAY_JOB, found, None, [], {}).resume.is_wanted
+    seen = ray_picture(RAY_JOB, found, None, [], {}, 3)
+    assert (seen.resume, seen.watches_jobs) == (Resume(True, 3, is_default=True), False)
+    found["spec"] = {"clusterSelector": {"a": "b"}}
+    refused = ray_picture(RAY_JOB, found, None, [], {}, 3)
+    assert (refused.resume, refused.problems) == (Resume(), ())
+
+
+def test_without_annotations_the_jobs_of_a_raycluster_are_forgotten() -> None:
+    text = write_ray_record(Record(), STATE)
+    for given, state in ((text, RayState()), ({**text, **BOTH}, STATE)):
+        metadata = {"name": "ray", "annotations": given}
+        assert ray_picture(RAY_CLUSTER, {"metadata": metadata}, None, [], {}, 3).state == state

@@ -6,6 +6,7 @@
 - --key-secret={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-operator-key
 - --agent-image={{ include "unbroken.image" . }}
 - --agent-authentication={{ .Values.agentAuthentication }}
+- --resume-retries={{ .Values.autoResume.retries }}
 {{ include "unbroken.without" . }}
 {{- with .Values.operator.namespace }}
 - --namespace={{ . }}

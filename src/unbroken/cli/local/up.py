@@ -26,6 +26,7 @@ from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.local import state
 from unbroken.local.folders import private
 from unbroken.local.machines.decisions.scripts import source_mapping
+from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 from unbroken.spec.nodes.instance_types import instance_type as find_type
 
 READY_FD = "UNBROKEN_READY_FD"
@@ -95,6 +96,14 @@ class ClusterFlags:
         "--ray/--no-ray",
         help="Run RayClusters and RayJobs, or leave them to KubeRay's operator.",
         show_default="--ray",
+    )
+    resume_retries: int | None = option(
+        "--resume-retries",
+        min=0,
+        max=RETRIES_MAX,
+        help="Restarts of a PyTorchJob, TrainJob, RayJob or RayCluster without annotations of "
+        "auto-resume after losses of pods and nodes; 0: only jobs with annotations restart.",
+        show_default=str(DEFAULT_RETRIES),
     )
     grace_seconds: float | None = option(
         "--node-grace",

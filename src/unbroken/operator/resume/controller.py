@@ -1,4 +1,4 @@
-"""Resumes jobs that ask for it by annotation, wherever the API knows their kind.
+"""Resumes jobs, by annotation or by default, wherever the API knows their kind.
 
 `core.auto_resume` decides; this module watches the API and carries out the orders. It works
 together with the operator of the kind, which makes the pods: it deletes pods, or suspends the job,
@@ -8,7 +8,9 @@ and writes its own annotations, nothing else. The kind may be installed, or remo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Node, Pod
@@ -40,35 +42,30 @@ async def run_auto_resume(
     kind: JobKind,
     namespace: str | None = None,
     metrics: ResumedMetrics | None = None,
+    default: int = 0,
 ) -> None:
     """Resume jobs of a kind until cancelled; `namespace` None: in all namespaces.
 
-    `informers`: shared ones that the caller runs; None: start own ones.
+    `informers`: shared ones that the caller runs; None: start own ones. `default`: restarts of a
+    job without annotations.
     """
 
     async def resume() -> None:
         # Not a shared one: it must end when the kind does.
         jobs = Informer(client, job_class(kind), namespace=namespace)
         with counting(metrics, kind, jobs):
-            await _resume(client, informers, recorder, kind, jobs, namespace)
+            pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
+            resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes), default)
+            await _resume(resumer, [jobs, *own])
 
     await while_served(client, kind, resume)
 
 
-async def _resume(
-    client: KubeClient,
-    informers: Informers | None,
-    recorder: EventRecorder,
-    kind: JobKind,
-    jobs: Informer[Job],
-    namespace: str | None,
-) -> None:
-    """Resume jobs while the API serves their kind."""
+async def _resume(resumer: Resumer, own: Sequence[Informer[Any]]) -> None:
+    """Resume jobs while the API serves their kind, and run the informers in `own`."""
     async with asyncio.TaskGroup() as tasks:
-        pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
-        for informer in (jobs, *own):
+        for informer in own:
             tasks.create_task(informer.run())
-        resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes))
         try:
             await resumer.run()
         finally:
@@ -85,13 +82,19 @@ class Watches:
 
 
 class Resumer(JobChanges):
-    """Keeps a machine for each job that asks to be resumed."""
+    """Keeps a machine for each job that is to be resumed."""
 
     def __init__(
-        self, client: KubeClient, recorder: EventRecorder, kind: JobKind, watches: Watches
+        self,
+        client: KubeClient,
+        recorder: EventRecorder,
+        kind: JobKind,
+        watches: Watches,
+        default: int,
     ) -> None:
         super().__init__(kind)
         self._kind = kind
+        self._default = default
         self._watches = watches
         self._orders = Orders(client, recorder, watches.nodes)
         self._machines: dict[str, AutoResume] = {}
@@ -121,11 +124,12 @@ class Resumer(JobChanges):
 
     async def _look(self, key: Key) -> float | None:
         job = self._watches.jobs.get(key.name, key.namespace)
-        if job is None or not concerns(job):
+        if job is None or not concerns(job, self._default):
             return None
         uid = uid_of(job)
         pods = self._pods.of_job(job)
-        seen = picture(self._kind, job, pods, await self._orders.nodes_of(pods))
+        nodes = await self._orders.nodes_of(pods)
+        seen = picture(self._kind, job, pods, nodes, self._default)
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
             await self._orders.carry_out(self._kind, job, effect)

@@ -1,15 +1,16 @@
-"""Resumes RayJobs and RayClusters that ask for it by annotation, together with KubeRay's operator.
+"""Resumes RayJobs and RayClusters, by annotation or by default, together with KubeRay's operator.
 
 `core.ray_resume` decides; this module watches the API, asks dashboards and carries out the orders.
 It deletes pods, writes annotations of its own, and restarts a RayJob by its spec and status; it
-makes no pod.  RayClusters that belong to anything but a RayJob are left alone.
+makes no pod.  RayClusters that belong to anything but a RayJob are left alone.  Without annotations
+it asks no dashboard and reads no log.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -78,10 +79,12 @@ async def run_ray_resume(
     recorder: EventRecorder,
     namespace: str | None = None,
     metrics: ResumedMetrics | None = None,
+    default: int = 0,
 ) -> None:
     """Resume RayJobs and RayClusters until cancelled; `namespace` None: in all namespaces.
 
-    `informers`: shared ones that the caller runs; None: start own ones.
+    `informers`: shared ones that the caller runs; None: start own ones. `default`: restarts of a
+    job without annotations.
     """
 
     async def resume() -> None:
@@ -90,7 +93,7 @@ async def run_ray_resume(
         pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
         watches = RayWatches(clusters, jobs, pods, nodes)
         with counting(metrics, RAY_CLUSTER, clusters), counting(metrics, RAY_JOB, jobs):
-            await _resume(client, recorder, watches, [clusters, jobs, *own])
+            await _resume(client, recorder, watches, [clusters, jobs, *own], default)
 
     async def rayjobs() -> None:
         await while_served(client, RAY_JOB, resume)
@@ -103,6 +106,7 @@ async def _resume(
     recorder: EventRecorder,
     watches: RayWatches,
     own: Sequence[Informer[Any]],
+    default: int,
 ) -> None:
     """Resume while the API serves the kinds, and run the informers in `own`."""
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
@@ -110,7 +114,7 @@ async def _resume(
     async with session, asyncio.TaskGroup() as tasks:
         for informer in own:
             tasks.create_task(informer.run())
-        resumer = RayResumer(client, recorder, watches, session)
+        resumer = RayResumer(client, recorder, watches, session, default)
         try:
             await resumer.run()
         finally:
@@ -140,7 +144,7 @@ class Subject(NamedTuple):
 
 
 class RayResumer(JobChanges):
-    """Keeps a machine for each RayJob and RayCluster that asks to be resumed."""
+    """Keeps a machine for each RayJob and RayCluster that is to be resumed."""
 
     def __init__(
         self,
@@ -148,8 +152,10 @@ class RayResumer(JobChanges):
         recorder: EventRecorder,
         watches: RayWatches,
         session: aiohttp.ClientSession,
+        default: int,
     ) -> None:
         super().__init__(RAY_CLUSTER)
+        self._default = default
         self._client = client
         self._watches = watches
         self._orders = Orders(client, recorder, watches.nodes)
@@ -213,7 +219,8 @@ class RayResumer(JobChanges):
         found = (self._watches.jobs if is_rayjob else self._watches.clusters).get(
             key.name, key.namespace
         )
-        if found is None or not concerns(found) or (not is_rayjob and owner_of(found) is not None):
+        is_part = found is not None and not is_rayjob and owner_of(found) is not None
+        if found is None or is_part or not concerns(found, self._default):
             self._forget(subject)
             return None
         item: Object = found
@@ -230,7 +237,8 @@ class RayResumer(JobChanges):
             answer = self._dashboards.want(key, *asked, self._budget(subject))
         hung = self._hung(subject, item, asked, answer)
         nodes = await self._orders.nodes_of(pods)
-        seen = ray_picture(kind, item, cluster, pods, nodes, answer, hung)
+        seen = ray_picture(kind, item, cluster, pods, nodes, self._default, answer)
+        seen = replace(seen, hung=hung)
         machine, now = self._machines.setdefault(uid_of(item), RayResume()), wall()
         for effect in machine.step(seen, now):
             await self._carry_out(subject, item, effect)
@@ -254,7 +262,7 @@ class RayResumer(JobChanges):
     ) -> tuple[Head, str] | None:
         """Return the head that is ready and the address of its dashboard, if jobs may run there."""
         seen = ray_picture(kind, item, cluster, pods, {})
-        head = seen.ready_head if seen.resume.is_wanted and not seen.is_over else None
+        head = seen.ready_head if seen.watches_jobs and not seen.is_over else None
         pod = next((one for one in pods if head and _is(one, head.uid)), None)
         url = dashboard_url(cluster, pod) if cluster is not None and pod is not None else ""
         return (head, url) if head is not None and url else None

@@ -21,7 +21,7 @@ from unbroken.core.ray_resume import (
 )
 from unbroken.errors import SpecError
 from unbroken.spec import keys
-from unbroken.spec.auto_resume import resume_of, resume_problems
+from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 from unbroken.spec.log_monitoring import log_monitoring_of
 from unbroken.spec.yaml_values import yaml_value
@@ -80,33 +80,37 @@ def ray_picture(
     cluster: Object | None,
     pods: Iterable[Pod],
     nodes: Mapping[str, PodNode],
+    default: int = 0,
     answer: DashboardAnswer | None = None,
-    hung: Mapping[str, str] | None = None,
 ) -> RayPicture:
-    """Return all that auto-resume needs of a RayJob, or of a RayCluster that stands alone.
+    """Return all that auto-resume needs of a RayJob, or of a RayCluster that stands alone, but for
+    its hung jobs.
 
-    `cluster`: the RayCluster; None: it does not exist.  `hung`: how jobs break their log rules.
+    `cluster`: the RayCluster; None: it does not exist.  `default` as in `resume_of`.
     """
     is_rayjob = kind is RAY_JOB
     metadata, annotations = subject["metadata"], annotations_of(subject)
-    state, found = read_state(annotations), list(pods)
+    resume, found = resume_of(annotations, default), list(pods)
+    # Jobs of a RayCluster are kept for those who ask for it: they may hold secrets.
+    is_kept = is_rayjob or not resume.is_default
+    state = read_state(annotations) if is_kept else RayState()
     problems = resume_problems(annotations)
-    if is_rayjob and not problems:
+    if is_rayjob and resume.is_wanted:
         spec = subject.get("spec") or {}
-        mode, has_selector = (
-            str(spec.get("submissionMode") or ""),
-            bool(spec.get("clusterSelector")),
-        )
-        problems = unsupported(mode, has_selector) if resume_of(annotations).is_wanted else ()
+        has_selector = bool(spec.get("clusterSelector"))
+        problems = unsupported(str(spec.get("submissionMode") or ""), has_selector)
     heads = {head.uid: head for head in map(head_of, found) if head is not None}
     status = (cluster or {}).get("status") or {}
     # Without its log rules, a job is still resumed after losses.
-    of_rules = map(str, log_monitoring_of(annotations).problems)
+    of_rules = list(map(str, log_monitoring_of(annotations).problems))
+    if not has_annotations(annotations):
+        resume = Resume() if problems else resume
+        problems, of_rules = (), []
     return RayPicture(
         kind=kind.name,
         name=metadata["name"],
         version=metadata.get("resourceVersion") or "",
-        resume=resume_of(annotations),
+        resume=resume,
         record=read_record(annotations),
         problems=(*problems, *of_rules),
         is_over=bool(problems) or _is_over(is_rayjob, subject, state),
@@ -122,7 +126,6 @@ def ray_picture(
         heads=heads,
         ready=frozenset(_uid(pod) for pod in found if _uid(pod) in heads and is_ready(pod)),
         answer=answer,
-        hung=hung or {},
     )
 
 

@@ -14,7 +14,7 @@ from unbroken.core.auto_resume import FAULT_LENGTH, Record
 from unbroken.core.losses import KEPT, Loss, ResumedJob
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec import keys
-from unbroken.spec.auto_resume import TRUE, resume_of
+from unbroken.spec.auto_resume import RETRIES_MAX, TRUE, resume_of
 from unbroken.spec.job_kinds import JobKind, is_resumed_by_itself
 from unbroken.spec.times import time_seconds, time_text
 
@@ -56,12 +56,14 @@ def read_record(annotations: Mapping[str, str]) -> Record:
         exhausted=annotations.get(keys.RESUME_EXHAUSTED, ""),
         is_suspended=annotations.get(keys.RESUME_SUSPENDED) == TRUE,
         losses=_read_losses(annotations.get(keys.RESUME_LOSSES, "")),
+        default=whole_number(annotations.get(keys.RESUME_DEFAULT, ""), 0, RETRIES_MAX) or 0,
     )
 
 
 def write_record(record: Record) -> dict[str, str | None]:
     """Return the annotations as a merge patch; None removes one."""
     return {
+        keys.RESUME_DEFAULT: str(record.default) if record.default else None,
         keys.RESUME_COUNT: str(record.count),
         keys.RESUME_FAULT: record.fault or None,
         keys.RESUME_TIME: None if record.at is None else time_text(record.at),
@@ -101,14 +103,13 @@ def _losses_text(losses: Iterable[Loss]) -> str:
 
 
 def resumed_job(kind: JobKind, job: Mapping[str, Any]) -> ResumedJob | None:
-    """Return a job as it is shown; None: it does not ask for auto-resume, or another job does for
-    it."""
+    """Return a job as it is shown; None: it is not resumed, or another job is in its place."""
     metadata = job["metadata"]
     annotations = metadata.get("annotations") or {}
-    resume = resume_of(annotations)
+    record = read_record(annotations)
+    resume = resume_of(annotations, record.default)
     if not resume.is_wanted or not is_resumed_by_itself(kind, job):
         return None
-    record = read_record(annotations)
     return ResumedJob(
         kind=kind.name,
         name=str(metadata["name"]),

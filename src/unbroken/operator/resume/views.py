@@ -11,7 +11,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
-from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
+from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import JobKind, controller_of, names_our_runtime
 
 from .record import read_record
@@ -27,32 +27,38 @@ def uid_of(job: Mapping[str, Any]) -> str:
     return str(job["metadata"].get("uid") or "")
 
 
-def concerns(job: Mapping[str, Any]) -> bool:
-    """True if a job has an annotation of auto-resume, valid or not, or is held suspended by it.
+def concerns(job: Mapping[str, Any], default: int = 0) -> bool:
+    """True if a job has an annotation of auto-resume, valid or not, or the cluster has a default.
 
     A TrainJob of unbroken's runtime does not concern auto-resume: it restarts by itself.
     """
     if names_our_runtime(job):
         return False
     found = annotations_of(job)
-    return any(key in found for key in (keys.AUTO_RESUME, keys.MAX_RETRIES, keys.RESUME_SUSPENDED))
+    by_operator = (keys.RESUME_SUSPENDED, keys.RESUME_DEFAULT)
+    return default > 0 or has_annotations(found) or any(key in found for key in by_operator)
 
 
 def picture(
-    kind: JobKind, job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, PodNode]
+    kind: JobKind,
+    job: Mapping[str, Any],
+    pods: Iterable[Pod],
+    nodes: Mapping[str, PodNode],
+    default: int = 0,
 ) -> Picture:
-    """Return all that auto-resume needs of a job."""
+    """Return all that auto-resume needs of a job; `default` as in `resume_of`."""
     metadata, annotations = job["metadata"], annotations_of(job)
     obstacle = _obstacle(kind, job)
     is_leaving, is_suspended = bool(metadata.get("deletionTimestamp")), kind.is_suspended(job)
     ended_as = kind.end_of(job)
+    problems = (obstacle,) if obstacle else resume_problems(annotations)
     return Picture(
         kind=kind.name,
         name=metadata["name"],
         version=metadata.get("resourceVersion") or "",
-        resume=Resume() if obstacle else resume_of(annotations),
+        resume=Resume() if obstacle else resume_of(annotations, default),
         record=read_record(annotations),
-        problems=(obstacle,) if obstacle else resume_problems(annotations),
+        problems=problems if has_annotations(annotations) else (),
         is_over=is_leaving or is_suspended or bool(ended_as),
         by_suspension=kind.restarts_by_suspension,
         is_suspended=is_suspended,
@@ -64,7 +70,7 @@ def picture(
 
 
 def _obstacle(kind: JobKind, job: Mapping[str, Any]) -> str:
-    """Why a job is not resumed whatever its annotations say; empty: nothing is in the way."""
+    """Say why a job is not resumed whatever its annotations say; empty: nothing is in the way."""
     title = f"{kind.name} {job['metadata']['name']}"
     controller = controller_of(job)
     if controller is not None:
