@@ -53,20 +53,24 @@ async def until(
 
 
 def wait_until(
-    read: Callable[[], T], holds: Callable[[T], object] = bool, *, logs: Logs = None
+    read: Callable[[], T],
+    holds: Callable[[T], object] = bool,
+    *,
+    logs: Logs = None,
+    patience: float = PATIENCE_SECONDS,
 ) -> T:
     """Poll a state until it holds, and return it, in tests without an event loop."""
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + patience
     while not holds(state := read()):
         if time.monotonic() > end:
-            raise AssertionError(_given_up(state, logs))
+            raise AssertionError(_given_up(state, logs, patience))
         time.sleep(POLL_SECONDS)
     return state
 
 
-def _given_up(state: object, logs: Logs) -> str:
+def _given_up(state: object, logs: Logs, patience: float = PATIENCE_SECONDS) -> str:
     """Return the message of a wait that ended without its state."""
-    lines = [f"not within {PATIENCE_SECONDS:.0f} s; last state: {str(state)[-SHOWN_CHARACTERS:]}"]
+    lines = [f"not within {patience:.0f} s; last state: {str(state)[-SHOWN_CHARACTERS:]}"]
     if isinstance(logs, Path):
         files = sorted(path for path in [logs, *logs.rglob("*")] if path.is_file())
         for path in files:
