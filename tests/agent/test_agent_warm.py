@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,8 +257,8 @@ def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: s
             template, *others = await until_parked(agent)
             template = others[0] if victim == "parked" else template
         os.kill(template, signal.SIGKILL)
-        # Until the agent has reaped it, a start may be handed to the dead process.
-        await until(lambda: not Path(f"/proc/{template}").exists())
+        if victim != "parked":
+            await until(lambda: not Path(f"/proc/{template}").exists())
         await again(operator, 1)
         workers = operator.reports[-1].workers
         assert {worker.state for worker in workers} == {"running"}
@@ -273,6 +275,39 @@ def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: s
 
     log = tell(tmp_path, story)
     assert victim == "parked" or "started cold attempt=1" in log
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_start_is_handed_to_a_worker_that_was_killed_but_has_not_ended(
+    tmp_path: Path, count: int
+) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        dying = (await until_parked(agent))[1 : 1 + count]
+        with contextlib.ExitStack() as held:
+            for pid in dying:
+                held.enter_context(killed_but_held(pid))
+            operator.send(stop(0))
+            await operator.report(lambda r: r.state is AgentState.READY and r.newest_attempt == 0)
+            operator.send(start(1))
+            begun = await operator.report(lambda r: r.attempt == 1 and len(r.workers) == 2)
+            assert not {worker.pid for worker in begun.workers} & set(dying)
+            await operator.workers(1)
+            await again(operator, 2)
+        assert all(told(agent, 2, rank)["environ"]["RANK"] == str(rank) for rank in (0, 1))
+
+    tell(tmp_path, story)
+
+
+@contextlib.contextmanager
+def killed_but_held(pid: int) -> Iterator[None]:
+    """Kill a process, and hold it where it has closed none of its files yet."""
+    seize, detach, options_exit, wait_all = 0x4206, 17, 0x40, 0x40000000  # linux/ptrace.h, wait.h
+    ptrace = ctypes.CDLL(None).ptrace
+    assert ptrace(seize, pid, None, ctypes.c_void_p(options_exit)) == 0
+    os.kill(pid, signal.SIGKILL)
+    assert os.WIFSTOPPED(os.waitpid(pid, wait_all)[1])
+    yield
+    assert ptrace(detach, pid, None, None) == 0
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both"])

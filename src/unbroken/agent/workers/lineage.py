@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PF_EXITING = 4  # linux/sched.h
+_PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,11 +66,13 @@ def session(pid: int) -> int:
 
 
 def is_dying(pid: int) -> bool:
-    """True if the process, with all its threads, is ending or has ended.
+    """True if the process, with all its threads, is ending or has ended, or was sent SIGKILL.
 
     The kernel closes a process's connections a while before its parent can reap it, a long while on
     a busy node. So peers may report it as lost before its end is seen.
     """
+    if _is_kill_pending(pid):
+        return True
     if not _is_exiting(f"/proc/{pid}/stat"):
         return False
     try:
@@ -84,6 +88,16 @@ def _is_exiting(path: str) -> bool:
             return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def _is_kill_pending(pid: int) -> bool:
+    """True if a signal ends the process: the kernel then keeps SIGKILL pending for each thread."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            pending = _PENDING.findall(file.read())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

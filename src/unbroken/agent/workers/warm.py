@@ -161,16 +161,16 @@ class WarmStarts:
             return None
         for parked in [each for each in self._parked if each.pid]:
             self._parked.remove(parked)
-            try:
-                bind(parked.pid)
-                socket.send_fds(parked.pair, [data], list(given.values()))
-            except OSError:
-                # It has ended, and is about to be reaped.
-                parked.pair.close()
-                self._feed(core.ParkedEnded())
-                continue
-            self._loop.add_reader(parked.pair, self._read_start, parked)
-            return parked.pid
+            with contextlib.suppress(OSError):
+                # A process that was killed takes the order until the kernel closes its files.
+                if not lineage.is_dying(parked.pid):
+                    bind(parked.pid)
+                    socket.send_fds(parked.pair, [data], list(given.values()))
+                    self._loop.add_reader(parked.pair, self._read_start, parked)
+                    return parked.pid
+            parked.pair.close()
+            self._ending.add(parked.pid)
+            self._feed(core.ParkedEnded())
         self._refusal = "nobody is parked any more"
         return None
 
