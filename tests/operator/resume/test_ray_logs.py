@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.virtual_time import in_virtual_time
 from tests.watching import running
 from unbroken.agent_http.sessions import plain_session
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
@@ -171,7 +172,8 @@ class Logs:
 async def reading(changed: asyncio.Queue[str]) -> AsyncIterator[RayLogs[str]]:
     """The program that reads logs; `changed` gets the subjects that changed."""
     async with plain_session() as session:
-        found: RayLogs[str] = RayLogs(session, changed.put_nowait)
+        clock = asyncio.get_running_loop().time
+        found: RayLogs[str] = RayLogs(session, changed.put_nowait, clock)
         async with running(found.run()):
             yield found
 
@@ -179,6 +181,7 @@ async def reading(changed: asyncio.Queue[str]) -> AsyncIterator[RayLogs[str]]:
 FAST = {**STEPS, "expectedRecurringFrequencyInSeconds": 1}
 
 
+@in_virtual_time
 async def test_the_log_of_a_job_is_read_until_nobody_wants_it() -> None:
     logs, changed = Logs(), asyncio.Queue[str]()
     async with logs.serving() as url, reading(changed) as found:
@@ -196,6 +199,7 @@ async def test_the_log_of_a_job_is_read_until_nobody_wants_it() -> None:
         assert found.want("a", HEAD, url, [], rules(FAST), BUDGET) == {}
 
 
+@in_virtual_time
 async def test_a_log_that_broke_off_is_read_on_and_not_read_twice() -> None:
     logs, changed = Logs(), asyncio.Queue[str]()
     bad = {**LOSS, "metricEvaluationDataPoints": 4}
@@ -212,6 +216,7 @@ async def test_a_log_that_broke_off_is_read_on_and_not_read_twice() -> None:
 
 
 @pytest.mark.parametrize("message", ["x" * (LOG_MESSAGE_BYTES_MAX + 1), ""])
+@in_virtual_time
 async def test_a_log_that_cannot_be_read_says_nothing_of_its_job(message: str) -> None:
     logs, changed = Logs(), asyncio.Queue[str]()
     logs.messages, logs.is_cut = ["step=1\n", message], True

@@ -64,9 +64,15 @@ S = TypeVar("S", bound=Hashable)
 class RayLogs(Generic[S]):
     """Keeps how the jobs of a subject break its log rules; calls `changed` when that changes."""
 
-    def __init__(self, session: aiohttp.ClientSession, changed: Callable[[S], None]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        changed: Callable[[S], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`clock` is the monotonic clock of the running loop's timers."""
         self._dashboard = Dashboard(session)
-        self._changed = changed
+        self._changed, self._clock = changed, clock
         self._followed: dict[S, _Followed] = {}
         self._new: asyncio.Queue[JobLog] = asyncio.Queue()
 
@@ -97,7 +103,9 @@ class RayLogs(Generic[S]):
             found.logs.pop(id).leave()
         for id in wanted - found.logs.keys():
             judge = Judge(found.compiled)
-            made = JobLog(self._dashboard, url, id, judge, budget, lambda: self._changed(subject))
+            made = JobLog(
+                self._dashboard, url, id, judge, budget, lambda: self._changed(subject), self._clock
+            )
             found.logs[id] = made
             self._new.put_nowait(made)
         return {id: one.broken for id, one in found.logs.items() if one.broken}
@@ -130,9 +138,10 @@ class JobLog:
         judge: Judge,
         budget: Budget,
         changed: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self._dashboard, self._url, self._id = dashboard, url, id
-        self._changed = changed
+        self._changed, self._clock = changed, clock
         self._judge, self._budget = judge, budget
         self._taken = 0
         """Characters of the log that were read."""
@@ -157,14 +166,14 @@ class JobLog:
                     async with self._dashboard.open_log(
                         self._url, self._id, self._charge
                     ) as socket:
-                        self._judge.resumed(monotonic())
+                        self._judge.resumed(self._clock())
                         await self._read(socket)
             except NO_ANSWER as error:
                 log.debug("log of a job not read", url=self._url, job=self._id, error=error)
             except Exception:
                 # A bug with one log must not stop the reading of all others.
                 log.exception("log of a job not read", url=self._url, job=self._id)
-            self._judge.paused(monotonic())
+            self._judge.paused(self._clock())
             failures = 1 if self._taken > before else failures + 1
             await pause(AGAIN.delay(failures, random))
 
@@ -173,12 +182,12 @@ class JobLog:
         skip = self._taken
         wait: float | None = QUIET_SECONDS
         while True:
-            began = monotonic()
+            began = self._clock()
             try:
                 async with asyncio.timeout(wait):
                     message = await socket.receive()
             except TimeoutError:
-                now = monotonic()
+                now = self._clock()
                 if now > began + (wait or 0.0) + QUIET_SECONDS:
                     wait = QUIET_SECONDS  # this process stood still: first read what has come
                     continue
@@ -201,18 +210,18 @@ class JobLog:
     async def _take(self, text: str) -> None:
         """Take a message.  Even one without text, or whose text was read before, is charged."""
         for start in range(0, max(len(text), 1), PIECE_CHARACTERS):
-            began = monotonic()
+            began = self._clock()
             piece = text[start : start + PIECE_CHARACTERS]
             self._judge.read(piece, began)
-            await self._rest(len(piece), monotonic() - began)
+            await self._rest(len(piece), self._clock() - began)
 
     def _charge(self, work: float) -> float:
         """Charge the reading of a piece of the stream; return the seconds until the next."""
-        return self._budget.spend(0, work, monotonic(), messages=0)
+        return self._budget.spend(0, work, self._clock(), messages=0)
 
     async def _rest(self, size: int, work: float) -> None:
         """Charge what was read, and give way until more may be read."""
-        await pause(self._budget.spend(size, work, monotonic()))
+        await pause(self._budget.spend(size, work, self._clock()))
 
     def _judged(self, now: float) -> float | None:
         """Judge the log, which was read to its end; return the seconds until the next time."""
