@@ -97,6 +97,7 @@ check: setup
 check-rest:
 	@$(BIN)/ruff check src tests tools benchmarks examples
 	@$(BIN)/python tools/check_patterns.py src/unbroken
+	@$(BIN)/python tools/check_numbers.py src/unbroken
 	@$(BIN)/python tools/banned_calls.py src
 	@$(BIN)/python tools/reference.py --check
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }

@@ -12,6 +12,8 @@ import re
 
 INT32_MAX: int = 2**31 - 1
 INT64_MAX: int = 2**63 - 1
+INT64_MIN: int = -(2**63)
+PORT_MAX: int = 65535
 DIGITS_MAX: int = len(str(INT64_MAX))
 """Digits of a whole number, leading zeros included."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.[0-9]{0,19})?(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
@@ -20,8 +22,12 @@ SHOWN_CHARACTERS: int = 40
 
 
 def whole_number(text: str, least: int = 0, most: int = INT64_MAX) -> int | None:
-    """Return the whole number that a text of ASCII digits holds; None: none from least to most."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX):
+    """Return the whole number that a text of ASCII digits holds; None: none from least to most.
+
+    A sign is read only if numbers below 0 are allowed.
+    """
+    digits = text[1:] if least < 0 and text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS_MAX):
         return None
     number = int(text)
     return number if least <= number <= most else None

@@ -8,20 +8,36 @@ in the program that read the object.
 from __future__ import annotations
 
 import copy
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+from lightkube.models.core_v1 import PodStatus
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Pod
 
+from tests.apiservers import ROOT
 from tests.operator.conftest import job
+from unbroken.agent.options import parse
+from unbroken.agent_http.peer import Head
+from unbroken.core.job.life import as_port
+from unbroken.core.logs.pattern_trees import Unreadable, read_pattern
 from unbroken.core.logs.rule_sets import rule_sets
-from unbroken.errors import SpecError
+from unbroken.core.nodes.health_object import Memory, read_memory
+from unbroken.errors import PeerError, SpecError
 from unbroken.foreign_numbers import INT64_MAX, finite_number, no_number, whole_number
 from unbroken.local.apiserver.http.requests import Query, list_options
 from unbroken.local.apiserver.http.status import ApiError
 from unbroken.local.kubeflow.views import job_picture
 from unbroken.local.node.logs import log_options
 from unbroken.local.node.processes.cri_log import stamp
+from unbroken.local.ray.admission import admit_raycluster
+from unbroken.operator.election import is_dead
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kueue.objects import Priority, workload_body
+from unbroken.operator.resume.ray_views import dashboard_url
 from unbroken.operator.resume.record import read_record
 from unbroken.spec import keys
 from unbroken.spec.job.parse import parse_job
@@ -118,3 +134,114 @@ def test_an_object_with_such_a_number_is_read_without_it(text: str) -> None:
     annotated["metadata"]["annotations"] = {keys.REPLACED_PODS: f"{text} a"}
     if text == text.strip():  # The value is split at spaces.
         assert job_picture(annotated, (), ()).replaced.count == 0
+
+
+@texts
+def test_a_port_a_rate_and_a_version_of_such_a_text_are_none(text: str) -> None:
+    assert as_port(text) == 0
+    cluster = {"spec": {"headGroupSpec": {"rayStartParams": {"dashboard-port": text}}}}
+    pod = Pod(metadata=ObjectMeta(), status=PodStatus(podIP="10.0.0.1"))
+    assert dashboard_url(cluster, pod) == "http://10.0.0.1:8265"
+    with pytest.raises(PeerError):
+        _ = Head(200, {"content-length": text}).length
+    assert not is_dead(f"host/boot/{text}/1")
+
+
+@texts
+def test_a_port_of_a_ray_head_in_such_a_text_is_refused(text: str) -> None:
+    head: dict[str, object] = {"template": {"spec": {"containers": [{"name": "h", "image": "i"}]}}}
+    cluster = {"metadata": {"name": "rc"}, "spec": {"headGroupSpec": head}}
+    assert not admit_raycluster(cluster).problems
+    head["rayStartParams"] = {"dashboard-port": text}
+    (problem,) = admit_raycluster(cluster).problems
+    assert problem.path == "spec.headGroupSpec.rayStartParams.dashboard-port"
+
+
+@texts
+@pytest.mark.parametrize("name", ["nproc-per-node", "nnodes", "server-port", "local-ranks-filter"])
+def test_an_option_of_the_agent_with_such_a_number_is_refused(name: str, text: str) -> None:
+    if text:  # Empty is absent.
+        with pytest.raises(SpecError, match=name):
+            parse([f"--{name}={text}", "train.py"], {})
+
+
+def test_a_sign_is_read_where_numbers_below_0_are_allowed() -> None:
+    read = [whole_number(text, -5, 5) for text in ("-5", "+5", "-6", "--1", "-", "5")]
+    assert read == [-5, 5, None, None, None, 5]
+
+
+@pytest.mark.parametrize("number", ["Infinity", "1" + "0" * 400, "9" * 5_000, "NaN"])
+def test_what_a_daemon_remembers_survives_any_number(number: str) -> None:
+    text = '{"boot":"a","verified":"","cursor":"","conditions":[],"faults":[],"past":{"f":'
+    assert read_memory(f'{text}{number}}},"xids":[["p",{number},1]]}}') == Memory()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{" + "9" * 5_000 + "}", r"\x{110000}", r"\x{" + "f" * 5_000 + "}"]
+)
+def test_a_count_or_a_character_beyond_all_makes_a_pattern_unreadable(pattern: str) -> None:
+    with pytest.raises(Unreadable):
+        read_pattern(pattern)
+
+
+@cache
+def checker() -> ModuleType:
+    """tools/check_numbers.py, which is no module of a package."""
+    place = ROOT / "tools/check_numbers.py"
+    spec = importlib.util.spec_from_file_location("check_numbers", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EVASIONS = {
+    "name": "int(text)",
+    "float": "float(text)",
+    "attribute": "int(node.version)",
+    "item": "int(match[1])",
+    "call": "int(text.strip())",
+    "joined texts": "int(a + b)",
+    "base": "int(text, 16)",
+    "map": "list(map(int, text.split()))",
+    "key": "sorted(names, key=int)",
+    "parameter of text": "def f(text: str): return int(text)",
+    "parameter of either": "def f(text: str | float): return int(text)",
+    "hidden parameter": "def f(x: float):\n    def g(x): return int(x)",
+}
+NUMBERS = (
+    "int(1e9)",
+    "float('inf')",
+    "int(a * 2)",
+    "int(a + 1)",
+    "int(a > b)",
+    "int(len(a))",
+    "def f(x: float | None): return int(x)",
+    "def f(x: int): return float(x)",
+)
+
+
+def refused(root: Path) -> list[str]:
+    """Findings of tools/check_numbers.py."""
+    return [found for found in checker().refused(root) if not found.startswith("REASONS")]
+
+
+@pytest.mark.parametrize("source", EVASIONS.values(), ids=EVASIONS)
+def test_the_check_finds_a_number_that_is_read_from_text(source: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(source)
+    assert refused(tmp_path)
+
+
+@pytest.mark.parametrize("source", NUMBERS)
+def test_the_check_allows_what_is_evidently_a_number(source: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(source)
+    assert refused(tmp_path) == []
+
+
+def test_the_check_asks_for_no_reason_that_is_not_needed(tmp_path: Path) -> None:
+    (tmp_path / "wire").mkdir()
+    (tmp_path / "wire/codec.py").write_text("float(value)")
+    found = list(checker().refused(tmp_path))
+    assert "REASONS: wire/worker.py is not needed" in found
+    assert not [one for one in found if "codec" in one]

@@ -49,6 +49,7 @@ from unbroken.core.agent.events import (
 from unbroken.core.agent.machine import Workers
 from unbroken.core.tick import Tick
 from unbroken.errors import WorldError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import (
@@ -470,9 +471,9 @@ def settings(options: Options, *, has_keeper: bool) -> Settings:
 
 
 def _arrive_seconds(options: Options) -> float:
-    given = os.environ.get(ARRIVE_VARIABLE, "")
-    if given.isdecimal():
-        return float(given)
+    given = whole_number(os.environ.get(ARRIVE_VARIABLE, ""), 0, INT32_MAX)
+    if given is not None:
+        return given
     return options.inprocess_seconds if options.is_inprocess else ARRIVE_SECONDS
 
 

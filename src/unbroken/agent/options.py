@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import whole_number
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 from unbroken.spec.problems import unsubstituted
 
@@ -26,8 +27,8 @@ from .option_table import OPTIONS, Option
 
 NODES_MAX = 100_000
 """Most nodes of a job in the agent's protocol (ranks in the table of addresses)."""
-DIGITS_MAX = 12
-"""Most digits of a number on the command line; Python refuses to read thousands of them."""
+WORKERS_MAX = 1024
+"""Most workers of a node."""
 ELASTIC_VARIABLE, ELASTIC_OFF = "HYPERPOD_SIGNAL_COORDINATION", "disabled"
 """Environment variable by which a script asks for HyperPod's elastic events, and its default."""
 EPILOG = "Starts nothing by itself: it waits for an operator that says which ranks to run."
@@ -161,10 +162,9 @@ def split_after_script(
 
 def _flag(option: Option, text: str) -> bool:
     """Return a flag's value in the environment, as torchrun reads it: any number but 0 is on."""
-    try:
-        return bool(int(text))
-    except ValueError:
-        raise SpecError(f"{option.variable}={text!r} is not a number: write 1 or 0") from None
+    if re.fullmatch(r"[+-]?[0-9]{1,100}", text) is None:
+        raise SpecError(f"{option.variable}={text[:100]!r} is not a number: write 1 or 0")
+    return bool(text.strip("+-0"))
 
 
 def read_arguments(
@@ -268,9 +268,8 @@ def torchrun_sizes(arguments: Sequence[str], environ: Mapping[str, str]) -> tupl
     """Return the workers per node and the fewest nodes that torchrun starts for these arguments.
     Raises SpecError."""
     found = read_arguments(arguments, environ)
-    least = found.nnodes.partition(":")[0]
-    nnodes = int(least) if _is_number(least, 1, NODES_MAX) else 1
-    return workers_per_node(found.nproc_per_node, environ), nnodes
+    nnodes = whole_number(found.nnodes.partition(":")[0], 1, NODES_MAX)
+    return workers_per_node(found.nproc_per_node, environ), nnodes or 1
 
 
 def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
@@ -283,12 +282,12 @@ def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
     """Return the number of workers that `--nproc-per-node` means on this machine. Raises
     SpecError."""
-    if _is_number(text, 1, 1024):
-        return int(text)
+    if (given := whole_number(text, 1, WORKERS_MAX)) is not None:
+        return given
     if text not in ("auto", "gpu", "cpu"):
         raise SpecError(
-            f"--nproc-per-node {text!r} is neither a number from 1 to 1024 nor auto, gpu or cpu"
-            f"{unsubstituted(text)}"
+            f"--nproc-per-node {text!r} is neither a number from 1 to {WORKERS_MAX} nor auto, gpu "
+            f"or cpu{unsubstituted(text)}"
         )
     gpus = 0 if text == "cpu" else visible_gpus(environ)
     if text == "gpu" and not gpus:
@@ -314,14 +313,12 @@ def kept_only(options: Options, local_rank: int) -> int:
 
 def streams_of(selection: str, local_rank: int) -> int:
     """Return the streams of a rank in a selection like `3` or `0:1,1:2`: bit 1 stdout, 2 stderr."""
-    if ":" not in selection:
-        return int(selection)
-    pairs = dict(part.split(":") for part in selection.split(","))
-    return int(pairs.get(str(local_rank), 0))
+    pairs = dict(part.rpartition(":")[::2] for part in selection.split(","))
+    return whole_number(pairs.get(str(local_rank), pairs.get("", "0"))) or 0
 
 
 def _streams(name: str, text: str) -> str:
-    if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text):
+    if not re.fullmatch(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
         raise SpecError(f"--{name} {text!r} is neither 0, 1, 2 or 3 nor like 0:1,1:2")
     return text
 
@@ -329,15 +326,17 @@ def _streams(name: str, text: str) -> str:
 def _local_ranks(text: str) -> frozenset[int] | None:
     if not text:
         return None
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise SpecError(f"--local-ranks-filter {text!r} is not like 0,1,2")
-    return frozenset(int(part) for part in text.split(","))
+    given = [whole_number(part, 0, WORKERS_MAX) for part in text.split(",")]
+    if None in given:
+        raise SpecError(f"--local-ranks-filter {text[:100]!r} is not like 0,1,2")
+    return frozenset(one for one in given if one is not None)
 
 
 def node_count(text: str) -> int:
     """Return the number in `--nnodes N` or `N:N`. Raises SpecError."""
     least, _, most = text.partition(":")
-    if not _is_number(least, 1, NODES_MAX):
+    result = whole_number(least, 1, NODES_MAX)
+    if result is None:
         hint = unsubstituted(text)
         raise SpecError(f"--nnodes {text!r} is not a number from 1 to {NODES_MAX}{hint}")
     if most and most != least:
@@ -345,18 +344,15 @@ def node_count(text: str) -> int:
             f"--nnodes {text!r}: elastic jobs are not supported yet (elasticPolicy neither); "
             "write one number"
         )
-    return int(least)
-
-
-def _is_number(text: str, least: int, most: int) -> bool:
-    return text.isdecimal() and len(text) <= DIGITS_MAX and least <= int(text) <= most
+    return result
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:
-    if not _is_number(text, least, most):
+    result = whole_number(text, least, most)
+    if result is None:
         hint = unsubstituted(text)
         raise SpecError(f"--{name} {text!r} is not a number from {least} to {most}{hint}")
-    return int(text)
+    return result
 
 
 def _signals(text: str) -> tuple[int, ...]:

@@ -339,16 +339,18 @@ def _children() -> list[int]:
 
 def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
     """Return the local rank, number and directory of a process that is a worker."""
+    from unbroken.foreign_numbers import whole_number
+
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
             result = {name: value.decode(errors="replace") for name, _, value in pairs}
     except OSError:
         return None
-    local_rank = result.get(b"LOCAL_RANK", "")
-    if not local_rank.isdecimal():
+    local_rank = whole_number(result.get(b"LOCAL_RANK", ""))
+    if local_rank is None:
         return None
-    return int(local_rank), (pid, os.path.dirname(result.get(b"TORCHELASTIC_ERROR_FILE", "")))
+    return local_rank, (pid, os.path.dirname(result.get(b"TORCHELASTIC_ERROR_FILE", "")))
 
 
 def _end(pid: int, seen: _Seen) -> WorkerEnd:
@@ -407,13 +409,15 @@ def torchrun_options() -> Options:
 
     torchrun itself carries out its options, so this reads only the sizes.
     """
-    from unbroken.agent.options import Options, Script, torchrun_sizes
+    from unbroken.agent.options import WORKERS_MAX, Options, Script, torchrun_sizes
     from unbroken.errors import SpecError
+    from unbroken.foreign_numbers import PORT_MAX, whole_number
 
     try:
         nproc, nnodes = torchrun_sizes(sys.argv[1:], os.environ)
     except SpecError as error:
-        nproc, nnodes = int(os.environ.get("NPROC_PER_NODE", "1")), 1
+        given = whole_number(os.environ.get("NPROC_PER_NODE", ""), 1, WORKERS_MAX)
+        nproc, nnodes = given or 1, 1
         print(  # noqa: T201
             f"unbroken: cannot read torchrun's command line ({error}); "
             f"takes the number of workers per node from NPROC_PER_NODE: {nproc}",
@@ -421,5 +425,5 @@ def torchrun_options() -> Options:
             flush=True,
         )
     host = os.environ.get("AGENT_HOST", "0.0.0.0")
-    port = int(os.environ.get("AGENT_PORT", "8080"))
-    return Options(Script(""), nproc, nnodes, host, port)
+    port = whole_number(os.environ.get("AGENT_PORT", ""), 0, PORT_MAX)
+    return Options(Script(""), nproc, nnodes, host, 8080 if port is None else port)

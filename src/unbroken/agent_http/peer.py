@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from io import FileIO
 
 from unbroken.errors import PeerError
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.wire.proof import (
     DIGEST_HEADER,
     GREETING_BYTES_MAX,
@@ -65,10 +66,10 @@ class Head:
     @property
     def length(self) -> int:
         """Length of the body."""
-        header = self.headers.get("content-length", "")
-        if not (header.isascii() and header.isdecimal() and len(header) <= 18):
+        result = whole_number(self.headers.get("content-length", ""))
+        if result is None:
             raise PeerError("an answer without its length")
-        return int(header)
+        return result
 
 
 class _Filling:
@@ -220,12 +221,13 @@ async def connected(address: str, key: bytes | None, uid: str | None = None) -> 
 
     `uid`: of the expected pod; None: any pod of the job.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    host, _, text = address.rpartition(":")
+    port = whole_number(text, 1, PORT_MAX)
+    if not host or port is None:
         raise PeerError(f"no address: {address[:100]!r}")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
-        result = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        result = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = result[0]
         sock = socket.socket(family, kind, protocol)
         try:

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from unbroken.foreign_numbers import whole_number
+
 TOMBSTONES = 4096
 """Deleted uids that are remembered, so that a late event does not bring an object back."""
 
@@ -157,5 +159,5 @@ def _version(item: HasMetadata) -> str:
 
 def _is_older(item: HasMetadata, held: HasMetadata) -> bool:
     # Versions are opaque by contract, but decimal on every existing server (KEP-5504 makes it so).
-    new, old = _version(item), _version(held)
-    return new.isdecimal() and old.isdecimal() and int(new) < int(old)
+    new, old = whole_number(_version(item)), whole_number(_version(held))
+    return new is not None and old is not None and new < old

@@ -29,6 +29,7 @@ from lightkube.core.generic_client import BasicRequest
 from lightkube.core.resource import NamespacedResource, Resource, api_info
 
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
+from unbroken.foreign_numbers import whole_number
 
 from .errors import AlreadyExists, Conflict, NotFound, refusal
 from .nesting import cut
@@ -455,8 +456,8 @@ def _sorted(doing: str, message: str, code: int, reason: str) -> UnbrokenError:
 
 def _refusal(doing: str, raw: msgspec.Raw) -> UnbrokenError:
     status: Object = msgspec.json.decode(raw, type=Object)
-    code = status.get("code") or 0
-    return _sorted(doing, str(status.get("message")), int(code), str(status.get("reason") or ""))
+    code = whole_number(str(status.get("code"))) or 0
+    return _sorted(doing, str(status.get("message")), code, str(status.get("reason") or ""))
 
 
 @asynccontextmanager

@@ -21,6 +21,8 @@ import httpx2
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
+from unbroken.foreign_numbers import whole_number
+
 from .clock import entropy, pause
 
 KEEP_ALIVE_SECONDS = 60.0
@@ -224,13 +226,13 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 def _put_off(answer: aiohttp.ClientResponse, random: Random) -> float | None:
     """Return the seconds after which the server wants a retry; None: this is its answer."""
-    asked = answer.headers.get("Retry-After", "")
-    if not asked.isdecimal() or (answer.status != TOO_MANY and answer.status < SERVER_ERRORS):
+    asked = whole_number(answer.headers.get("Retry-After", ""))
+    if asked is None or (answer.status != TOO_MANY and answer.status < SERVER_ERRORS):
         return None
     if answer.status == UNAVAILABLE:
         # Jitter, as all clients of a starting server get this answer at the same time.
-        return min(float(asked), random.uniform(STARTING_SECONDS_MAX / 2, STARTING_SECONDS_MAX))
-    return min(float(asked), WAIT_SECONDS_MAX)
+        return min(asked, random.uniform(STARTING_SECONDS_MAX / 2, STARTING_SECONDS_MAX))
+    return min(asked, WAIT_SECONDS_MAX)
 
 
 class _GuardedPayload(aiohttp.BytesPayload):

@@ -40,6 +40,7 @@ from unbroken.core.nodes.signals import GpuSample
 from unbroken.core.nodes.signals_table import SignTable
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import MERGE, STRATEGIC, KubeClient
 from unbroken.kube.clock import entropy, monotonic, pause, wall
@@ -315,7 +316,5 @@ def _is_older(own_node: OwnNode, other: OwnNode) -> bool:
 
     Versions are numbers in every existing API server, though its API does not guarantee that.
     """
-    is_same = (
-        own_node.uid == other.uid and own_node.version.isdecimal() and other.version.isdecimal()
-    )
-    return is_same and int(own_node.version) < int(other.version)
+    new, old = whole_number(own_node.version), whole_number(other.version)
+    return own_node.uid == other.uid and new is not None and old is not None and new < old

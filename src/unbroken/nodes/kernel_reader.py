@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.clock import wall
 from unbroken.log_lines import Log
 
@@ -43,8 +44,7 @@ class KmsgReader:
         self._boot = boot_id(root)
         self._uptime_seconds = uptime_seconds(root) or 0.0
         start, _, sequence = cursor.rpartition(":")
-        is_same = start == f"kmsg:{self._boot}" and sequence.isdecimal()
-        self._after = int(sequence) if is_same else None
+        self._after = whole_number(sequence) if start == f"kmsg:{self._boot}" else None
         self._fd = -1
 
     def open(self) -> None:
@@ -153,9 +153,10 @@ class FileReader:
         self._offset = self._start(result) if is_first else 0
 
     def _start(self, found: os.stat_result) -> int:
-        start, _, offset = self._cursor.rpartition(":")
-        if start == f"file:{found.st_ino}" and offset.isdecimal() and int(offset) <= found.st_size:
-            return int(offset)
+        start, _, text = self._cursor.rpartition(":")
+        offset = whole_number(text, 0, found.st_size)
+        if start == f"file:{found.st_ino}" and offset is not None:
+            return offset
         if wall() - found.st_mtime > LOOK_BACK_SECONDS:
             return found.st_size
         if found.st_size <= TAIL_BYTES:

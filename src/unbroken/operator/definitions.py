@@ -71,7 +71,7 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
 
 def _parts(version: str) -> list[int]:
     """Return numbers to compare versions by; a text without any comes before all."""
-    return [int(item) for item in re.findall(r"\d+", version)[:3]]
+    return [int(item) for item in re.findall(r"[0-9]{1,9}", version)[:3]]
 
 
 async def _serve(client: KubeClient, path: str) -> None:

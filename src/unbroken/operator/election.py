@@ -26,6 +26,7 @@ import msgspec
 from lightkube.resources.coordination_v1 import Lease
 
 from unbroken.errors import PeerError, WorldError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import boottime, micro_time, monotonic, wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
@@ -96,9 +97,10 @@ def is_dead(holder: str) -> bool:
     """True if the holder was a process of this machine that has ended."""
     place, _, process = holder.rpartition("/")
     place, _, pid = place.rpartition("/")
-    if place != _here() or not pid.isdecimal():
+    number = whole_number(pid, 1, INT32_MAX)
+    if place != _here() or number is None:
         return False
-    return str(_started(int(pid))) != process
+    return str(_started(number)) != process
 
 
 class _Silence:

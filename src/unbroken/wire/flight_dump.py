@@ -32,7 +32,7 @@ RANKS_MAX = 1_000_000
 PENDING, COMPLETED, FAILED = "pending", "completed", "failed"
 UNTRACKED = ("gloo", "ucc", "mpi")
 """Backends whose entries stay `scheduled`: an entry that is retired has completed."""
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,9}")
 _SEQUENCE_MAX = 1 << 63
 _LIBRARY = re.compile(r"(?:^|/)(?:site-packages|dist-packages|torch|python3(?:\.\d+)?)/|^<|^\?\?")
 

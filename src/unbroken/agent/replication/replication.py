@@ -22,6 +22,7 @@ from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
 from unbroken.core.snapshots.replication import KEPT, Arrival, Item, NextRound, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.foreign_numbers import whole_number
 from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
@@ -407,4 +408,5 @@ def _row(key: Key, points: Iterable[Point]) -> dict[str, Any]:
 
 
 def _rate(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 18 else BYTES_PER_SECOND
+    rate = whole_number(text)
+    return BYTES_PER_SECOND if rate is None else rate

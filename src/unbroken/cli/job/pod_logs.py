@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from unbroken.cli.connection import PODS, Cluster, Object
 from unbroken.cli.show import note
 from unbroken.errors import UnbrokenError, WorldError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.clock import pause
 from unbroken.spec.job.launch import training_container
 
@@ -29,7 +30,7 @@ RETRY_SECONDS = 1.0
 def split(line: str) -> tuple[int | None, str]:
     """The local rank that wrote a line (None: the agent), and the line without its prefix."""
     found = PREFIX.match(line)
-    return (int(found[1]), line[found.end() :]) if found else (None, line)
+    return (whole_number(found[1]), line[found.end() :]) if found else (None, line)
 
 
 def pod_lines(
@@ -66,9 +67,10 @@ class Ranks:
         if report is not None and report.rank is not None and report.nproc:
             return report.rank, report.nproc
         job = await self._cluster.job(self._name)
-        address, count = (job.get("status") or {}).get("masterAddr"), job["spec"]["nprocPerNode"]
+        address = (job.get("status") or {}).get("masterAddr")
+        count = whole_number(str(job["spec"]["nprocPerNode"]), 0, INT32_MAX)
         is_first = bool(address) and (pod.get("status") or {}).get("podIP") == address
-        return (0, int(count)) if is_first and str(count).isdecimal() else None
+        return (0, count) if is_first and count is not None else None
 
 
 class LogReaders:

@@ -10,6 +10,7 @@ from unbroken.core.job.obstacles import split_wait
 from unbroken.core.job.record.timeline import lost_steps
 from unbroken.core.job.recovery.ladder import rung_of
 from unbroken.core.wording import counted
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.job.codec import incident_from, job_status_from, seconds_lost
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
 from unbroken.spec.job.types import KIND
@@ -66,8 +67,8 @@ def world_size(job: Object, counts: Iterable[int | None]) -> int | None:
 
     None if it is not known.
     """
-    given = str(job["spec"].get("nprocPerNode", ""))
-    count = max((one for one in counts if one), default=int(given) if given.isdecimal() else 0)
+    given = whole_number(str(job["spec"].get("nprocPerNode", "")), 0, INT32_MAX)
+    count = max((one for one in counts if one), default=given or 0)
     return replicas(job) * count or None
 
 
@@ -107,7 +108,7 @@ def ready_pods(job: Object) -> int:
         if c["type"] == ConditionType.PODS_RUNNING.value
     )
     found = READY.match(next(texts, ""))
-    return int(found[1]) if found else 0
+    return (whole_number(found[1]) or 0) if found else 0
 
 
 def is_ready(item: Object) -> bool:

@@ -12,6 +12,7 @@ from unbroken.cli.listing import Listing, show_list
 from unbroken.cli.options import Form, ListForm, ListOutput, Output
 from unbroken.cli.show import note
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 
 if TYPE_CHECKING:
     from unbroken.core.nodes.signals_table import Sign, SignTable
@@ -100,8 +101,8 @@ def _meant(table: SignTable, what: str) -> list[Object]:
     if name is not None:
         return [_view(table, name, entries[name])]
     bare = what.strip().lower().removeprefix("xid").strip()
-    if bare.isascii() and bare.isdigit() and len(bare) <= 5:
-        return _of_xid(table, int(bare))
+    if (xid := whole_number(bare, 0, INT32_MAX)) is not None:
+        return _of_xid(table, xid)
     signs = _of_line(table, what)
     if not signs and " " not in what.strip():
         raise SpecError(

@@ -17,6 +17,7 @@ from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note
 from unbroken.core.logs.rule_sets import RuleSet, only_set, rule_sets
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 
 FOUND, WRONG = 1, 3
 """Exit codes; a wrong command line has 2, as with every command."""
@@ -177,9 +178,10 @@ def _ranks(given: list[str] | None) -> dict[str, int]:
     ranks = {}
     for text in given or ():
         file, _, number = text.rpartition("=")
-        if not file or not (number.isascii() and number.isdigit()):
+        rank = whole_number(number, 0, INT32_MAX)
+        if not file or rank is None:
             raise SpecError(f"--rank {text}: must be FILE=RANK")
-        ranks[file] = int(number)
+        ranks[file] = rank
     return ranks
 
 

@@ -11,6 +11,7 @@ from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import end_life
 from unbroken.core.job.watch.progress import first_step
 from unbroken.core.wording import all_of, counted
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED
 from unbroken.spec.job.ledger import PROVEN, UNPROVEN
@@ -510,7 +511,7 @@ class Life:
 
 def as_port(text: str | None) -> int:
     """Return the master port of a status; 0: it is not a number."""
-    return int(text) if text and text.isdecimal() and len(text) < 6 else 0
+    return whole_number(text or "", 0, PORT_MAX) or 0
 
 
 def _outcome(verdict: JobEnd) -> str:

@@ -131,4 +131,4 @@ class Unstarted:
             rule.expected_start_cut_off_in_seconds for rule in policy.log_monitoring_configuration
         ]
         given = [policy.startup_deadline_seconds, *starts]
-        return max([READY_SECONDS, *(float(one) for one in given if one is not None)])
+        return max([READY_SECONDS, *(one for one in given if one is not None)])

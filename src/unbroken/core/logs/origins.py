@@ -17,15 +17,17 @@ KUBECTL_TIME = re.compile(
     rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{7,9}(?:Z|[+-]\d\d:\d\d) (?:(stdout|stderr) [FP] )?"
 )
 KUBECTL_POD = re.compile(rb"\[pod/[^\]/\s]{0,253}?(\d{1,9})/[^\]\s]+\] ")
-WORKER = re.compile(rb"\[(?:(\d+)\]: ?|(rank)(\d+)\]:|([A-Za-z_][\w.]{0,200}?)(\d{1,9})\]:)")
+WORKER = re.compile(
+    rb"\[(?:(\d{1,9})\]: ?|(rank)(\d{1,9})\]:|([A-Za-z_][\w.]{0,200}?)(\d{1,9})\]:)"
+)
 AGENT = re.compile(rb"\[[a-z0-9][-a-z0-9]*-\d+\]: ")
 """Prefix of `unbroken logs` before a line that no worker wrote."""
 
-_TORCHRUN = re.compile(r"(?:attempt_(\d+)/)?(\d+)/(stdout|stderr)(?:\.log)?(?:\.gz)?$")
-_ATTEMPT = re.compile(r"attempt[-_](\d+)")
-_RANK = re.compile(r"rank[-_.=]?(\d+)", re.IGNORECASE)
-_NODE = re.compile(r"node[-_.=]?(\d+)", re.IGNORECASE)
-_POD = re.compile(r"[a-z0-9]-(\d+)(?:_[^/]*/[^/]+/\d+)?(?:\.(?:log|txt|out|err))*(?:\.gz)?$")
+_TORCHRUN = re.compile(r"(?:attempt_(\d{1,9})/)?(\d{1,9})/(stdout|stderr)(?:\.log)?(?:\.gz)?$")
+_ATTEMPT = re.compile(r"attempt[-_](\d{1,9})")
+_RANK = re.compile(r"rank[-_.=]?(\d{1,9})", re.IGNORECASE)
+_NODE = re.compile(r"node[-_.=]?(\d{1,9})", re.IGNORECASE)
+_POD = re.compile(r"[a-z0-9]-(\d{1,9})(?:_[^/]*/[^/]+/\d+)?(?:\.(?:log|txt|out|err))*(?:\.gz)?$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
+
+from unbroken.foreign_numbers import whole_number
 
 NEVER = math.inf
 """A length that means: no such text exists."""
@@ -17,7 +20,9 @@ _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _COUNT = re.compile(r"\{(\d*+)(,?)(\d*+)\}")
 _GROUP = re.compile(r"\?(?:P?<([A-Za-z_]\w*)>|:|>|([imsU-]+):|([=!]|<=|<!))")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]")
-_LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|(0[0-7]{0,2}))")
+_LETTER = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]{1,6})\}|u([0-9a-fA-F]{4})|(0[0-7]{0,2}))"
+)
 _SKIPPED = re.compile(r"\(\?(?:#[^)]*|[imsuaU]+)\)")
 
 
@@ -200,9 +205,12 @@ class _Reader:
             return item
         if not counted[1]:
             raise Unreadable("{,n} is read in two ways")
+        least = whole_number(counted[1])
+        if least is None:
+            raise Unreadable(self.source)
         self.at = counted.end()
         is_endless = bool(counted[2]) and not counted[3]
-        return Repetition(item, int(counted[1]), is_endless, self._is_greedy())
+        return Repetition(item, least, is_endless, self._is_greedy())
 
     def atom(self) -> Node:
         char = self._next()
@@ -247,7 +255,10 @@ class _Reader:
         if letter := _LETTER.match(self.source, self.at):
             self.at = letter.end()
             hexadecimal = letter[1] or letter[2] or letter[3]
-            return Char(chr(int(hexadecimal, 16) if hexadecimal else int(letter[4], 8)))
+            code = int(hexadecimal, 16) if hexadecimal else int(letter[4], 8)
+            if code > sys.maxunicode:
+                raise Unreadable(self.source)
+            return Char(chr(code))
         char = self.source[self.at + 1 : self.at + 2]
         self.at += 2
         if char in "AZz":

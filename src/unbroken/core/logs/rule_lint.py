@@ -6,6 +6,7 @@ pattern covers another, or whether a look-around can hold. `rule_evidence` finds
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -162,9 +163,9 @@ def _check_stock(given: Mapping[str, Any]) -> Iterator[_RuleFinding]:
         value = given.get(key)
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
-        if number == int(number):
+        if number.is_integer() or not math.isfinite(number):
             continue
         is_text = isinstance(value, str)
         why = "it drops all rules of the job" if is_text else f"it takes it for {int(number)}"

@@ -178,7 +178,7 @@ def read_memory(text: str) -> Memory:
                 for reason, part, times in kept.get("times", ())
             },
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Memory()
 
 

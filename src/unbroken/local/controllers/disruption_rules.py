@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.client import Object
 from unbroken.kube.conditions import is_ready
 from unbroken.spec.times import time_seconds
@@ -61,5 +62,5 @@ def _desired(spec: PodDisruptionBudgetSpec, pods: int) -> int:
 def _share(value: int | str, pods: int) -> int:
     """A number, or a percentage rounded up."""
     if isinstance(value, str):
-        return math.ceil(int(value.removesuffix("%")) * pods / 100)
+        return math.ceil((whole_number(value.removesuffix("%"), 0, 100) or 0) * pods / 100)
     return value

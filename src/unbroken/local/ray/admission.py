@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.local.admissions import with_templates
 from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.local.apiserver.validation.names import dns_1035_label
@@ -26,6 +27,8 @@ NOT_OFFERED: Final = {
     "networkPolicy": "all pods reach each other",
 }
 """Fields of a RayCluster that have no effect, and what holds instead."""
+PORTS: Final = ("port", "dashboard-port")
+"""Parameters of a head that this cluster reads itself."""
 NAME_MAX = 63
 
 
@@ -112,6 +115,11 @@ def _problems(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     if is_autoscaled(spec):
         for field, why in wrong_options(spec):
             yield Problem(f"{path}.autoscalerOptions.{field}", f"Invalid value: {why}")
+    given = spec["headGroupSpec"].get("rayStartParams") or {}
+    for field in PORTS:
+        if field in given and whole_number(str(given[field]), 1, PORT_MAX) is None:
+            why = f"Invalid value: must be a number from 1 to {PORT_MAX}"
+            yield Problem(f"{path}.headGroupSpec.rayStartParams.{field}", why)
     names = set()
     for place, group in _groups(path, spec):
         if not (group["template"].get("spec") or {}).get("containers"):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from lightkube.models.core_v1 import NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration
 from lightkube.models.meta_v1 import LabelSelector
 
+from unbroken.foreign_numbers import INT64_MIN, whole_number
+
 Labels = Mapping[str, str]
 
 
@@ -63,9 +65,9 @@ def _holds(operator: str, value: str | None, values: Sequence[str]) -> bool:
 
 
 def _compares(operator: str, value: str | None, values: Sequence[str]) -> bool:
-    try:
-        present, bound = int(value or ""), int(values[0])
-    except (ValueError, IndexError):
+    present = whole_number(value or "", INT64_MIN)
+    bound = whole_number(values[0], INT64_MIN) if values else None
+    if present is None or bound is None:
         return False
     return present > bound if operator == "Gt" else present < bound
 

@@ -20,6 +20,7 @@ from unbroken.core.ray_resume import (
     unsupported,
 )
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
@@ -166,10 +167,10 @@ def dashboard_url(cluster: Object, pod: Pod) -> str:
     """Return the address of the dashboard of a head; empty: it has none yet."""
     group = (cluster.get("spec") or {}).get("headGroupSpec") or {}
     given = str((group.get("rayStartParams") or {}).get("dashboard-port") or "")
-    is_port = given.isascii() and given.isdecimal() and 0 < int(given[:6]) < 65536
     address = (pod.status and pod.status.podIP) or ""
+    port = whole_number(given, 1, PORT_MAX) or DASHBOARD_PORT
     host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{given if is_port else DASHBOARD_PORT}" if address else ""
+    return f"http://{host}:{port}" if address else ""
 
 
 # --- the record

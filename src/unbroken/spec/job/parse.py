@@ -6,13 +6,13 @@ warning if a job can run without them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import finite_number
 from unbroken.spec import keys
 from unbroken.spec.problems import ManifestError, Problem, Report, Verdict, shown
 from unbroken.spec.schema.read import blank_record, read_record
@@ -206,11 +206,8 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
 def _lease(given: Any, path: str, report: Report) -> float:
     if given is None:
         return LEASE_SECONDS
-    try:
-        seconds = float(str(given)[:40])
-    except ValueError:
-        seconds = math.nan
-    if not LEASE_SECONDS_MIN <= seconds <= LEASE_SECONDS_MAX:
+    seconds = finite_number(str(given), LEASE_SECONDS_MIN, LEASE_SECONDS_MAX)
+    if seconds is None:
         why = f"must be seconds, {LEASE_SECONDS_MIN:g} to {LEASE_SECONDS_MAX:g}"
         report.invalid(f"{path}[{keys.LEASE_SECONDS}]", given, why)
         return LEASE_SECONDS

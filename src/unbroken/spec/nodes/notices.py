@@ -7,12 +7,12 @@ health label without a fault is one: somebody has ordered a repair.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from unbroken.foreign_numbers import INT64_MAX, finite_number
 from unbroken.spec import keys
 from unbroken.spec.nodes.values import OLDER_HEALTH, DeepCheck, Health
 from unbroken.spec.times import time_seconds
@@ -335,8 +335,7 @@ def _time(clock: Clock, value: str) -> float | None:
     try:
         match clock:
             case Clock.UNIX:
-                seconds = float(value)
-                return seconds if math.isfinite(seconds) else None
+                return finite_number(value, 0.0, INT64_MAX)
             case Clock.RFC_3339:
                 return time_seconds(value)
             case Clock.NONE:

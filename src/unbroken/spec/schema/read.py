@@ -7,9 +7,11 @@ never raises, whatever the input. An unusable value becomes the field's default 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from unbroken.foreign_numbers import finite_number
 from unbroken.spec.problems import Report, below
 from unbroken.spec.times import time_seconds
 
@@ -122,10 +124,14 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return BAD
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
+        number = (
+            finite_number(value, -sys.float_info.max, sys.float_info.max)
+            if isinstance(value, str)
+            else float(value)
+        )
+    except OverflowError:
         return BAD
-    return number if math.isfinite(number) else BAD
+    return number if number is not None and math.isfinite(number) else BAD
 
 
 def _integer(value: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.local.apiserver.http.status import Cause, Object
 from unbroken.local.apiserver.schema.constraints import (
@@ -123,8 +124,7 @@ def count_or_percent(content: Object, path: str, field: str) -> list[Cause]:
     if isinstance(value, str):
         if not re.fullmatch(r"[0-9]+%", value):
             return [invalid_value(place, value, PERCENT_TEXT)]
-        # Only a length that can be over 100 is compared: digits without end cost time.
-        is_over = len(value) > 8 or int(value[:-1]) > 100
+        is_over = whole_number(value[:-1], 0, 100) is None
         return [invalid_value(place, value, "must not be greater than 100%")] if is_over else []
     return not_negative(content, path, field)
 

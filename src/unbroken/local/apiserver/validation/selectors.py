@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.foreign_numbers import INT64_MIN, whole_number
 from unbroken.local.apiserver.http.status import ApiError, Object, bad_request
 
 from .names import label_value, qualified_name
@@ -46,10 +47,10 @@ class Requirement:
             return value not in self.values
         if self.operator in ("Exists", "DoesNotExist"):
             return (value is not None) is (self.operator == "Exists")
-        if value is None or not _is_integer(value):
+        present, bound = (whole_number(one, INT64_MIN) for one in (value or "", *self.values))
+        if present is None or bound is None:
             return False
-        (bound,) = self.values
-        return int(value) > int(bound) if self.operator == "Gt" else int(value) < int(bound)
+        return present > bound if self.operator == "Gt" else present < bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _checked(key: str, operator: str, values: Sequence[str]) -> Requirement:
         raise _unparsed("for 'in', 'notin' operators, values set can't be empty")
     if operator in ("Exists", "DoesNotExist") and values:
         raise _unparsed("values set must be empty for exists and does not exist")
-    if operator in ("Gt", "Lt") and not _is_integer(values[0]):
+    if operator in ("Gt", "Lt") and whole_number(values[0], INT64_MIN) is None:
         raise _unparsed("for 'Gt', 'Lt' operators, the value must be an integer")
     for value in values:
         wrong = label_value(value)
@@ -186,11 +187,6 @@ def _checked(key: str, operator: str, values: Sequence[str]) -> Requirement:
             why = "; ".join(wrong)
             raise _unparsed(f'invalid label value: "{value}": at key: "{key}": {why}')
     return Requirement(key, operator, frozenset(values))
-
-
-def _is_integer(text: str) -> bool:
-    # 19 digits: what fits in the 64 bits that Kubernetes reads
-    return re.fullmatch(r"[+-]?[0-9]{1,19}", text) is not None
 
 
 @dataclass(frozen=True, slots=True)

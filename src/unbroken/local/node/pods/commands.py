@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from unbroken.errors import WorldError
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.kube import clock
 from unbroken.local.node.processes.process import Launcher, Run
 
@@ -87,8 +88,9 @@ async def _available(reader: asyncio.StreamReader) -> str:
 
 def port_number(port: int | str, spec: Object) -> int:
     """A port by number or by the name it has in the container."""
-    if isinstance(port, int) or port.isdigit():
-        return int(port)
+    number = whole_number(str(port), 1, PORT_MAX)
+    if number is not None:
+        return number
     for entry in spec.get("ports") or ():
         if entry.get("name") == port:
             return int(entry["containerPort"])

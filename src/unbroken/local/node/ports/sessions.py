@@ -17,6 +17,7 @@ from functools import partial
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from unbroken.errors import SpecError, WorldError
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 
 from . import spdy
 from .connection import BrokenError, ForwardedPod, PodConnection
@@ -214,9 +215,10 @@ async def _all_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def port_of(text: str) -> int:
     """The number of a port; SpecError if the text is none."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 1 << 16):
-        raise SpecError(f"port must be a number from 1 to 65535, not {text[:100]!r}")
-    return int(text)
+    port = whole_number(text, 1, PORT_MAX)
+    if port is None:
+        raise SpecError(f"port must be a number from 1 to {PORT_MAX}, not {text[:100]!r}")
+    return port
 
 
 def ports_of(values: Sequence[str]) -> list[int]:

@@ -243,7 +243,7 @@ async def _ready_to_write(fd: int) -> None:
 def _resize(terminal: int, data: bytes) -> None:
     try:
         size = json.loads(data)
-        packed = struct.pack("HHHH", int(size["Height"]), int(size["Width"]), 0, 0)
+        packed = struct.pack("HHHH", size["Height"], size["Width"], 0, 0)
     except (ValueError, KeyError, TypeError, struct.error):
         # A size that cannot be read changes nothing.
         return

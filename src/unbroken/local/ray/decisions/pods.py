@@ -17,6 +17,7 @@ from decimal import ROUND_CEILING, Decimal
 from hashlib import sha256
 from typing import Any
 
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
@@ -82,7 +83,8 @@ def labels_of(cluster: str, node_type: str, group: str) -> dict[str, str]:
 def service_body(cluster: ClusterPicture, free_port: int) -> Object:
     """Return the service of the head.  `free_port`: the GCS's, unless the spec names one."""
     head = cluster.spec["headGroupSpec"]
-    gcs = int((head.get("rayStartParams") or {}).get("port") or free_port)
+    given = str((head.get("rayStartParams") or {}).get("port"))
+    gcs = whole_number(given, 1, PORT_MAX) or free_port
     container = head["template"]["spec"]["containers"][0]
     named = {
         item["name"]: item["containerPort"]
@@ -136,7 +138,8 @@ def head_body(cluster: ClusterPicture, port: int, agent_port: int, metrics_port:
             item["containerPort"] = port
     added = {"RAY_PORT": str(port), "RAY_ADDRESS": f"{HERE}:{port}"}
     _add_variables(container, added)
-    dashboard = int(given.get("dashboard-port", DASHBOARD_PORT))
+    named = str(given.get("dashboard-port"))
+    dashboard = whole_number(named, 1, PORT_MAX) or DASHBOARD_PORT
     _probe(container, agent_port, (dashboard, "/api/gcs_healthz"))
     if is_autoscaled(cluster.spec):
         gcs = f"{HERE}:{port}"

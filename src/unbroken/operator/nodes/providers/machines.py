@@ -12,6 +12,7 @@ import hashlib
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
+from unbroken.foreign_numbers import whole_number
 from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.keys import HEALTH, MACHINE_FINALIZER, REPAIR_ORDER
 from unbroken.spec.nodes.kinds import MACHINE
@@ -50,19 +51,18 @@ class MachinesProvider:
     async def _count(self, order: RepairOrder, found: Object) -> OrderStatus:
         key = COUNTS[order.action]
         metadata = found["metadata"]
-        identity, _, wanted = (
-            (metadata.get("annotations") or {}).get(REPAIR_ORDER, "").partition(" ")
-        )
+        identity, _, text = (metadata.get("annotations") or {}).get(REPAIR_ORDER, "").partition(" ")
+        wanted = whole_number(text)
         status = found.get("status") or {}
         done = int(status.get(key) or 0)
         if metadata.get("deletionTimestamp"):
             return OrderStatus(Answer.FAILED, f"Machine {order.node} is being deleted")
-        if identity != order.id or not wanted.isdecimal():
+        if identity != order.id or wanted is None:
             # One that somebody else has ordered, and that is not yet done, will do.
             count = max(int((found.get("spec") or {}).get(key) or 0), done + 1)
             await self._raise(order, found, key, count)
             return OrderStatus(Answer.WORKING, "ordered")
-        if done >= int(wanted):
+        if done >= wanted:
             return OrderStatus(Answer.DONE)
         phase, message = status.get("phase") or "", status.get("message") or ""
         if phase == MachinePhase.FAILED.value:
