@@ -12,6 +12,7 @@ import pytest
 
 from tests.apiclient import Answer, Api, Object
 from tests.samples import STRICT, config_map, pod, warned
+from tests.tables import cases
 
 MEBIBYTE = 1 << 20
 
@@ -72,23 +73,7 @@ def test_yaml_that_multiplies_itself_is_refused(here: Api) -> None:
     assert stored(here) == []
 
 
-WRONG_TYPES: list[tuple[str, Object]] = [
-    ("name that is a number", {"metadata": {"name": 5}}),
-    ("metadata that is a list", {"metadata": []}),
-    ("labels that are a list", {"metadata": {"name": "a", "labels": ["x"]}}),
-    ("label that is a number", {"metadata": {"name": "a", "labels": {"x": 1}}}),
-    ("data that is a string", {"metadata": {"name": "a"}, "data": "x"}),
-    ("value that is an object", {"metadata": {"name": "a"}, "data": {"x": {}}}),
-    ("immutable that is a string", {"metadata": {"name": "a"}, "immutable": "yes"}),
-    ("binary data that is not base64", {"metadata": {"name": "a"}, "binaryData": {"x": "-"}}),
-    ("owners that are a map", {"metadata": {"name": "a", "ownerReferences": {}}}),
-    ("time that is none", {"metadata": {"name": "a", "creationTimestamp": "now"}}),
-]
-
-
-@pytest.mark.parametrize(
-    "body", [row[1] for row in WRONG_TYPES], ids=[row[0] for row in WRONG_TYPES]
-)
+@cases
 def test_wrong_type_is_400(here: Api, body: Object) -> None:
     refused(here.post("configmaps", body), 400)
     assert stored(here) == []
@@ -203,19 +188,7 @@ def test_odd_characters_in_data_are_kept(here: Api) -> None:
     assert here.get("configmaps/a").made["data"] == {"x": text}
 
 
-QUERIES: list[tuple[str, Object]] = [
-    ("limit that is no number", {"limit": "many"}),
-    ("negative timeout", {"timeoutSeconds": "x"}),
-    ("version that is no number", {"resourceVersion": "abc"}),
-    ("negative version", {"resourceVersion": "-5"}),
-    ("selector that cannot be read", {"labelSelector": "a in (b"}),
-    ("field selector that cannot be read", {"fieldSelector": "a=b=c,="}),
-    ("continue that is none", {"continue": "e30"}),
-    ("long continue", {"continue": "x" * 5000}),
-]
-
-
-@pytest.mark.parametrize("query", [row[1] for row in QUERIES], ids=[row[0] for row in QUERIES])
+@cases
 def test_bad_query_is_refused(here: Api, query: Object) -> None:
     answer = here.get("configmaps", **query)
     if here.cluster.is_real and answer.code == 500:

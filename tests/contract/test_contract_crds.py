@@ -20,6 +20,7 @@ from tests.samples import (
     warned,
     widget,
 )
+from tests.tables import cases
 
 pytestmark = CUSTOM_RESOURCES
 
@@ -95,29 +96,6 @@ FIELDS: Object = {
         "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
     },
 }
-INVALID: list[tuple[str, Object, str, str]] = [
-    ("wrong type", {"size": "big"}, "FieldValueInvalid", "spec.size"),
-    ("too small", {"size": 0}, "FieldValueInvalid", "spec.size"),
-    ("too big", {"size": 10}, "FieldValueInvalid", "spec.size"),
-    ("float for an integer", {"size": 1.5}, "FieldValueInvalid", "spec.size"),
-    ("at an exclusive minimum", {"part": 0}, "FieldValueInvalid", "spec.part"),
-    ("not a multiple", {"step": 7}, "FieldValueInvalid", "spec.step"),
-    ("not in the enumeration", {"color": "blue"}, "FieldValueNotSupported", "spec.color"),
-    ("not as the pattern", {"code": "AB"}, "FieldValueInvalid", "spec.code"),
-    ("too short", {"code": "a"}, "FieldValueInvalid", "spec.code"),
-    ("too long", {"code": "abcde"}, "FieldValueInvalid", "spec.code"),
-    ("too few items", {"list": []}, "FieldValueInvalid", "spec.list"),
-    ("too many items", {"list": ["a", "b", "c"]}, "FieldValueInvalid", "spec.list"),
-    ("wrong item", {"list": ["a", 1]}, "FieldValueInvalid", "spec.list"),
-    ("wrong value of a map", {"map": {"k": "v"}}, "FieldValueInvalid", "spec.map.k"),
-    ("neither integer nor string", {"either": True}, "FieldValueInvalid", "spec.either"),
-    ("no boolean", {"flag": "true"}, "FieldValueInvalid", "spec.flag"),
-    ("no time", {"when": "yesterday"}, "FieldValueInvalid", "spec.when"),
-    ("missing field", {"deep": {}}, "FieldValueRequired", "spec.deep.name"),
-    ("list for an object", {"deep": []}, "FieldValueInvalid", "spec.deep"),
-    # kube-apiserver does not name a path within oneOf: it says <nil>.
-    ("both of one", {"one": {"a": "1", "b": "2"}}, "FieldValueInvalid", ""),
-]
 
 
 def family(reason: str) -> str:
@@ -129,9 +107,7 @@ def family(reason: str) -> str:
     return "FieldValueInvalid" if told in {"TypeInvalid", "TooLong", "TooMany"} else reason
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason", "field"), [row[1:] for row in INVALID], ids=[row[0] for row in INVALID]
-)
+@cases
 def test_invalid_custom_resource_is_422_at_its_path(
     here: Api, spec: Object, reason: str, field: str
 ) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from tests.apiclient import Api, Object
 from tests.samples import config_map, deployment, pod
+from tests.tables import cases
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
@@ -261,68 +262,7 @@ def test_every_problem_is_told_at_once(here: Api) -> None:
     assert answer.message.startswith('Pod "A" is invalid: [')
 
 
-BAD_OBJECTS: list[tuple[str, str, Object, str]] = [
-    (
-        *("selector that does not match", "apps/v1:deployments"),
-        deployment("a")
-        | {"spec": deployment("a")["spec"] | {"selector": {"matchLabels": {"app": "b"}}}},
-        "spec.template.metadata.labels",
-    ),
-    (
-        *("no selector", "apps/v1:deployments"),
-        deployment("a") | {"spec": {"template": deployment("a")["spec"]["template"]}},
-        "spec.selector",
-    ),
-    ("negative replicas", "apps/v1:deployments", deployment("a", -1), "spec.replicas"),
-    (
-        *("key of a config map", "configmaps"),
-        {"metadata": {"name": "a"}, "data": {"not ok": "x"}},
-        "data[not ok]",
-    ),
-    (
-        *("service without ports", "services"),
-        {"metadata": {"name": "a"}, "spec": {"selector": {"x": "y"}}},
-        "spec.ports",
-    ),
-    (
-        *("name of a service", "services"),
-        {"metadata": {"name": "-a"}, "spec": {"ports": [{"port": 80}]}},
-        "metadata.name",
-    ),
-    (
-        *("job that restarts always", "batch/v1:jobs"),
-        {
-            "metadata": {"name": "a"},
-            "spec": {"template": {"spec": pod("x", restartPolicy="Always")["spec"]}},
-        },
-        "spec.template.spec.restartPolicy",
-    ),
-    (
-        *("owner without a name", "configmaps"),
-        {
-            "metadata": {
-                "name": "a",
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "", "uid": "u"}],
-            }
-        },
-        "metadata.ownerReferences.name",
-    ),
-    (
-        *("finalizer without a domain", "configmaps"),
-        {"metadata": {"name": "a", "finalizers": ["not ok"]}},
-        "metadata.finalizers",
-    ),
-    (
-        *("annotation key", "configmaps"),
-        {"metadata": {"name": "a", "annotations": {"not ok": "x"}}},
-        "metadata.annotations",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "body", "field"), [row[1:] for row in BAD_OBJECTS], ids=[row[0] for row in BAD_OBJECTS]
-)
+@cases
 def test_bad_object_is_422_at_its_path(here: Api, what: str, body: Object, field: str) -> None:
     answer = here.post(what, body)
     assert answer.failure == (422, "Invalid")

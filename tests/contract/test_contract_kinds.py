@@ -9,6 +9,7 @@ import pytest
 
 from tests.apiclient import Answer, Api, Object
 from tests.samples import config_map, deployment, pod
+from tests.tables import cases
 
 TEMPLATE: Object = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]}
 SELECTOR: Object = {"matchLabels": {"a": "b"}}
@@ -45,26 +46,6 @@ NAMESPACED: list[tuple[str, Object]] = [
     (f"{RBAC}/v1:roles", {"rules": RULES}),
     (f"{RBAC}/v1:rolebindings", {"roleRef": ROLE, "subjects": SUBJECT}),
 ]
-CLUSTER: list[tuple[str, Object]] = [
-    ("nodes", {}),
-    (
-        "persistentvolumes",
-        {
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteOnce"],
-                "hostPath": {"path": "/tmp/x"},
-            }
-        },
-    ),
-    ("scheduling.k8s.io/v1:priorityclasses", {"value": 5}),
-    ("storage.k8s.io/v1:storageclasses", {"provisioner": "example.com/x"}),
-    (f"{RBAC}/v1:clusterroles", {"rules": RULES}),
-    (
-        f"{RBAC}/v1:clusterrolebindings",
-        {"roleRef": {**ROLE, "kind": "ClusterRole"}, "subjects": SUBJECT},
-    ),
-]
 
 
 def life(api: Api, what: str, name: str, fields: Object) -> None:
@@ -86,12 +67,12 @@ def life(api: Api, what: str, name: str, fields: Object) -> None:
     assert api.get(f"{what}/{name}").code == 404
 
 
-@pytest.mark.parametrize(("what", "fields"), NAMESPACED, ids=[row[0] for row in NAMESPACED])
+@cases
 def test_object_of_a_namespace_lives(here: Api, what: str, fields: Object) -> None:
     life(here, what, "a", fields)
 
 
-@pytest.mark.parametrize(("what", "fields"), CLUSTER, ids=[row[0] for row in CLUSTER])
+@cases
 def test_object_of_the_cluster_lives(here: Api, api: Api, what: str, fields: Object) -> None:
     life(api, what, f"{here.namespace}-a", fields)
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.apiclient import Api, Object
 from tests.samples import config_map, pod
+from tests.tables import cases
 
 FIVE = ["a", "b", "c", "d", "e"]
 
@@ -173,34 +174,9 @@ LABELS: dict[str, dict[str, str]] = {
     "c": {"app": "db", "tier": "back"},
     "d": {},
 }
-SELECTORS = [
-    ("app=web", "ab"),
-    ("app==web", "ab"),
-    ("app!=web", "cd"),
-    ("app", "abc"),
-    ("!app", "d"),
-    ("app in (web, db)", "abc"),
-    ("app in (web)", "ab"),
-    ("app notin (web)", "cd"),
-    ("tier notin (front,back)", "bd"),
-    ("app=web,tier=front", "a"),
-    ("app=web,!tier", "b"),
-    ("app,tier!=back", "ab"),
-    ("app=", ""),
-    ("tier in ()", ""),
-    ("app=web,", None),
-    ("app in web", None),
-    ("=web", None),
-    ("app=not ok", None),
-    ("app=web;tier", None),
-    ("a/b/c=x", None),
-    (f"app={'x' * 64}", None),
-]
 
 
-@pytest.mark.parametrize(
-    ("selector", "expected"), SELECTORS, ids=[row[0][:24] for row in SELECTORS]
-)
+@cases
 def test_label_selector(here: Api, selector: str, expected: str | None) -> None:
     for name, labels in LABELS.items():
         body = config_map(name)

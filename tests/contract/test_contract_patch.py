@@ -8,42 +8,10 @@ import pytest
 
 from tests.apiclient import Api, Object
 from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
-
-JSON_PATCHES: list[tuple[str, list[Object], Object]] = [
-    ("add", [{"op": "add", "path": "/data/c", "value": "3"}], {"a": "1", "b": "2", "c": "3"}),
-    ("replace", [{"op": "replace", "path": "/data/a", "value": "9"}], {"a": "9", "b": "2"}),
-    (
-        *("replace of a missing key", [{"op": "replace", "path": "/data/c", "value": "3"}]),
-        {"a": "1", "b": "2", "c": "3"},
-    ),
-    ("remove", [{"op": "remove", "path": "/data/a"}], {"b": "2"}),
-    ("move", [{"op": "move", "from": "/data/a", "path": "/data/z"}], {"b": "2", "z": "1"}),
-    (
-        *("copy", [{"op": "copy", "from": "/data/a", "path": "/data/z"}]),
-        {"a": "1", "b": "2", "z": "1"},
-    ),
-    (
-        "test that holds",
-        [
-            {"op": "test", "path": "/data/a", "value": "1"},
-            {"op": "remove", "path": "/data/b"},
-        ],
-        {"a": "1"},
-    ),
-    (
-        "escaped key",
-        [
-            {"op": "add", "path": "/metadata/annotations", "value": {"x/y": "1"}},
-            {"op": "test", "path": "/metadata/annotations/x~1y", "value": "1"},
-        ],
-        {"a": "1", "b": "2"},
-    ),
-]
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("patch", "data"), [row[1:] for row in JSON_PATCHES], ids=[row[0] for row in JSON_PATCHES]
-)
+@cases
 def test_json_patch(here: Api, patch: list[Object], data: Object) -> None:
     here.post("configmaps", config_map("m", a="1", b="2")).done()
     changed = here.patch("json", "configmaps/m", patch).made

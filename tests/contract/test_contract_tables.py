@@ -6,6 +6,7 @@ import pytest
 
 from tests.apiclient import Api, Object
 from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.tables import cases
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 METADATA = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
@@ -71,28 +72,7 @@ def test_tables_come_in_pages(here: Api) -> None:
     assert len(shaped(here, "configmaps", TABLE, **{"continue": token})["rows"]) == 1
 
 
-COLUMNS = [
-    (
-        "pods",
-        *("Name Ready Status Restarts Age", "IP,Node,Nominated Node,Readiness Gates"),
-    ),
-    (
-        "nodes",
-        "Name Status Roles Age Version",
-        "Internal-IP,External-IP,OS-Image,Kernel-Version,Container-Runtime",
-    ),
-    ("namespaces", "Name Status Age", ""),
-    ("secrets", "Name Type Data Age", ""),
-    ("services", "Name Type Cluster-IP External-IP Port(s) Age", "Selector"),
-    ("apps/v1:deployments", "Name Ready Up-to-date Available Age", "Containers,Images,Selector"),
-    ("apps/v1:statefulsets", "Name Ready Age", "Containers,Images"),
-    ("coordination.k8s.io/v1:leases", "Name Holder Age", ""),
-    ("scheduling.k8s.io/v1:priorityclasses", "Name Value Global-Default Age", ""),
-    ("persistentvolumeclaims", "Name Status Volume Capacity Access Modes StorageClass Age", None),
-]
-
-
-@pytest.mark.parametrize(("what", "always", "wide"), COLUMNS, ids=[row[0] for row in COLUMNS])
+@cases
 def test_columns_of_built_in_kinds(api: Api, what: str, always: str, wide: str | None) -> None:
     table = shaped(api, what, TABLE)
     shown = [c["name"] for c in table["columnDefinitions"] if c["priority"] == 0]
@@ -128,58 +108,7 @@ def container_status(name: str, restarts: int = 0, ready: bool = False, **state:
     }
 
 
-WAITING = {"reason": "CrashLoopBackOff", "message": "back-off"}
-PODS = [
-    # claim, status, expected Status, Ready, Restarts
-    (
-        "running pod",
-        {"phase": "Running", "containerStatuses": [container_status("main", 0, True, running={})]},
-        *("Running", "1/1", "0"),
-    ),
-    (
-        "crashing pod",
-        {"phase": "Running", "containerStatuses": [container_status("main", 3, waiting=WAITING)]},
-        *("CrashLoopBackOff", "0/1", "3"),
-    ),
-    (
-        "failed container",
-        {
-            "phase": "Failed",
-            "containerStatuses": [
-                container_status("main", terminated={"exitCode": 1, "reason": "Error"})
-            ],
-        },
-        *("Error", "0/1", "0"),
-    ),
-    (
-        "killed container without a reason",
-        {
-            "phase": "Failed",
-            "containerStatuses": [
-                container_status("main", terminated={"exitCode": 137, "signal": 9})
-            ],
-        },
-        *("Signal:9", "0/1", "0"),
-    ),
-    (
-        "finished pod",
-        {
-            "phase": "Succeeded",
-            "containerStatuses": [
-                container_status("main", terminated={"exitCode": 0, "reason": "Completed"})
-            ],
-        },
-        *("Completed", "0/1", "0"),
-    ),
-    ("evicted pod", {"phase": "Failed", "reason": "Evicted"}, "Evicted", "0/1", "0"),
-]
-
-
-@pytest.mark.parametrize(
-    ("status", "shown", "ready", "restarts"),
-    [row[1:] for row in PODS],
-    ids=[row[0] for row in PODS],
-)
+@cases
 def test_status_of_a_pod_is_summed_up(
     here: Api, status: Object, shown: str, ready: str, restarts: str
 ) -> None:

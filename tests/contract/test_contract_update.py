@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.apiclient import Api, Object
 from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.tables import cases
 
 
 def version(found: Object) -> str:
@@ -155,53 +154,7 @@ def test_stale_version_of_a_status_is_409(here: Api) -> None:
     assert answer.failure == (409, "Conflict")
 
 
-def spec_of(**fields: Any) -> Object:
-    """Return a change of a spec."""
-    return {"spec": fields}
-
-
-IMMUTABLE: list[tuple[str, str, Object, Object, str]] = [
-    ("node of a pod", "pods", pod("a", nodeName="n1"), spec_of(nodeName="n2"), "spec"),
-    ("restart policy of a pod", "pods", pod("a"), spec_of(restartPolicy="Never"), "spec"),
-    (
-        *("selector of a deployment", "apps/v1:deployments", deployment("a")),
-        spec_of(
-            selector={"matchLabels": {"app": "a", "x": "y"}},
-            template={"metadata": {"labels": {"x": "y"}}},
-        ),
-        "spec.selector",
-    ),
-    (
-        *("type of a secret", "secrets", {"metadata": {"name": "a"}, "type": "Opaque"}),
-        *({"type": "other"}, "type"),
-    ),
-    (
-        *("time of deletion", "configmaps", config_map("a")),
-        {"metadata": {"deletionTimestamp": "2001-01-01T00:00:00Z"}},
-        "metadata.deletionTimestamp",
-    ),
-    (
-        *("data of an immutable config map", "configmaps"),
-        config_map("a", x="1") | {"immutable": True},
-        *({"data": {"x": "2"}}, "data"),
-    ),
-    (
-        *("immutability of a config map", "configmaps", config_map("a") | {"immutable": True}),
-        *({"immutable": False}, "immutable"),
-    ),
-    (
-        *("address of a service", "services"),
-        {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}},
-        *(spec_of(clusterIP="10.96.77.77", clusterIPs=["10.96.77.77"]), "spec.clusterIPs[0]"),
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "body", "change", "field"),
-    [row[1:] for row in IMMUTABLE],
-    ids=[row[0] for row in IMMUTABLE],
-)
+@cases
 def test_immutable_field_is_422(
     here: Api, what: str, body: Object, change: Object, field: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import (
@@ -40,37 +41,7 @@ def test_defaults_are_those_of_the_training_operator() -> None:
 TEMPLATE = {"spec": {"containers": [{"name": "pytorch"}]}}
 
 
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        ({"pytorchReplicaSpecs": {}}, "spec.pytorchReplicaSpecs: Required value"),
-        (
-            {"pytorchReplicaSpecs": {"Master": {"replicas": 2, "template": TEMPLATE}}},
-            "spec.pytorchReplicaSpecs.Master.replicas: Invalid value: 2: there is one master",
-        ),
-        (
-            {"pytorchReplicaSpecs": {"Worker": {"replicas": 50_001, "template": TEMPLATE}}},
-            "spec.pytorchReplicaSpecs: Invalid value: 50001: a job has at most 50000 pods",
-        ),
-        (
-            {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": []}}}}},
-            "spec.pytorchReplicaSpecs.Worker.template.spec.containers: Required value: one of",
-        ),
-        (
-            {"elasticPolicy": {"minReplicas": 3, "maxReplicas": 2}},
-            "spec.elasticPolicy.minReplicas: Invalid value: 3: must not be more than maxReplicas",
-        ),
-        (
-            {"elasticPolicy": {"maxReplicas": 2}},
-            "spec.elasticPolicy.minReplicas: Required value",
-        ),
-        (
-            {"runPolicy": {"cleanPodPolicy": "Some"}},
-            'spec.runPolicy.cleanPodPolicy: Unsupported value: "Some"',
-        ),
-        ({"runPolicy": {"backoffLimits": 1}}, "spec.runPolicy.backoffLimits: Forbidden: unknown"),
-    ],
-)
+@cases
 def test_problems_have_their_places(spec: Object, problem: str) -> None:
     problems = [str(one) for one in parse_pytorchjob(job(**spec)).problems]
     assert any(one.startswith(problem) for one in problems), problems

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.job_samples import changed, job
+from tests.tables import cases
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.operator.webhook.review import Asked, judged
 from unbroken.spec.job.parse import load_job, parse_job
-from unbroken.spec.job.template_kinds import QUANTITY_TEXT, is_quantity
+from unbroken.spec.job.template_kinds import is_quantity
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from unbroken.spec.problems import ManifestError
 
@@ -21,64 +22,9 @@ PATH = "spec.replicaSpecs[0].template.spec"
 MAIN = "containers[0]"
 WHOLE, LOGICAL = "must be a whole number", "must be true or false"
 HINT = "was left unsubstituted: fill it in, as envsubst does"
-WRONG = [
-    (
-        "containers/0/resources",
-        {"limits": {"nvidia.com/gpu": "${GPUS}"}},
-        f'{MAIN}.resources.limits["nvidia.com/gpu"]',
-        QUANTITY_TEXT,
-    ),
-    (
-        "containers/0/resources",
-        {"requests": {"memory": "${MEM}Gi"}},
-        f'{MAIN}.resources.requests["memory"]',
-        QUANTITY_TEXT,
-    ),
-    (
-        "initContainers",
-        [{"name": "i", "image": "a", "resources": {"limits": {"cpu": "$CPUS"}}}],
-        'initContainers[0].resources.limits["cpu"]',
-        QUANTITY_TEXT,
-    ),
-    (
-        "volumes",
-        [{"name": "v", "emptyDir": {"sizeLimit": "${SIZE}"}}],
-        "volumes[0].emptyDir.sizeLimit",
-        QUANTITY_TEXT,
-    ),
-    (
-        "volumes",
-        [
-            {
-                "ephemeral": {
-                    "volumeClaimTemplate": {"spec": {"resources": {"requests": {"s": "$S"}}}}
-                }
-            }
-        ],
-        'volumes[0].ephemeral.volumeClaimTemplate.spec.resources.requests["s"]',
-        QUANTITY_TEXT,
-    ),
-    (
-        "containers/0/env",
-        [{"name": "A", "valueFrom": {"resourceFieldRef": {"divisor": "${D}"}}}],
-        f"{MAIN}.env[0].valueFrom.resourceFieldRef.divisor",
-        QUANTITY_TEXT,
-    ),
-    ("overhead", {"cpu": "${O}"}, 'overhead["cpu"]', QUANTITY_TEXT),
-    ("containers/0/ports", [{"containerPort": "${P}"}], f"{MAIN}.ports[0].containerPort", WHOLE),
-    ("terminationGracePeriodSeconds", "${G}", "terminationGracePeriodSeconds", WHOLE),
-    ("hostNetwork", "${H}", "hostNetwork", LOGICAL),
-    (
-        "containers/0/securityContext",
-        {"privileged": "$P"},
-        f"{MAIN}.securityContext.privileged",
-        LOGICAL,
-    ),
-    ("containers/0/image", "${IMAGE_URI}", f"{MAIN}.image", "must be the name of an image"),
-]
 
 
-@pytest.mark.parametrize(("place", "value", "path", "why"), WRONG, ids=[one[2] for one in WRONG])
+@cases
 def test_a_variable_that_was_left_is_refused_by_its_field(
     place: str, value: Any, path: str, why: str
 ) -> None:

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.core.logs.pattern_trees import NEVER, Unreadable, captures, read_pattern, shortest
 from unbroken.core.logs.rule_lint import check_rules
 from unbroken.core.logs.rule_sets import RuleSet, rule_sets
@@ -21,7 +22,6 @@ from unbroken.spec.patterns import Pattern
 
 CORPUS = Path(__file__).parent / "log_corpus"
 HANG = {"expectedStartCutOffInSeconds": 60, "expectedRecurringFrequencyInSeconds": 10}
-SLOW = {"metricThreshold": 2, "operator": "gt"}
 
 
 def findings(*entries: dict[str, Any]) -> list[str]:
@@ -30,117 +30,7 @@ def findings(*entries: dict[str, Any]) -> list[str]:
     return [f"{one.severity.value} {one.path[29:]}: {one.what}" for one in found]
 
 
-CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "a good rule": ({"logPattern": r".*loss=(\S+)", **HANG, **SLOW}, []),
-    "an anchor after something": (
-        {"logPattern": ".*x^loss", **HANG},
-        ["error .logPattern: no line can match"],
-    ),
-    "a line end inside": (
-        {"logPattern": r".*loss\n.*", **HANG},
-        ["error .logPattern: no line can match"],
-    ),
-    "a colour code": (
-        {"logPattern": r".*\x1b\[31mloss", **HANG},
-        ["error .logPattern: no line can match"],
-    ),
-    "any line": ({"logPattern": ".*", **HANG}, ["warning .logPattern: matches about every line"]),
-    "any line, by a choice": (
-        {"logPattern": "(?:loss|.+)", **HANG},
-        ["warning .logPattern: matches about every line"],
-    ),
-    "the empty line is not every line": ({"logPattern": "^$", **HANG}, []),
-    "the middle of a line": (
-        {"logPattern": "loss=", **HANG},
-        ["note .logPattern: only lines that begin so: 'loss='"],
-    ),
-    "look-ahead": (
-        {"logPattern": ".*(?=loss)", **HANG},
-        ['error .logPattern: Invalid value: ".*(?=loss)": (?= at character 3: RE2 does not know'],
-    ),
-    "a back-reference": (
-        {"logPattern": r".*(a)\1", **HANG},
-        ['error .logPattern: Invalid value: ".*(a)'],
-    ),
-    "Python's end": (
-        {"logPattern": r".*loss\Z", **HANG},
-        ['error .logPattern: Invalid value: ".*loss'],
-    ),
-    "an open repetition": (
-        {"logPattern": ".*a{,3}b", **HANG},
-        ["warning .logPattern: {,n} has two meanings"],
-    ),
-    "a class by name": (
-        {"logPattern": ".*[[:alpha:]]b", **HANG},
-        ["warning .logPattern: [[:name:]] has two meanings"],
-    ),
-    "words": (
-        {"logPattern": r".*\w+b", **HANG},
-        ["note .logPattern: \\w and \\b know ASCII only in RE2"],
-    ),
-    "only RE2": (
-        {"logPattern": r".*loss\z", **HANG},
-        ["warning .logPattern: Python's re (the stock agent) does not know this pattern"],
-    ),
-    "no group": (
-        {"logPattern": ".*loss", **SLOW},
-        ['error .logPattern: Invalid value: ".*loss": a metricThreshold needs a group'],
-    ),
-    "several groups": (
-        {"logPattern": r".*(a|b) loss=(\S+)", **SLOW},
-        ["note .logPattern: several groups", "error .logPattern: group 1 captures"],
-    ),
-    "a group inside the first is none of its own": (
-        {"logPattern": r".*loss=(\d+(\.\d+)?)", **SLOW, **HANG},
-        [
-            "note .logPattern: group 1 does not take nan",
-            "note .logPattern: group 1 takes no exponent",
-        ],
-    ),
-    "a group that may be away": (
-        {"logPattern": r".*loss(=(?:x|y))?", **SLOW},
-        ["note .logPattern: group 1 may take no part"],
-    ),
-    "the last digit": (
-        {"logPattern": r".*loss.*(\d+\.\d+)", **SLOW},
-        [
-            "warning .logPattern: group 1 gets the last digits",
-            "warning .logPattern: group 1 does not take nan",
-            "note .logPattern: group 1 takes no exponent",
-        ],
-    ),
-    "lazily, it gets all": (
-        {"logPattern": r".*loss.*?(\S+)", **SLOW},
-        [],
-    ),
-    "fractions for the stock agent": (
-        {"logPattern": r".*loss=(\S+)", "metricThreshold": 0.5, "operator": "gt"},
-        ["warning .metricThreshold: 0.5 is no whole number for the stock agent"],
-    ),
-    "nothing is expected": ({"logPattern": ".*x"}, ["error : can never fire"]),
-    "only recurring": (
-        {"logPattern": ".*x", "expectedRecurringFrequencyInSeconds": 5},
-        ["note : no expectedStartCutOffInSeconds"],
-    ),
-    "stops at the first match": (
-        {"logPattern": ".*x", "stopPattern": ".*x", **HANG},
-        ["error .stopPattern: is the logPattern"],
-    ),
-    "stops at any line": (
-        {"logPattern": ".*x", "stopPattern": ".*", **HANG},
-        [
-            "warning .stopPattern: matches about every line",
-            "error .stopPattern: matches about every line",
-        ],
-    ),
-    "no expression": (
-        {"logPattern": "(", **HANG},
-        ['error .logPattern: Invalid value: "(": not a regular expression'],
-    ),
-}
-
-
-@pytest.mark.parametrize(("rule", "expected"), CASES.values(), ids=CASES)
+@cases
 def test_findings(rule: dict[str, Any], expected: list[str]) -> None:
     found = findings(rule)
     assert len(found) == len(expected), found

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.tables import cases
 from unbroken.core.logs.values import Meter, read_value
 
 NUMBERS = {
@@ -36,31 +37,9 @@ def test_other_texts_are_no_numbers(text: str) -> None:
 
 
 A, B = (0, "stdout"), (1, "stdout")
-SERIES = {
-    "three in a row": ("gt 2 x3", "A3 A4 A5", 3),
-    "a good value starts anew": ("gt 2 x3", "A3 A4 A1 A5 A6", None),
-    "NaN adds to the count": ("gt 2 x3", "A3 Anan A5", 3),
-    "NaN is bad whatever the operator": ("lt 100 x2", "Anan Anan", 2),
-    "NaN is bad for eq": ("eq 0 x2", "Anan A0", 2),
-    "infinite loss is above": ("gt 2 x1", "Ainf", 1),
-    "infinite throughput is not below": ("lt 100 x1", "Ainf A-inf", 2),
-    "a word after a number is bad": ("gt 2 x2", "A1 Adiverged Adiverged", 3),
-    "a word before any number is the pattern's fault": ("gt 2 x1", "Amodel Amodel A3", 3),
-    "a mark is no data point": ("gt 2 x2", "A3 A? A3", 3),
-    "ranks do not add up": ("gt 2 x2", "A3 B3 A1 B4", 4),
-    "ranks do not reset each other": ("gt 2 x2", "A3 B1 A3", 3),
-    "gt is strict": ("gt 2 x1", "A2 A2.1", 2),
-    "gteq is not": ("gteq 2 x1", "A2", 1),
-    "lt is strict": ("lt 2 x1", "A2 A1.9", 2),
-    "lteq is not": ("lteq 80 x1", "A80", 1),
-    "eq": ("eq 0 x1", "A0.1 A0", 2),
-    "fractions count": ("gt 0.5 x1", "A0.4 A0.6", 2),
-    "it is said once": ("gt 2 x2", "A3 A3 A3 A3 A3", 2),
-    "and again after a good value": ("gt 2 x1", "A1 A1 A1", None),
-}
 
 
-@pytest.mark.parametrize(("rule", "values", "nth"), SERIES.values(), ids=SERIES)
+@cases
 def test_which_data_point_is_the_last_straw(rule: str, values: str, nth: int | None) -> None:
     comparison, threshold, points = rule.split()
     meter = Meter(comparison, float(threshold), int(points[1:]))

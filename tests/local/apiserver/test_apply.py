@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.local.apiserver.schema.schemas import Schema, builtin
 from unbroken.local.apiserver.write.apply import (
@@ -113,28 +114,7 @@ def test_an_entry_has_the_wire_form_of_the_real_server() -> None:
 CREATED = write(None, config_map({"x": "1", "y": "1"}), "m1", 1)
 
 
-@pytest.mark.parametrize(
-    ("data", "manager", "expected"),
-    [
-        ({"x": "1", "y": "1"}, "m2", ["m1 Update 1 .data .data.x .data.y"]),
-        (
-            {"x": "2", "y": "1"},
-            "m2",
-            ["m1 Update 1 .data .data.y", "m2 Update 2 .data.x"],
-        ),
-        ({"x": "2", "y": "1"}, "m1", ["m1 Update 2 .data .data.x .data.y"]),
-        ({"x": "1", "y": "1", "z": "1"}, "m1", ["m1 Update 2 .data .data.x .data.y .data.z"]),
-        # Removing is no taking: nobody's time changes.
-        ({"x": "1"}, "m2", ["m1 Update 1 .data .data.x"]),
-        ({"x": "1"}, "m1", ["m1 Update 1 .data .data.x"]),
-        (
-            {"z": "1"},
-            "m2",
-            ["m1 Update 1 .data", "m2 Update 2 .data.z"],
-        ),
-        (None, "m2", []),
-    ],
-)
+@cases
 def test_a_write_owns_what_it_changes(
     data: Object | None, manager: str, expected: list[str]
 ) -> None:
@@ -295,29 +275,7 @@ def test_items_are_known_by_all_their_keys_with_defaults() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("applied", "message", "fields"),
-    [
-        (
-            deployment(replicas=2),
-            (
-                'Apply failed with 1 conflict: conflict with "kubectl-client-side-apply" using '
-                "apps/v1: .spec.replicas"
-            ),
-            [".spec.replicas"],
-        ),
-        (
-            deployment({"name": "a", "image": "j"}, replicas=2),
-            (
-                'Apply failed with 2 conflicts: conflicts with "kubectl-client-side-apply" using '
-                "apps/v1:\n"
-                "- .spec.replicas\n"
-                '- .spec.template.spec.containers[name="a"].image'
-            ),
-            [".spec.replicas", '.spec.template.spec.containers[name="a"].image'],
-        ),
-    ],
-)
+@cases
 def test_conflicts_are_told_in_kubernetes_words(
     applied: Object, message: str, fields: list[str]
 ) -> None:
@@ -366,28 +324,7 @@ def test_equal_values_are_shared_and_ones_own_changed_freely() -> None:
     assert changed["data"] == {"x": "1", "y": "1", "z": "2"}
 
 
-@pytest.mark.parametrize(
-    ("applied", "message"),
-    [
-        (config_map(managedFields=[]), "metadata.managedFields must be nil"),
-        (config_map(managedFields=[{}]), "metadata.managedFields must be nil"),
-        (
-            {**config_map(namespace="n"), "dat": 1},
-            (
-                "failed to create typed patch object (n/a; v1, Kind=ConfigMap): "
-                ".dat: field not declared in schema"
-            ),
-        ),
-        (
-            deployment({"name": "a"}, {"name": "a"}, foo=1),
-            (
-                "failed to create typed patch object (a; apps/v1, Kind=Deployment): errors:\n"
-                "  .spec.foo: field not declared in schema\n"
-                '  .spec.template.spec.containers: duplicate entries for key [name="a"]'
-            ),
-        ),
-    ],
-)
+@cases
 def test_what_cannot_be_applied_is_a_bad_request(applied: Object, message: str) -> None:
     with pytest.raises(ApiError) as caught:
         apply(None, applied, "me")

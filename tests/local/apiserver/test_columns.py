@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tables import cases
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
 from unbroken.local.apiserver.tables.columns import table
@@ -13,7 +14,6 @@ from unbroken.local.apiserver.tables.pod_columns import summary
 KINDS = {kind.resource: kind for kind in BUILTINS}
 NOW = 1_800_000_000.0
 HOUR, DAY, YEAR = 3600, 86400, 365 * 86400
-RUNNING: Object = {"running": {}}
 
 
 @pytest.mark.parametrize(
@@ -61,76 +61,15 @@ def test_an_age_is_the_time_since_a_timestamp(timestamp: str | None, text: str) 
     assert age(NOW, timestamp) == text
 
 
-def container(name: str = "a", **fields: object) -> Object:
-    """Status of a container."""
-    return {"name": name, **fields}
-
-
 def pod(spec: Object, **status: object) -> Object:
     """A pod."""
     return {"metadata": {"name": "p"}, "spec": spec, "status": status}
 
 
 ONE: Object = {"containers": [{"name": "a"}]}
-SIDECAR: Object = {
-    **ONE,
-    "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}],
-}
-STARTED = container("s", started=True, ready=True, restartCount=2, state=RUNNING)
-DONE = {"terminated": {"exitCode": 0, "reason": "Completed"}}
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "ready", "restarts"),
-    [
-        (pod(ONE, phase="Pending"), "Pending", "0/1", "0"),
-        (
-            pod(
-                ONE,
-                phase="Pending",
-                conditions=[{"type": "PodScheduled", "reason": "SchedulingGated"}],
-            ),
-            "SchedulingGated",
-            "0/1",
-            "0",
-        ),
-        (
-            pod(
-                SIDECAR, phase="Pending", initContainerStatuses=[STARTED, container("i", state={})]
-            ),
-            "Init:1/2",
-            "1/2",
-            "2",
-        ),
-        (
-            pod(
-                SIDECAR,
-                phase="Running",
-                initContainerStatuses=[STARTED, container("i", restartCount=5, state=DONE)],
-                containerStatuses=[container(ready=True, restartCount=1, state=RUNNING)],
-            ),
-            "Running",
-            "2/2",
-            "3",
-        ),
-        (
-            pod(
-                ONE,
-                phase="Running",
-                containerStatuses=[
-                    container(
-                        restartCount=4,
-                        state={"waiting": {"reason": "CrashLoopBackOff"}},
-                        lastState={"terminated": {"finishedAt": "2027-01-15T07:55:00Z"}},
-                    )
-                ],
-            ),
-            "CrashLoopBackOff",
-            "0/1",
-            "4 (5m ago)",
-        ),
-    ],
-)
+@cases
 def test_a_pod_is_summed_up(content: Object, status: str, ready: str, restarts: str) -> None:
     found = summary(content)
     assert (found.status, f"{found.ready}/{found.total}") == (status, ready)
@@ -219,21 +158,7 @@ def test_a_port_of_a_node_is_shown_beside_the_service_port() -> None:
     assert row("services", {"metadata": {}, "spec": {"ports": [port]}})["Port(s)"] == "80:30080/TCP"
 
 
-@pytest.mark.parametrize(
-    ("include", "expected"),
-    [
-        ("None", None),
-        (
-            "Metadata",
-            {
-                "kind": "PartialObjectMetadata",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": {"name": "p"},
-            },
-        ),
-        ("Object", pod(ONE, phase="Failed")),
-    ],
-)
+@cases
 def test_a_row_carries_what_was_asked_for(include: str, expected: Object | None) -> None:
     kind = KINDS["pods"]
     made = table(kind, kind.versions["v1"], [pod(ONE, phase="Failed")], NOW, include, {"x": 1})

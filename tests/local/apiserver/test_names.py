@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tables import cases
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
 from unbroken.local.apiserver.kinds.kinds import Kind
@@ -64,28 +65,7 @@ def test_each_kind_has_its_rule(resource: str, name: str, is_good: bool) -> None
     assert (not names.validate_metadata(meta, kind)) is is_good
 
 
-@pytest.mark.parametrize(
-    ("meta", "field"),
-    [
-        ({"name": "a"}, "metadata.namespace"),
-        ({"name": "a", "namespace": "N"}, "metadata.namespace"),
-        ({"namespace": "n"}, "metadata.name"),
-        ({"generateName": "AB-", "name": "a", "namespace": "n"}, "metadata.generateName"),
-        (
-            {"name": "a", "namespace": "n", "annotations": {"k": "x" * 2**18}},
-            "metadata.annotations",
-        ),
-        ({"name": "a", "namespace": "n", "finalizers": ["a b"]}, "metadata.finalizers"),
-        (
-            {
-                "name": "a",
-                "namespace": "n",
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Event", "name": "a", "uid": "b"}],
-            },
-            "metadata.ownerReferences",
-        ),
-    ],
-)
+@cases
 def test_the_field_that_is_wrong_is_told(meta: Object, field: str) -> None:
     assert [cause.field for cause in names.validate_metadata(meta, CUSTOM)] == [field]
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.local.apiserver.schema.schemas import builtin
 from unbroken.local.apiserver.write.strategic import strategic_merge_patch
@@ -57,31 +58,7 @@ def patched(patch: Object) -> Object:
     return spec
 
 
-@pytest.mark.parametrize(
-    ("patch", "expected"),
-    [
-        ({"containers": [{"name": "b", "image": "j"}]}, "a:i b:j c:i"),
-        ({"containers": [{"name": "z", "image": "j"}]}, "z:j a:i b:i c:i"),
-        ({"containers": [{"name": "c", "image": "j"}, {"name": "a"}]}, "b:i c:j a:i"),
-        ({"containers": [{"name": "b", "$patch": "delete"}]}, "a:i c:i"),
-        ({"containers": [{"$patch": "replace"}, {"name": "q", "image": "k"}]}, "q:k"),
-        ({"$setElementOrder/containers": env("c", "b", "a")}, "c:i b:i a:i"),
-        (
-            {
-                "$setElementOrder/containers": env("c", "a"),
-                "containers": [{"name": "c", "image": "k"}],
-            },
-            "b:i c:k a:i",
-        ),
-        (
-            {
-                "$setElementOrder/containers": env("q", "b", "a"),
-                "containers": [{"name": "q", "image": "k"}, {"name": "c", "$patch": "delete"}],
-            },
-            "q:k b:i a:i",
-        ),
-    ],
-)
+@cases
 def test_containers_merge_by_name(patch: Object, expected: str) -> None:
     found = [f"{c['name']}:{c['image']}" for c in patched(patch)["containers"]]
     assert " ".join(found) == expected
@@ -109,34 +86,7 @@ def test_items_that_the_patch_does_not_order_keep_their_place(
     assert " ".join(item["name"] for item in container["env"]) == expected
 
 
-@pytest.mark.parametrize(
-    ("patch", "changed"),
-    [
-        ({"tolerations": [{"key": "u"}]}, {"tolerations": [{"key": "u"}]}),
-        ({"tolerations": None}, {"tolerations": None}),
-        ({"imagePullSecrets": env("s2")}, {"imagePullSecrets": env("s2", "s1")}),
-        ({"imagePullSecrets": env("s1-")}, {"imagePullSecrets": []}),
-        ({"nodeSelector": {"z": "y"}}, {"nodeSelector": {"k": "never", "z": "y"}}),
-        ({"nodeSelector": {"$patch": "replace", "z": "y"}}, {"nodeSelector": {"z": "y"}}),
-        ({"nodeSelector": {"$patch": "delete"}}, {"nodeSelector": {}}),
-        ({"nodeSelector": {"k": None}}, {"nodeSelector": {}}),
-        (
-            {"volumes": [{"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {}}]},
-            {"volumes": [{"name": "v", "hostPath": {}}, {"name": "w", "emptyDir": {}}]},
-        ),
-        (
-            {"volumes": [{"name": "u", "$retainKeys": ["name", "hostPath"], "hostPath": {}}]},
-            {"volumes": [{"name": "u", "hostPath": {}}, *SPEC["volumes"]]},
-        ),
-        (
-            {"securityContext": {"runAsUser": 0, "fsGroup": None, "sysctls": [{"name": None}]}},
-            {"securityContext": {"runAsUser": 0, "sysctls": [{}]}},
-        ),
-        ({"hostAliases": [{"ip": "1", "$patch": "delete"}]}, {"hostAliases": []}),
-        ({"dnsConfig": {"$patch": "delete"}}, {}),
-        ({"$deleteFromPrimitiveList/nothing": ["x"]}, {}),
-    ],
-)
+@cases
 def test_other_fields_of_a_pod(patch: Object, changed: Object) -> None:
     expected = {k: v for k, v in {**SPEC, **changed}.items() if v is not None}
     assert patched(patch) == expected
@@ -150,23 +100,7 @@ def test_ports_are_found_by_number_alone() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("patch", "expected"),
-    [
-        ({"finalizers": ["d"]}, "d a b c"),
-        ({"finalizers": ["c", "e"]}, "a b c e"),
-        ({"$deleteFromPrimitiveList/finalizers": ["b", "x"]}, "a c"),
-        (
-            {
-                "$deleteFromPrimitiveList/finalizers": ["b"],
-                "$setElementOrder/finalizers": ["c", "a"],
-            },
-            "c a",
-        ),
-        ({"$setElementOrder/finalizers": ["b", "n", "a"], "finalizers": ["n"]}, "b n a c"),
-        ({"finalizers": None}, None),
-    ],
-)
+@cases
 def test_finalizers_merge_as_a_set(patch: Object, expected: str | None) -> None:
     target = {"metadata": {"finalizers": ["a", "b", "c"]}}
     found = strategic_merge_patch(target, {"metadata": patch}, POD)["metadata"].get("finalizers")
@@ -223,39 +157,7 @@ def test_unmergeable_types_are_replaced() -> None:
     assert (found["containers"], found["nodeSelector"]) == ("x", ["y"])
 
 
-@pytest.mark.parametrize(
-    ("patch", "message"),
-    [
-        ([], "must be an object"),
-        (None, "must be an object"),
-        ({"$patch": "merge"}, "unknown patch type: merge in map"),
-        ({"spec": {"$patch": "foo"}}, "unknown patch type: foo in map"),
-        ({"spec": {"$patch": None}}, "unknown patch type: None in map"),
-        ({"spec": {"$retainKeys": 3}}, "invalid patch format of retainKeys"),
-        ({"spec": {"$retainKeys": [[]]}}, "invalid patch format of retainKeys"),
-        ({"spec": {"$retainKeys": ["x"], "y": 1}}, "invalid patch format of retainKeys"),
-        ({"spec": {"containers": [{"image": "x"}]}}, "does not contain declared merge key: name"),
-        ({"spec": {"containers": [1]}}, "must be objects"),
-        ({"spec": {"containers": [{"name": {}}]}}, "merged by scalars"),
-        ({"spec": {"containers": [{"$patch": "delete"}]}}, "merge key: name"),
-        ({"spec": {"containers": [{"$patch": "merge"}]}}, "merging lists cannot yet"),
-        ({"spec": {"containers": [{"$patch": 1}]}}, "unknown patch type: 1"),
-        ({"spec": {"$setElementOrder/containers": 3}}, "setElementOrder"),
-        ({"spec": {"$setElementOrder/containers": None}}, "setElementOrder"),
-        ({"spec": {"$setElementOrder/nodeSelector": []}}, "setElementOrder"),
-        ({"spec": {"$setElementOrder/what": []}}, "unable to find api field"),
-        (
-            {"spec": {"$setElementOrder/containers": env("a"), "containers": env("b")}},
-            "doesn't match $setElementOrder list",
-        ),
-        (
-            {"spec": {"$setElementOrder/containers": env("a", "b"), "containers": env("b", "a")}},
-            "doesn't match $setElementOrder list",
-        ),
-        ({"metadata": {"$deleteFromPrimitiveList/finalizers": 3}}, "primitive list"),
-        ({"metadata": {"finalizers": [["x"]]}}, "scalars"),
-    ],
-)
+@cases
 def test_a_malformed_patch_is_a_bad_request(patch: Any, message: str) -> None:
     target = {"metadata": {"finalizers": ["a"]}, "spec": SPEC}
     with pytest.raises(ApiError) as caught:

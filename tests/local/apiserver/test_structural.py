@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import cases
 from unbroken.errors import SpecError
 from unbroken.local.apiserver.schema.constraints import FORMATS, pattern
 from unbroken.local.apiserver.schema.schemas import Schema, builtin
@@ -27,7 +28,6 @@ POD = builtin("io.k8s.api.core.v1.Pod")
 INTEGER = {"type": "integer"}
 STRING = {"type": "string"}
 A_OR_B: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}
-HAS_DEFAULT = {"type": "object", "properties": {"a": {**INTEGER, "default": 1}}}
 NEEDS = [{"required": ["a"]}, {"required": ["b"]}]
 
 
@@ -49,125 +49,10 @@ def body(text: str, value: str) -> str:
 
 ALL_OF = "must validate all the schemas (allOf)"
 ONE_OF = "must validate one and only one schema (oneOf). Found "
-NOT_GO_STRING = "json: cannot unmarshal number into Go value of type string"
 INVALID, TYPE = "FieldValueInvalid", "FieldValueTypeInvalid"
 
 
-@pytest.mark.parametrize(
-    ("raw", "value", "reason", "message"),
-    [
-        (INTEGER, "x", TYPE, body('must be of type integer: "string"', '"string"')),
-        (INTEGER, 1.5, TYPE, body('must be of type integer: "number"', '"number"')),
-        (INTEGER, True, TYPE, body('must be of type integer: "boolean"', '"boolean"')),
-        (INTEGER, None, TYPE, body('must be of type integer: "null"', '"null"')),
-        (
-            {**INTEGER, "format": "int32"},
-            1.5,
-            TYPE,
-            body('must be of type int32: "float64"', '"float64"'),
-        ),
-        ({**INTEGER, "format": "int32"}, True, TYPE, body('must be of type int32: ""', '""')),
-        (
-            {**INTEGER, "format": "int32"},
-            2**31,
-            INVALID,
-            body("must be of type integer with format int32", "2147483648"),
-        ),
-        (STRING, 1, TYPE, body('must be of type string: "integer"', '"integer"')),
-        ({"type": "boolean"}, 1, TYPE, body('must be of type boolean: "integer"', '"integer"')),
-        ({"type": "number"}, "1", TYPE, body('must be of type number: "string"', '"string"')),
-        (
-            {"type": "array", "items": STRING},
-            {},
-            TYPE,
-            body('must be of type array: "object"', '"object"'),
-        ),
-        ({"type": "object"}, [], TYPE, body('must be of type object: "array"', '"array"')),
-        (
-            {"x-kubernetes-int-or-string": True},
-            True,
-            TYPE,
-            body('must be of type integer,string: "boolean"', '"boolean"'),
-        ),
-        ({**INTEGER, "minimum": 1}, 0, INVALID, body("should be greater than or equal to 1", "0")),
-        ({**INTEGER, "maximum": 10}, 20, INVALID, body("should be less than or equal to 10", "20")),
-        (
-            {**INTEGER, "minimum": 1, "exclusiveMinimum": True},
-            1,
-            INVALID,
-            body("should be greater than 1", "1"),
-        ),
-        (
-            {**INTEGER, "maximum": 5, "exclusiveMaximum": True},
-            5,
-            INVALID,
-            body("should be less than 5", "5"),
-        ),
-        (
-            {"type": "number", "multipleOf": 0.5},
-            1.3,
-            INVALID,
-            body("should be a multiple of 0.5", "1.3"),
-        ),
-        ({**STRING, "minLength": 2}, "a", INVALID, body("should be at least 2 chars long", '"a"')),
-        (
-            {**STRING, "maxLength": 2},
-            "abc",
-            "FieldValueTooLong",
-            "Too long: may not be more than 2 bytes",
-        ),
-        ({**STRING, "pattern": "^[a-z]+$"}, "A1", INVALID, body("should match '^[a-z]+$'", '"A1"')),
-        ({**STRING, "pattern": "^a$"}, "a\n", INVALID, body("should match '^a$'", r'"a\n"')),
-        (
-            {**STRING, "format": "date-time"},
-            "x",
-            INVALID,
-            body('must be of type date-time: "x"', '"x"'),
-        ),
-        (
-            {**STRING, "enum": ["a", "b"]},
-            "x",
-            "FieldValueNotSupported",
-            'Unsupported value: "x": supported values: "a", "b"',
-        ),
-        (
-            {**INTEGER, "enum": [1, 2]},
-            3,
-            "FieldValueNotSupported",
-            'Unsupported value: 3: supported values: "1", "2"',
-        ),
-        (
-            {"type": "array", "items": STRING, "minItems": 1},
-            [],
-            INVALID,
-            body("should have at least 1 items", "0"),
-        ),
-        (
-            {"type": "array", "items": STRING, "maxItems": 1},
-            ["a", "b"],
-            "FieldValueTooMany",
-            "Too many: 2: must have at most 1 items",
-        ),
-        (
-            {"type": "array", "items": STRING, "uniqueItems": True},
-            ["a", "a"],
-            INVALID,
-            body("shouldn't contain duplicates", '[]interface {}{"a", "a"}'),
-        ),
-        (
-            {"type": "object", "additionalProperties": INTEGER, "minProperties": 1},
-            {},
-            INVALID,
-            body("should have at least 1 properties", "0"),
-        ),
-        (
-            {"type": "object", "additionalProperties": INTEGER, "maxProperties": 0},
-            {"a": 1},
-            "FieldValueTooMany",
-            "Too many: 1: must have at most 0 items",
-        ),
-    ],
-)
+@cases
 def test_a_broken_constraint_is_told_as_kubernetes_tells_it(
     raw: dict[str, Any], value: Any, reason: str, message: str
 ) -> None:
@@ -332,26 +217,7 @@ CUSTOM = schema(
 IDENTITY = {"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "n"}}
 
 
-@pytest.mark.parametrize(
-    ("spec", "left", "dropped"),
-    [
-        ({"known": "a"}, {"known": "a"}, []),
-        ({"known": "a", "new": 1}, {"known": "a"}, ["spec.new"]),
-        (
-            {"kept": {"x": {"y": 1}, "inner": {"c": 1}}},
-            {"kept": {"x": {"y": 1}, "inner": {}}},
-            ["spec.kept.inner.c"],
-        ),
-        ({"map": {"x": {"a": 1, "c": 1}}}, {"map": {"x": {"a": 1}}}, ["spec.map.x.c"]),
-        ({"list": [{"a": 1}, {"c": 1}]}, {"list": [{"a": 1}, {}]}, ["spec.list[1].c"]),
-        (
-            {"whole": {**IDENTITY, "metadata": {"name": "a", "x": 1}, "spec": {"c": 1}, "z": 1}},
-            {"whole": {**IDENTITY, "metadata": {"name": "a"}, "spec": {}}},
-            ["spec.whole.metadata.x", "spec.whole.spec.c", "spec.whole.z"],
-        ),
-        ({"any": {"a": [{"b": 1}]}}, {"any": {"a": [{"b": 1}]}}, []),
-    ],
-)
+@cases
 def test_undeclared_fields_are_dropped_and_named(spec: Any, left: Any, dropped: list[str]) -> None:
     given = {**IDENTITY, "spec": spec}
     before = copy.deepcopy(given)
@@ -374,44 +240,7 @@ def test_unknown_fields_of_built_in_kinds_are_named_with_indices() -> None:
     assert prune(given, POD)[1] == ["spec.containers[1].imag"]
 
 
-@pytest.mark.parametrize(
-    ("properties", "value", "completed"),
-    [
-        ({"a": {**INTEGER, "default": 1}}, {}, {"a": 1}),
-        ({"a": {**INTEGER, "default": 0}}, {}, {"a": 0}),
-        ({"a": {**INTEGER, "default": 1}}, {"a": 0}, {"a": 0}),
-        ({"a": {**INTEGER, "default": 1}}, {"a": None}, {"a": 1}),
-        ({"a": {**INTEGER, "default": 1, "nullable": True}}, {"a": None}, {"a": None}),
-        ({"a": INTEGER}, {"a": None}, {}),
-        ({"a": {**INTEGER, "nullable": True}}, {"a": None}, {"a": None}),
-        ({"o": HAS_DEFAULT}, {}, {}),
-        (
-            {"o": {**HAS_DEFAULT, "default": {}}},
-            {},
-            {"o": {"a": 1}},
-        ),
-        (
-            {"l": {"type": "array", "items": HAS_DEFAULT}},
-            {"l": [{}, {"a": 2}]},
-            {"l": [{"a": 1}, {"a": 2}]},
-        ),
-        (
-            {"l": {"type": "array", "items": {**STRING, "default": "x"}}},
-            {"l": [None, "a"]},
-            {"l": ["x", "a"]},
-        ),
-        (
-            {"m": {"type": "object", "additionalProperties": HAS_DEFAULT}},
-            {"m": {"k": {}}},
-            {"m": {"k": {"a": 1}}},
-        ),
-        (
-            {"m": {"type": "object", "additionalProperties": {**STRING, "default": "x"}}},
-            {"m": {"k": None}},
-            {"m": {"k": "x"}},
-        ),
-    ],
-)
+@cases
 def test_defaults_fill_what_is_missing(properties: Any, value: Any, completed: Any) -> None:
     raw = {"type": "object", "properties": properties}
     assert default(value, schema(raw)) == completed
@@ -424,60 +253,10 @@ def test_a_default_is_not_shared_between_objects() -> None:
     assert default({}, raw) == {"l": []}
 
 
-def container(**fields: Any) -> dict[str, Any]:
-    """A pod with one container."""
-    return {"kind": "Pod", "spec": {"containers": [{"name": "a", **fields}]}}
-
-
 IN = "json: cannot unmarshal {} into Go struct field {} of type {}"
-OUTLINE = "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 
 
-@pytest.mark.parametrize(
-    ("pod", "text"),
-    [
-        (container(image=1), IN.format("number", "Container.spec.containers.image", "string")),
-        ({"spec": []}, IN.format("array", "Pod.spec", "v1.PodSpec")),
-        (
-            {"spec": {"containers": {}}},
-            IN.format("object", "PodSpec.spec.containers", "[]v1.Container"),
-        ),
-        (
-            container(command="sh"),
-            IN.format("string", "Container.spec.containers.command", "[]string"),
-        ),
-        (
-            container(ports=[{"containerPort": "x"}]),
-            IN.format("string", "ContainerPort.spec.containers.ports.containerPort", "int32"),
-        ),
-        (
-            container(ports=[{"containerPort": 2**31}]),
-            IN.format(
-                "number 2147483648", "ContainerPort.spec.containers.ports.containerPort", "int32"
-            ),
-        ),
-        (
-            {"metadata": {"labels": {"a": 1}}},
-            IN.format("number", "ObjectMeta.metadata.labels", "string"),
-        ),
-        (
-            {"metadata": {"creationTimestamp": "x"}},
-            'parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot parse "x" as "2006"',
-        ),
-        ({"metadata": {"creationTimestamp": 1}}, NOT_GO_STRING),
-        (
-            container(resources={"limits": {"cpu": "x"}}),
-            f"quantities must match the regular expression {OUTLINE}",
-        ),
-        (container(resources={"limits": {"cpu": "1KK"}}), "unable to parse quantity's suffix"),
-        (
-            container(livenessProbe={"httpGet": {"port": True}}),
-            "json: cannot unmarshal bool into Go value of type int32",
-        ),
-        (container(image=None, resources={"limits": {"cpu": 0.5, "memory": "1Gi"}}), None),
-        (container(livenessProbe={"httpGet": {"port": "http"}}), None),
-    ],
-)
+@cases
 def test_wrong_types_of_built_in_kinds_are_told_as_by_go(pod: Any, text: str | None) -> None:
     assert decode_errors(pod, POD) == text
 

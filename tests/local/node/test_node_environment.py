@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.local.node.node_samples import container, pod
+from tests.tables import cases
 from unbroken.errors import SpecError, WorldError
 from unbroken.local.node.addresses import PodAddresses, node_address
 from unbroken.local.node.node_object import admission, pod_requests
@@ -77,29 +78,7 @@ def test_expansion(text: str, expected: str) -> None:
     assert expand(text, {"A": "1", "B": "2", "C": "$(A)"}) == expected
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        ({"value": "v"}, "v"),
-        ({}, ""),
-        ({"value": "$(PATH):x"}, "/bin:x"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "p"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}, "127.64.0.9"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}, "127.64.0.1"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}, "n1"),
-        ({"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}}, ""),
-        ({"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}, "4"),
-        ({"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}}, "250"),
-        (
-            {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
-            "64",
-        ),
-        ({"valueFrom": {"configMapKeyRef": {"name": "cm", "key": "key"}}}, "shown"),
-        ({"valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}}, "hidden"),
-        ({"valueFrom": {"configMapKeyRef": {"name": "gone", "key": "k", "optional": True}}}, None),
-        ({"valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}}, None),
-    ],
-)
+@cases
 def test_sources_of_variables(entry: dict[str, Any], expected: str | None) -> None:
     resources = {"requests": {"cpu": "250m"}, "limits": {"memory": "64Mi"}}
     given = container("main", env=[{"name": "X", **entry}], resources=resources)
@@ -355,24 +334,7 @@ def test_a_node_number_beyond_the_addresses_is_refused() -> None:
         node_address(200 * 256)
 
 
-@pytest.mark.parametrize(
-    ("resources", "expected"),
-    [
-        ({}, {}),
-        ({"requests": {"cpu": "1"}}, {"cpu.weight": "39"}),
-        (
-            {"limits": {"cpu": "500m", "memory": "64Mi"}},
-            {
-                "memory.max": "67108864",
-                "memory.swap.max": "0",
-                "memory.oom.group": "1",
-                "cpu.max": "50000 100000",
-                "cpu.weight": "20",
-            },
-        ),
-        ({"limits": {"cpu": "1m"}}, {"cpu.max": "1000 100000", "cpu.weight": "1"}),
-    ],
-)
+@cases
 def test_limits_as_cgroup_files(resources: dict[str, Any], expected: dict[str, str]) -> None:
     assert settings(resources) == expected
     assert weight(Decimal(100_000)) == 10_000

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
+from tests.tables import cases
 from unbroken.kube.cache import Key
 from unbroken.local.scheduler.cluster import Claim, Cluster
 from unbroken.local.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
@@ -558,29 +559,7 @@ def test_pod_waits_for_its_victims(
     assert waits_for_room(wanted, cluster) == waits, claim
 
 
-@pytest.mark.parametrize(
-    ("claim", "wanted", "explanation"),
-    [
-        (
-            "equal priority is safe",
-            {"priority": 5, "needs": {"cpu": "1"}},
-            (
-                "0/2 nodes are available: 1 No preemption victims found for incoming pod, "
-                "1 Preemption is not helpful for scheduling."
-            ),
-        ),
-        (
-            "a node too small is of no use empty",
-            {"priority": 9, "needs": {"cpu": "9"}},
-            "0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
-        ),
-        (
-            "a pod may be peaceful",
-            {"priority": 9, "needs": {"cpu": "1"}, "preemptionPolicy": "Never"},
-            "not eligible due to preemptionPolicy=Never.",
-        ),
-    ],
-)
+@cases
 def test_preemption_is_no_use(claim: str, wanted: Object, explanation: str) -> None:
     """Explain the reason to the pod."""
     cluster = Cluster(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
+from tests.tables import cases
 from unbroken.core.job.events import NodeName, PodPhase, PodView
 from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 from unbroken.spec.nodes.notices import Notice
@@ -78,68 +79,7 @@ def test_a_running_pod() -> None:
     assert view(status, deletionTimestamp="2026-01-01T00:00:00Z").is_deleting
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "said", "started"),
-    [
-        ({}, "", "", False),
-        (
-            {
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": "0/3 nodes",
-                    }
-                ]
-            },
-            "Unschedulable",
-            "0/3 nodes",
-            False,
-        ),
-        (
-            {"containerStatuses": [container(waiting={"reason": "ContainerCreating"})]},
-            "",
-            "",
-            False,
-        ),
-        (
-            {
-                "containerStatuses": [
-                    container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
-                ]
-            },
-            "ImagePullBackOff",
-            "container c: no such image",
-            False,
-        ),
-        (
-            {
-                "containerStatuses": [
-                    {
-                        **container(2, waiting={"reason": "CrashLoopBackOff", "message": "back"}),
-                        "lastState": {"terminated": {"exitCode": 137}},
-                    }
-                ]
-            },
-            "CrashLoopBackOff",
-            "container c has ended 3 times, last with exit code 137",
-            True,
-        ),
-        (
-            {
-                "phase": "Failed",
-                "containerStatuses": [
-                    container(terminated={"exitCode": 3, "reason": "Error", "message": "boom\n"})
-                ],
-            },
-            "Error",
-            "container c ended with exit code 3",
-            True,
-        ),
-        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "Evicted", "disk", False),
-    ],
-)
+@cases
 def test_why_a_pod_is_not_well(status: Object, reason: str, said: str, started: bool) -> None:
     found = view(status)
     assert (found.reason, found.message, found.has_been_ready) == (reason, said, started)
