@@ -180,6 +180,41 @@ async def test_no_secret_of_another_user_is_replaced_or_deleted(cli: Cli) -> Non
         assert second.keys() - first.keys()
 
 
+async def test_runs_at_the_same_time_share_no_name_environment_or_log(cli: Cli) -> None:
+    script = cli.script("who.py", "import os, sys; print(os.environ['WHO'], *sys.argv[1:])")
+    words = [f"{number}" for number in range(4)]
+
+    def run(word: str) -> subprocess.Popen[str]:
+        environment = {**cli.environment, "WHO": word}
+        command = [*UNBROKEN, "run", script, word]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        return subprocess.Popen(
+            command, cwd=cli.folder, env=environment, text=True, stderr=subprocess.PIPE, **streams
+        )
+
+    processes = [run(word) for word in words]
+    said = [process.communicate(timeout=120) for process in processes]
+    assert [out for out, _ in said] == [f"{word} {word}\n" for word in words], said
+    assert [process.returncode for process in processes] == [0] * len(words)
+    jobs = {job["name"] for job in cli.json("jobs")["jobs"] if job["name"].startswith("who")}
+    assert jobs == {"who", "who-2", "who-3", "who-4"}
+    async with connect(cli.directory / "kubeconfig") as client:
+        found = msgspec.json.decode(await client.raw("GET", SECRETS))["items"]
+    secrets = [item["metadata"] for item in found if "-environment-" in item["metadata"]["name"]]
+    owners = [one["ownerReferences"][0]["name"] for one in secrets]
+    assert sorted(name for name in owners if name.startswith("who")) == sorted(jobs)
+
+
+def test_a_name_that_another_run_takes_first_is_refused_in_one_line(cli: Cli) -> None:
+    script = cli.script("taken.py", "")
+    processes = [cli.start("run", "--name", "only", "--detach", script) for _ in range(3)]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1, 1], said
+    refused = [text for text in said if not text.startswith("only: created")]
+    assert all(text.startswith("error: job only already exists") for text in refused), said
+    assert all(text.count("\n") == 1 for text in refused), said
+
+
 def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     script = cli.script("interrupted.py", COUNT)
     process = cli.start("run", script, "1000")
@@ -322,3 +357,20 @@ def test_a_cluster_is_started_where_there_is_none(make_cli: MakeCli) -> None:
     assert f"starting a cluster of 3 node(s) in {cli.directory}" in done.stderr
     assert json.loads(done.stdout)["WORLD_SIZE"] == "2"
     assert len(cli.json("status")["nodes"]) == 3
+
+
+def test_first_runs_at_the_same_time_start_one_cluster(make_cli: MakeCli) -> None:
+    cli = make_cli()
+    processes = [cli.start("run", cli.script(f"a{n}.py", f"print('is {n}')")) for n in range(3)]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert all(f"is {n}\n" in text for n, text in enumerate(said)), said
+
+
+def test_a_run_waits_for_a_cluster_that_starts_in_another_terminal(make_cli: MakeCli) -> None:
+    cli = make_cli()
+    cluster = cli.start("up")
+    done = cli.call("run", cli.script("beside.py", "print('ran')"))
+    assert done.stdout == "ran\n"
+    cli.call("down")
+    cluster.communicate(timeout=60)

@@ -25,10 +25,11 @@ from unbroken.cli.run.manifests import (
     Sizes,
     environment,
     environment_secret,
+    held,
     of_script,
     python,
+    released,
     script_name,
-    with_environment,
 )
 from unbroken.cli.show import size_text
 from unbroken.spec.job.incident import Incident, Remedy, Signal
@@ -176,13 +177,23 @@ def test_kubernetes_leaves_the_words_of_a_script_alone() -> None:
     assert container["args"] == ["a.py", "$$(RANK)", "$$$$"]
 
 
-def test_the_environment_is_a_secret_under_a_name_that_the_server_chooses() -> None:
-    assert environment_secret("a", {})["metadata"] == {"generateName": "a-environment-"}
+def test_the_environment_is_a_secret_of_the_job_under_a_name_that_the_server_chooses() -> None:
     bare = of_script(Script(["a.py"], "a.py"), "a").job
-    job = with_environment(bare, "a-environment-x2v4z")
-    (container,) = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    made = held(bare)
+    made["metadata"] = {"name": "a", "uid": "u-1"}
+    owner = {"apiVersion": bare["apiVersion"], "kind": bare["kind"], "name": "a", "uid": "u-1"}
+    assert environment_secret(made, {})["metadata"] == {
+        "generateName": "a-environment-",
+        "ownerReferences": [owner],
+    }
+    patch = released(made, "a-environment-x2v4z")["spec"]
+    assert (made["spec"]["runPolicy"].pop("suspend"), patch["runPolicy"]) == (
+        True,
+        {"suspend": False},
+    )
+    (container,) = patch["replicaSpecs"][0]["template"]["spec"]["containers"]
     assert container.pop("envFrom") == [{"secretRef": {"name": "a-environment-x2v4z"}}]
-    assert job == bare
+    assert made["spec"] | {"replicaSpecs": patch["replicaSpecs"]} == bare["spec"]
 
 
 def test_a_shells_environment_is_passed_on_without_its_own_affairs(tmp_path: Path) -> None:

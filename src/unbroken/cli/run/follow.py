@@ -142,14 +142,14 @@ class Follower:
                 return
         elif now == "Running" and self._faulted_at is not None:
             self._shown_state, self._faulted_at = now, None
-        if now not in (self._shown_state, "Pending"):
+        if now not in (self._shown_state, "Pending") and not _is_released(self._job):
             self._shown_state = now
             text = first_line(split_wait(condition(self._job).get("message", ""))[0])
             shown = [
                 incident for incident in self._watched.incidents() if incident.number in self._shown
             ]
-            if now == "Failed" and shown and shown[-1].remedy is Remedy.FAIL:
-                text = ""  # the line of the incident has the reason
+            if now == "Created" or (now == "Failed" and shown and shown[-1].remedy is Remedy.FAIL):
+                text = ""  # says no more, or the line of the incident has the reason
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
             if now == "Failed" and shown:
                 self._screen.note(f"for details: unbroken explain {self._name}")
@@ -279,3 +279,9 @@ class Follower:
             self._screen.note(f"{self._name} could not be stopped: {error}")
             self._stopped_by = 0
         self._watched.wake()
+
+
+def _is_released(job: Object) -> bool:
+    """True for a job that was created suspended and may start: its status is out of date."""
+    is_suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
+    return condition(job).get("reason") == "JobInitiallySuspended" and not is_suspended

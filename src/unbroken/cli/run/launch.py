@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +17,17 @@ from unbroken.cli.local.up import start_detached
 from unbroken.cli.options import Output
 from unbroken.cli.place import Place
 from unbroken.cli.show import note
-from unbroken.errors import SpecError
+from unbroken.errors import SpecError, WorldError
+from unbroken.kube.errors import AlreadyExists
 from unbroken.local import state
+from unbroken.nodes.file_watch import DirectoryWatch
 
 from . import manifests
 from .manifests import Manifest, Script
 
 JobSource = Manifest | Script
+LOOK_SECONDS = 1.0
+"""Longest time between two looks for a cluster that another command starts or stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +48,34 @@ def pods_of(source: JobSource) -> int:
 
 
 def start_cluster(place: Place, pods: int) -> None:
-    """Start the local cluster with a node for each pod, unless it runs."""
+    """Start the local cluster with a node for each pod, unless it runs or another command starts
+    it."""
     if place.paths is None or state.running(place.paths) is not None:
         return
     saved = state.saved_options(place.paths)
     options = msgspec.structs.replace(saved, nodes=max(pods, saved.nodes))
     note(f"unbroken: starting a cluster of {options.nodes} node(s) in {place.paths.directory}")
-    start_detached(place.paths, options)
+    while state.running(place.paths) is None:
+        if state.is_up(place.paths):
+            note("unbroken: another command starts or stops the cluster; waiting for it")
+            asyncio.run(_other_command(place.paths))
+            continue
+        try:
+            start_detached(place.paths, options)
+        except WorldError:
+            if not state.is_up(place.paths):
+                raise
     note(f"unbroken: it is ready and keeps running after the job; stop it with: {_down(place)}")
+
+
+async def _other_command(paths: state.Paths) -> None:
+    """Wait while another command starts or stops the cluster."""
+    with DirectoryWatch(paths.directory) as watch:
+        while state.is_up(paths) and state.running(paths) is None:
+            watch.changed.clear()
+            with suppress(TimeoutError):  # a command that is killed changes nothing there
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await watch.changed.wait()
 
 
 def _down(place: Place) -> str:
@@ -71,50 +97,57 @@ def run_job(place: Place, namespace: str, request: RunRequest) -> int:
 
 
 async def _create(cluster: Cluster, request: RunRequest) -> Object:
-    jobs = await cluster.select(JOBS)
-    taken = {job["metadata"]["name"]: job for job in jobs}
     source = request.source
     if isinstance(source, Script):
-        name = request.name or manifests.script_name(source.program, taken)
-        manifest = manifests.of_script(source, name)
-    else:
-        manifest = source
-    _require_free(manifest.job["metadata"].get("name"), taken)
-    for other in manifest.others:
+        return await _create_of_script(cluster, source, request.name)
+    for other in source.others:
         await _apply(cluster, other)
-    if not isinstance(source, Script):
-        return await cluster.create(JOBS, manifest.job)
-    return await _create_with_environment(cluster, manifest.job)
+    return await _claim(cluster, source.job)
 
 
-def _require_free(name: str | None, taken: dict[str, Object]) -> None:
-    if name in taken:
-        raise SpecError(
-            f"job {name} already exists ({job_state(taken[name])}); "
-            f"delete it with `unbroken delete {name}`, or give this job another --name"
-        )
-
-
-async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
-    """Create the Secret of the environment before the job, then make the job its owner.
-
-    The API server chooses a new name, so that no Secret of another job or user is replaced.
-    """
-    created = await cluster.create(SECRETS, manifests.environment_secret(job["metadata"]["name"]))
-    secret = created["metadata"]["name"]
+async def _claim(cluster: Cluster, job: Object) -> Object:
+    """Create a job; SpecError if one of its name exists."""
+    name = job["metadata"].get("name")
     try:
-        made = await cluster.create(JOBS, manifests.with_environment(job, secret))
+        return await cluster.create(JOBS, job)
+    except AlreadyExists:
+        found = await cluster.find(JOBS, name)
+    has_state = f" ({job_state(found)})" if found else ""
+    raise SpecError(
+        f"job {name} already exists{has_state}; "
+        f"delete it with `unbroken delete {name}`, or give this job another --name"
+    )
+
+
+async def _create_of_script(cluster: Cluster, script: Script, name: str | None) -> Object:
+    """Create the job of a script, then the Secret of its environment, then let the job start.
+
+    Creation claims the name: other commands may choose the same one at the same time. The job owns
+    the Secret from its first moment, so none is left behind without its job.
+    """
+    if name is not None:
+        made = await _claim(cluster, manifests.held(manifests.of_script(script, name).job))
+    else:
+        made = await _first_free(cluster, script)
+    name = made["metadata"]["name"]
+    try:
+        secret = await cluster.create(SECRETS, manifests.environment_secret(made))
+        released = manifests.released(made, secret["metadata"]["name"])
+        return await cluster.patch(JOBS, name, released)
     except BaseException:
-        await cluster.delete(SECRETS, secret)
+        await cluster.delete(JOBS, name)
         raise
-    owner = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        "name": job["metadata"]["name"],
-        "uid": made["metadata"]["uid"],
-    }
-    await cluster.patch(SECRETS, secret, {"metadata": {"ownerReferences": [owner]}})
-    return made
+
+
+async def _first_free(cluster: Cluster, script: Script) -> Object:
+    """Create the job under the first free name of the script."""
+    taken = {job["metadata"]["name"] for job in await cluster.select(JOBS)}
+    while True:
+        name = manifests.script_name(script.program, taken)
+        try:
+            return await cluster.create(JOBS, manifests.held(manifests.of_script(script, name).job))
+        except AlreadyExists:
+            taken.add(name)
 
 
 async def _apply(cluster: Cluster, value: Object) -> None:

@@ -130,7 +130,7 @@ def script_name(program: str, taken: Iterable[str]) -> str:
 
 
 def of_script(script: Script, name: str) -> Manifest:
-    """A job whose pods run the script in this folder; `with_environment` adds the environment."""
+    """A job whose pods run the script in this folder; `released` adds the environment."""
     sizes = script.sizes
     container = {
         "name": "pytorch",
@@ -166,22 +166,33 @@ def of_script(script: Script, name: str) -> Manifest:
     return Manifest(job, load_job(job))
 
 
-def environment_secret(job: str, environ: Mapping[str, str] = os.environ) -> Object:
-    """A Secret with this shell's environment, which may contain passwords and tokens."""
+def environment_secret(job: Object, environ: Mapping[str, str] = os.environ) -> Object:
+    """A Secret of this job with this shell's environment, which may contain passwords and tokens.
+
+    The API server chooses its name, so that no Secret of another job or user is replaced.
+    """
+    owner = {key: job["metadata"][key] for key in ("name", "uid")}
+    owner |= {key: job[key] for key in ("apiVersion", "kind")}
+    prefix = f"{job['metadata']['name']}-environment-"
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"generateName": f"{job}-environment-"},
+        "metadata": {"generateName": prefix, "ownerReferences": [owner]},
         "stringData": environment(environ),
     }
 
 
-def with_environment(job: Object, secret: str) -> Object:
-    """The job of a script, with this Secret as the environment of its pods."""
-    result = copy.deepcopy(job)
-    template = result["spec"]["replicaSpecs"][0]["template"]
-    template["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": secret}}]
-    return result
+def held(job: Object) -> Object:
+    """The job of a script as it is created: it starts with the patch of `released`."""
+    policy = {**job["spec"]["runPolicy"], "suspend": True}
+    return {**job, "spec": {**job["spec"], "runPolicy": policy}}
+
+
+def released(job: Object, secret: str) -> Object:
+    """The patch that starts the job of a script, with this Secret as its pods' environment."""
+    replicas = copy.deepcopy(job["spec"]["replicaSpecs"])
+    replicas[0]["template"]["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": secret}}]
+    return {"spec": {"runPolicy": {"suspend": False}, "replicaSpecs": replicas}}
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
