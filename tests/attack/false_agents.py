@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from tests.watching import until
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_codec import encode_report
 from unbroken.wire.proof import NONCE_HEADER, Seal, greeting, nonce_of
@@ -75,6 +75,4 @@ async def false_agent(agent: FalseAgent) -> AsyncIterator[FalseAgent]:
 
 async def until_linked(agent: FalseAgent, count: int) -> None:
     """Return once so many links were begun."""
-    async with asyncio.timeout(30):
-        while agent.links < count:
-            await asyncio.sleep(0.01)
+    await until(lambda: agent.links, lambda links: links >= count)

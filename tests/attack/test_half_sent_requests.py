@@ -17,7 +17,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +31,7 @@ from tests.agent_requests import raw_link
 from tests.apiclient import Api
 from tests.apiservers import Cluster, embedded_cluster
 from tests.samples import config_map
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,6 @@ AGENT_MAX, METRICS_MAX = 256, 64
 API_DESCRIPTORS = 512
 SPARE = 40
 """Descriptors that a server may open for honest clients and for itself."""
-OVER_SECONDS = 30.0
 TURN = threading.Lock()
 """Lock of the attack that opens its connections."""
 OPENINGS = (
@@ -101,16 +100,8 @@ def hold(
                     honest()
                     most = max(most, opened(pids) - before)
         assert most <= maximum + SPARE
-        until_back(pids, before)
+        wait_until(lambda: opened(pids), lambda now: now <= before + 3)
         honest()
-
-
-def until_back(pids: Collection[int], before: int) -> None:
-    """Wait until the server has closed all unused connections."""
-    end = time.monotonic() + OVER_SECONDS
-    while (now := opened(pids)) > before + 3:
-        assert time.monotonic() < end, f"{now} descriptors, {before} before"
-        time.sleep(0.1)
 
 
 async def agent(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.agent.running import linked
 from tests.apiservers import ROOT
 from tests.attack.redirecting import Redirecting, redirecting
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import until
 from unbroken.agent_http.sessions import plain_session
 from unbroken.cluster_api.client import connected
 from unbroken.cluster_api.signatures import Credential
@@ -23,9 +22,7 @@ STATUSES = (301, 302, 303, 307, 308)
 
 async def asked(pod: Redirecting, what: str, count: int = 2) -> None:
     """Return once the pod was asked for it so often."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while pod.asked.count(what) < count:
-            await asyncio.sleep(0.01)
+    await until(lambda: pod.asked, lambda asked: asked.count(what) >= count)
 
 
 @pytest.mark.parametrize("status", STATUSES)

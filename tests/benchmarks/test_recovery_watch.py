@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from recovery_watch import Watch
 
+from tests.watching import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.slow
-SECONDS = 20.0
 STEPS = """
 import sys, time
 from pathlib import Path
@@ -52,7 +53,7 @@ def start(watch: Watch, rank: int, steps: int = 10**9) -> subprocess.Popen[bytes
             (rank in watch.newest and watch.newest[rank].pid == pid)
             and watch.newest[rank].steps > 0
         ),
-        SECONDS,
+        PATIENCE_SECONDS,
     )
     return process
 
@@ -64,10 +65,10 @@ def test_a_worker_is_seen_from_its_making_to_its_collected_exit(watch: Watch) ->
     assert before - 0.02 <= worker.process_at <= worker.began_at <= (worker.first_step_at or 0)
     killed_at = time.time()
     process.kill()
-    assert watch.wait(lambda: worker.died_at is not None, SECONDS)
+    assert watch.wait(lambda: worker.died_at is not None, PATIENCE_SECONDS)
     assert not watch.wait(lambda: worker.reaped_at is not None, 0.05, reaps=worker)
     process.wait()
-    assert watch.wait(lambda: worker.reaped_at is not None, SECONDS, reaps=worker)
+    assert watch.wait(lambda: worker.reaped_at is not None, PATIENCE_SECONDS, reaps=worker)
     assert worker.died_at is not None
     assert worker.reaped_at is not None
     assert killed_at <= worker.died_at <= worker.reaped_at - 0.04
@@ -82,7 +83,9 @@ def test_a_new_process_of_a_rank_takes_its_place(watch: Watch) -> None:
 
 def test_a_function_that_is_called_again_is_a_new_start_of_the_same_process(watch: Watch) -> None:
     process = start(watch, 0, steps=20)
-    assert watch.wait(lambda: len(watch.workers) > 1 and watch.newest[0].steps > 5, SECONDS)
+    assert watch.wait(
+        lambda: len(watch.workers) > 1 and watch.newest[0].steps > 5, PATIENCE_SECONDS
+    )
     first, second = watch.workers[:2]
     assert (first.pid, first.life, second.life) == (process.pid, 0, 1)
     assert second.pid == process.pid
@@ -105,7 +108,7 @@ def test_workers_stand_at_the_closed_gate(watch: Watch) -> None:
         reached = worker.steps
         assert not watch.wait(lambda: worker.steps > reached, 0.2)
         watch.resume()
-        assert watch.wait(lambda: worker.steps > reached, SECONDS)
+        assert watch.wait(lambda: worker.steps > reached, PATIENCE_SECONDS)
         watch.end_workers()
 
 
@@ -116,6 +119,6 @@ def test_lines_of_a_launcher_are_passed_on_whole_and_kept(watch: Watch) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         watch.follow_lines(process.stderr, watch.directory / "log")
-        assert watch.wait(lambda: len(lines) == 2, SECONDS)
+        assert watch.wait(lambda: len(lines) == 2, PATIENCE_SECONDS)
     assert lines == ["one", "two"]
     assert (watch.directory / "log").read_text() == "one\ntwo\n"

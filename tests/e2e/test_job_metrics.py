@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
@@ -15,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.clusters import Cluster
 from tests.e2e.jobs import Job, job
+from tests.watching import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 OPERATOR = "hyperpod_training_operator_jobs_"
-PATIENCE_SECONDS = 40.0
 Labels = dict[str, str]
 OURS = ("unbroken_", "hyperpod_", "training_")
 
@@ -47,11 +46,7 @@ class Scrape:
 
 def scraped(cluster: Cluster, holds: Callable[[Scrape], bool]) -> Scrape:
     """Scrape until `holds` is true: metrics follow the job's state in the API server."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        found = Scrape(cluster)
-        if holds(found) or time.monotonic() > until:
-            return found
+    return wait_until(lambda: Scrape(cluster), holds)
 
 
 def test_a_job_that_fails_and_recovers_is_measured(cluster: Cluster, tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from tests.cluster_logs import assert_no_errors
 from tests.e2e.clusters import UNBROKEN, Cluster, find_kubectl
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import wait_until
 
 Object = dict[str, Any]
 
@@ -167,10 +166,7 @@ class Operator:
 
 def until(holds: Callable[[], object], what: str) -> None:
     """Poll until something holds that no event reports."""
-    end = monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert monotonic() < end, f"not in time: {what}"
-        sleep(0.02)
+    wait_until(holds, logs=lambda: what)
 
 
 def is_alive(pid: int) -> bool:
