@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node, Pod
 
 from tests.attack.places import place as place
@@ -23,6 +24,7 @@ from unbroken.local.machines.fence import Fence as MachineFence
 from unbroken.operator.fences import REFUSED, Fences, read_fences, write_fences
 from unbroken.spec.keys import FENCE, FENCES
 
+EVIL = ObjectReference(kind="PyTorchJob", namespace="default", name="evil", uid="evil")
 FINALIZER = ["example.com/stay"]
 
 
@@ -43,16 +45,16 @@ async def test_a_ready_node_is_never_fenced_and_a_silent_one_once_for_each_pod(p
         recorder = EventRecorder(here.client, "test")
         async with running(recorder.run()):
             for uid in ("u0", "u1", "u2"):
-                await Fences(here.client, recorder).ask(node, uid, "pod evil-0 of PyTorchJob evil")
+                await Fences(here.client, recorder).ask(node, uid, "pod evil-0", EVIL)
             assert FENCE not in annotations(await here.get(f"nodes/{node}"))
 
             await say_ready(here, node, "Unknown")
-            await Fences(here.client, recorder).ask(node, "u0", "pod evil-0")
+            await Fences(here.client, recorder).ask(node, "u0", "pod evil-0", EVIL)
             assert annotations(await here.get(f"nodes/{node}"))[FENCE] == "pod evil-0"
             await lift(here, node)
             # Each is another operator, which knows only what the Node says.
             for _ in range(3):
-                await Fences(here.client, recorder).ask(node, "u0", "pod evil-0")
+                await Fences(here.client, recorder).ask(node, "u0", "pod evil-0", EVIL)
             assert FENCE not in annotations(await here.get(f"nodes/{node}"))
             listed = "api/v1/namespaces/default/events"
             query = {"fieldSelector": f"involvedObject.name={node},reason={REFUSED}"}
@@ -70,10 +72,23 @@ async def test_a_node_is_fenced_only_so_often_within_an_hour(place: Any) -> None
         fences = Fences(here.client, EventRecorder(here.client, "test"))
         asked = 0
         for number in range(FENCES_AN_HOUR + 5):
-            await fences.ask(node, f"u{number}", "pod evil-0")
+            await fences.ask(node, f"u{number}", "pod evil-0", EVIL)
             asked += FENCE in annotations(await here.get(f"nodes/{node}"))
             await lift(here, node)
         assert asked == FENCES_AN_HOUR
+
+
+async def test_a_node_counts_as_dead_only_while_its_kubelet_is_silent(place: Any) -> None:
+    async with place() as here:
+        node = f"{here.namespace}-n0"
+        await add_node(here, node)
+        fences = Fences(here.client, EventRecorder(here.client, "test"), dead_seconds=60.0)
+        for status, is_dead in (("True", False), ("False", False), ("Unknown", True)):
+            await say_ready(here, node, status)
+            assert await fences.ask(node, "u0", "pod evil-0", EVIL) is is_dead
+        future = "2200-01-01T00:00:00Z"
+        await say_ready(here, node, "Unknown", future)
+        assert not await fences.ask(node, "u1", "pod evil-0", EVIL)
 
 
 def test_malformed_fences_of_a_node_count_as_missing() -> None:

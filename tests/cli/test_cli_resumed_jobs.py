@@ -21,7 +21,7 @@ from unbroken.core.auto_resume import Record
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import write_record
 from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, RAY_CLUSTER, RAY_JOB, TRAIN_JOB, JobKind
-from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_LOSSES
+from unbroken.spec.keys import AUTO_RESUME, FENCE, MAX_RETRIES, OUT_OF_SERVICE, RESUME_LOSSES
 
 pytestmark = pytest.mark.slow
 Object = dict[str, Any]
@@ -150,6 +150,27 @@ def test_a_job_is_explained_and_described_by_its_name(cli: Cli, listed: Api) -> 
     described = cli.call("describe", "rayml").stdout
     assert re.search(r"^kind: +RayCluster$", described, re.MULTILINE)
     assert "restart 1: a b; deletes 1 of 3 pods; ran again after 24.5 s" in described
+
+
+def test_a_job_that_waits_for_a_dead_node_says_what_frees_it(cli: Cli, listed: Api) -> None:
+    """The local cluster fences its own machines; of this one it knows nothing."""
+    silent = {"type": "Ready", "status": "Unknown", "reason": "Test", "message": ""}
+    asked = {"name": "dead", "annotations": {FENCE: "pod rayml-w"}}
+    listed.post("/api/v1/nodes", {"metadata": asked, "status": {"conditions": [silent]}}).done()
+    labels = {RAY_CLUSTER.pod_label: "rayml"}
+    spec = {"nodeName": "dead", "containers": [{"name": "c", "image": "any"}]}
+    listed.post("pods", {"metadata": {"name": "rayml-w", "labels": labels}, "spec": spec}).done()
+    command = "kubectl taint node dead node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    assert command not in cli.call("explain", "rayml").stdout
+    listed.delete("pods/rayml-w").done()
+    for words in (("explain", "rayml"), ("describe", "rayml")):
+        told = cli.call(*words).stdout
+        assert "node dead does not answer" in told
+        assert f"  {command}\n" in told
+        assert cli.json(*words)["waiting"][-1] == command
+    taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+    listed.patch("merge", "/api/v1/nodes/dead", {"spec": {"taints": [taint]}}).done()
+    assert "does not answer" not in cli.call("explain", "rayml").stdout
 
 
 def test_a_garbled_record_hides_no_other_job(cli: Cli, listed: Api) -> None:

@@ -36,6 +36,8 @@ class ResumedWorld:
     living: dict[str, str] = field(default_factory=dict)
     """Node of each pod whose processes may run, by the pod's uid, known to the API or not."""
     uids: int = 0
+    asked: set[str] = field(default_factory=set)
+    """Nodes whose fence was asked for."""
     heard_pods: dict[str, PodState] = field(default_factory=dict)
     heard_nodes: dict[str, PodNode] = field(default_factory=dict)
     restarts: int = 0
@@ -84,7 +86,8 @@ class ResumedWorld:
             if pod.ends_by is not None and answers and self.now >= pod.ends_by - GRACE / 2:
                 self.end_pod(uid)
         for name, node in list(self.nodes.items()):
-            if node.is_asked_for and self.random.random() < 0.5:
+            if name in self.asked and self.random.random() < 0.5:
+                self.asked.discard(name)
                 self.nodes[name] = replace(node, is_fenced=True)
                 self.power_off(name)
         self.manage_job()
@@ -130,6 +133,7 @@ class ResumedWorld:
                 self.pods = {u: p for u, p in self.pods.items() if p.node != name}
                 self.power_off(name)
             self.nodes[name] = PodNode(name)
+        self.asked.clear()
 
     # --- the machine
 
@@ -161,7 +165,7 @@ class ResumedWorld:
     def ask_for_fence(self, node: str) -> None:
         """Ask the provider to fence a node that is still there."""
         if node in self.nodes:
-            self.nodes[node] = replace(self.nodes[node], is_asked_for=True)
+            self.asked.add(node)
 
     def delete(self, uid: str, node: str | None, force: bool) -> None:
         """Delete a pod as the edge does: it looks at the node again before a force-delete."""

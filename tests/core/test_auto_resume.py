@@ -164,9 +164,10 @@ def test_a_pod_on_a_silent_node_goes_by_force_only_after_the_fence() -> None:
     assert not any(order.force for order in deletions(effects))
 
     leaving = (replace(PODS[1], ends_by=130.0),)
-    silent = replace(NODES["n1"], readiness=Readiness.SILENT, is_asked_for=True)
+    silent = replace(NODES["n1"], readiness=Readiness.SILENT)
     seen = replace(seen, pods=leaving, nodes={**NODES, "n1": silent})
-    assert machine.step(seen, 300.0) == [], "it was asked for, and nothing is proven"
+    again = machine.step(seen, 300.0)
+    assert again == [AskForFence("n1", "u1", "pod lm-worker-1 of PyTorchJob lm")]
 
     fenced = replace(seen, nodes={**NODES, "n1": replace(silent, is_fenced=True)})
     assert machine.step(fenced, 301.0) == [DeleteResumedPod("lm-worker-1", "u1", "n1", force=True)]

@@ -209,6 +209,8 @@ class World:
     """Pods by uid."""
     cut: set[str] = field(default_factory=set)
     """Nodes that run their pods and cannot be reached."""
+    asked: set[str] = field(default_factory=set)
+    """Nodes whose fence was asked for."""
     made: int = 0
     told: Picture = WELL
     machine: AutoResume = field(default_factory=AutoResume)
@@ -245,7 +247,7 @@ class World:
             if pod.ends_by is not None and pod.node not in self.cut and pod.node in self.nodes:
                 del self.pods[uid]
         for name, node in list(self.nodes.items()):
-            if node.is_asked_for and self.random.random() < 0.5:
+            if name in self.asked and self.random.random() < 0.5:
                 self.nodes[name] = replace(node, is_fenced=True)
         self.run_job()
 
@@ -291,7 +293,7 @@ class World:
                     del self.pods[uid]
             case AskForFence(node):
                 if node in self.nodes:
-                    self.nodes[node] = replace(self.nodes[node], is_asked_for=True)
+                    self.asked.add(node)
         return True
 
 

@@ -10,7 +10,11 @@ from unbroken.core.fencing import (
     Fence,
     FenceVerdict,
     advice,
+    awaited,
+    counts_as_dead,
     fence_verdict,
+    is_overdue,
+    proof_command,
 )
 
 NOW = 1_800_000_000.0
@@ -36,10 +40,28 @@ def test_a_node_is_fenced_only_if_it_is_unwell_itself(
     assert fence_verdict(is_ready, is_asked_for, fences, "new", NOW) is expected
 
 
+@pytest.mark.parametrize(
+    ("silent_seconds", "dead_seconds", "is_dead"),
+    [(None, 60.0, False), (59.0, 60.0, False), (60.0, 60.0, True), (1e9, 0.0, False)],
+)
+def test_a_node_counts_as_dead_only_by_the_word_of_who_runs_the_cluster(
+    silent_seconds: float | None, dead_seconds: float, is_dead: bool
+) -> None:
+    assert counts_as_dead(silent_seconds, dead_seconds) is is_dead
+
+
+def test_a_fence_that_is_not_given_within_a_minute_is_overdue() -> None:
+    assert not is_overdue([Fence("u0", NOW - 300.0), Fence("u1", NOW - 59.0)], NOW)
+    assert is_overdue([Fence("u0", NOW - 60.0)], NOW)
+    assert "pod lm-0" in awaited("n0", "pod lm-0")
+    assert proof_command("n0") in awaited("n0", "pod lm-0")
+
+
 def test_a_person_is_told_what_to_do_where_nothing_more_is_done() -> None:
     for verdict in (FenceVerdict.REPEATED, FenceVerdict.TOO_OFTEN):
         text = advice(verdict, "n0", "pod lm-0 of TrainJob lm")
         assert "node n0" in text
         assert "pod lm-0 of TrainJob lm" in text
-        assert "give it the taint node.kubernetes.io/out-of-service" in text
+        command = "kubectl taint node n0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        assert command in text
     assert not advice(FenceVerdict.READY, "n0", "any")

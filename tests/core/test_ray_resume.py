@@ -220,7 +220,7 @@ def test_a_worker_that_does_not_end_is_deleted_after_its_node_is_fenced() -> Non
     silent = {**NODES, "n2": replace(NODES["n2"], readiness=Readiness.SILENT)}
     asked = machine.step(replace(found, nodes=silent), 200.5)
     assert asked == [AskForFence("n2", "w1", "pod ray-w-1 of RayCluster ray")]
-    fenced = {**NODES, "n2": replace(NODES["n2"], is_fenced=True, is_asked_for=True)}
+    fenced = {**NODES, "n2": replace(NODES["n2"], is_fenced=True)}
     assert deletions(machine.step(replace(found, nodes=fenced), 201.0)) == {"w1": True}
 
 

@@ -55,9 +55,12 @@ async def add_node(place: Place, name: str) -> None:
     await say_ready(place, name, "True")
 
 
-async def say_ready(place: Place, name: str, status: str) -> None:
+async def say_ready(
+    place: Place, name: str, status: str, since: str = "2026-01-31T12:00:00Z"
+) -> None:
     """Set the node's Ready condition."""
     condition = {"type": "Ready", "status": status, "reason": "Test", "message": ""}
+    condition["lastTransitionTime"] = since
     body = {"status": {"conditions": [condition]}}
     await place.merge(f"nodes/{name}/status", body)
 

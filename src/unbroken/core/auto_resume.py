@@ -98,8 +98,6 @@ class PodNode:
     """Why the node is unhealthy, in words; empty: it is healthy."""
     is_fenced: bool = False
     """The node is proven to run nothing."""
-    is_asked_for: bool = False
-    """A fence of the node has been requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +450,7 @@ class Resumption(Generic[P, E]):
                 continue
             if is_reached:
                 effects += self._tell_of_stuck(seen, pod, now)
-            elif not node.is_asked_for and node.name not in asked:
+            elif node.name not in asked:
                 asked.add(node.name)
                 reason = f"pod {pod.name} of {seen.title}"
                 effects.append(AskForFence(node.name, pod.uid, reason))

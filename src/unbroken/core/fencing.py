@@ -18,6 +18,8 @@ FENCES_AN_HOUR = 10
 HOUR_SECONDS = 3600.0
 FENCES_KEPT = 32
 """Fences that are remembered of a node."""
+AWAITED_SECONDS = 60.0
+"""A fence that is not given so long after it was asked for is reported to people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,42 @@ def fence_verdict(
     return FenceVerdict.ASK
 
 
+def counts_as_dead(silent_seconds: float | None, dead_seconds: float) -> bool:
+    """True if a node has been silent for so long that its machine is known to be off.
+
+    `silent_seconds` None: its kubelet reports.  `dead_seconds` 0: silence alone proves nothing.
+    """
+    return silent_seconds is not None and 0 < dead_seconds <= silent_seconds
+
+
+def is_overdue(fences: Iterable[Fence], now: float) -> bool:
+    """True if the newest of the fences of a node that is asked for is not given in time."""
+    asked = max((one.at for one in fences), default=0.0)
+    return now >= asked + AWAITED_SECONDS
+
+
+def awaited(node: str, reason: str) -> str:
+    """Say what a job waits for whose pod is on a silent node, and how a person frees it."""
+    return (
+        f"node {node} does not answer, and may still run a pod of the job ({reason}), which "
+        f"therefore starts nowhere else. Switch its machine off, then run: {proof_command(node)}"
+    )
+
+
+def proof_command(node: str) -> str:
+    """Return the command by which a person says that nothing runs on a node."""
+    return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
+
+
 def advice(verdict: FenceVerdict, node: str, reason: str) -> str:
     """Say what a person is to do about a refused fence; empty: nothing."""
-    proof = f"if nothing runs on it, delete the Node or give it the taint {OUT_OF_SERVICE}"
+    proof = f"if nothing runs on it, delete the Node, or: {proof_command(node)}"
     if verdict is FenceVerdict.REPEATED:
         return f"node {node} was fenced before for {reason}, and is not fenced again: {proof}"
     if verdict is FenceVerdict.TOO_OFTEN:
         return (
             f"node {node} was fenced {FENCES_AN_HOUR} times within an hour, and is not fenced for "
-            f"{reason}: repair or replace it; {proof}, or remove its annotation {FENCES} to allow "
-            "more fences"
+            f"{reason}: repair or replace it, or remove its annotation {FENCES} to allow more "
+            f"fences; {proof}"
         )
     return ""

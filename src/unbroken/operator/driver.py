@@ -25,6 +25,7 @@ from unbroken.operator.jobs.runner import JobResources
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
+from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.operator.telemetry.incident_traces import IncidentTraces
@@ -63,6 +64,8 @@ class OperatorOptions:
     """As in `JobResources.agent`."""
     resume_retries: int = DEFAULT_RETRIES
     """Restarts of a job of another kind without annotations; 0: it is not resumed."""
+    dead_seconds: float = 0.0
+    """Seconds of silence after which the machine of a node is known to be off; 0: it never is."""
     without: frozenset[PartName] = frozenset()
     """Parts that another program does."""
     key: bytes = field(kw_only=True, repr=False)
@@ -165,6 +168,7 @@ async def _lead(
                 slots=asyncio.Semaphore(ORDERS_MAX),
                 permit=mandate,
                 is_proof_required=options.is_proof_required,
+                dead_seconds=options.dead_seconds,
                 agent=options.agent,
             )
             if repair is not None:
@@ -183,9 +187,10 @@ def _resuming(
     metrics: ResumedMetrics,
 ) -> Iterator[Coroutine[None, None, None]]:
     """Yield the programs that resume jobs of other kinds."""
-    namespace, retries = options.namespace, options.resume_retries
+    resume = ResumeOptions(options.namespace, options.resume_retries, options.dead_seconds)
+    on_request = replace(resume, retries=0)
     for kind in options.resumed():
-        default = retries if kind.is_resumed_by_default else 0
-        yield run_auto_resume(client, informers, recorder, kind, namespace, metrics, default)
+        wanted = resume if kind.is_resumed_by_default else on_request
+        yield run_auto_resume(client, informers, recorder, kind, wanted, metrics)
     if options.has(PartName.RAY):
-        yield run_ray_resume(client, informers, recorder, namespace, metrics, retries)
+        yield run_ray_resume(client, informers, recorder, resume, metrics)

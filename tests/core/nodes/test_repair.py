@@ -282,6 +282,32 @@ def test_pods_of_a_lost_node_are_not_waited_for() -> None:
     assert found.done() == [("node-0", Action.REPLACE)]
 
 
+@pytest.mark.parametrize(
+    ("pods", "is_awaited", "is_early"),
+    [(("lm-0",), True, True), ((), True, False), (("lm-0",), False, False)],
+)
+def test_a_silent_node_whose_fence_a_job_waits_for_is_replaced_earlier(
+    pods: tuple[str, ...], is_awaited: bool, is_early: bool
+) -> None:
+    found = world(lost_seconds=300.0, awaited_seconds=60.0)
+    found.tell(PodsSeen("node-0", pods))
+    found.silence("node-0")
+    found.change(replace(found.nodes["node-0"], is_awaited=is_awaited))
+    found.wait(50)
+    assert not found.done()
+    found.wait(20)
+    assert found.done() == ([("node-0", Action.REPLACE)] if is_early else [])
+
+
+def test_a_node_that_reports_is_not_replaced_earlier_for_a_job() -> None:
+    found = world(lost_seconds=300.0, awaited_seconds=60.0)
+    found.tell(PodsSeen("node-0", ("lm-0",)))
+    down = replace(found.nodes["node-0"], is_ready=False, ready_at=found.now, is_awaited=True)
+    found.change(down)
+    found.wait(200)
+    assert not found.done()
+
+
 def test_label_taken_back_while_the_jobs_leave_puts_the_node_back() -> None:
     found = world()
     found.tell(PodsSeen("node-0", ("lm-0",)))

@@ -299,6 +299,8 @@ async def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
         script.orders = list(asked)
         node = await here.until(f"nodes/{name}", lambda found: found["metadata"].get("annotations"))
         assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"
+        # A node that is gone runs nothing.
+        assert (await script.until(FenceProven)).pod == "u0"
         # It has come back since it was found lost.
         assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
         script.orders = [DeleteJob("its time is over")]

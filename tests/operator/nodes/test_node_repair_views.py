@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from lightkube.models.core_v1 import NodeSpec, Taint
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.repair.events import PatchNode
 from unbroken.operator.nodes.repair import node_patch
 from unbroken.operator.nodes.repair_views import is_of_a_job, record_patch, repair_node
-from unbroken.spec.keys import HEALTH, REPAIR
+from unbroken.spec.keys import FENCE, HEALTH, OUT_OF_SERVICE, REPAIR
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
@@ -33,6 +34,14 @@ def node(
         "status": {"conditions": listed},
     }
     return msgspec.convert(body, Node)
+
+
+def test_a_job_waits_for_the_fence_of_a_node_until_it_is_given() -> None:
+    asked = node({}, {FENCE: "pod lm-0"}, {"Ready": "Unknown"})
+    assert repair_node(asked).is_awaited
+    asked.spec = NodeSpec(taints=[Taint("NoExecute", OUT_OF_SERVICE)])
+    assert not repair_node(asked).is_awaited
+    assert not repair_node(node({}, {}, {"Ready": "Unknown"})).is_awaited
 
 
 def test_node_with_a_fault() -> None:

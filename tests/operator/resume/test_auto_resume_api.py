@@ -19,10 +19,13 @@ from tests.operator.pytorchjobs import (
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.operator.fences import AWAITED
+from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
 from unbroken.spec.keys import (
     AUTO_RESUME,
+    FENCES,
     RESUME_COUNT,
     RESUME_EXHAUSTED,
     RESUME_FAULT,
@@ -60,10 +63,13 @@ FIT_DEFINITION = {
 
 
 @asynccontextmanager
-async def resumer(place: Place, kind: JobKind = PYTORCHJOB) -> AsyncIterator[None]:
+async def resumer(
+    place: Place, kind: JobKind = PYTORCHJOB, dead_seconds: float = 0.0
+) -> AsyncIterator[None]:
     """Run auto-resume for this namespace's jobs of a kind."""
     recorder = EventRecorder(place.client, "test")
-    work = run_auto_resume(place.client, None, recorder, kind, place.namespace)
+    options = ResumeOptions(place.namespace, dead_seconds=dead_seconds)
+    work = run_auto_resume(place.client, None, recorder, kind, options)
     async with running(recorder.run(), work):
         yield
 
@@ -167,6 +173,34 @@ async def test_a_pod_of_a_silent_node_is_forced_out_only_after_the_fence(place: 
         assert len(annotations(last)[RESUME_PODS].split()) == 2
 
 
+async def test_a_silent_node_of_a_cluster_that_fences_elsewhere_counts_as_dead(
+    place: Open,
+) -> None:
+    async with place() as here:
+        await job_of_two(here)
+        async with resumer(here, dead_seconds=60.0):
+            await say_ready(here, node(here, 1), "Unknown")
+            await here.absent("pods/lm-worker-1")
+            kept = await here.get("pods/lm-worker-0")
+            assert kept is not None, "its node is ready: its kubelet ends it"
+            assert FENCE not in annotations(await here.get(f"nodes/{node(here, 1)}"))
+
+
+async def test_a_fence_that_nobody_gives_is_told_on_the_job_with_what_frees_it(
+    place: Open,
+) -> None:
+    async with place() as here:
+        job = await job_of_two(here)
+        asked = {FENCE: "pod of another", FENCES: "2026-01-31T12:00:00Z u7"}
+        await here.merge(f"nodes/{node(here, 1)}", {"metadata": {"annotations": asked}})
+        async with resumer(here):
+            await say_ready(here, node(here, 1), "Unknown")
+            said = await event(here, AWAITED)
+            assert said["involvedObject"]["uid"] == job["metadata"]["uid"]
+            assert "pod lm-worker-1 of PyTorchJob lm" in said["message"]
+            assert f"kubectl taint node {node(here, 1)} {OUT_OF_SERVICE}" in said["message"]
+
+
 async def test_a_node_that_is_gone_needs_no_fence(place: Open) -> None:
     async with place() as here:
         await job_of_two(here)
@@ -195,7 +229,7 @@ async def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
         await here.absent("pytorchjobs")
         informers = Informers(here.client)
         recorder = EventRecorder(here.client, "test")
-        work = run_auto_resume(here.client, informers, recorder, PYTORCHJOB)
+        work = run_auto_resume(here.client, informers, recorder, PYTORCHJOB, ResumeOptions())
         async with running(informers.run(), recorder.run(), work):
             await job_of_two(here)
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)

@@ -21,6 +21,7 @@ from tests.operator.resume.jobset_standin import (
 )
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
+from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB, TRAIN_RUNTIME
 from unbroken.spec.keys import (
@@ -49,7 +50,7 @@ async def resumers(place: Place) -> AsyncIterator[None]:
     """The program, for TrainJobs and JobSets of this namespace."""
     recorder = EventRecorder(place.client, "test")
     kinds = [
-        run_auto_resume(place.client, None, recorder, kind, place.namespace)
+        run_auto_resume(place.client, None, recorder, kind, ResumeOptions(place.namespace))
         for kind in (TRAIN_JOB, JOB_SET)
     ]
     async with running(recorder.run(), *kinds):

@@ -54,8 +54,6 @@ def test_a_node_is_what_its_conditions_and_labels_say() -> None:
     assert labelled.trouble == "node-health-status UnschedulablePendingReboot"
     taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
     assert node(spec={"taints": [taint]}).is_fenced
-    asked = {"name": "n", "annotations": {"unbroken.dev/fence": "a reason"}}
-    assert node(metadata=asked).is_asked_for
 
 
 def test_a_pod_is_what_its_status_says() -> None:

@@ -15,6 +15,7 @@ from tests.operator.pytorchjobs import BOTH, add_node
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.local.ray import install
+from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.spec.keys import (
     AUTO_RESUME,
@@ -48,7 +49,7 @@ async def resumer(place: Place, default: int = 0) -> AsyncIterator[None]:
     """Run auto-resume for this namespace."""
     await install(place.client)
     recorder = EventRecorder(place.client, "test")
-    work = run_ray_resume(place.client, None, recorder, place.namespace, None, default)
+    work = run_ray_resume(place.client, None, recorder, ResumeOptions(place.namespace, default))
     async with running(recorder.run(), work):
         yield
 

@@ -7,6 +7,9 @@
 - --agent-image={{ include "unbroken.image" . }}
 - --agent-authentication={{ .Values.agentAuthentication }}
 - --resume-retries={{ .Values.autoResume.retries }}
+{{- with .Values.nodes.deadAfterSeconds }}
+- --dead-after={{ . }}
+{{- end }}
 {{ include "unbroken.without" . }}
 {{- with .Values.operator.namespace }}
 - --namespace={{ . }}

@@ -14,6 +14,7 @@ from unbroken.kube.clock import wall
 
 from . import resumed
 from .agents import agent_value, reports
+from .dead_nodes import fence_waits
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .goodput import goodput_of, goodput_rows, goodput_value
@@ -63,7 +64,7 @@ async def describe(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
             {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}
             for pod in shown
         ],
-        "waiting": wait_lines(job, shown),
+        "waiting": [*wait_lines(job, shown), *await fence_waits(cluster, pods)],
         "goodput": goodput_value(goodput_of(job, incidents, wall())),
         "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],

@@ -22,8 +22,9 @@ from unbroken.spec.job.ledger import UNPROVEN, read_ledger
 from unbroken.spec.keys import LEDGER
 from unbroken.spec.schema.write import write_record
 
+from .dead_nodes import fence_waits
 from .goodput import goodput_line, goodput_of, goodput_value
-from .resumed import Resumed, any_job, chosen, explained, explanation
+from .resumed import Resumed, any_job, chosen, explained, explanation, pods_of
 from .story import common, story
 from .views import incident_line, restarts_text, state, wait_lines
 
@@ -62,22 +63,24 @@ def command(
     Example: `unbroken explain rayjob/train`
     """
 
-    async def read(cluster: Cluster) -> Resumed | tuple[dict[str, Any], list[Incident]]:
+    async def read(cluster: Cluster) -> tuple[Resumed | dict[str, Any], list[Incident], list[str]]:
         found = await any_job(cluster, job)
-        return found if isinstance(found, Resumed) else (found, await cluster.incidents(found))
+        if isinstance(found, Resumed):
+            return found, [], await fence_waits(cluster, await pods_of(cluster, found))
+        nodes = await fence_waits(cluster, await cluster.pods(job))
+        return found, await cluster.incidents(found), [*wait_lines(found), *nodes]
 
-    read_job = options.run(read)
-    if isinstance(read_job, Resumed):
-        _explain_resumed(read_job, number, options.output, every=every)
+    found, incidents, waiting = options.run(read)
+    if isinstance(found, Resumed):
+        _explain_resumed(found, number, options.output, waiting, every=every)
         return
-    found, incidents = read_job
     now = wall()
     good = goodput_of(found, incidents, now)
     chosen = _chosen(job, incidents, number)
     if options.output.is_data:
         listed = incidents if number is None else chosen
         value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
-        value["waiting"] = wait_lines(found)
+        value["waiting"] = waiting
         value["agentProof"] = _agents(found)
         options.output.print({**value, "incidents": list(map(as_value, listed))})
         return
@@ -89,7 +92,7 @@ def command(
         print()
         print("\n".join(story(one, sheet, now=now, is_full=stacks)))
     print()
-    print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
+    print("\n".join(_end(incidents, good, sheet, waiting)))
     if _agents(found) == UNPROVEN:
         text = "offer no proof of the job's key (HyperPod's own agent): everybody who can reach "
         print("\n".join(sheet.wrap(f"{text}their ports can command them", 10, first="agents    ")))
@@ -100,13 +103,17 @@ def _agents(job: dict[str, Any]) -> str:
     return read_ledger((job["metadata"].get("annotations") or {}).get(LEDGER, "")).agents
 
 
-def _explain_resumed(found: Resumed, number: int | None, output: Output, *, every: bool) -> None:
+def _explain_resumed(
+    found: Resumed, number: int | None, output: Output, waiting: Sequence[str], *, every: bool
+) -> None:
     losses = chosen(found.job, number, every=every)
     if output.is_data:
         listed = found.job.losses if number is None else losses
-        output.print(explained(found.job, listed))
+        output.print({**explained(found.job, listed), "waiting": list(waiting)})
         return
-    print("\n".join(explanation(found.job, losses, paper())))
+    sheet = paper()
+    print("\n".join(explanation(found.job, losses, sheet)))
+    print("\n".join(_waits(waiting, sheet)), end="\n" if waiting else "")
 
 
 def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:
@@ -141,10 +148,16 @@ def _print_older(incidents: Sequence[Incident], sheet: Paper) -> None:
 def _end(
     incidents: Sequence[Incident], good: Goodput, sheet: Paper, waiting: Sequence[str]
 ) -> Iterator[str]:
-    for index, line in enumerate(waiting):
-        yield from sheet.wrap(line, 10, first="          " if index else "waits for ")
+    yield from _waits(waiting, sheet)
     if not incidents and not waiting:
         yield "no incidents so far"
     if pattern := common(incidents):
         yield from sheet.wrap(pattern, 10, first="in common ")
     yield from sheet.wrap(goodput_line(good), 10, first="goodput   ")
+
+
+def _waits(waiting: Sequence[str], sheet: Paper) -> Iterator[str]:
+    for index, line in enumerate(waiting):
+        first = " " * 10 if index else "waits for "
+        is_command = line.startswith("kubectl ")  # it stays whole, to be copied
+        yield from [first + line] if is_command else sheet.wrap(line, 10, first=first)

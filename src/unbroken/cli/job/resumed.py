@@ -20,6 +20,7 @@ from unbroken.operator.resume.record import one_line, resumed_job
 from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.times import time_text
 
+from .dead_nodes import fence_waits
 from .views import age, pod_summary, span
 
 Object = dict[str, Any]
@@ -183,17 +184,23 @@ def ran_again(job: ResumedJob, loss: Loss | None) -> str:
 
 async def describe(cluster: Cluster, found: Resumed) -> dict[str, Any]:
     """The answer of `unbroken describe` as JSON."""
-    label = found.kind.pods_of(found.item)
-    pods = await cluster.select(PODS, f"{found.kind.pod_label}={label}") if label else []
+    pods = await pods_of(cluster, found)
     events = await events_of(cluster, found.job.uid)
     return {
         **summary(found.job),
         "pods": [
             pod_summary(pod) for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"]))
         ],
+        "waiting": await fence_waits(cluster, pods),
         "losses": [loss_value(one) for one in found.job.losses],
         "events": event_values(events),
     }
+
+
+async def pods_of(cluster: Cluster, found: Resumed) -> list[Object]:
+    """The pods of a job."""
+    label = found.kind.pods_of(found.item)
+    return await cluster.select(PODS, f"{found.kind.pod_label}={label}") if label else []
 
 
 async def events_of(cluster: Cluster, uid: str) -> list[Object]:
@@ -240,7 +247,8 @@ def print_description(found: Resumed, value: dict[str, Any], events: Sequence[st
         ]
         print_table(["POD", "NODE", "PHASE", "RESTARTS"], rows)
     losses = [loss_line(job, one) for one in job.losses]
-    for title, lines in {"losses": losses, "events": events}.items():
+    sections = {"waiting": value["waiting"], "losses": losses, "events": events}
+    for title, lines in sections.items():
         if lines:
             print(f"\n{title}:")
             print("\n".join(f"  {line}" for line in lines))

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from unbroken.cli.app import App, option
-from unbroken.cli.nodes.options import RepairFlags
+from unbroken.cli.nodes.options import RESUME_HELP, RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
 from unbroken.cli.programs import start_logging
@@ -101,8 +101,7 @@ class ClusterFlags:
         "--resume-retries",
         min=0,
         max=RETRIES_MAX,
-        help="Restarts of a PyTorchJob, TrainJob, RayJob or RayCluster without annotations of "
-        "auto-resume after losses of pods and nodes; 0: only jobs with annotations restart.",
+        help=RESUME_HELP,
         show_default=str(DEFAULT_RETRIES),
     )
     grace_seconds: float | None = option(

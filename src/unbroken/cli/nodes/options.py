@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARE = 0.2
 """Share of the nodes that `unbroken operator` repairs at once (docs/design/nodes.md)."""
+RESUME_HELP = (
+    "Restarts of a PyTorchJob, TrainJob, RayJob or RayCluster without annotations of auto-resume "
+    "after losses of pods and nodes; 0: only jobs with annotations restart."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,16 @@ import typer
 from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.log_lines import Log
-from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 
 from .key import KeyFlags, KeyPlace
-from .options import AgentFlags, CheckFlags, ClusterApiFlags, MetricsFlags, WebhookFlags
+from .options import (
+    AgentFlags,
+    CheckFlags,
+    ClusterApiFlags,
+    LossFlags,
+    MetricsFlags,
+    WebhookFlags,
+)
 from .parts import Without
 
 if TYPE_CHECKING:
@@ -48,18 +54,9 @@ def command(
     metrics: MetricsFlags,
     repair: RepairFlags,
     checks: CheckFlags,
+    losses: LossFlags,
     agent: AgentFlags,
     without: Without = None,
-    resume_retries: Annotated[
-        int,
-        typer.Option(
-            "--resume-retries",
-            min=0,
-            max=RETRIES_MAX,
-            help="Restarts of a PyTorchJob, TrainJob, RayJob or RayCluster without annotations of "
-            "auto-resume after losses of pods and nodes; 0: only jobs with annotations restart.",
-        ),
-    ] = DEFAULT_RETRIES,
     webhook: WebhookFlags,
     key: KeyFlags,
 ) -> None:
@@ -86,7 +83,8 @@ def command(
         repair=repair.options(),
         metrics=metrics.place(),
         without=frozenset(without or ()),
-        resume_retries=resume_retries,
+        resume_retries=losses.resume_retries,
+        dead_seconds=losses.dead_seconds,
     )
     cluster_api = serving.options(repair.node_provider)
     work = partial(_work, options, key.place(target), cluster_api, webhook.options())

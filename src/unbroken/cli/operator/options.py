@@ -13,7 +13,9 @@ import typer
 
 from unbroken.cli.app import option
 from unbroken.cli.cluster.api import tls_files
+from unbroken.cli.nodes.options import RESUME_HELP
 from unbroken.errors import SpecError
+from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 from unbroken.spec.keys import AGENT, AGENT_AUTH
 from unbroken.spec.nodes.values import NodeProvider
 
@@ -164,6 +166,24 @@ def _limit(flag: str, text: str) -> tuple[str, float]:
         what = f"{text!r} must be TYPE=GB/s, such as ml.p5.48xlarge=30"
         raise typer.BadParameter(what, param_hint=flag)
     return kind, bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class LossFlags:
+    """Losses of nodes and pods."""
+
+    resume_retries: int = option(
+        "--resume-retries", default=DEFAULT_RETRIES, min=0, max=RETRIES_MAX, help=RESUME_HELP
+    )
+    dead_seconds: float = option(
+        "--dead-after",
+        metavar="SECONDS",
+        default=0.0,
+        min=0,
+        help="Seconds after which a silent node (Ready Unknown) counts as dead, so that its pods "
+        "start elsewhere. Give it only if something surely switches the machines of silent nodes "
+        "off within this time. 0: never.",
+    )
 
 
 class AgentAuthentication(Enum):

@@ -132,6 +132,8 @@ class JobResources:
     """Turns for connecting to agents, of all jobs together."""
     is_proof_required: bool = False
     """Refuse agents that offer no proof of their job's key, as HyperPod's own does."""
+    dead_seconds: float = 0.0
+    """Seconds of silence after which the machine of a node is known to be off; 0: it never is."""
     agent: AgentToInject | None = None
     """The agent for jobs that request an injected one; None: such jobs are refused."""
     incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
@@ -148,7 +150,7 @@ class JobRunner:
         self._machine = machine
         self._requests = JobRequests(shared.client, job)
         self._writer = JobWriter(self._requests, shared.recorder, job)
-        self._fences = Fences(shared.client, shared.recorder)
+        self._fences = Fences(shared.client, shared.recorder, shared.dead_seconds)
         self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, shared.clock)
         self._received = self._taken = 0
         """Number of events so far, and of those that the machine has taken."""
@@ -454,9 +456,8 @@ class JobRunner:
 
     def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
         match effect:
-            case FenceNode(node, pod, reason):
-                work = self._fences.ask(node, pod, reason)
-                self._begin(("fence", node), work, is_after_write)
+            case FenceNode(node):
+                self._begin(("fence", node), self._fence(effect), is_after_write)
             case ProveFence(node, pod):
                 if self._begin(("prove", pod), self._prove(effect), is_after_write):
                     log.info("prove fence", job=self.title, node=node, pod=pod)
@@ -488,6 +489,10 @@ class JobRunner:
     async def _delete(self, order: DeletePod) -> None:
         if not await self._requests.delete_pod(order):
             self._pod_gone(order.name, order.uid)
+
+    async def _fence(self, order: FenceNode) -> None:
+        if await self._fences.ask(order.node, order.pod, order.reason, self._writer.about):
+            self.receive(FenceProven(order.pod))
 
     async def _prove(self, order: ProveFence) -> None:
         if await self._requests.is_fenced(order.node):

@@ -43,6 +43,7 @@ def repair_node(node: Node) -> RepairNode:
         is_ready=view.is_ready,
         ready_at=_seconds(ready.lastTransitionTime if ready else metadata.creationTimestamp),
         is_silent=ready is not None and ready.status == "Unknown",
+        is_awaited=bool(annotations.get(keys.FENCE)) and not view.is_fenced,
         boot_id=(info.bootID if info else "") or "",
         cluster=labels.get(keys.CLUSTER_NAME, ""),
         rack=_rack(view.topology),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lightkube.generic_resource import GenericNamespacedResource as Job
@@ -21,6 +22,18 @@ from unbroken.spec.job_kinds import JobKind
 
 from .record import resumed_job
 from .views import node_state
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOptions:
+    """Options of auto-resume."""
+
+    namespace: str | None = None
+    """None: all namespaces."""
+    retries: int = 0
+    """Restarts of a job without annotations."""
+    dead_seconds: float = 0.0
+    """Seconds of silence after which the machine of a node is known to be off; 0: it never is."""
 
 
 class JobChanges(ABC):

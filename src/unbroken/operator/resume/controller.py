@@ -28,7 +28,7 @@ from unbroken.operator.kinds import job_class
 from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import JobKind
 
-from .changes import JobChanges, counting, pods_and_nodes
+from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
 from .orders import Orders
 from .views import concerns, picture, uid_of
 
@@ -40,22 +40,21 @@ async def run_auto_resume(
     informers: Informers | None,
     recorder: EventRecorder,
     kind: JobKind,
-    namespace: str | None = None,
+    options: ResumeOptions,
     metrics: ResumedMetrics | None = None,
-    default: int = 0,
 ) -> None:
-    """Resume jobs of a kind until cancelled; `namespace` None: in all namespaces.
+    """Resume jobs of a kind until cancelled.
 
-    `informers`: shared ones that the caller runs; None: start own ones. `default`: restarts of a
-    job without annotations.
+    `informers`: shared ones that the caller runs; None: start own ones.
     """
+    namespace = options.namespace
 
     async def resume() -> None:
         # Not a shared one: it must end when the kind does.
         jobs = Informer(client, job_class(kind), namespace=namespace)
         with counting(metrics, kind, jobs):
             pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
-            resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes), default)
+            resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes), options)
             await _resume(resumer, [jobs, *own])
 
     await while_served(client, kind, resume)
@@ -90,13 +89,13 @@ class Resumer(JobChanges):
         recorder: EventRecorder,
         kind: JobKind,
         watches: Watches,
-        default: int,
+        options: ResumeOptions,
     ) -> None:
         super().__init__(kind)
         self._kind = kind
-        self._default = default
+        self._default = options.retries
         self._watches = watches
-        self._orders = Orders(client, recorder, watches.nodes)
+        self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, AutoResume] = {}
         """By the job's uid."""
         self._queue: WorkQueue[Key] = WorkQueue("auto-resume", self._look, workers=WORKERS)

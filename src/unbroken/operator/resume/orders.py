@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, assert_never
 from urllib.parse import quote
 
@@ -39,11 +40,17 @@ def path_of(kind: JobKind, key: Key) -> str:
 class Orders:
     """Looks at the nodes of pods, and carries out orders on jobs, pods and nodes."""
 
-    def __init__(self, client: KubeClient, recorder: EventRecorder, nodes: Informer[Node]) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        recorder: EventRecorder,
+        nodes: Informer[Node],
+        dead_seconds: float,
+    ) -> None:
         self._client = client
         self._recorder = recorder
         self._nodes = nodes
-        self._fences = Fences(client, recorder)
+        self._fences = Fences(client, recorder, dead_seconds)
 
     async def carry_out(self, kind: JobKind, job: Job, order: ResumeEffect) -> None:
         """Carry out an order.  A record that is not written, since the job has changed meanwhile,
@@ -54,7 +61,7 @@ class Orders:
             case DeleteResumedPod():
                 await self._delete(key_of(job).namespace, order)
             case AskForFence(node, pod, reason):
-                await self._fences.ask(node, pod, reason)
+                await self._fences.ask(node, pod, reason, reference_to(job))
             case Say():
                 type = "Warning" if order.is_warning else "Normal"
                 # A user's object, which causes too many events, must not fill the log with them.
@@ -83,7 +90,9 @@ class Orders:
         for name in sorted(names):
             node = self._nodes.get(name) or await self._node(name)
             if node is not None:
-                found[name] = node_state(node)
+                state = node_state(node)
+                is_fenced = state.is_fenced or self._fences.is_dead(node)
+                found[name] = replace(state, is_fenced=is_fenced)
         return found
 
     async def _delete(self, namespace: str, order: DeleteResumedPod) -> None:
@@ -100,8 +109,8 @@ class Orders:
         return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
 
     async def _is_dead(self, name: str | None) -> bool:
-        """True if the node is gone or fenced right now: informers may be late."""
+        """True if the node is gone, fenced or dead right now: informers may be late."""
         if name is None:
             return False
         node = await self._node(name)
-        return node is None or node_state(node).is_fenced
+        return node is None or node_state(node).is_fenced or self._fences.is_dead(node)

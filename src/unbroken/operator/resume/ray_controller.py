@@ -47,7 +47,7 @@ from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 from unbroken.spec.log_monitoring import log_monitoring_of
 
-from .changes import JobChanges, counting, pods_and_nodes
+from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
 from .orders import Orders, path_of
 from .ray_budget import Budget, Budgets
 from .ray_dashboard import ASK_SECONDS, RayDashboards
@@ -77,15 +77,14 @@ async def run_ray_resume(
     client: KubeClient,
     informers: Informers | None,
     recorder: EventRecorder,
-    namespace: str | None = None,
+    options: ResumeOptions,
     metrics: ResumedMetrics | None = None,
-    default: int = 0,
 ) -> None:
-    """Resume RayJobs and RayClusters until cancelled; `namespace` None: in all namespaces.
+    """Resume RayJobs and RayClusters until cancelled.
 
-    `informers`: shared ones that the caller runs; None: start own ones. `default`: restarts of a
-    job without annotations.
+    `informers`: shared ones that the caller runs; None: start own ones.
     """
+    namespace = options.namespace
 
     async def resume() -> None:
         clusters = Informer(client, job_class(RAY_CLUSTER), namespace=namespace)
@@ -93,7 +92,7 @@ async def run_ray_resume(
         pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
         watches = RayWatches(clusters, jobs, pods, nodes)
         with counting(metrics, RAY_CLUSTER, clusters), counting(metrics, RAY_JOB, jobs):
-            await _resume(client, recorder, watches, [clusters, jobs, *own], default)
+            await _resume(client, recorder, watches, [clusters, jobs, *own], options)
 
     async def rayjobs() -> None:
         await while_served(client, RAY_JOB, resume)
@@ -106,7 +105,7 @@ async def _resume(
     recorder: EventRecorder,
     watches: RayWatches,
     own: Sequence[Informer[Any]],
-    default: int,
+    options: ResumeOptions,
 ) -> None:
     """Resume while the API serves the kinds, and run the informers in `own`."""
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
@@ -114,7 +113,7 @@ async def _resume(
     async with session, asyncio.TaskGroup() as tasks:
         for informer in own:
             tasks.create_task(informer.run())
-        resumer = RayResumer(client, recorder, watches, session, default)
+        resumer = RayResumer(client, recorder, watches, session, options)
         try:
             await resumer.run()
         finally:
@@ -152,13 +151,13 @@ class RayResumer(JobChanges):
         recorder: EventRecorder,
         watches: RayWatches,
         session: aiohttp.ClientSession,
-        default: int,
+        options: ResumeOptions,
     ) -> None:
         super().__init__(RAY_CLUSTER)
-        self._default = default
+        self._default = options.retries
         self._client = client
         self._watches = watches
-        self._orders = Orders(client, recorder, watches.nodes)
+        self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, RayResume] = {}
         """By the subject's uid."""
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)

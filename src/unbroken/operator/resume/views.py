@@ -110,7 +110,6 @@ def node_state(node: Node) -> PodNode:
     ready = _condition(node, "Ready")
     status = ready.status if ready is not None else "Unknown"
     since = ready.lastTransitionTime if ready is not None else None
-    annotations = (node.metadata and node.metadata.annotations) or {}
     is_ordered = view.notice is not None and view.notice.is_order
     return PodNode(
         name=view.name,
@@ -118,7 +117,6 @@ def node_state(node: Node) -> PodNode:
         not_ready_since=since.timestamp() if since is not None else 0.0,
         trouble="" if view.is_healthy and not is_ordered else _trouble(node),
         is_fenced=view.is_fenced,
-        is_asked_for=bool(annotations.get(keys.FENCE)),
     )
 
 

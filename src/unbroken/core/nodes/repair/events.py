@@ -37,6 +37,8 @@ class RepairNode:
     """Time since when the node is ready, or not ready."""
     is_silent: bool = False
     """The node is silent: Ready is Unknown, which its own kubelet would never report."""
+    is_awaited: bool = False
+    """A job waits for the proof that nothing runs on the node, and nobody has given it."""
     boot_id: str = ""
     cluster: str = ""
     """Label `cluster-name`."""
@@ -300,6 +302,8 @@ class RepairSettings:
     lost_seconds: float = 600.0
     """Seconds that a node may be not ready before it is repaired (judgement; Cluster API's examples
     of a MachineHealthCheck have 5 min, Karpenter's node repair 30)."""
+    awaited_seconds: float = 60.0
+    """The same for a silent node that a job waits for (judgement)."""
     drain_seconds: float = 600.0
     """Seconds that jobs have to move off (judgement)."""
     act_seconds: float = 1800.0

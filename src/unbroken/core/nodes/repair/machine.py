@@ -50,6 +50,7 @@ from .rules import (
     action_of,
     entry_rung,
     is_in_probation,
+    lost_at,
     need_of,
     obstacle,
     retry_at,
@@ -134,8 +135,13 @@ class Repairer:
         repair, node = self._facts.record(name).repair, self._facts.nodes.get(name)
         if repair is not None:
             yield from self._course.moments(name, repair)
-        elif node is not None and not node.is_ready:
-            yield node.ready_at + self._settings.lost_seconds
+        elif node is not None:
+            yield lost_at(self._waited_for(node), self._settings)
+
+    def _waited_for(self, node: RepairNode) -> RepairNode:
+        """Return the node; its fence is awaited only while pods of jobs are there."""
+        has_pods = bool(self._facts.pods.get(node.name))
+        return replace(node, is_awaited=node.is_awaited and has_pods)
 
     def _go_on(self, name: str, now: float) -> None:
         node = self._facts.nodes.get(name)
@@ -210,7 +216,7 @@ class Repairer:
             if not settings.is_dry_run:
                 self._begin_burn_in(node, now)
             return
-        shown = replace(node, order=self._desk.order_on(node))
+        shown = replace(self._waited_for(node), order=self._desk.order_on(node))
         need = need_of(shown, record, self._facts.recovery(node), settings, now)
         if need is not None:
             self._begin(node, need, now)

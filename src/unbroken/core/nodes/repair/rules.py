@@ -6,6 +6,7 @@ probation, go one rung up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -64,10 +65,18 @@ def need_of(
         return None
     if node.health in PENDING:
         return _labelled(node)
-    if not node.is_ready and now - node.ready_at >= settings.lost_seconds:
+    if now >= lost_at(node, settings):
         text = f"not ready for {now - node.ready_at:.0f} s"
         return Need(Action.REPLACE, text, LOST, LOST_FAULT)
     return None
+
+
+def lost_at(node: RepairNode, settings: RepairSettings) -> float:
+    """Return the time from which a node that is not ready counts as lost; inf: it is ready."""
+    if node.is_ready:
+        return math.inf
+    is_urgent = node.is_silent and node.is_awaited
+    return node.ready_at + (settings.awaited_seconds if is_urgent else settings.lost_seconds)
 
 
 def _labelled(node: RepairNode) -> Need:
