@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.job.drive_job import Script, begun
-from unbroken.core.job.events import PodHeld, PodName, PodUid, RecordEvent, WriteLedger
+from unbroken.core.job.events import PodHeld, PodName, PodSeen, PodUid, RecordEvent, WriteLedger
 from unbroken.core.job.obstacles import (
     LINE_CHARACTERS,
     LINES_MAX,
@@ -108,6 +110,15 @@ def test_a_container_that_runs_without_an_agent_is_told_of() -> None:
     assert "no agent has answered at its port 8080 yet" in wait(script)[0]
     script.run("30 ready w-0")
     assert wait(script) == []
+
+
+def test_hyperpods_agent_whose_port_is_in_use_is_told_of_with_the_option_that_helps() -> None:
+    script = begun()
+    script.run(f"1 pod w-0 why={LOOP} says=ended lines=Traceback|ValueError")
+    assert "--server-host" not in script.condition.message
+    last = "ValueError: Exception in launching HyperPodElasticAgentServer"
+    script.give(PodSeen(replace(script.views["w-0"], last_lines=(last,))), 1 + CHANGE_SECONDS)
+    assert "its port is in use: give the agent of each pod" in wait(script)[0]
 
 
 def test_an_agent_that_is_not_believed_is_told_of_and_its_command_is_not_blamed() -> None:

@@ -6,10 +6,13 @@ are its statuses as it gives them (agent 1.1.3; tests/interop has the real one).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.job.drive_job import Script, begun, running
-from unbroken.core.job.events import AgentReported
+from unbroken.core.job.events import AgentReported, PodPhase, PodSeen, StartWorkers
+from unbroken.core.job.obstacles import split_wait
 from unbroken.spec.job.detectors import read_detectors
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
@@ -219,3 +222,47 @@ def test_a_new_process_that_no_stop_has_reached_joins_the_restart_under_way() ->
     script.run("5 lost w-1")
     says(script, "w-1", 6, "faulted", INIT=5, READY=5.5, FAULTED=5.9)
     assert script.status.restart_count == 2
+
+
+def started(script: Script) -> list[str]:
+    """Return the pods whose workers were started."""
+    uids = {one.pod for one in script.effects if isinstance(one, StartWorkers)}
+    return [name for name, view in script.views.items() if view.uid in uids]
+
+
+def addressed(script: Script, **addresses: str) -> None:
+    """Give pods these addresses."""
+    for name, address in addresses.items():
+        pod = name.replace("_", "-")
+        script.views[pod] = replace(script.views[pod], address=address, phase=PodPhase.RUNNING)
+        script.give(PodSeen(script.views[pod]), 1.0)
+
+
+@pytest.mark.parametrize("host", ["127.77.0.3 127.77.1.3", "10.0.0.7 10.0.0.7"])
+def test_one_agent_that_answers_for_two_pods_gets_no_ranks_until_each_has_its_own(
+    host: str,
+) -> None:
+    script = begun(2)
+    script.run("1 gone w-1\n1 pod w-1 uid=w-1.1 node=n0")
+    one, other = host.split()
+    addressed(script, w_0=one, w_1=other)
+    for pod in ("w-0", "w-1", "w-0", "w-1"):
+        says(script, pod, 2, "ready", INIT=1.5, READY=2)
+    script.run("20 tick")
+    assert started(script) == []
+    (line,) = split_wait(script.condition.message)[1]
+    assert line.startswith("pod j-w-1: AgentShared: one agent answers at its port 8080 and at that")
+    assert "of pod j-w-0; give the agent of each pod the address" in line
+    assert "--server-host=$(AGENT_HOST)" in line
+    says(script, "w-1", 30, "ready", INIT=29, READY=29.5)
+    script.run("31 tick")
+    assert split_wait(script.condition.message)[1] == []
+    assert started(script) == ["w-0", "w-1"]
+
+
+def test_agents_of_other_machines_may_have_begun_at_the_same_moment() -> None:
+    script = begun(2)
+    addressed(script, w_0="10.0.0.7", w_1="10.0.0.8")
+    for pod in ("w-0", "w-1"):
+        says(script, pod, 2, "ready", INIT=1.5, READY=2)
+    assert started(script) == ["w-0", "w-1"]

@@ -361,6 +361,9 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None:
             return
+        if (other := state.roster.other_with(member, report)) is not None:
+            self._waits.shared(member.view, other.view)
+            return
         self._leases.answered(uid)
         self._unanswered.forget(uid)
         member.clock.hear(report, now)

@@ -24,6 +24,7 @@ LINES_MAX = 8
 LINE_CHARACTERS = 160
 """Characters kept of a line that a container wrote last."""
 NO_AGENT = "NoAgent"
+AGENT_SHARED = "AgentShared"
 NOT_PROVEN = "AgentNotProven"
 NOT_READY = "WorkersNotReady"
 REFUSED = "PodRefused"
@@ -38,7 +39,14 @@ _FAMILIES = {
     "ErrImagePull": "ImagePullBackOff",
 }
 """Reasons that follow each other and share a cause."""
+_OWN_ADDRESS = (
+    "give the agent of each pod the address of its pod, by the option --server-host=$(AGENT_HOST): "
+    "without it HyperPod's agent listens on all addresses of its machine"
+)
+_CANNOT_LISTEN = "Exception in launching HyperPodElasticAgentServer"
+"""Text in the last lines of HyperPod's agent whose port is in use (agent 1.1.3)."""
 _ADVICE = {
+    AGENT_SHARED: _OWN_ADDRESS,
     ENDED: "the container's command ends before its agent is up; see its whole output with "
     "`kubectl logs {pod} --all-containers --previous`",
     "Unschedulable": "make room, or correct the template's requests, nodeSelector and tolerations",
@@ -76,6 +84,8 @@ class Obstacle:
         parts = [f"pod {self.pod}{also}", self.reason, self.text]
         said = ": ".join(part for part in parts if part).rstrip(".")
         advice = _ADVICE.get(self.cause, "").format(pod=self.pod)
+        if any(_CANNOT_LISTEN in line for line in self.lines):
+            advice = f"its port is in use: {_OWN_ADDRESS}"
         return f"{said}; {advice}" if advice else said
 
     def full_text(self, others: int = 0) -> str:

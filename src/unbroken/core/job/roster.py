@@ -54,6 +54,10 @@ def is_stock(report: AgentReport) -> bool:
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
 
 
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
 def of_ranks(report: AgentReport, nnodes: int, wanted: int) -> AgentReport:
     """Return the report without its watch if that has ranks beyond any job of this size.
 
@@ -292,6 +296,27 @@ class Roster:
         """Return the pod that has the name now."""
         uid = self._names.get(name)
         return None if uid is None else self.members.get(uid)
+
+    def other_with(self, member: Member, report: AgentReport) -> Member | None:
+        """Return another pod for which the same agent process answers; None: there is none.
+
+        That happens to pods that share addresses: an agent that listens on all addresses of its
+        machine also answers at those of the other pods there.
+        """
+        view, known = member.view, member.report
+        is_same = known is not None and known.agent_id == report.agent_id
+        if view.address is None or is_same or not is_stock(report):
+            return None
+        is_local = _is_loopback(view.address)
+        near = self.members if is_local else self._placed.get(view.node or NodeName(""), {})
+        for other in near.values():
+            address = other.view.address or ""
+            is_near = address == view.address or (is_local and _is_loopback(address))
+            theirs = other.report
+            is_theirs = theirs is not None and theirs.agent_id == report.agent_id
+            if is_near and is_theirs and other is not member:
+                return other
+        return None
 
     def see_node(self, node: NodeView) -> None:
         """Take a node as the watch of nodes shows it."""

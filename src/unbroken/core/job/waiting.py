@@ -13,7 +13,17 @@ from unbroken.spec.job.types import Condition
 
 from .deadlines import earliest
 from .events import PodName, PodPhase, PodUid, PodView
-from .obstacles import MARK, NO_AGENT, NOT_PROVEN, REFUSED, Obstacle, printable, summary, with_wait
+from .obstacles import (
+    AGENT_SHARED,
+    MARK,
+    NO_AGENT,
+    NOT_PROVEN,
+    REFUSED,
+    Obstacle,
+    printable,
+    summary,
+    with_wait,
+)
 from .roster import Member
 from .state import JobState
 from .transitions import Phase
@@ -74,6 +84,12 @@ class Waits:
             self.state.trouble[view.name] = Obstacle(view.name, reason, printable(message))
         if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
             self.note(Obstacle(view.name, as_reason(reason), printable(message)))
+
+    def shared(self, view: PodView, other: PodView) -> None:
+        """Note that the agent of another pod answers at the address of this one."""
+        self._up.pop(view.uid, None)
+        text = f"one agent answers at its port {view.agent_port} and at that of pod {other.name}"
+        self.note(Obstacle(view.name, AGENT_SHARED, text))
 
     def refused(self, name: PodName, reason: str) -> None:
         """Note that a pod could not be created."""

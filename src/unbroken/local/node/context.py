@@ -22,7 +22,8 @@ PASSED_ON = (
 )  # fmt: skip
 """Variables of the host that stand in for those of an image."""
 STAND_INS = Path(__file__).parent / "bin"
-"""Commands that pods find where nothing else has their names: `hyperpodrun`, for `unbrokenrun`."""
+"""Commands that pods find before others of their names: `hyperpodrun`, which starts the pod's own
+or `unbrokenrun`."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class NodeContext:
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that every container starts from; our own commands are on its PATH, last."""
+    """Variables that every container starts from; our own commands are on its PATH."""
     result = {name: environ[name] for name in PASSED_ON if name in environ}
     result["PATH"] = with_own_commands(result.get("PATH", os.defpath))
     return result
@@ -75,7 +76,7 @@ def with_image(
 
 
 def with_own_commands(path: str) -> str:
-    """Return a PATH with our own commands last."""
-    places = path.split(os.pathsep)
-    own = (str(Path(sys.executable).parent), str(STAND_INS))
-    return os.pathsep.join([*places, *(place for place in own if place not in places)])
+    """Return a PATH with our stand-ins first and our own commands last."""
+    places = [place for place in path.split(os.pathsep) if place != str(STAND_INS)]
+    own = str(Path(sys.executable).parent)
+    return os.pathsep.join([str(STAND_INS), *places, *([own] if own not in places else [])])
