@@ -24,8 +24,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import hyp_program
 from tests.cluster_api.conftest import aws_folder
 from tests.deploy.charts import tool
+from tests.interop import stock_agent
 from tests.watching import wait_until
 
 __all__ = ["aws_folder"]
@@ -38,6 +40,24 @@ NOT_YET: dict[str, str] = {}
 IN_CI = ("quickstart_2",)
 """The others take minutes."""
 tutorials = tool("tutorials")
+
+
+@pytest.fixture
+def hyperpodrun_folder() -> Path:
+    """Folder of HyperPod's own agent."""
+    try:
+        return stock_agent.installed().bin
+    except stock_agent.NotInstalledError as error:
+        pytest.skip(f"{error}")
+
+
+@pytest.fixture
+def hyp_folder() -> Path:
+    """Folder of HyperPod's client, which reports to no one."""
+    try:
+        return hyp_program.installed().parent
+    except hyp_program.NotInstalledError as error:
+        pytest.skip(f"{error}")
 
 
 @dataclass(slots=True)
@@ -100,7 +120,8 @@ def test_a_flow_of_the_documents_works_as_written(
     pytest.importorskip("torch")
     variables = tutorials.environment(tmp_path)
     folders = [str(request.getfixturevalue(f"{name}_folder")) for name in needs(flow.read_text())]
-    variables["PATH"] = os.pathsep.join([*folders, variables["PATH"]])
+    variables |= {"HTTPS_PROXY": hyp_program.NOWHERE, "NO_PROXY": "127.0.0.1,localhost"}
+    variables["PATH"] = os.pathsep.join([variables["PATH"], *folders])
     if shutil.which("kubectl", path=variables["PATH"]) is None:
         pytest.skip("kubectl is not installed (Debian's package kubernetes-client)")
     (tmp_path / "unbroken").symlink_to(ROOT)
