@@ -2,7 +2,8 @@
 
     python flooding_agents.py '{"first": 100, "count": 100, "kinds": ["lists", "flood"]}'
 
-Writes a line when all of them listen.  Ends when its stdin does.
+Writes a line when all of them listen, and a line for each whose attack the operator has taken in
+once.  Ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ async def evidence(_: bytes, out: asyncio.StreamWriter) -> None:
 async def drip(_: bytes, out: asyncio.StreamWriter) -> None:
     """A frame of 600 KiB that never ends, byte by byte."""
     out.write(frame(b" " * 600 * 1024)[: 500 * 1024])
+    await out.drain()
+    note(out)
     while True:
         out.write(b" ")
         await out.drain()
@@ -159,18 +162,32 @@ def _frames(kind: str) -> list[bytes]:
         case "evidence":
             return [text(report()), text(asked)]
         case _:
-            fat = report(state="faulted", faults=[one] * 8)
+            fat = report(faults=[one] * 8)
             return [text(fat | {"message": str(i)}) for i in range(4)]
 
 
 async def repeat(out: asyncio.StreamWriter, frames: list[bytes] | Iterator[bytes]) -> None:
     """Send them again and again, as fast as they are taken."""
+    number = 0
     while True:
         for one in frames:
             out.write(one)
             await out.drain()
+            if (number := number + 1) == 3:
+                note(out)
             await asyncio.sleep(0)
 
+
+def note(out: asyncio.StreamWriter) -> None:
+    """Write a line for the agent, once."""
+    address = out.get_extra_info("sockname")[0]
+    if address not in TAKEN:
+        TAKEN.add(address)
+        os.write(1, b"taken\n")
+
+
+TAKEN: set[str] = set()
+"""Addresses of the agents for which a line was written."""
 
 LINKED: dict[str, Attack] = {
     one.__name__: one
@@ -203,6 +220,7 @@ async def serve(kind: str, source: asyncio.StreamReader, out: asyncio.StreamWrit
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # The operator has ended the connection.
     finally:
+        note(out)
         out.close()
 
 

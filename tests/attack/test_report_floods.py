@@ -2,7 +2,8 @@
 
 In the attack, 20 pods of one job sent 4 MiB of empty lists as `progress`, which took 130 MB each in
 the operator. The kernel killed it for its memory, and again after each restart. One agent that
-reported as fast as it could took half a core from all jobs.
+reported as fast as it could took half a core from all jobs: tests/agent/test_link_rates.py holds
+how fast an agent is read.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
@@ -36,19 +35,18 @@ from control_plane_world import (
     server,
 )
 
+from tests.watching import until
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal
 
 pytestmark = pytest.mark.slow
 
-SIZE = 100
+SIZE = 30
 """Agents of the hostile job; the honest one has fewer."""
-HONEST = 20
-MEBIBYTES_MAX = 200
-HEALTH_SECONDS_MAX = 5.0
-"""Longest answer to a health check: a kubelet waits 10 s; a quiet machine takes 0.1 s."""
-SLOWER_SECONDS_MAX = 1.0
-"""Seconds by which the honest job's median may grow under attack, on a shared machine."""
+HONEST = 4
+MEBIBYTES_MAX = 100
+"""Growth of the operator: 20 and 57 MiB were measured; one report that is read whole takes 130."""
+RECOVERIES = 3
 KINDS = sorted((flooding_agents.LINKED | flooding_agents.PLAIN).keys() - {"fat"})
 
 
@@ -60,9 +58,9 @@ class World:
     port: int
     client: KubeClient
     honest: Agents
+    hostile: subprocess.Popen[bytes]
     number: int = 0
     """Number of the honest job's newest attempt."""
-    health: list[float] = field(default_factory=list)
 
     def rss(self) -> tuple[float, float]:
         """Return the operator's memory, now and at most, in MiB."""
@@ -70,39 +68,38 @@ class World:
         fields = dict(line.split(":", 1) for line in text.splitlines())
         return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
-    async def recover(self) -> float:
-        """Let a worker of the honest job die; return the seconds until all agents start."""
-        failed_at = await self.honest.fail(self.number % HONEST)
-        self.number += 1
-        found: dict[str, Any] = {}
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            found = await self.honest.state()
-            starts = found["tallies"].get(self.number, [0, 0, 0, 0])
-            if starts[2] == HONEST and found["running"] == HONEST:
-                return float(starts[3] - failed_at)
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"attempt {self.number} has not started: {found}")
-
-    async def ask(self) -> None:
-        """Request the operator's health repeatedly."""
+    async def recover(self) -> None:
+        """Let workers of the honest job die, one after the other; return when all agents start."""
         async with aiohttp.ClientSession() as session:
-            while True:
-                began = time.monotonic()
+            for _ in range(RECOVERIES):
+                await self.honest.fail(self.number % HONEST)
+                self.number += 1
+                await until(self.honest.state, self._runs)
                 async with session.get(f"http://127.0.0.1:{self.port}/healthz") as answer:
                     assert answer.status == 200
-                self.health.append(time.monotonic() - began)
-                await asyncio.sleep(0.1)
+
+    def _runs(self, found: dict[str, Any]) -> bool:
+        starts = found["tallies"].get(self.number, [0, 0, 0, 0])[2]
+        return bool(starts == HONEST and found["running"] == HONEST)
 
     async def create(self, job: int, count: int) -> None:
         """Create a job without tokens, so that its agents need none."""
         made = manifest(job, count, 8, is_plain=True)
-        for _ in range(300):
+
+        async def is_made() -> bool:
             with suppress(ApiRefusal):  # The operator installs the kind first.
                 await self.client.raw("POST", JOBS, body=made)
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError("the job cannot be created")
+                return True
+            return False
+
+        await until(is_made)
+
+    async def attack(self) -> None:
+        """Create the hostile job, and return once each of its agents has attacked."""
+        await self.create(1, SIZE)
+        assert self.hostile.stdout is not None
+        for _ in range(SIZE):
+            await asyncio.to_thread(self.hostile.stdout.readline)
 
     async def conditions(self, job: int) -> list[dict[str, Any]]:
         """Return the conditions of a job."""
@@ -147,13 +144,11 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
             hostile.stdout.readline()
             async with agents(HONEST, 8, 1, False) as honest, asyncio.TaskGroup() as tasks:
                 kubelet = tasks.create_task(HonestKubelet(client, SIZE, honest).run())
-                found = World(program.pid, port, client, honest)
+                found = World(program.pid, port, client, honest, hostile)
                 await found.create(0, HONEST)
-                while (await honest.state())["running"] < HONEST:
-                    await asyncio.sleep(0.05)
-                asking = tasks.create_task(found.ask())
+                await until(honest.state, lambda state: state["running"] == HONEST)
+                await found.recover()
                 yield found
-                asking.cancel()
                 kubelet.cancel()
             assert program.poll() is None, "the operator has ended"
             assert "Traceback" not in (folder / "operator.log").read_text()
@@ -165,47 +160,30 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
             hostile.communicate()
 
 
-def tell(name: str, found: World, before: float, usual: list[float], seen: list[float]) -> None:
-    """Print the figures for the documents."""
-    now, most = found.rss()
-    sys.stdout.write(
-        f"\n{name}: {SIZE} hostile agents; RSS {before:.0f} MiB before, {now:.0f} after, "
-        f"{most:.0f} at most; honest recovery {max(usual):.2f} s at most before, "
-        f"{median(seen):.2f} s in the median and {max(seen):.2f} s at most under attack; "
-        f"/healthz {max(found.health):.2f} s at most\n"
-    )
-
-
 async def test_hostile_agents_of_one_job_harm_no_other() -> None:
     async with world(KINDS) as found:
-        usual = [await found.recover() for _ in range(3)]
         before, _ = found.rss()
-        found.health.clear()
-        await found.create(1, SIZE)
-        until, seen = time.monotonic() + 20, []
-        while time.monotonic() < until:
-            seen.append(await found.recover())
-            await asyncio.sleep(1)
-        tell("attack", found, before, usual, seen)
-        assert found.rss()[1] - before < MEBIBYTES_MAX
-        assert max(found.health) < HEALTH_SECONDS_MAX
-        assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
+        await found.attack()
+        await found.recover()
+        check(found, before)
 
 
 async def test_a_job_that_takes_too_much_memory_fails_alone() -> None:
     async with world(["fat"]) as found:
-        usual = [await found.recover() for _ in range(3)]
         before, _ = found.rss()
         await found.create(1, SIZE)
-        failed: list[dict[str, Any]] = []
-        for _ in range(600):
-            failed = [c for c in await found.conditions(1) if c["type"] == "Failed"]
-            if failed:
-                break
-            await asyncio.sleep(0.1)
-        seen = [await found.recover() for _ in range(3)]
-        tell("budget", found, before, usual, seen)
-        assert [c["reason"] for c in failed] == ["AgentReportsTooLarge"]
-        assert "pod job-1-w-" in failed[0]["message"]
-        assert found.rss()[1] - before < MEBIBYTES_MAX
-        assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
+        conditions = await until(
+            lambda: found.conditions(1), lambda all: any(one["type"] == "Failed" for one in all)
+        )
+        (failed,) = (one for one in conditions if one["type"] == "Failed")
+        assert failed["reason"] == "AgentReportsTooLarge"
+        assert "pod job-1-w-" in failed["message"]
+        await found.recover()
+        check(found, before)
+
+
+def check(found: World, before: float) -> None:
+    """Print the operator's memory, for docs/guide/security.md; fail if it took too much."""
+    now, most = found.rss()
+    sys.stdout.write(f"\nRSS {before:.0f} MiB before, {now:.0f} after, {most:.0f} at most\n")
+    assert most - before < MEBIBYTES_MAX
