@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.clusters import Cluster
 from tests.e2e.jobs import Job, Object, job
-from unbroken.spec.times import time_seconds
+from tests.watching import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).parent / "programs/hung.py"
-TOLD_SECONDS, PRINTED_SECONDS = 10.0, 60.0
-"""Bounds from docs/detectors.md."""
-BUSY_FACTOR = 2.0
-"""Factor for a machine that runs other tests at the same time."""
 
 
-def hang(one: Job, how: str, steps: int, bound: float) -> Object:
-    """Let rank 3 hang after so many steps; its incident, which must be there in time."""
+def hang(one: Job, how: str, steps: int) -> Object:
+    """Let rank 3 hang after so many steps; return its incident: the job has no timeout for it."""
     one.steps(0, more=steps)
     (one.directory / how).touch()
-    began = time.time()
     one.steps(1)
     one.finish()
     (incident,) = one.incidents(1)
     culprit = incident["culprit"]
     assert (culprit["fault"], culprit["rank"], incident["confidence"]) == ("Stalled", 3, "certain")
-    assert time_seconds(incident["examinedAt"]) - began < BUSY_FACTOR * bound
     return incident
 
 
 def test_a_thread_that_keeps_the_gil_is_found_and_named(cluster: Cluster, tmp_path: Path) -> None:
     with job(cluster, tmp_path, program=PROGRAM) as one:
         (one.directory / "told").touch()
-        incident = hang(one, "gil", 25, TOLD_SECONDS)
+        incident = hang(one, "gil", 25)
         text = cluster.unbroken("explain", one.name).stdout
     assert "rank 3 holds the GIL (thread holder) in keep_gil" in incident["blame"]
     outlier, others = incident["groups"]
@@ -50,7 +43,7 @@ def test_a_rank_that_sleeps_in_a_job_that_only_prints_is_found(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with job(cluster, tmp_path, program=PROGRAM) as one:
-        incident = hang(one, "sleep", 140, PRINTED_SECONDS)
+        incident = hang(one, "sleep", 140)
     assert "rank 3 sleeps in hang" in incident["blame"]
 
 
@@ -61,9 +54,7 @@ def test_a_rank_that_evaluates_while_the_others_wait_is_let_be(
         (one.directory / "told").touch()
         one.steps(0, more=25)
         (one.directory / "rest").touch()
-        # No state is awaited: nothing may happen in a time in which a hang would have been found.
-        time.sleep(BUSY_FACTOR * TOLD_SECONDS)
-        (one.directory / "rested").touch()
+        wait_until((one.directory / "rested").exists)
         one.steps(0)
         ended = one.finish()
         assert one.incidents(None) == []

@@ -2,8 +2,8 @@
 
 Files in DIRECTORY select the behaviour. With `told` every rank reports its steps; otherwise rank 0
 only prints a line for each. In the first attempt, with `gil` a thread of rank 3 takes the GIL for
-ever, and with `sleep` rank 3 sleeps for ever. With `rest` rank 0 works for a while at something of
-its own.
+ever, and with `sleep` rank 3 sleeps for ever. With `rest` rank 0 works at something of its own for
+REST_SECONDS, and then makes the file `rested`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import distributed
 from unbroken import worker
 
 STEP_SECONDS = 0.25
+REST_SECONDS = 20.0
+"""Twice the time in which a hang of ranks that report steps is found (docs/detectors.md)."""
 
 
 def keep_gil() -> None:
@@ -36,8 +38,11 @@ def hang() -> None:
         while True:
             time.sleep(3600)
     rested = DIRECTORY / "rested"
-    while RANK == 0 and (DIRECTORY / "rest").exists() and not rested.exists():
-        evaluate()
+    if RANK == 0 and (DIRECTORY / "rest").exists() and not rested.exists():
+        end = time.monotonic() + REST_SECONDS
+        while time.monotonic() < end:
+            evaluate()
+        rested.touch()
 
 
 def evaluate() -> None:
