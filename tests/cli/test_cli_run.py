@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
-from tests.e2e.clusters import processes
+from tests.e2e.clusters import SESSION, processes
 from unbroken.kube.client import connect
 
 pytestmark = pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_name_that_another_run_takes_first_is_refused_in_one_line(cli: Cli) ->
 
 def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     script = cli.script("interrupted.py", COUNT)
-    process = cli.start("run", script, "1000")
+    process = cli.start("run", script, "1000", SESSION)
     read_until(process, lambda line: line == "step 1")
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=30)
@@ -225,7 +225,7 @@ def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     assert "to continue it: unbroken resume interrupted" in rest
     assert "Traceback" not in rest
     assert cli.json("describe", "interrupted")["state"] == "Suspended"
-    assert not processes("interrupted.py 1000")
+    assert not processes(f"interrupted.py 1000 {SESSION}")
 
 
 @pytest.mark.smoke
@@ -258,12 +258,12 @@ def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
 
 @pytest.mark.smoke
 def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
-    process = cli.start("run", cli.script("terminated.py", COUNT), "1000")
+    process = cli.start("run", cli.script("terminated.py", COUNT), "1000", SESSION)
     read_until(process, lambda line: line == "step 1")
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 143
-    assert not processes("terminated.py 1000")
+    assert not processes(f"terminated.py 1000 {SESSION}")
 
 
 def test_a_job_outlives_who_reads_its_output(cli: Cli) -> None:

@@ -128,13 +128,21 @@ def pod(name: str, *command: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": whole}
 
 
+SESSION = f"test-{os.getpid()}-"
+"""Tells the processes of this session of tests from those of others on the machine."""
+
+
 def python(code: str) -> tuple[str, str, str]:
     """Command of a container that runs Python code."""
     return (sys.executable, "-c", code)
 
 
 def processes(text: str) -> list[int]:
-    """Pids of live processes, but this one, whose command line holds `text`."""
+    """Pids of live processes, but this one, whose command line holds `text`.
+
+    It should hold the `SESSION` or a folder of the test: these tests may run elsewhere on the
+    machine as well.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.e2e.clusters import Cluster, pod, processes, python
+from tests.e2e.clusters import SESSION, Cluster, pod, processes, python
 
 pytestmark = pytest.mark.slow
 
@@ -86,13 +86,13 @@ def test_a_deleted_pod_leaves_no_process_behind(cluster: Cluster) -> None:
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork(): os._exit(0)\n"
-        "time.sleep(1000)  # unbroken-orphan-test\n"
+        f"time.sleep(1000)  # orphan {SESSION}\n"
     )
     cluster.apply(pod("stubborn", *python(code), terminationGracePeriodSeconds=1))
     cluster.wait("pod/stubborn", "condition=Ready")
-    assert processes("unbroken-orphan-test")
+    assert processes(f"orphan {SESSION}")
     cluster.kubectl("delete", "pod", "stubborn")
-    assert not processes("unbroken-orphan-test")
+    assert not processes(f"orphan {SESSION}")
 
 
 def test_drain_moves_pods_away_and_uncordon_takes_them_again(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.clusters import UNBROKEN, Cluster, kill, pod, processes, python
+from tests.e2e.clusters import SESSION, UNBROKEN, Cluster, kill, pod, processes, python
 
 pytestmark = pytest.mark.slow
 MakeCluster = Callable[..., Cluster]
@@ -68,28 +68,30 @@ def test_wrong_arguments_get_one_clear_line(
 @pytest.mark.smoke
 def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("--nodes", "1")
-    code = "import time; print('started', flush=True); time.sleep(1000)  # unbroken-adopt-test"
+    code = f"import time; print('started', flush=True); time.sleep(1000)  # adopt {SESSION}"
     cluster.apply(pod("survivor", *python(code)))
     cluster.apply(
         pod(
             "finisher",
             "sh",
             "-c",
-            "while [ ! -e go ]; do sleep 0.05; done; exit 5",
+            f"while [ ! -e {SESSION}go ]; do sleep 0.05; done; exit 5",
             restartPolicy="Never",
         )
     )
     cluster.wait("pod/survivor", "condition=Ready")
     cluster.wait("pod/finisher", "condition=Ready")
-    before = processes("unbroken-adopt-test")
-    places = [Path(f"/proc/{pid}/cwd").resolve() for pid in processes("while [ ! -e go ]")]
+    before = processes(f"adopt {SESSION}")
+    places = [
+        Path(f"/proc/{pid}/cwd").resolve() for pid in processes(f"while [ ! -e {SESSION}go ]")
+    ]
     uid = cluster.get("pod", "survivor")["metadata"]["uid"]
     kill(cluster.up_pid)
     assert cluster.unbroken("status", check=False).returncode == 3
-    assert processes("unbroken-adopt-test") == before
+    assert processes(f"adopt {SESSION}") == before
     for place in places:
         if place != Path("/"):
-            (place / "go").touch()
+            (place / f"{SESSION}go").touch()
     cluster.unbroken("up", "--detach")
     cluster.wait("pod/finisher", "jsonpath={.status.phase}=Failed")
     state = cluster.get("pod", "finisher")["status"]["containerStatuses"][0]["state"]
@@ -97,10 +99,10 @@ def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: Make
     survivor = cluster.get("pod", "survivor")
     assert survivor["metadata"]["uid"] == uid
     assert survivor["status"]["containerStatuses"][0]["restartCount"] == 0
-    assert processes("unbroken-adopt-test") == before
+    assert processes(f"adopt {SESSION}") == before
     assert cluster.kubectl("logs", "survivor").stdout == "started\n"
     cluster.kubectl("delete", "pod", "survivor")
-    assert not processes("unbroken-adopt-test")
+    assert not processes(f"adopt {SESSION}")
 
 
 @pytest.mark.smoke
@@ -108,12 +110,12 @@ def test_down_stops_every_process_and_up_brings_the_objects_back(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("--nodes", "1", "--label", "zone=a")
-    cluster.apply(pod("worker", *python("import time; time.sleep(1000)  # unbroken-down-test")))
+    cluster.apply(pod("worker", *python(f"import time; time.sleep(1000)  # down {SESSION}")))
     cluster.kubectl("create", "configmap", "kept", "--from-literal=a=b")
     cluster.wait("pod/worker", "condition=Ready")
     port = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}").stdout
     cluster.unbroken("down")
-    assert not processes("unbroken-down-test")
+    assert not processes(f"down {SESSION}")
     assert not processes(str(cluster.directory))
     cluster.unbroken("up", "--detach")
     assert cluster.get("configmap", "kept")["data"] == {"a": "b"}
@@ -126,12 +128,12 @@ def test_down_stops_every_process_and_up_brings_the_objects_back(
 
 def test_down_after_a_kill_leaves_no_process(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("--nodes", "1")
-    cluster.apply(pod("worker", *python("import time; time.sleep(1000)  # unbroken-killed-test")))
+    cluster.apply(pod("worker", *python(f"import time; time.sleep(1000)  # killed {SESSION}")))
     cluster.wait("pod/worker", "condition=Ready")
     kill(cluster.up_pid)
-    assert processes("unbroken-killed-test")
+    assert processes(f"killed {SESSION}")
     cluster.unbroken("down")
-    assert not processes("unbroken-killed-test")
+    assert not processes(f"killed {SESSION}")
     assert not processes(str(cluster.directory))
 
 
