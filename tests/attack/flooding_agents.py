@@ -109,6 +109,12 @@ async def pings(_: bytes, out: asyncio.StreamWriter) -> None:
     await repeat(out, [frame(b"", 9) * 1000])
 
 
+async def fragments(_: bytes, out: asyncio.StreamWriter) -> None:
+    """Empty fragments of a message that never ends."""
+    out.write(b"\x01\x00")
+    await repeat(out, [b"\x00\x00" * 64 * 1024])
+
+
 async def unread(_: bytes, out: asyncio.StreamWriter) -> None:
     """Send frames after a violation of the protocol: the closing side must stop reading."""
     await repeat(out, [frame(b"x")])
@@ -192,8 +198,8 @@ TAKEN: set[str] = set()
 LINKED: dict[str, Attack] = {
     one.__name__: one
     for one in (
-        lists, small_lists, deep, numbers, flood, names, evidence, drip, pings, unread, returns,
-        fat,
+        lists, small_lists, deep, numbers, flood, names, evidence, drip, pings, fragments, unread,
+        returns, fat,
     )
 }  # fmt: skip
 """Attacks over a link that was opened correctly."""

@@ -27,7 +27,7 @@ from unbroken.errors import PeerError
 from unbroken.kube.cache import Key
 from unbroken.kube.events import BURST, EventRecorder
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume import ray_dashboard
+from unbroken.operator.resume import ray_budget, ray_dashboard
 from unbroken.operator.resume.orders import Orders
 from unbroken.operator.resume.ray_api import (
     COMMAS_MAX,
@@ -43,7 +43,7 @@ from unbroken.operator.resume.ray_budget import (
     Use,
 )
 from unbroken.operator.resume.ray_dashboard import JOBS_MAX, answer_of
-from unbroken.operator.resume.ray_logs import RayLogs
+from unbroken.operator.resume.ray_logs import PIECE_CHARACTERS, RayLogs
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
@@ -122,6 +122,17 @@ async def test_each_message_is_charged(kind: aiohttp.WSMsgType, payload: bytes) 
             logs.want("a", HEAD, url, ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert budget.sizes.seen == [len(payload)] * FLOOD
+
+
+async def test_a_long_message_gives_way_after_each_piece() -> None:
+    budget = Charged()
+    async with flooding(aiohttp.WSMsgType.TEXT, b"a" * 5000) as url, plain_session() as session:
+        logs: RayLogs[str] = RayLogs(session, lambda _: None)
+        async with running(logs.run()):
+            logs.want("a", HEAD, url, ["one"], (RULE,), budget)
+            await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
+    assert set(budget.sizes.seen) == {PIECE_CHARACTERS}
+    assert len(budget.reads.seen) >= (FLOOD - 1) * 4
 
 
 async def test_fragments_without_end_are_charged_and_hold_up_no_other() -> None:
@@ -232,13 +243,45 @@ def test_of_thousands_of_jobs_only_those_that_are_kept_have_their_log_read() -> 
 def test_a_list_with_too_many_values_is_not_decoded(piece: bytes, place: bytes) -> None:
     body = place % b",".join([piece] * (COMMAS_MAX + 2))
     assert len(body) < LIST_BYTES_MAX
-    assert rows_of(body) is None
-    assert rows_of(b"[%s]" % b",".join([piece] * (JOBS_LISTED_MAX + 1))) is None
+    for long in (body, b"[%s]" % b",".join([piece] * (JOBS_LISTED_MAX + 1))):
+        with pytest.raises(PeerError, match="its list"):
+            rows_of(long)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[" * 4_000_000, b'{"":' * 1_000_000, b"[1,", b"7"])
 def test_what_is_no_list_is_not_read(body: bytes) -> None:
-    assert rows_of(body) is None
+    with pytest.raises(PeerError, match="no list of jobs"):
+        rows_of(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b" " * (LIST_BYTES_MAX + 1), "more than 4194304 bytes"),
+        (b"[%s]" % (b"," * (COMMAS_MAX + 1)), "more than 262144 commas"),
+        (b"{}", "no list of jobs"),
+    ],
+)
+async def test_a_list_that_is_refused_is_named_once(
+    body: bytes, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_dashboard, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_budget, "BURST_SECONDS", 3600.0)
+    listed, unused = Watcher[str](), Any
+
+    async def jobs(_: web.Request) -> web.Response:
+        listed("")
+        return web.Response(body=body)
+
+    async with serving([web.get("/api/jobs/", jobs)]) as url, plain_session() as session:
+        dashboards = ray_dashboard.RayDashboards(unused, session, lambda _: None)
+        key = Key("team", "ray")
+        dashboards.want(key, HEAD, url, Budgets(0.0).of("team", key, 0.0))
+        async with running(dashboards.run()):
+            await listed.until(lambda seen: len(seen) >= 4)
+    (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert line.startswith("list of a dashboard not read")
+    assert why in line
 
 
 def test_a_long_request_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ froze.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.job_samples import rule as job_with_rule
 from tests.operator.conftest import conditions, job
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import violations
+from unbroken.core.logs.patterns import PatternSet
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.local.admissions import admit_job
 from unbroken.local.apiserver.schema.constraints import string_checks
@@ -28,6 +30,7 @@ from unbroken.local.apiserver.schema.structural import QUANTITY_OUTLINE
 from unbroken.operator.webhook.review import answered, asked, judged
 from unbroken.spec import patterns
 from unbroken.spec.job.parse import parse_job
+from unbroken.spec.log_monitoring import read_log_monitoring
 from unbroken.spec.patterns import Pattern, pattern_facts
 
 Object = dict[str, Any]
@@ -147,6 +150,25 @@ def test_programs_that_are_too_large_only_together_are_refused(
     assert f'with the patterns of rule "r{fitting}"' in parsed.problems[0].message
     assert len(compiled) == fitting + 1
     assert not parse_job(job_with_patterns(*sources[:fitting])).problems
+
+
+def test_patterns_of_an_annotation_have_smaller_programs_as_the_operator_runs_them() -> None:
+    """Four rules of `.*[ab].{900}x` took 4 s of the operator's loop for 64 KiB of a log."""
+    pattern = ".*[ab].{400}x"
+    assert not parse_job(job_with_patterns(pattern, pattern)).problems
+    text = json.dumps([{"name": f"r{n}", "logPattern": pattern} for n in range(2)])
+    (problem,) = read_log_monitoring(text).problems
+    assert "more than 4096 instructions" in problem.message
+    assert 'with the patterns of rule "r1"' in problem.message
+
+
+@pytest.mark.parametrize("memory", [1, 4096, 64 * 1024, 1 << 20])
+def test_a_set_of_patterns_without_memory_still_finds_all_matches(memory: int) -> None:
+    found = [Pattern(one) for one in (".*b.{40}", ".*a.{60}c", "x", ".*")]
+    lines = [b"", b"x", b"ab" * 40 + b"c", b"xb" + b"y" * 40]
+    expected = [[i for i, one in enumerate(found) if one.is_match(line)] for line in lines]
+    patterns_at_once = PatternSet(found, memory)
+    assert [patterns_at_once.match(line) for line in lines] == expected
 
 
 def test_every_documented_log_rule_is_re2() -> None:

@@ -72,6 +72,7 @@ from .rates import HEAVY_BYTES, Rate
 from .reasons import NO_LINK, refusal_text, text_of
 from .reports import read_answer
 from .sessions import agent_session
+from .streams import pace
 from .turns import Turns
 
 log = Log(__name__)
@@ -97,11 +98,9 @@ QUESTIONS_MAX = 2
 PLAIN = {"Accept-Encoding": "identity"}
 """Request headers without compression: a short answer could be unpacked to a long one."""
 BREACH_LIMIT_SECONDS = 30.0
-"""Seconds, at most, before an agent that breaks the protocol is connected to again; the pause
-begins at 1 s and doubles each time."""
+"""Longest pause, in seconds, after an agent broke the protocol; it begins at 1 s and doubles."""
 RETRY_FACTOR = 1.25
-"""Factor from one pause to the next; an agent that starts slowly is found within a fifth of its
-time."""
+"""Factor from pause to pause: an agent that starts slowly is found within a fifth of its time."""
 Socket = aiohttp.ClientWebSocketResponse[Literal[False]]
 _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
 
@@ -342,6 +341,7 @@ class AgentLink:
             autoping=False,
             decode_text=False,
         )
+        pace(socket, lambda size, work: self._spoken().piece(size, work, self._now()))
         if identity is None:
             return socket
         try:

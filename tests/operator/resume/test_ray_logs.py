@@ -14,11 +14,18 @@ from aiohttp import web
 from tests.virtual_time import in_virtual_time
 from tests.watching import running
 from unbroken.agent_http.sessions import plain_session
+from unbroken.core.logs import patterns
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
 from unbroken.core.ray_resume import Head
 from unbroken.operator.resume.ray_api import LOG_MESSAGE_BYTES_MAX
 from unbroken.operator.resume.ray_budget import Budgets
-from unbroken.operator.resume.ray_logs import LATE_SECONDS, LINE_BYTES_MAX, Judge, RayLogs
+from unbroken.operator.resume.ray_logs import (
+    LATE_SECONDS,
+    LINE_BYTES_MAX,
+    PATTERNS_MEMORY_BYTES,
+    Judge,
+    RayLogs,
+)
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.log_monitoring import read_log_monitoring
 from unbroken.spec.problems import Report
@@ -138,13 +145,15 @@ class Logs:
         self.is_cut = False
         """The connection ends after the messages."""
         self.connections = 0
-        self.has_second = asyncio.Event()
+        self.has_second, self.has_fourth = asyncio.Event(), asyncio.Event()
 
     async def tail(self, request: web.Request) -> web.WebSocketResponse:
         """GET /api/jobs/ID/logs/tail."""
         self.connections += 1
         if self.connections == 2:
             self.has_second.set()
+        if self.connections == 4:
+            self.has_fourth.set()
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         for message in self.messages:
@@ -226,3 +235,38 @@ async def test_a_log_that_cannot_be_read_says_nothing_of_its_job(message: str) -
         found.want("b", HEAD, well, ["one"], rules(FAST), BUDGET)
         assert await changed.get() == "b"
         assert found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET) == {}
+
+
+@in_virtual_time
+async def test_a_log_that_is_refused_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    logs, changed = Logs(), asyncio.Queue[str]()
+    logs.messages = ["x" * (LOG_MESSAGE_BYTES_MAX + 1)]
+    async with logs.serving() as url, reading(changed) as found:
+        found.want("a", HEAD, url, ["one"], rules(FAST), BUDGET)
+        await logs.has_fourth.wait()
+    (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert line.startswith("log of a job not read")
+    assert "exceeds limit" in line or "too big" in line
+
+
+async def test_the_patterns_of_all_logs_of_a_cluster_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty logs with the slowest patterns took 1.2 s of the operator's loop, and their memory."""
+    made = list[int]()
+    real = patterns.re2.Set
+
+    class Counted:
+        """RE2's sets of patterns, counted."""
+
+        @staticmethod
+        def MatchSet(options: Any) -> Any:
+            """Return a new set."""
+            made.append(options.max_mem)
+            return real.MatchSet(options)
+
+    monkeypatch.setattr(patterns.re2, "Set", Counted)
+    async with reading(asyncio.Queue[str]()) as found:
+        ids = [str(number) for number in range(20)]
+        found.want("a", HEAD, "http://127.0.0.1:1", ids, rules(FAST, LOSS), BUDGET)
+    assert made == [PATTERNS_MEMORY_BYTES]

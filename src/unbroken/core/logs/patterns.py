@@ -13,43 +13,40 @@ SET_MEMORY_BYTES = 32 << 20
 
 
 class PatternSet:
-    """Matcher of several patterns against one line."""
+    """Matcher of several patterns against one line; it has no other state.
 
-    def __init__(self, patterns: Sequence[Pattern]) -> None:
+    A set that lacks memory returns "no match" instead of an error. So it has one more pattern,
+    which matches everything: if that is missing, the patterns are asked one by one.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern], memory_bytes: int = SET_MEMORY_BYTES) -> None:
         self._patterns = patterns
-        self._set = _compile_set([pattern.source for pattern in patterns])
+        self._set = _compile_set([one.source for one in patterns], memory_bytes)
+
+    def __len__(self) -> int:
+        return len(self._patterns)
 
     def match(self, line: bytes) -> list[int]:
         """Return the indexes of the patterns that match, ascending."""
-        if self._set is None:
+        result: list[int] | None = None if self._set is None else self._set.Match(line)
+        if not result:
             return [i for i, pattern in enumerate(self._patterns) if pattern.is_match(line)]
-        result: list[int] = self._set.Match(line) or []
         if len(result) > 1:
             result.sort()
+        result.pop()
         return result
 
 
-def _compile_set(sources: Sequence[str]) -> re2.Set | None:
-    """Return the patterns compiled as a set; None: there are none, or they are too large for one
-    automaton.
-
-    A set that lacks memory returns "no match" instead of an error. So a twin with one more pattern,
-    which matches everything, is asked first.
-    """
+def _compile_set(sources: Sequence[str], memory_bytes: int) -> re2.Set | None:
+    """Return a set of the patterns and of one that matches everything; None: there are none, or
+    they are too large for one automaton."""
     if not sources:
         return None
     try:
-        twin = _build_set([*sources, ""])
-        if twin.Match(b"") is None:
-            return None
-        return _build_set(sources)
+        patterns = re2.Set.MatchSet(re2_options(memory_bytes))
+        for source in (*sources, ""):
+            patterns.Add(source)
+        patterns.Compile()
+        return patterns
     except re2.error:
         return None
-
-
-def _build_set(sources: Sequence[str]) -> re2.Set:
-    patterns = re2.Set.MatchSet(re2_options(SET_MEMORY_BYTES))
-    for source in sources:
-        patterns.Add(source)
-    patterns.Compile()
-    return patterns

@@ -24,7 +24,7 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
-from .patterns import PatternSet
+from .patterns import SET_MEMORY_BYTES, PatternSet
 from .rule_config import CompiledRule
 from .rule_events import (
     Lines,
@@ -150,19 +150,30 @@ class _Rule:
         )
 
 
+def patterns_of(rules: Sequence[CompiledRule], memory_bytes: int = SET_MEMORY_BYTES) -> PatternSet:
+    """Return the patterns of rules as `LogRules` asks them: the log patterns come first."""
+    stops = [rule.stop for rule in rules if rule.stop]
+    return PatternSet([*(rule.pattern for rule in rules), *stops], memory_bytes)
+
+
 class LogRules:
     """The rules of a job on one node, for one attempt; `ranks` are those of the node's workers."""
 
     def __init__(
-        self, rules: Sequence[CompiledRule], ranks: Collection[int], nnodes: int = 1
+        self,
+        rules: Sequence[CompiledRule],
+        ranks: Collection[int],
+        nnodes: int = 1,
+        patterns: PatternSet | None = None,
     ) -> None:
+        """`patterns`: those of the rules, from `patterns_of`, if others use them, too."""
         built = (_Rule(rule, ranks, nnodes) for rule in rules)
         self._rules = [rule for rule in built if rule.clocks]
-        stops = [(rule, stop) for rule in self._rules if (stop := rule.compiled.stop)]
-        patterns = [rule.compiled.pattern for rule in self._rules]
-        self._patterns = PatternSet([*patterns, *(stop for _, stop in stops)])
-        self._targets = [*self._rules, *(rule for rule, _ in stops)]
+        self._targets = [*self._rules, *(rule for rule in self._rules if rule.compiled.stop)]
         """Rules by index of the pattern."""
+        if patterns is None or len(patterns) != len(self._targets):
+            patterns = patterns_of([rule.compiled for rule in self._rules])
+        self._patterns = patterns
         self._clocks = [clock for rule in self._rules for clock in rule.each_clock]
         self._has_started = False
         self._paused_at: float | None = None

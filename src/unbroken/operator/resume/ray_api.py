@@ -6,17 +6,16 @@ or not in this form, is no error: the caller asks again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
+from unbroken.agent_http.streams import pace
 from unbroken.errors import PeerError
-from unbroken.kube.clock import monotonic
 from unbroken.log_lines import Log
 
 log = Log(__name__)
@@ -57,17 +56,14 @@ class Dashboard:
         self._session = session
 
     async def jobs(self, url: str) -> bytes | None:
-        """Return the list of jobs that a dashboard knows, to be read by `rows_of`; None if it does
-        not answer."""
+        """Return the list of jobs that a dashboard knows, to be read by `rows_of`, or its
+        beginning; None if it does not answer."""
         try:
             async with self._session.get(f"{url}/api/jobs/") as answer:
                 if answer.status != 200:
                     log.debug("dashboard refused a request", url=url, status=answer.status)
                     return None
-                body = await _beginning(answer, LIST_BYTES_MAX + 1)
-            if len(body) > LIST_BYTES_MAX:
-                raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
-            return body
+                return await _beginning(answer, LIST_BYTES_MAX + 1)
         except NO_ANSWER as error:
             log.debug("dashboard does not answer", url=url, error=error)
             return None
@@ -136,42 +132,24 @@ class Dashboard:
             autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
         ) as socket:
-            _pace(socket, charge)
+            pace(socket, lambda _, work: charge(work))
             yield socket
 
 
-def _pace(socket: aiohttp.ClientWebSocketResponse, charge: Callable[[float], float]) -> None:
-    """Pause the stream below a log as `charge` says: fragments without end make no message."""
-    connection = socket._response.connection  # aiohttp has no public way to it
-    handler = connection.protocol if connection is not None else None
-    if handler is None or handler.transport is None:
-        return  # it has ended already
-    transport, read = cast(asyncio.ReadTransport, handler.transport), handler.data_received
-
-    def resume() -> None:
-        if not handler._reading_paused and not transport.is_closing():
-            transport.resume_reading()
-
-    def received(data: bytes) -> None:
-        began = monotonic()
-        read(data)
-        delay = charge(monotonic() - began)
-        if delay and not transport.is_closing():
-            transport.pause_reading()
-            asyncio.get_running_loop().call_later(delay, resume)
-
-    handler.data_received = received  # type: ignore[method-assign]
-
-
-def rows_of(body: bytes) -> list[msgspec.Raw] | None:
-    """Return the jobs of a dashboard's list, undecoded; None: it is no list, or too long."""
+def rows_of(body: bytes) -> list[msgspec.Raw]:
+    """Return the jobs of a dashboard's list, undecoded.  Raises PeerError if it is no list, or too
+    long."""
+    if len(body) > LIST_BYTES_MAX:
+        raise PeerError(f"its list of jobs has more than {LIST_BYTES_MAX} bytes")
     if body.count(b",") > COMMAS_MAX:
-        return None
+        raise PeerError(f"its list of jobs has more than {COMMAS_MAX} commas")
     try:
         found = msgspec.json.decode(body, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return found if len(found) <= JOBS_LISTED_MAX else None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerError(f"what it lists is no list of jobs: {error}"[:REFUSAL_BYTES_MAX]) from None
+    if len(found) > JOBS_LISTED_MAX:
+        raise PeerError(f"its list has {len(found)} jobs; at most {JOBS_LISTED_MAX} are read")
+    return found
 
 
 async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:

@@ -96,6 +96,8 @@ class _Asked:
     """Jobs to stop, by their ids."""
     impossible: dict[str, str] = field(default_factory=dict)
     """Why jobs could not be submitted, by these ids."""
+    why: str = ""
+    """Why a list of the dashboard was not read, as last logged."""
 
 
 class RayDashboards:
@@ -164,8 +166,7 @@ class RayDashboards:
         """Ask a dashboard, and give it the orders; return the seconds until the next turn."""
         body = await self._dashboard.jobs(asked.url)
         began = monotonic()
-        listed = None if body is None else rows_of(body)
-        found = None if listed is None else answer_of(asked.head, listed)
+        found = None if body is None else self._read(asked, body)
         now = monotonic()
         delay = asked.budget.spend(len(body or b""), now - began, now)
         if found is None:
@@ -193,6 +194,17 @@ class RayDashboards:
         if before != answer:
             self._answered(key)
         return max(delay, SUBMITTED_SECONDS if orders or stops else POLL_SECONDS)
+
+    def _read(self, asked: _Asked, body: bytes) -> DashboardAnswer | None:
+        """Return what a list of jobs says; None: it is refused, which is logged once."""
+        try:
+            return answer_of(asked.head, rows_of(body))
+        except PeerError as error:
+            why = str(error)
+        if why != asked.why and asked.budget.may_log(monotonic()):
+            asked.why = why
+            log.warning("list of a dashboard not read", pod=asked.head.name, error=why)
+        return None
 
     async def _stop(self, asked: _Asked, order: StopHung) -> None:
         """Stop a job whose code the head has: the question keeps the code for 10 minutes more."""

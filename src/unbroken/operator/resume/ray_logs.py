@@ -20,6 +20,7 @@ import aiohttp
 
 from unbroken.core.job.obstacles import printable
 from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.patterns import PatternSet
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
 from unbroken.core.logs.rule_events import (
     Lines,
@@ -31,9 +32,10 @@ from unbroken.core.logs.rule_events import (
     Unfinished,
     Violation,
 )
-from unbroken.core.logs.rules import LogRules
+from unbroken.core.logs.rules import LogRules, patterns_of
 from unbroken.core.ray_resume import Head
 from unbroken.core.tick import Tick
+from unbroken.errors import PeerError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.clock import entropy, monotonic, pause
 from unbroken.log_lines import Log
@@ -52,9 +54,13 @@ LATE_SECONDS = 5.0
 """Seconds that a line may come late: a rule is broken only so long after its deadline."""
 AGAIN = Backoff(first=5.0, limit=300.0)
 """Until a log that broke off or could not be opened is opened again: it is sent from its start."""
-PIECE_CHARACTERS = 64 * 1024
-"""Characters that are read before other work gets its turn."""
-LINE_BYTES_MAX = 8 * 1024
+PIECE_CHARACTERS = 1024
+"""Characters that are read before other work gets its turn.  With the slowest patterns, such a
+piece that ends the longest line takes 40 ms."""
+PATTERNS_MEMORY_BYTES = 4 << 20
+"""RE2's memory for all patterns of a RayCluster or RayJob, and for what it learns of them."""
+LINE_BYTES_MAX = 4 * 1024
+ERROR_CHARACTERS = 200
 SHOWN_CHARACTERS = 160
 """Characters of a line, or of a rule's finding, that are shown."""
 
@@ -102,7 +108,7 @@ class RayLogs(Generic[S]):
         for id in found.logs.keys() - wanted:
             found.logs.pop(id).leave()
         for id in wanted - found.logs.keys():
-            judge = Judge(found.compiled)
+            judge = Judge(found.compiled, found.patterns)
             made = JobLog(
                 self._dashboard, url, id, judge, budget, lambda: self._changed(subject), self._clock
             )
@@ -124,6 +130,7 @@ class _Followed:
         self.head, self.url, self.rules = head, url, rules
         made = (compile_rule(rule, "", Report()) for rule in rules)
         self.compiled = tuple(rule for rule in made if rule is not None)
+        self.patterns = patterns_of(self.compiled, PATTERNS_MEMORY_BYTES)
         self.logs: dict[str, JobLog] = {}
 
 
@@ -147,6 +154,8 @@ class JobLog:
         """Characters of the log that were read."""
         self.broken = ""
         """The rule that the job breaks, in words; empty if it breaks none."""
+        self._why = ""
+        """Why the log was not read, as last logged."""
         self.task: asyncio.Task[None] | None = None
         self._is_left = False
 
@@ -168,6 +177,8 @@ class JobLog:
                     ) as socket:
                         self._judge.resumed(self._clock())
                         await self._read(socket)
+            except PeerError as error:
+                self._refused(str(error))
             except NO_ANSWER as error:
                 log.debug("log of a job not read", url=self._url, job=self._id, error=error)
             except Exception:
@@ -176,6 +187,12 @@ class JobLog:
             self._judge.paused(self._clock())
             failures = 1 if self._taken > before else failures + 1
             await pause(AGAIN.delay(failures, random))
+
+    def _refused(self, why: str) -> None:
+        """Log once why a log is not read."""
+        if why != self._why and self._budget.may_log(self._clock()):
+            self._why = why
+            log.warning("log of a job not read", url=self._url, job=self._id, error=why)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Read until the connection ends."""
@@ -203,6 +220,10 @@ class JobLog:
                 skip = max(skip - len(message.data), 0)
                 self._taken += len(fresh)
                 await self._take(fresh)
+            elif message.type is aiohttp.WSMsgType.ERROR:
+                raise PeerError(
+                    f"its sender breaks the protocol: {message.data}"[:ERROR_CHARACTERS]
+                )
             else:
                 return
             wait = QUIET_SECONDS
@@ -213,15 +234,15 @@ class JobLog:
             began = self._clock()
             piece = text[start : start + PIECE_CHARACTERS]
             self._judge.read(piece, began)
-            await self._rest(len(piece), self._clock() - began)
+            await self._rest(len(piece), self._clock() - began, 0 if start else 1)
 
     def _charge(self, work: float) -> float:
         """Charge the reading of a piece of the stream; return the seconds until the next."""
         return self._budget.spend(0, work, self._clock(), messages=0)
 
-    async def _rest(self, size: int, work: float) -> None:
+    async def _rest(self, size: int, work: float, messages: int = 1) -> None:
         """Charge what was read, and give way until more may be read."""
-        await pause(self._budget.spend(size, work, self._clock()))
+        await pause(self._budget.spend(size, work, self._clock(), messages))
 
     def _judged(self, now: float) -> float | None:
         """Judge the log, which was read to its end; return the seconds until the next time."""
@@ -236,8 +257,8 @@ class JobLog:
 class Judge:
     """The rules of a job, and which of them its log breaks.  Times are of one monotonic clock."""
 
-    def __init__(self, rules: tuple[CompiledRule, ...]) -> None:
-        self._rules = LogRules(rules, [0])
+    def __init__(self, rules: tuple[CompiledRule, ...], patterns: PatternSet | None = None) -> None:
+        self._rules = LogRules(rules, [0], patterns=patterns)
         self._limits = {rule.spec.name: rule.spec for rule in rules}
         self._lines = LineAssembler(LINE_BYTES_MAX)
         self._at = 0.0

@@ -41,8 +41,9 @@ def excess(rules: Sequence[LogRule]) -> str:
     return ""
 
 
-def affordable(rules: Sequence[LogRule]) -> int:
-    """Return the number of rules, from the first, whose programs fit PROGRAMS_SIZE_MAX together.
+def affordable(rules: Sequence[LogRule], size_max: int = PROGRAMS_SIZE_MAX) -> int:
+    """Return the number of rules, from the first, whose programs have size_max instructions or
+    fewer together.
 
     The rest is not compiled.
     """
@@ -50,25 +51,27 @@ def affordable(rules: Sequence[LogRule]) -> int:
     for count, rule in enumerate(rules):
         for source in filter(None, (rule.log_pattern, rule.stop_pattern)):
             size += pattern_facts(source).size
-            if size > PROGRAMS_SIZE_MAX:
+            if size > size_max:
                 return count
     return len(rules)
 
 
-def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None:
+def check_log_rules(
+    rules: Sequence[LogRule], path: str, report: Report, size_max: int = PROGRAMS_SIZE_MAX
+) -> None:
     """Report errors that make a rule fail or never match."""
     place = f"{path}.logMonitoringConfiguration"
     if why := excess(rules):
         report.invalid(place, [], why)
         return
-    count = affordable(rules)
+    count = affordable(rules, size_max)
     for index, rule in enumerate(rules[:count]):
         if not report.has(f"{place}[{index}]"):
             _check_rule(rule, f"{place}[{index}]", report)
     if count < len(rules):
         why = (
             f"with the patterns of rule {shown(rules[count].name)} the programs of all have "
-            f"more than {PROGRAMS_SIZE_MAX} instructions of RE2; use smaller counted repetitions"
+            f"more than {size_max} instructions of RE2; use smaller counted repetitions"
         )
         report.invalid(f"{place}[{count}].logPattern", rules[count].log_pattern, why)
 
