@@ -96,6 +96,7 @@ check: setup
 
 check-rest:
 	@$(BIN)/ruff check src tests tools benchmarks examples
+	@$(BIN)/ruff check --quiet --config tools/clocks_of_tests.toml tests
 	@$(BIN)/python tools/check_patterns.py src/unbroken
 	@$(BIN)/python tools/check_numbers.py src/unbroken
 	@$(BIN)/python tools/banned_calls.py src
