@@ -12,6 +12,7 @@ import pytest
 from unbroken.cli.job.pod_logs import split
 from unbroken.cli.job.story import story
 from unbroken.cli.job.views import (
+    advised,
     age,
     exit_code,
     first_line,
@@ -44,6 +45,13 @@ DONE = replace(
 RANK_3 = "incident 1: rank 3 (a-pods-1 on node-1): killed by SIGKILL; "
 NOT_READY = "pod a-pods-1 on node-1: the node is not ready"
 GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
+
+
+def test_options_of_a_local_cluster_that_offers_what_is_missing_are_advised() -> None:
+    lacks = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    unlabelled = "2 node(s) didn't match. No node has the label example.com/type=ml.p5."
+    assert advised([lacks, unlabelled]).endswith("--gpu-per-node N --label example.com/type=ml.p5")
+    assert not advised(["No node has the label $(x)=y", "0/2 nodes are available: 2 Too many pods"])
 
 
 @pytest.mark.parametrize(

@@ -87,4 +87,4 @@ def test_prometheus_finds_the_metrics_by_the_documented_name() -> None:
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     assert wanted <= service["metadata"]["labels"].items()
     assert endpoint["port"] in [one["name"] for one in service["spec"]["ports"]]
-    assert endpoint["interval"] == "15s"
+    assert (endpoint["port"], endpoint["interval"]) == ("8081", "15s")

@@ -20,6 +20,7 @@ from tests.e2e.jobs import INCIDENTS, JOBS, message, standing
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENDS_EARLY = Path(__file__).parent / "programs/ends_early.py"
 IS_REAL = os.environ.get("UNBROKEN_E2E") == "real"
+UNLABELLED = "" if IS_REAL else ". No node has the label disk=none"
 SELECTOR = "Pod's node affinity" if IS_REAL else "Pod's node affinity/selector"
 """Words of the scheduler; the real one is of Kubernetes 1.20."""
 Object = dict[str, Any]
@@ -186,7 +187,7 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
                 reason="the real API server is started without admission of service accounts",
             ),
         ),
-        ({}, {"nodeSelector": {"disk": "none"}}, f"didn't match {SELECTOR}; make"),
+        ({}, {"nodeSelector": {"disk": "none"}}, f"didn't match {SELECTOR}{UNLABELLED}; make"),
         ({"resources": {"requests": {"cpu": "900"}}}, {}, "2 Insufficient cpu; make room"),
     ],
 )

@@ -198,6 +198,24 @@ def test_refusals_are_told_as_kube_scheduler_does(
 
 
 @pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ({"nodeSelector": {"zone": "x", "type": "p5"}}, ("type=p5",)),
+        ({"nodeSelector": {"zone": "y"}}, ("zone=y",)),
+        ({"affinity": required(rule("type", "In", "p5", "p4"))}, ("type=p5",)),
+        ({"affinity": required(rule("zone", "In", "y", "x"), rule("a", "Exists"))}, ()),
+        ({"nodeSelector": dict.fromkeys("abcde", "1")}, ("a=1", "b=1", "c=1")),
+        ({"nodeSelector": {"zone": "x"}, "needs": {"cpu": "9"}}, ()),
+    ],
+)
+def test_labels_that_no_node_has_are_named(spec: Object, missing: tuple[str, ...]) -> None:
+    decision = place(pod("p", **spec), Cluster([node("a", {"zone": "x"})]))
+    assert decision.missing == missing
+    said = "".join(f" No node has the label {label}." for label in missing)
+    assert decision.sentence().partition(".")[2] == said
+
+
+@pytest.mark.parametrize(
     ("toleration", "tolerated"),
     [
         ({"key": "team", "operator": "Equal", "value": "blue", "effect": "NoSchedule"}, True),

@@ -26,7 +26,7 @@ from .dead_nodes import fence_waits
 from .goodput import goodput_line, goodput_of, goodput_value
 from .resumed import Resumed, any_job, chosen, explained, explanation, pods_of
 from .story import common, story
-from .views import incident_line, restarts_text, state, wait_lines
+from .views import advised, incident_line, restarts_text, state, wait_lines
 
 OLDER_SHOWN = 10
 """Older incidents that get a line each before the newest incident in full."""
@@ -68,7 +68,9 @@ def command(
         if isinstance(found, Resumed):
             return found, [], await fence_waits(cluster, await pods_of(cluster, found))
         nodes = await fence_waits(cluster, await cluster.pods(job))
-        return found, await cluster.incidents(found), [*wait_lines(found), *nodes]
+        waiting = [*wait_lines(found), *nodes]
+        advice = advised(waiting) if cluster.place.paths is not None else ""
+        return found, await cluster.incidents(found), [*waiting, *filter(None, [advice])]
 
     found, incidents, waiting = options.run(read)
     if isinstance(found, Resumed):

@@ -23,6 +23,7 @@ STATES = frozenset(one.value for one in ConditionType)
 """Types of conditions that are states; the last one that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 
+UNLABELLED = re.compile(r"No node has the label ([\w./-]+=[\w.-]*\w)", re.ASCII)
 LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
 OPTIONS = {
     "cpu": "--cpu-per-node N",
@@ -169,9 +170,13 @@ def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]
 
 
 def advised(waiting: Iterable[str]) -> str:
-    """The command that makes a local cluster offer missing resources; empty if none is missing."""
-    lacking = {name for line in waiting for name in LACKING.findall(line)}
+    """The command that makes a local cluster offer missing resources and labels; empty if none is
+    missing."""
+    lines = list(waiting)
+    lacking = {name for line in lines for name in LACKING.findall(line)}
+    labels = {label for line in lines for label in UNLABELLED.findall(line)}
     options = [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
+    options += [f"--label {label}" for label in sorted(labels)]
     if not options:
         return ""
     return f"to pretend that nodes have it: unbroken down; unbroken up {' '.join(options)}"

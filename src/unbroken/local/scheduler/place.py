@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from unbroken.kube.cache import Key
 from unbroken.spec.keys import UNSCHEDULABLE
@@ -22,6 +23,9 @@ NOT_WANTED = "node(s) didn't match Pod's node affinity/selector"
 PORTS_TAKEN = "node(s) didn't have free ports for the requested pod ports"
 TOO_MANY_PODS = "Too many pods"
 UNBOUND_CLAIMS = "pod has unbound immediate PersistentVolumeClaims"
+
+MISSING_MAX = 3
+"""Missing labels that are named."""
 
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
 
@@ -47,9 +51,14 @@ class Decision:
     """Refusals by node; only if no node fits."""
     obstacle: str = ""
     """The reason that keeps the pod from every node."""
+    missing: tuple[str, ...] = ()
+    """Labels (KEY=VALUE) that the pod requires and no node has."""
 
     def sentence(self) -> str:
-        """Return kube-scheduler's sentence: 0/3 nodes are available: 1 Too many pods, 2 ..."""
+        """Return kube-scheduler's sentence: 0/3 nodes are available: 1 Too many pods, 2 ...
+
+        Sentences about missing labels follow it: here a user gives nodes their labels.
+        """
         refusals = self.refusals or {}
         if self.obstacle:
             return f"0/{len(refusals)} nodes are available: {self.obstacle}."
@@ -57,7 +66,8 @@ class Decision:
             return "no nodes available to schedule pods"
         counts = Counter(reason for refusal in refusals.values() for reason in refusal.reasons)
         listed = ", ".join(sorted(f"{count} {reason}" for reason, count in counts.items()))
-        return f"0/{len(refusals)} nodes are available: {listed}."
+        missing = "".join(f" No node has the label {label}." for label in self.missing)
+        return f"0/{len(refusals)} nodes are available: {listed}.{missing}"
 
 
 def place(pod: PodInfo, cluster: Cluster) -> Decision:
@@ -76,8 +86,23 @@ def place(pod: PodInfo, cluster: Cluster) -> Decision:
         else:
             refusals[node.name] = refusal
     if not fitting:
-        return Decision(None, refusals)
+        return Decision(None, refusals, missing=missing_labels(pod, cluster))
     return Decision(best(pod, fitting, related))
+
+
+def missing_labels(pod: PodInfo, cluster: Cluster) -> tuple[str, ...]:
+    """Return labels (KEY=VALUE) that the pod requires of its node and no node has, a few."""
+    terms = pod.node_terms or ()
+    rules = terms[0].matchExpressions or () if len(terms) == 1 else ()
+    wanted = [(key, [value]) for key, value in pod.node_selector.items()]
+    wanted += [(rule.key, rule.values or []) for rule in rules if rule.operator == "In"]
+    nodes = [node for node, _ in cluster.nodes()]
+    found = (
+        f"{key}={values[0]}"
+        for key, values in wanted
+        if values and not any(node.labels.get(key) in values for node in nodes)
+    )
+    return tuple(islice(found, MISSING_MAX))
 
 
 def claim_obstacle(pod: PodInfo, cluster: Cluster) -> str:
