@@ -86,6 +86,7 @@ groups | object[] | groups of ranks
 health | text | health label of the node; empty: none
 ifSilentFromHere | object[] | rules that would fire if no rank logged again
 incidents | object[] | incidents, the oldest first
+incidentsOfUnknownCost | integer | incidents after which it is not known when training resumed
 instanceGroup | text | instance group of the node; empty: none
 instanceType | text | instance type of the node; empty: none
 instead | text | what to write instead
@@ -169,7 +170,7 @@ rules | object[] | what each rule has seen
 running | boolean | true if the cluster runs
 schedulable | boolean | true if the node takes new pods
 score | number | blame score
-seconds | number? | seconds until training resumed; null: not yet
+seconds | number? | seconds until training resumed; null: not yet, or not known
 severity | text | error, warning or note
 share | number? | share of productive time, 0 to 1; null: not known
 silentPods | text[] | pods whose agent did not answer

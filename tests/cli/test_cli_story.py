@@ -87,8 +87,12 @@ def test_the_cost_says_what_is_known() -> None:
     still_open = replace(HUNG, progress_at=None, ended_at=None)
     assert cost_text(still_open, now=107.0) == "still open, 12.0 s so far"
     silent = replace(HUNG, progress_at=None, progress_before=None, started_at=101.5, ended_at=161.5)
-    words = "until the workers ran; they have printed and reported nothing"
-    assert cost_text(silent) == f"1.500 s {words}"
+    rest = ", and no later sign of training"
+    assert cost_text(silent) == f"not known; 1.500 s until the workers ran{rest}"
+    started = replace(silent, first_output_at=102.0)
+    assert cost_text(started) == f"not known; 2.000 s until the first output{rest}"
+    assert as_value(started)["seconds"] is None
+    assert incident_line(started).endswith("s; 2.000 s until the first output, 20 steps repeated")
     assert cost_text(replace(silent, outcome="failed again", step=None)) == "61.500 s"
     assert (as_value(HUNG)["seconds"], as_value(HUNG)["lostSteps"]) == (13.0, 20)
 
@@ -209,7 +213,10 @@ def test_goodput_says_what_the_rest_was() -> None:
         ("suspended", "1m 00s", "not counted"),
     ]
     nothing = Goodput(5, 5, 0)
-    assert goodput_line(nothing) == "not known before the first progress; start-up 5.000 s"
+    head = "not known: no step and no line that recurs so far"
+    assert goodput_line(nothing) == f"{head}; start-up 5.000 s"
+    unknown = Goodput(100, 5, 93, {"Signal": 2}, share=0.93, unknown=2)
+    assert goodput_line(unknown).endswith("Signal 2.000 s; 2 incidents of unknown cost")
     assert largest(goodput_value(Goodput(0, 0, 0))) == "-"
 
 

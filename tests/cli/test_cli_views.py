@@ -39,8 +39,8 @@ from unbroken.spec.job.parse import parse_job
 KILLED = Signal(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
 OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "all pods are healthy", 100.0)
 DONE = replace(
-    OPEN, stopped_at=100.01, ready_at=100.02, started_at=100.3, progress_at=100.25, ended_at=100.3,
-    outcome="recovered",
+    OPEN, stopped_at=100.01, ready_at=100.02, started_at=100.3, first_output_at=100.2,
+    progress_at=100.25, ended_at=100.3, outcome="recovered",
 )  # fmt: skip
 RANK_3 = "incident 1: rank 3 (a-pods-1 on node-1): killed by SIGKILL; "
 NOT_READY = "pod a-pods-1 on node-1: the node is not ready"
@@ -108,10 +108,13 @@ def test_stages_are_in_order_of_time_and_only_those_reached() -> None:
         ("detected", 0.0),
         ("stopped", 0.01),
         ("ready", 0.02),
-        ("first output", 0.25),
+        ("first output", 0.2),
+        ("resumed", 0.25),
         ("started", 0.3),
     ]
     assert [name for name, *_ in stages(OPEN)] == ["detected"]
+    with_steps = replace(DONE, resumed_step=7)
+    assert "first output" not in [name for name, *_ in stages(with_steps)]
 
 
 def test_the_story_has_evidence_and_what_else_was_seen() -> None:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unbroken.core.job.record.timeline import TWICE, lost_seconds
+from unbroken.core.job.record.timeline import TWICE
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED, UNCHARGED
+from unbroken.spec.job.codec import seconds_known_lost
 from unbroken.spec.keys import ConditionType
 
 from .job_records import JobRecord, Latencies
@@ -140,7 +141,7 @@ def _seconds(record: JobRecord) -> dict[str, float]:
         if cause != TWICE:
             seconds[cause] += value
     for incident in record.incidents.values():
-        seconds[incident.culprit.fault] += lost_seconds(incident) or 0.0
+        seconds[incident.culprit.fault] += seconds_known_lost(incident) or 0.0
     return seconds
 
 

@@ -42,7 +42,7 @@ class JobMetrics(Collector):
             "Length of the stages of incidents that have ended: detect (from the first sign), "
             "examine (until every rank was examined, if a hang was suspected), stop (until no "
             "worker of the attempt lives), ready (until every agent can start), start (until "
-            "every agent runs the next attempt), progress (until a worker's first output).",
+            "every agent runs the next attempt), progress (until training resumed).",
             ("stage", "remedy"),
             buckets=BUCKETS,
             registry=registry,
@@ -50,7 +50,8 @@ class JobMetrics(Collector):
         self._lost = Histogram(
             "unbroken_incident_lost_seconds",
             "Time that an incident has cost: from the last progress before the fault to the first "
-            "after it, or to the end of the incident.",
+            "after it, or to the end of the incident. Incidents after which it is not known when "
+            "training resumed are left out.",
             ("remedy",),
             buckets=BUCKETS,
             registry=registry,
@@ -86,7 +87,8 @@ class JobMetrics(Collector):
         remedy = incident.remedy.value
         for stage, start, end in stages(incident):
             self._stages.labels(stage, remedy).observe(end - start)
-        self._lost.labels(remedy).observe(lost_seconds(incident) or 0.0)
+        if (seconds := lost_seconds(incident)) is not None:
+            self._lost.labels(remedy).observe(seconds)
         steps = lost_steps(incident)
         if steps is not None:
             self._steps.labels(remedy).observe(steps)

@@ -419,7 +419,11 @@ class Script:
             report = replace(report, faults=(_fault(kind, report.rank or 0, words),))
         report = replace(
             report,
-            workers=(*words.read("output", _writing, ()), *words.read("left", _ended, ())),
+            workers=(
+                *words.read("output", _writing, ()),
+                *words.read("trains", _training, ()),
+                *words.read("left", _ended, ()),
+            ),
         )
         self.agents[pod] = report
         return report
@@ -539,6 +543,12 @@ def _lines(value: str) -> tuple[str, ...]:
 def _writing(value: str) -> tuple[WorkerReport, ...]:
     """A worker that wrote its last output at that time."""
     return (WorkerReport(0, 0, 1, "running", 0.0, None, float(value)),)
+
+
+def _training(value: str) -> tuple[WorkerReport, ...]:
+    """A worker that wrote a line that recurs in training at that time."""
+    at = float(value)
+    return (WorkerReport(0, 0, 1, "running", 0.0, None, at, recurring_line_at=at),)
 
 
 def _ended(rank: str) -> tuple[WorkerReport, ...]:

@@ -16,7 +16,9 @@ from unbroken.wire.agent import AgentReport, AgentState
     ("told", "then", "again", "keep"),
     [
         ("", "", "", ""),
-        ("", "output=10.25", "", " keep"),
+        ("", "trains=10.25", "", " keep"),
+        # A line at the start is no progress.
+        ("", "output=10.25", "", ""),
         # If steps are reported, nothing less counts as progress, and no rank fails twice at one
         # step.
         ("told=7", "output=10.25", "", ""),

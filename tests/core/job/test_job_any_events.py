@@ -26,6 +26,7 @@ DETAILS = [
     " rank=99",
     " master=z port=1",
     " output=3",
+    " trains=3",
     " imports=0",
     " imports=9",
 ]

@@ -44,7 +44,7 @@ def test_workers_have_grace_unless_a_fault_is_to_be_recovered_from(
 
 def test_the_time_before_a_suspension_is_kept_once_over_operators() -> None:
     script = running()
-    script.run("8 runs w-0 0 output=7\n9 runs w-1 0 output=6\n10 job suspend=yes")
+    script.run("8 runs w-0 0 trains=7\n9 runs w-1 0 trains=6\n10 job suspend=yes")
     script.run("10.2 ready w-0 0\n10.3 ready w-1 0")
     kept = script.job.state.ledger
     assert (kept.active_seconds, kept.startup_seconds) == (pytest.approx(10.3), 7)

@@ -43,7 +43,7 @@ def finish(script: Script, at: float = 12.0) -> None:
     script.run(f"""
         {at} runs w-1 1 rank=1
         {at} runs w-2 1 rank=0
-        {at + 1} runs w-2 1 rank=0 output={at + 0.5} -> delete w-0, incident 1 recovered, ledger
+        {at + 1} runs w-2 1 rank=0 trains={at + 0.5} -> delete w-0, incident 1 recovered, ledger
     """)
 
 

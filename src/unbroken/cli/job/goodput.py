@@ -40,6 +40,7 @@ def goodput_value(found: Goodput) -> dict[str, Any]:
         "productiveSeconds": round(found.productive, 3),
         "lostSeconds": {name: round(value, 3) for name, value in found.lost.items()},
         "lostSteps": found.steps,
+        "incidentsOfUnknownCost": found.unknown,
         "suspendedSeconds": round(found.suspended, 3),
     }
 
@@ -68,10 +69,11 @@ def goodput_line(found: Goodput) -> str:
     rest = len(lost) - CAUSES_SHOWN
     lost = [*lost[:CAUSES_SHOWN], *([f"{counted(rest, 'other cause')}"] if rest > 0 else [])]
     parts = [f"start-up {span(found.startup)}", *lost]
-    head = "not known before the first progress"
+    head = "not known: no step and no line that recurs so far"
     if found.share is not None:
         head = f"{share_text(found.share)} of {span(found.total)}"
-    return f"{head}; {', '.join(parts)}"
+    unknown = f"; {counted(found.unknown, 'incident')} of unknown cost" if found.unknown else ""
+    return f"{head}; {', '.join(parts)}{unknown}"
 
 
 def goodput_rows(value: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -12,10 +12,10 @@ from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
 from unbroken.core.job.recovery.signals import LAST_OUTPUT
 from unbroken.core.wording import counted, plural
-from unbroken.spec.job.codec import has_shown_nothing, lost_since, seconds_lost
+from unbroken.spec.job.codec import is_cost_unknown, lost_since, seconds_known_lost
 from unbroken.spec.job.incident import Incident, Signal, StackGroup
 
-from .views import FIRST_OUTPUT, culprit_text, remedy_words, span, stages
+from .views import RESUMED, culprit_text, remedy_words, span, stages, until_text
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
@@ -78,13 +78,13 @@ def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
 
 def cost_text(incident: Incident, now: float | None = None) -> str:
     """Lost seconds, and lost steps if they are known."""
-    cost, steps = seconds_lost(incident), lost_steps(incident)
+    cost, steps = seconds_known_lost(incident), lost_steps(incident)
     if cost is None:
         so_far = "" if now is None else f", {span(max(now - lost_since(incident), 0.0))} so far"
         return f"still open{so_far}"
     text = f"{cost:.3f} s"
-    if has_shown_nothing(incident):
-        return f"{text} until the workers ran; they have printed and reported nothing"
+    if is_cost_unknown(incident):
+        return f"not known; {until_text(incident)}, and no later sign of training"
     if steps is None:
         return text
     if steps == 0:
@@ -173,9 +173,9 @@ def _groups(groups: Sequence[StackGroup], paper: Paper, *, is_full: bool) -> Ite
 def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
     for index, (name, at, since) in enumerate(stages(incident)):
         after = "" if name == "detected" else f"  {since:+.3f} s"
-        of_stage = {"last progress": incident.step, FIRST_OUTPUT: incident.resumed_step}.get(name)
+        of_stage = {"last progress": incident.step, RESUMED: incident.resumed_step}.get(name)
         step = "" if of_stage is None else f" (step {of_stage})"
-        shown = "first step" if name == FIRST_OUTPUT and step else name
+        shown = "first step" if name == RESUMED and step else name
         last = incident.slowest.get(name)
         pod = f" ({last} last)" if last else ""
         text = f"{_clock(at)}  {shown:<13}{after}{step}{pod}".rstrip()

@@ -11,7 +11,12 @@ from unbroken.core.job.record.timeline import lost_steps
 from unbroken.core.job.recovery.ladder import rung_of
 from unbroken.core.wording import counted
 from unbroken.foreign_numbers import INT32_MAX, whole_number
-from unbroken.spec.job.codec import incident_from, job_status_from, seconds_lost
+from unbroken.spec.job.codec import (
+    incident_from,
+    is_cost_unknown,
+    job_status_from,
+    seconds_known_lost,
+)
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
 from unbroken.spec.job.types import KIND
 from unbroken.spec.keys import ConditionType
@@ -33,7 +38,7 @@ OPTIONS = {
 READY = re.compile(r"(\d{1,9})/\d{1,9}$", re.ASCII)
 LINE_LENGTH = 200
 WAIT_LENGTH = 500
-FIRST_OUTPUT = "first output"
+RESUMED = "resumed"
 STAGES = (
     ("last progress", "progress_before"),
     ("detected", "detected_at"),
@@ -41,7 +46,8 @@ STAGES = (
     ("stopped", "stopped_at"),
     ("ready", "ready_at"),
     ("started", "started_at"),
-    (FIRST_OUTPUT, "progress_at"),
+    ("first output", "first_output_at"),
+    (RESUMED, "progress_at"),
 )
 
 
@@ -197,7 +203,7 @@ def culprit_text(culprit: Signal) -> str:
 
 def incident_line(incident: Incident) -> str:
     """An incident in a line: fault, remedy, cost."""
-    cost = seconds_lost(incident)
+    cost = seconds_known_lost(incident)
     text = incident.culprit.text.removeprefix(f"rank {incident.culprit.rank} ")
     what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
     plan, did = remedy_words(incident)
@@ -209,7 +215,16 @@ def incident_line(incident: Incident) -> str:
     steps = lost_steps(incident)
     again = f", {counted(steps, 'step')} repeated" if steps else ""
     wrong = "; REPLICAS DISAGREE" if incident.replicas_agree is False else ""
-    return f"{what}; {did}; {cost:.3f} s lost{again}{wrong}"
+    lost = until_text(incident) if is_cost_unknown(incident) else f"{cost:.3f} s lost"
+    return f"{what}; {did}; {lost}{again}{wrong}"
+
+
+def until_text(incident: Incident) -> str:
+    """The seconds that are known of an incident after which nothing has shown when training
+    resumed."""
+    seconds = seconds_known_lost(incident) or 0.0
+    has_output = incident.first_output_at is not None
+    return f"{seconds:.3f} s until {'the first output' if has_output else 'the workers ran'}"
 
 
 def remedy_words(incident: Incident) -> tuple[str, str]:
@@ -236,8 +251,13 @@ def incident_lines(incident: Incident) -> list[str]:
 
 
 def stages(incident: Incident) -> list[tuple[str, float, float]]:
-    """The stages reached: name, seconds since the epoch, seconds since the detection."""
-    reached = [(name, getattr(incident, field)) for name, field in STAGES]
+    """The stages reached: name, seconds since the epoch, seconds since the detection.
+
+    The first output is left out where steps show when training resumed.
+    """
+    has_step = incident.resumed_step is not None
+    shown = [one for one in STAGES if not (has_step and one[1] == "first_output_at")]
+    reached = [(name, getattr(incident, field)) for name, field in shown]
     # Workers may write before the last agent has said that it runs them.
     ordered = sorted(((name, at) for name, at in reached if at is not None), key=lambda one: one[1])
     return [(name, at, at - incident.detected_at) for name, at in ordered]

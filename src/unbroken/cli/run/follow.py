@@ -29,7 +29,7 @@ from unbroken.core.job.obstacles import split_wait
 from unbroken.core.job.recovery.signals import BY_DETECTOR
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
-from unbroken.spec.job.codec import seconds_lost
+from unbroken.spec.job.codec import lost_until
 from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import AgentReport
@@ -115,7 +115,7 @@ class Follower:
 
     def _report(self) -> None:
         for incident in self._watched.incidents():
-            if incident.number not in self._shown and seconds_lost(incident) is not None:
+            if incident.number not in self._shown and lost_until(incident) is not None:
                 self._shown.add(incident.number)
                 for line in incident_lines(incident):
                     self._screen.note(line)
@@ -196,7 +196,7 @@ class Follower:
             is_there = not has_failed or any(
                 incident.remedy is Remedy.FAIL for incident in incidents
             )
-            return is_there and all(seconds_lost(incident) is not None for incident in incidents)
+            return is_there and all(lost_until(incident) is not None for incident in incidents)
 
         try:
             async with asyncio.timeout(LAST_SECONDS):

@@ -13,7 +13,7 @@ from unbroken.core.job.watch.progress import first_step
 from unbroken.core.wording import all_of, counted
 from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.spec.job import detectors
-from unbroken.spec.job.incident import RECOVERED
+from unbroken.spec.job.incident import RECOVERED, Incident
 from unbroken.spec.job.ledger import PROVEN, UNPROVEN
 from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.job.types import AgentAuth, CleanPodPolicy, FenceBy, RunPolicy, Switch
@@ -39,7 +39,7 @@ longer."""
 START_SECONDS = 60.0
 """Seconds from the start of an attempt to a report of it by every agent."""
 PROGRESS_SECONDS = 60.0
-"""Seconds that an incident stays open for the first output, once every agent runs."""
+"""Seconds that an incident stays open until training resumes, once every agent runs."""
 COUNT_SECONDS = 2.0
 """Seconds of a restart after which each further ready agent is worth a write of the status."""
 EXPIRY_RETRY_SECONDS = 30.0
@@ -68,6 +68,8 @@ class Life:
         self._since = 0.0
         """Start of the present phase of stopping or starting."""
         self._progress_by: float | None = None
+        self._unresumed: int | None = None
+        """Incident that was closed before training resumed, if its attempt runs."""
         self._expire_at: float | None = None
         self.unheard: dict[PodUid, int] = {}
         """Pods without a report of their agent, and the attempt that an earlier operator may have
@@ -110,7 +112,7 @@ class Life:
     def mark_preparing(self, now: float) -> None:
         """Begin to wait for the next start."""
         self._since, self._gather_at, self._progress_by = now, None, None
-        self._is_gathered = False
+        self._is_gathered, self._unresumed = False, None
         self._state.has_changed = True
 
     def reshape(self, now: float) -> None:
@@ -182,7 +184,7 @@ class Life:
         state = self._state
         self.verdict = verdict
         state.enter(Phase.ENDED)
-        state.close_incident(_outcome(verdict), now)
+        self._close_incident(_outcome(verdict), now)
         state.set_status(completion_time=now)
         state.set_condition(verdict.condition, verdict.reason, verdict.message, now)
         is_bad = verdict.condition is ConditionType.FAILED
@@ -207,27 +209,31 @@ class Life:
 
     def progressed(self, report: AgentReport, now: float) -> None:
         """Note the first progress of the job's life, and after a recovery."""
-        state, incident = self._state, self._state.incidents.open
-        if state.ledger.progress_at is not None and self._progress_by is None:
+        state, incident = self._state, self._awaiting_training()
+        if state.ledger.progress_at is not None and incident is None:
             return
-        outputs = [w.first_output_at for w in report.workers if w.first_output_at is not None]
         step = first_step(report.watch)
-        # A script may write no output and still report its steps.
-        first = min(outputs) if outputs else step and (step[1] or now)
+        at = (step[1] or now) if step else earliest(*(w.recurring_line_at for w in report.workers))
         start = state.status.start_time
-        if first is not None and state.ledger.progress_at is None and start is not None:
-            at = min(max(first, start), now)
-            state.set_ledger(replace(state.ledger, progress_at=at))
-        if incident is None or self._progress_by is None:
+        if at is not None and state.ledger.progress_at is None and start is not None:
+            state.set_ledger(replace(state.ledger, progress_at=min(max(at, start), now)))
+        if incident is None:
             return
-        if incident.step is not None:
-            # Where steps are reported, only a step is progress: the first output lines come before
-            # the data.
-            first = (step[1] or now) if step else None
-        if first is not None:
-            at = min(max(first, incident.ready_at or incident.detected_at), now)
-            state.incidents.change(progress_at=at, resumed_step=step[0] if step else None)
+        # Where steps are reported, only a step is progress: lines come before the data.
+        if at is None or (incident.step is not None and step is None):
+            return
+        at, resumed_step = _within(incident, at, now), step[0] if step else None
+        state.amend_incident(incident.number, progress_at=at, resumed_step=resumed_step)
+        if not incident.outcome:
             self._recovered(now)
+        self._unresumed = None
+
+    def _awaiting_training(self) -> Incident | None:
+        """Return the incident after which training has not resumed so far, open or closed."""
+        incidents = self._state.incidents
+        if self._progress_by is not None:
+            return incidents.open
+        return None if self._unresumed is None else incidents.closed.get(self._unresumed)
 
     def deadline(self) -> float | None:
         """Return when time alone will change something here."""
@@ -443,8 +449,23 @@ class Life:
             state.incidents.change(remedy=remedy, reason=reason, kept=kept)
 
     def _recovered(self, now: float) -> None:
-        self._progress_by = None
-        self._state.close_incident(RECOVERED, now)
+        incident, self._progress_by = self._state.incidents.open, None
+        self._close_incident(RECOVERED, now)
+        self._unresumed = None if incident is None else incident.number
+
+    def _close_incident(self, outcome: str, now: float) -> None:
+        """Close the open incident, with the first output of the attempt that it led to."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is not None and incident.started_at is not None:
+            members = [state.roster.members.get(uid) for uid in state.ranks.rank_of]
+            reports = [member.report for member in members if member and member.report]
+            found = [
+                w.first_output_at for r in reports if r.attempt == state.attempt for w in r.workers
+            ]
+            first = earliest(*found)
+            if first is not None:
+                state.incidents.change(first_output_at=_within(incident, first, now))
+        state.close_incident(outcome, now)
 
     def _finish(self, now: float) -> None:
         state, verdict = self._state, self.verdict
@@ -512,6 +533,11 @@ class Life:
 def as_port(text: str | None) -> int:
     """Return the master port of a status; 0: it is not a number."""
     return whole_number(text or "", 0, PORT_MAX) or 0
+
+
+def _within(incident: Incident, at: float, now: float) -> float:
+    """Return a time of the attempt after the incident, whatever an agent's clock says."""
+    return min(max(at, incident.ready_at or incident.detected_at), now)
 
 
 def _outcome(verdict: JobEnd) -> str:

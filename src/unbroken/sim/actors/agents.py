@@ -543,6 +543,9 @@ class Agent:
         if worker.exit is None and not worker.is_at_barrier:
             self._world.training.wrote(worker)
             self.give(events.FirstOutput(worker.attempt, local_rank))
+            # Lines of half of the workers recur; what the others write shows no training.
+            if worker.pid % 2:
+                self.give(events.RecurringLine(worker.attempt, local_rank, self._clock()))
 
     def _ended(self, local_rank: int, stage: ProgramStage, worker: Worker, how: WorkerEnd) -> None:
         event = events.WorkerEnded(worker.attempt, stage, local_rank, how, pid=worker.pid)

@@ -31,7 +31,8 @@ OTHERS = (
 OTHER = "other"
 """Key under which reading and writing by fields meet `JobStatus.other`; no key of the wire."""
 SECONDS = "seconds"
-"""Key in an Incident object, for its column: the cost of the fault; computed, never read."""
+"""Key in an Incident object, for its column: the cost of the fault, if it is known; computed, never
+read."""
 
 
 def job_status_to(status: JobStatus) -> dict[str, Any]:
@@ -84,24 +85,35 @@ def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
 
 
 def seconds_lost(incident: Incident) -> float | None:
-    """Return the seconds that a fault has cost; None: the incident is open."""
+    """Return the seconds that a fault has cost; None: the incident is open, or it is not known when
+    training resumed."""
+    return None if is_cost_unknown(incident) else seconds_known_lost(incident)
+
+
+def seconds_known_lost(incident: Incident) -> float | None:
+    """Return the seconds that a fault has cost at least; None: the incident is open."""
     end = lost_until(incident)
     return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
 
 
 def lost_until(incident: Incident) -> float | None:
-    """Return the first progress after the fault; else the start of workers that have shown none,
-    or the end of the incident. None: it is open."""
+    """Return when training resumed, or the end of an incident without a recovery.
+
+    If it is not known when training resumed: the first output, else the start of the workers. None:
+    the incident is open.
+    """
     if incident.progress_at is not None:
         return incident.progress_at
-    return incident.started_at if has_shown_nothing(incident) else incident.ended_at
+    if is_cost_unknown(incident):
+        return incident.first_output_at or incident.started_at
+    return incident.ended_at
 
 
-def has_shown_nothing(incident: Incident) -> bool:
-    """True if the incident was closed as recovered because its workers ran, and they have printed
-    and reported nothing."""
-    is_silent = incident.progress_at is None and incident.started_at is not None
-    return is_silent and incident.outcome == RECOVERED
+def is_cost_unknown(incident: Incident) -> bool:
+    """True if the incident was closed as recovered because its workers ran, and nothing has shown
+    when they trained again."""
+    is_unseen = incident.progress_at is None and incident.started_at is not None
+    return is_unseen and incident.outcome == RECOVERED
 
 
 def lost_since(incident: Incident) -> float:

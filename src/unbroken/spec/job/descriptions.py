@@ -128,7 +128,9 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "ready_at": "When every agent was ready to start.",
         "examined_at": "When all ranks had been examined, before anything was stopped.",
         "started_at": "When every agent ran the next attempt.",
-        "progress_at": "When a worker of the next attempt first wrote something.",
+        "first_output_at": "When a worker of the next attempt first wrote something.",
+        "progress_at": "When training resumed: the first step, or the first line of a kind that "
+        "recurred in training; absent: not known.",
         "ended_at": "When the incident was closed.",
         "outcome": "recovered, or why not. Empty while the incident is open.",
         "confidence": "How sure the culprit is: certain, likely or unsure.",

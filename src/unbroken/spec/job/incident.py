@@ -122,8 +122,11 @@ class Incident:
     """All ranks were looked at, before anything was stopped; None: there was no need."""
     started_at: Time | None = None
     """Every agent runs the next attempt."""
+    first_output_at: Time | None = None
+    """A worker of the next attempt has first written something; it may still start."""
     progress_at: Time | None = None
-    """A worker of the next attempt has made its first output."""
+    """Training has resumed: the first step of the next attempt. Without steps: its first line of a
+    kind that recurred in training. None: not known."""
     ended_at: Time | None = None
     outcome: str = ""
     """`recovered`, or why not; empty while open."""

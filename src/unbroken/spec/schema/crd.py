@@ -215,7 +215,7 @@ def job_definition() -> dict[str, Any]:
 def incident_definition() -> dict[str, Any]:
     """Return the CustomResourceDefinition of Incident."""
     spec = _record(Incident, has_defaults=False)
-    cost = "Seconds from the fault to the next progress, or to the end; absent: still open."
+    cost = "Seconds from the fault to the next progress, or to the end; absent: open, or not known."
     spec["properties"][SECONDS] = {"type": "number", "description": cost}
     columns = [
         _column("Fault", ".spec.culprit.fault", "Class of the fault."),

@@ -84,12 +84,15 @@ def test_an_open_incident_counts_up_to_now() -> None:
     assert found.share == 0.3
 
 
-def test_a_fault_costs_until_the_start_of_workers_that_show_nothing() -> None:
+def test_a_cost_is_not_known_if_nothing_has_shown_that_training_resumed() -> None:
     silent = replace(ONE, progress_at=None, started_at=at(52), ended_at=at(112))
     closed = replace(silent, outcome="recovered")
     ledger = Ledger(progress_at=at(10))
-    assert lost_seconds(closed) == 12
-    assert goodput(RUNNING, [closed], ledger, at(200)).lost == {"ProcessExited": 12}
+    for unknown, seconds in ((closed, 12), (replace(closed, first_output_at=at(53)), 13)):
+        assert lost_seconds(unknown) is None
+        found = goodput(RUNNING, [unknown], ledger, at(200))
+        assert (found.lost, found.unknown) == ({"ProcessExited": seconds}, 1)
+        assert settle(Ledger(), unknown, is_charged=True).seconds == {"ProcessExited": seconds}
     failed = replace(silent, outcome="failed again")
     assert lost_seconds(failed) == 72
     assert goodput(RUNNING, [failed], ledger, at(200)).lost == {"ProcessExited": 72}
@@ -101,6 +104,14 @@ def test_where_faults_overlap_the_first_counts() -> None:
     found = goodput(RUNNING, [within, second, ONE], Ledger(progress_at=at(10)), at(100))
     assert found.lost == {"ProcessExited": 10, "NodeLost": 10}
     assert found.productive == 70
+
+
+def test_without_steps_a_line_before_the_fault_is_no_progress() -> None:
+    early = broken(progress_before=5, detected_at=6, progress_at=20)
+    assert goodput(RUNNING, [early], Ledger(), at(100)).startup == 5
+    assert goodput(RUNNING, [replace(early, progress_at=None)], Ledger(), at(100)).share is None
+    with_steps = replace(early, progress_at=None, step=3, ended_at=at(20))
+    assert goodput(RUNNING, [with_steps], Ledger(), at(100)).share == 0.8
 
 
 def test_a_fault_before_the_first_progress_is_no_start_up() -> None:

@@ -402,14 +402,15 @@ def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:
     assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 44.5, 7)
 
 
-def test_a_job_without_steps_makes_progress_with_its_first_output() -> None:
+def test_a_job_without_steps_makes_progress_with_a_line_that_recurs() -> None:
     job = WatchedJob()
     job.tell("w-0", 20, replace(well(0, 20), step=None, step_at=None))
     job.run("21 failed w-1 0\n22 ready w-0 0\n22 ready w-1 0")
     job.run_ordered(23)
-    job.run("24 runs w-0 1 output=24")
+    job.run("24 runs w-0 1 output=24 ->\n30 runs w-0 1 output=24 trains=29.5")
     found = job.incidents[1]
-    assert (found.step, found.progress_before, found.progress_at) == (None, 20, 24)
+    assert (found.step, found.progress_before, found.progress_at) == (None, 20, 29.5)
+    assert found.first_output_at == 24
 
 
 def stopped_after(job: WatchedJob, attempt: int, since: float, step: int) -> float:

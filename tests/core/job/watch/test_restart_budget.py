@@ -81,6 +81,20 @@ def test_without_steps_an_attempt_that_runs_for_long_is_progress() -> None:
     assert script.condition.reason == "RetriesExhausted"
 
 
+def test_a_start_up_is_no_progress_if_a_line_shows_when_training_began() -> None:
+    script = running()
+    fail(script, 10, 0)
+    script.run("400 runs w-0 1 trains=300")
+    fail(script, 890, 1)
+    script.run("1000 runs w-0 2 trains=990")
+    fail(script, 1600, 2)
+    assert reasons(script) == [
+        "restart 1 of 3 without progress",
+        "restart 2 of 3 without progress",
+        "progress since the last start: ran for 10 minutes",
+    ]
+
+
 def test_restart_that_a_person_asks_for_makes_the_count_start_again() -> None:
     script = running()
     for attempt in range(3):

@@ -11,7 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.spec.job.codec import lost_since, lost_until, seconds_lost
+from unbroken.spec.job.codec import (
+    is_cost_unknown,
+    lost_since,
+    lost_until,
+    seconds_known_lost,
+    seconds_lost,
+)
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobStatus
@@ -42,6 +48,9 @@ class Goodput:
     """Steps lost in all incidents with a known number of lost steps."""
     share: float | None = None
     """Productive time divided by total; None: no progress is known, so the share is not either."""
+    unknown: int = 0
+    """Incidents that count as lost until the first output only, since nothing has shown when
+    training resumed."""
 
 
 def lost_steps(incident: Incident) -> int | None:
@@ -79,7 +88,7 @@ def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
 def settle(ledger: Ledger, incident: Incident, *, is_charged: bool) -> Ledger:
     """Return the ledger with the cost of an incident that is no longer kept."""
     lost = defaultdict(float, ledger.seconds)
-    lost[incident.culprit.fault] += lost_seconds(incident) or 0.0
+    lost[incident.culprit.fault] += seconds_known_lost(incident) or 0.0
     lost[TWICE] += redo_seconds(incident)
     return replace(
         ledger,
@@ -134,6 +143,7 @@ def goodput(
         suspended=_suspended(status, ledger, left.total, life, now, created),
         steps=ledger.steps + sum(lost_steps(one) or 0 for one in found),
         share=left.rest / left.total if has_progress and left.total > 0 else None,
+        unknown=sum(map(is_cost_unknown, found)),
     )
 
 
@@ -169,7 +179,8 @@ def _life(status: JobStatus, now: float) -> tuple[float, float]:
 def _first_progress(
     ledger: Ledger, incidents: Sequence[Incident], life: tuple[float, float]
 ) -> float | None:
-    told = [ledger.progress_at, *(one.progress_before for one in incidents)]
+    # Without steps, the last sign of life may be a line of the start-up.
+    told = [ledger.progress_at, *(one.progress_before for one in incidents if one.step is not None)]
     told += [one.progress_at for one in incidents]
     return min((at for at in told if at is not None and life[0] <= at <= life[1]), default=None)
 

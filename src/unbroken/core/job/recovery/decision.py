@@ -74,6 +74,8 @@ def _progress(state: JobState, found: Sequence[Signal], was: Before, now: float)
     asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
     running = (c for c in state.status.conditions if c.type == ConditionType.RUNNING.value)
     since = next((c.last_transition_time for c in running if c.status == "True"), now)
+    # The start-up is no progress, if it is known when training began or resumed.
+    began = earlier[-1].progress_at if earlier else state.ledger.progress_at
     # A hang shows no sign of life, and is no progress however long it takes.
-    ran = (was["progress_before"] or now) - since
+    ran = (was["progress_before"] or now) - max(since, began or since)
     return made(was["step"], found, earlier[asked[-1] + 1 if asked else 0 :], ran)

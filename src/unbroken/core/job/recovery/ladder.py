@@ -130,7 +130,9 @@ def restart_mode(incident: Incident, before: Incident | None) -> str:
     is_asked = any(signal.fault == RESTART_REQUESTED for signal in incident.signals)
     # The step of a fault belongs to the attempt that broke: it may be reported only with the fault.
     is_repeated = before is not None and (
-        before.progress_at is None if incident.step is None else incident.step == before.step
+        (before.progress_at or before.first_output_at) is None
+        if incident.step is None
+        else incident.step == before.step
     )
     return IN_PROCESS_RESTART if may_keep and not is_asked and not is_repeated else PROCESS_RESTART
 

@@ -372,7 +372,8 @@ class Examination:
         step = before(state.watched, since)["step"]
         for one in reversed(state.closed_incidents()):
             is_silence = one.culprit.fault in (signals.STALLED, signals.SPINNING)
-            ran_long = step is None and since - (one.progress_at or since) >= FIRST_SECONDS
+            began = one.progress_at or one.first_output_at or since
+            ran_long = step is None and since - began >= FIRST_SECONDS
             if not is_silence or one.step != step or ran_long:
                 break
             count += 1
