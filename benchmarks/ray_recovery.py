@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -119,7 +120,9 @@ class Run:
         (head,) = self.pods("head")
         address = f"http://{head['status']['podIP']}:8265"
         words = ["job", "submit", "--no-wait", "--address", address, "--"]
-        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        token = b64decode(self.cluster.get("secret", "ray-ray-token")["data"]["auth_token"])
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token.decode()}
+        environment = {**os.environ, **access, "RAY_USAGE_STATS_ENABLED": "0"}
         done = subprocess.run(
             [str(self._ray / "bin/ray"), *words, "python3", str(SCRIPT), str(self._folder)],
             env=environment,

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,10 @@ class Demo(LocalDemo):
         show(f"$ ray {' '.join(words)}")
         # Its twelve lines of advice are left out.
         command = [str(self.ray_env / "bin/ray"), *words]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        token = b64decode(self.get("secret", f"{CLUSTER}-ray-token")["data"]["auth_token"])
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token.decode()}
+        environment = {**self.environment, **access}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise DemoFailed(f"the job was not submitted: {done.stdout}{done.stderr}")
 

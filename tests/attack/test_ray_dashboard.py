@@ -33,6 +33,7 @@ from unbroken.operator.resume.ray_api import (
     COMMAS_MAX,
     JOBS_LISTED_MAX,
     LIST_BYTES_MAX,
+    Place,
     rows_of,
 )
 from unbroken.operator.resume.ray_budget import (
@@ -119,7 +120,7 @@ async def test_each_message_is_charged(kind: aiohttp.WSMsgType, payload: bytes) 
     async with flooding(kind, payload) as url, plain_session() as session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("a", HEAD, url, ["one"], (RULE,), budget)
+            logs.want("a", HEAD, Place(url), ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert budget.sizes.seen == [len(payload)] * FLOOD
 
@@ -129,7 +130,7 @@ async def test_a_long_message_gives_way_after_each_piece() -> None:
     async with flooding(aiohttp.WSMsgType.TEXT, b"a" * 5000) as url, plain_session() as session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("a", HEAD, url, ["one"], (RULE,), budget)
+            logs.want("a", HEAD, Place(url), ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert set(budget.sizes.seen) == {PIECE_CHARACTERS}
     assert len(budget.reads.seen) >= (FLOOD - 1) * 4
@@ -156,9 +157,9 @@ async def test_fragments_without_end_are_charged_and_hold_up_no_other() -> None:
     ):
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("bad", HEAD, url, ["one"], (RULE,), bad)
+            logs.want("bad", HEAD, Place(url), ["one"], (RULE,), bad)
             await bad.reads.until(bool)
-            logs.want("good", HEAD, other, ["one"], (RULE,), good)
+            logs.want("good", HEAD, Place(other), ["one"], (RULE,), good)
             await good.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert len(bad.reads.seen) == 1
     assert bad.sizes.seen == []
@@ -274,9 +275,9 @@ async def test_a_list_that_is_refused_is_named_once(
         return web.Response(body=body)
 
     async with serving([web.get("/api/jobs/", jobs)]) as url, plain_session() as session:
-        dashboards = ray_dashboard.RayDashboards(unused, session, lambda _: None)
+        dashboards = ray_dashboard.RayDashboards(unused, session, lambda _: None, lambda *_: None)
         key = Key("team", "ray")
-        dashboards.want(key, HEAD, url, Budgets(0.0).of("team", key, 0.0))
+        dashboards.want(key, HEAD, Place(url), Budgets(0.0).of("team", key, 0.0))
         async with running(dashboards.run()):
             await listed.until(lambda seen: len(seen) >= 4)
     (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
@@ -336,12 +337,12 @@ async def asking(packages: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     answers = Watcher[Key]()
     routes = [web.get("/api/jobs/", jobs), web.get("/api/packages/gcs/{name}", has)]
     async with serving(routes) as url, plain_session() as session:
-        dashboards = ray_dashboard.RayDashboards(unused, session, answers)
+        dashboards = ray_dashboard.RayDashboards(unused, session, answers, lambda *_: None)
         key = Key("team", "ray")
         budget = Budgets(0.0).of("team", key, 0.0)
 
         def want() -> DashboardAnswer | None:
-            return dashboards.want(key, HEAD, url, budget)
+            return dashboards.want(key, HEAD, Place(url), budget)
 
         async with running(dashboards.run()):
             want()

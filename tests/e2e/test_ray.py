@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -36,6 +37,13 @@ def pods_of(cluster: Cluster, node_type: str) -> list[Object]:
     return found
 
 
+def with_token(cluster: Cluster, name: str) -> dict[str, str]:
+    """The variables with which a person uses a RayCluster from a shell."""
+    secret = cluster.get("secret", f"{name}-ray-token")
+    token = base64.b64decode(secret["data"]["auth_token"]).decode()
+    return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
 def where(cluster: Cluster) -> list[str]:
     """Submit a job as a person does, and return the addresses at which its tasks ran."""
     (head,) = pods_of(cluster, "head")
@@ -43,6 +51,7 @@ def where(cluster: Cluster) -> list[str]:
     words = ["job", "submit", "--address", dashboard, "--working-dir", str(PROGRAM.parent)]
     done = subprocess.run(
         [str(ENVIRONMENT / "bin/ray"), *words, "--", "python3", PROGRAM.name],
+        env=with_token(cluster, NAME),
         capture_output=True,
         text=True,
         timeout=120,
@@ -129,11 +138,12 @@ def dashboard(cluster: Cluster, service: str) -> Iterator[str]:
             forwarding.communicate()
 
 
-def submit(place: str, *words: str) -> str:
+def submit(cluster: Cluster, place: str, *words: str) -> str:
     """Run a program of the examples as a job, through the forwarded port; its output."""
     command = [str(ENVIRONMENT / "bin/ray"), "job", "submit", "--address", f"http://{place}"]
     done = subprocess.run(
         [*command, "--working-dir", str(EXAMPLES), "--", "python3", *words],
+        env=with_token(cluster, "rayml"),
         capture_output=True,
         text=True,
         timeout=500,
@@ -169,7 +179,7 @@ def test_the_dashboard_is_used_through_a_forwarded_port(
         answer = page.getresponse()
         assert (answer.status, b"<title>Ray Dashboard" in answer.read()) == (200, True)
         page.close()
-        assert f"ran on {json.dumps(addresses(cluster))}" in submit(place, "where.py")
+        assert f"ran on {json.dumps(addresses(cluster))}" in submit(cluster, place, "where.py")
 
 
 @needs_ray
@@ -185,8 +195,8 @@ def test_a_run_that_is_submitted_again_goes_on_from_its_newest_checkpoint(
     cluster = raycluster_of_the_guide(make_cluster)
     words = ("fsdp_ray.py", "--storage", "/fsx/runs", "--checkpoint-every", "10")
     with dashboard(cluster, "rayml-head-svc") as place:
-        first = submit(place, *words, "--steps", "25")
-        again = submit(place, *words, "--steps", "40")
+        first = submit(cluster, place, *words, "--steps", "25")
+        again = submit(cluster, place, *words, "--steps", "40")
     assert "resumed at" not in first
     assert "step 10 loss" in first
     assert "resumed at step 25" in again

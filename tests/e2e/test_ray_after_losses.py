@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of, with_token
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_COUNT, RESUME_RAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -60,8 +60,7 @@ def group(memory: str, **more: Any) -> Object:
         "topologyKey": "kubernetes.io/hostname",
     }
     resources = {"requests": {"cpu": "500m", "memory": memory}}
-    env = [{"name": "RAY_AUTH_MODE", "value": "disabled"}]
-    container = {"name": "ray", "image": "rayproject/ray:2.60.0", "env": env}
+    container = {"name": "ray", "image": "rayproject/ray:2.60.0"}
     spec = {
         "terminationGracePeriodSeconds": 2,
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}},
@@ -122,13 +121,14 @@ def lose(cluster: Cluster, pod: Object) -> None:
     cluster.kubectl("annotate", "node", pod["spec"]["nodeName"], "unbroken.dev/power=off")
 
 
-def submit_job(head: Object, id: str, entrypoint: str) -> None:
+def submit_job(cluster: Cluster, head: Object, id: str, entrypoint: str) -> None:
     """Submit a job to a head as a person does."""
     words = ["--no-wait", "--submission-id", id, "--address"]
     address = f"http://{head['status']['podIP']}:8265"
-    ray = ["env", "RAY_AUTH_MODE=disabled", str(ENVIRONMENT / "bin/ray")]
+    name = head["metadata"]["labels"]["ray.io/cluster"]
     done = subprocess.run(
-        [*ray, "job", "submit", *words, address, "--", *entrypoint.split()],
+        [str(ENVIRONMENT / "bin/ray"), "job", "submit", *words, address, "--", *entrypoint.split()],
+        env=with_token(cluster, name),
         capture_output=True,
         text=True,
         timeout=120,
@@ -179,7 +179,7 @@ def test_a_submitted_job_survives_the_node_of_the_head(
     cluster.apply({**about, "metadata": {"name": "ray", "annotations": BOTH}, "spec": SPEC})
     cluster.wait("raycluster/ray", "jsonpath={.status.state}=ready", seconds=180)
     (head,) = pods_of(cluster, "head")
-    submit_job(head, "count", training.entrypoint)
+    submit_job(cluster, head, "count", training.entrypoint)
     known = f"jsonpath={{.metadata.annotations.{RESUME_RAY.replace('.', chr(92) + '.')}}}"
     training.until(
         lambda _: (

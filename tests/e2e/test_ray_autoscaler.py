@@ -73,7 +73,7 @@ def test_tasks_bring_pods_and_idleness_takes_them_away(
     for job in ("first", "second"):
         place = tmp_path / job
         place.mkdir()
-        submit_job(head, job, f"python3 {script} {place}")
+        submit_job(cluster, head, job, f"python3 {script} {place}")
         wait_for(cluster, "readyWorkerReplicas", 2)
         status = cluster.get("raycluster", "ray")["status"]
         counts = {"desiredWorkerReplicas": 2, "minWorkerReplicas": 0, "maxWorkerReplicas": 2}

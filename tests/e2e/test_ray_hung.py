@@ -86,7 +86,7 @@ def test_a_submitted_job_that_hangs_goes_on_and_its_pods_stay(
     cluster.wait("raycluster/ray", "jsonpath={.status.state}=ready", seconds=180)
     before = sorted(pod["metadata"]["uid"] for pod in cluster.get("pods")["items"])
     (head,) = pods_of(cluster, "head")
-    submit_job(head, "count", training.entrypoint)
+    submit_job(cluster, head, "count", training.entrypoint)
     training.goes_on()
     assert sorted(pod["metadata"]["uid"] for pod in cluster.get("pods")["items"]) == before
     found = annotations(cluster.get("raycluster", "ray"))

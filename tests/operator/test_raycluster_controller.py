@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from tests.job_samples import MANIFESTS
 from tests.operator.conftest import Place, conditions
-from tests.watching import running
+from tests.watching import Watcher, running
 from unbroken.kube.informers import Informers
 from unbroken.local.ray import run_ray
+from unbroken.local.ray.decisions.pods import DASHBOARD_PORT
 
 Object = dict[str, Any]
 Open = Callable[[], Any]
@@ -137,3 +139,77 @@ async def test_a_rayjob_has_a_cluster_until_it_is_suspended(place: Open) -> None
             f"rayjobs/{name}", lambda one: one["status"]["jobDeploymentStatus"] == "Suspended"
         )
         assert await here.get(f"rayclusters/{cluster}") is None
+
+
+# --- Ray's token
+
+SECRET = f"{NAME}-ray-token"
+
+
+async def test_each_raycluster_has_its_token_in_a_secret_of_its_own(place: Open) -> None:
+    async with place() as here, controller(here):
+        found = [await token_of_new(here)]
+        await here.delete(f"rayclusters/{NAME}")
+        await here.absent(f"rayclusters/{NAME}")
+        await here.delete(f"secrets/{SECRET}")  # as the garbage collector does
+        found.append(await token_of_new(here))
+        assert found[0] != found[1]
+
+
+async def token_of_new(place: Place) -> str:
+    """Create the RayCluster; return its token."""
+    uid = (await place.post("rayclusters", sample()))["metadata"]["uid"]
+    secret = await place.until(f"secrets/{SECRET}", lambda _: True)
+    assert [one["uid"] for one in secret["metadata"]["ownerReferences"]] == [uid]
+    return str(secret["data"]["auth_token"])
+
+
+async def test_a_secret_of_somebody_else_is_not_taken(place: Open) -> None:
+    async with place() as here, controller(here):
+        other = {"metadata": {"name": SECRET}, "stringData": {"auth_token": "known"}}
+        await here.post("secrets", other)
+        await here.post("rayclusters", sample())
+        await told(here, "FailedToCreateSecret")
+        assert (await here.until("pods", lambda _: True))["items"] == []
+        await here.delete(f"secrets/{SECRET}")
+        await pod_of(here, "head")
+
+
+@pytest.mark.parametrize("status", [200, 401, 403])
+async def test_a_head_that_asks_for_no_token_is_named(place: Open, status: int) -> None:
+    address = "127.99.7.2"
+    asked = Watcher[str]()
+
+    async def jobs(request: web.Request) -> web.Response:
+        asked(request.headers.get("Authorization", ""))
+        return web.json_response([], status=status)
+
+    app = web.Application()
+    app.add_routes([web.get("/api/jobs/", jobs)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, DASHBOARD_PORT).start()
+        async with place() as here, controller(here):
+            await here.post("rayclusters", sample())
+            await say_ready(here, await pod_of(here, "head"), address)
+            if status == 200:
+                await told(here, "RayIsOpen")
+            await asked.until(bool)
+            await pod_of(here, "worker")
+            assert set(asked.seen) == {""}  # heads of earlier tests are asked, too
+            assert ("RayIsOpen" in await reasons(here)) is (status == 200)
+    finally:
+        await runner.cleanup()
+
+
+async def told(place: Place, reason: str) -> None:
+    """Wait for an event with this reason."""
+    await place.until(
+        "events", lambda listed: any(one["reason"] == reason for one in listed["items"])
+    )
+
+
+async def reasons(place: Place) -> set[str]:
+    """Return the reasons of all events."""
+    return {one["reason"] for one in (await place.until("events", lambda _: True))["items"]}

@@ -28,6 +28,7 @@ from unbroken.local.machines.options import maker
 from unbroken.local.machines.pool import MachinePool, PoolOptions
 from unbroken.local.machines.scripts import stop_scripts
 from unbroken.local.node.addresses import NODES_MAX
+from unbroken.local.ray import ray_tokens
 from unbroken.log_lines import Log
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
@@ -203,6 +204,7 @@ def _programs(
             repair=repair,
             agent=agent,
             resume_retries=options.resume_retries,
+            ray_tokens=ray_tokens(client.config),
             key=key,
         )
         yield run_operator(client, informers, wanted, metrics)

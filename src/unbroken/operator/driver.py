@@ -27,6 +27,7 @@ from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
 from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.resume.ray_api import Tokens, no_token
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.operator.telemetry.incident_traces import IncidentTraces
 from unbroken.operator.telemetry.job_metrics import watch_jobs
@@ -68,6 +69,8 @@ class OperatorOptions:
     """Seconds of silence after which the machine of a node is known to be off; 0: it never is."""
     without: frozenset[PartName] = frozenset()
     """Parts that another program does."""
+    ray_tokens: Tokens = field(default=no_token, repr=False)
+    """Tokens that Ray's dashboards ask for."""
     key: bytes = field(kw_only=True, repr=False)
     """The master key (`core/keys`), the same for all operators of a cluster."""
 
@@ -193,4 +196,4 @@ def _resuming(
         wanted = resume if kind.is_resumed_by_default else on_request
         yield run_auto_resume(client, informers, recorder, kind, wanted, metrics)
     if options.has(PartName.RAY):
-        yield run_ray_resume(client, informers, recorder, resume, metrics)
+        yield run_ray_resume(client, informers, recorder, resume, metrics, options.ray_tokens)

@@ -66,6 +66,28 @@ def test_a_template_is_judged_as_its_pods_would_be() -> None:
     assert f"{start}.ports[0].containerPort" in {one.path for one in admit(given).problems}
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ({"name": "RAY_AUTH_MODE", "value": "disabled"}, "every user of this machine"),
+        ({"name": "RAY_AUTH_MODE", "valueFrom": {}}, "every user of this machine"),
+        ({"name": "RAY_AUTH_TOKEN", "value": "own"}, "does not know this token"),
+        ({"name": "RAY_AUTH_TOKEN_PATH", "value": "/own"}, "does not know this token"),
+        ({"name": "RAY_AUTH_MODE", "value": "token"}, ""),
+        ({"name": "OTHER"}, ""),
+    ],
+)
+def test_a_variable_that_replaces_the_token_is_named(variable: Object, said: str) -> None:
+    given = sample()
+    given["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"] = [variable]
+    warnings = admit(given).warnings
+    assert len(warnings) == bool(said)
+    if said:
+        place = "spec.headGroupSpec.template.spec.containers[0].env"
+        assert warnings[0].startswith(f"{place}: {variable['name']}: ")
+        assert said in warnings[0]
+
+
 def test_a_kind_that_nothing_runs_says_so() -> None:
     verdict = ADMISSIONS["rayservices.ray.io"]({"kind": "RayService", "metadata": {}, "spec": {}})
     assert verdict.problems == ()

@@ -64,7 +64,7 @@ async def forwarding(
     program: Any, *, is_gone: bool = False
 ) -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, str]]:
     """Serve a session for a program of a pod; a client's socket and the program's port."""
-    pod = ForwardedPod("p", lambda: "" if is_gone else ADDRESS)
+    pod = ForwardedPod("p", lambda: "" if is_gone else ADDRESS, {})
 
     async def answer(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=sessions.PROTOCOLS)

@@ -445,3 +445,45 @@ def test_gpus_are_counted() -> None:
     resources = group["template"]["spec"]["containers"][0]["resources"]
     resources["limits"]["nvidia.com/gpu"] = 8
     assert status(seen(given))["desiredGPU"] == "24"
+
+
+# --- Ray's token
+
+
+def access(pod: Object) -> list[Object]:
+    """Return the variables by which the containers of a pod find the token."""
+    env = [one for container in pod["spec"]["containers"] for one in container["env"]]
+    return [one for one in env if one["name"].startswith("RAY_AUTH_")]
+
+
+def test_all_pods_get_the_token_of_their_raycluster() -> None:
+    given = sample()
+    given["spec"]["enableInTreeAutoscaling"] = True
+    reference = {"name": "raycluster-kuberay-ray-token", "key": "auth_token"}
+    wanted = [
+        {"name": "RAY_AUTH_MODE", "value": "token"},
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": reference}},
+    ]
+    (pod,) = created(seen(given))
+    assert access(pod) == wanted * 2  # Ray's, and the autoscaler's
+    (pod,) = created(replace(seen(given), pods=(head(),)))
+    assert access(pod) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("RAY_AUTH_MODE", {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}),
+        ("RAY_AUTH_TOKEN", {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}),
+        # RAY_AUTH_TOKEN would overrule the file.
+        ("RAY_AUTH_TOKEN_PATH", {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"}),
+    ],
+)
+def test_a_users_own_token_is_kept(name: str, wanted: set[str]) -> None:
+    given, own = sample(), {"name": name, "value": "own"}
+    given["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"] = [own]
+    (pod,) = created(seen(given))
+    found = access(pod)
+    assert own in found
+    assert {one["name"] for one in found} == wanted
+    assert len(found) == 2

@@ -146,7 +146,7 @@ class NodeServer:
         def address() -> str:
             return worker.address if self._find(namespace, name) is worker else ""
 
-        pod = ForwardedPod(name, address)
+        pod = ForwardedPod(name, address, worker.pod["spec"])
         socket = web.WebSocketResponse(
             protocols=sessions.PROTOCOLS, max_msg_size=sessions.MESSAGE_BYTES
         )

@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from .admission import NOT_RUN, admit_raycluster, admit_rayjob, warn_not_run
 from .controller import install, run_ray
+from .tokens import ray_tokens
 
-__all__ = ["NOT_RUN", "admit_raycluster", "admit_rayjob", "install", "run_ray", "warn_not_run"]
+__all__ = [
+    "NOT_RUN",
+    "admit_raycluster",
+    "admit_rayjob",
+    "install",
+    "ray_tokens",
+    "run_ray",
+    "warn_not_run",
+]

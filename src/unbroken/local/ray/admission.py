@@ -14,6 +14,7 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.log_monitoring import PATH, log_monitoring_of
 from unbroken.spec.problems import Problem, Verdict
 
+from .decisions.access import MODE, VARIABLES
 from .decisions.autoscaler import is_autoscaled, wrong_options
 from .decisions.pods import SUFFIX_LENGTH, service_name
 from .decisions.rayjob import read_map
@@ -22,7 +23,7 @@ NOT_RUN: Final = ("rayservices.ray.io",)
 """Kinds that are stored, so that their definitions can be used, and that nothing runs."""
 NOT_OFFERED: Final = {
     "gcsFaultToleranceOptions": "a head that ends loses its state",
-    "authOptions": "Ray asks for no token",
+    "authOptions": "Ray asks for the token of this cluster",
     "tlsOptions": "Ray uses no TLS",
     "networkPolicy": "all pods reach each other",
 }
@@ -83,6 +84,7 @@ def _verdict(
         for field, instead in NOT_OFFERED.items()
         if spec.get(field)
     )
+    warnings += tuple(_token_warnings(path, spec))
     rules = log_monitoring_of(annotations)
     problems = (*problems, *rules.problems)
     if rules.rules and not resume_of(annotations).is_wanted:
@@ -95,6 +97,20 @@ def _groups(path: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[s
     yield f"{path}.headGroupSpec", spec["headGroupSpec"]
     for index, group in enumerate(spec.get("workerGroupSpecs") or ()):
         yield f"{path}.workerGroupSpecs[{index}]", group
+
+
+def _token_warnings(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """Name the variables that replace the token of this cluster."""
+    for place, group in _groups(path, spec):
+        containers: Any = (group["template"].get("spec") or {}).get("containers") or ({},)
+        for one in containers[0].get("env") or ():
+            if one["name"] == MODE and one.get("value") != "token":
+                what = "without a token, every user of this machine can run programs as you"
+            elif one["name"].startswith(VARIABLES) and one["name"] != MODE:
+                what = "the operator does not know this token: it starts no job there"
+            else:
+                continue
+            yield f"{place}.template.spec.containers[0].env: {one['name']}: {what}"
 
 
 def _bad_name(name: str, suffix: str) -> Iterator[Problem]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+import aiohttp
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.generic_resource import GenericNamespacedResource as Cluster
-from lightkube.resources.core_v1 import Pod, Service
+from lightkube.resources.core_v1 import Pod, Secret, Service
 
+from unbroken.agent_http.sessions import plain_session
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -30,17 +33,25 @@ from unbroken.local.job_definitions import install_definition
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
+from unbroken.operator.resume.ray_api import Dashboard, Place, RefusedError
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .controller_jobs import run_rayjobs
-from .decisions.autoscaler import Access, access_body, access_name, is_autoscaled
+from .decisions.access import token_body, token_of
+from .decisions.autoscaler import Access, access_body, is_autoscaled
+from .decisions.pods import DASHBOARD_PORT
 from .decisions.raycluster import plan
-from .decisions.values import Create, DeletePod, Order, RecordClusterEvent
+from .decisions.values import ClusterPicture, Create, DeletePod, Order, RecordClusterEvent
+from .tokens import key_of_tokens
 from .views import cluster_picture
 
 log = Log(__name__)
 
 COMPONENT = "raycluster-controller"
+ASK_SECONDS = 5.0
+"""Longest wait for an answer of a dashboard."""
+SILENCE_SECONDS = 15.0
+"""Seconds until a head that did not answer is asked again whether it wants a token."""
 TAKEN_SECONDS = 2.0
 """Seconds between attempts to create a pod whose name one that is being deleted still has."""
 
@@ -50,11 +61,12 @@ async def run_ray(client: KubeClient, informers: Informers) -> None:
     informers."""
     await install(client)
     recorder = EventRecorder(client, COMPONENT)
-    clusters = RayClusters(client, informers, recorder)
-    async with asyncio.TaskGroup() as tasks:
+    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+    async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
+        dashboard = Dashboard(session)
         tasks.create_task(recorder.run())
-        tasks.create_task(clusters.run())
-        tasks.create_task(run_rayjobs(client, informers))
+        tasks.create_task(RayClusters(client, informers, recorder, dashboard).run())
+        tasks.create_task(run_rayjobs(client, informers, dashboard))
 
 
 async def install(client: KubeClient) -> None:
@@ -69,16 +81,27 @@ async def install(client: KubeClient) -> None:
 class RayClusters:
     """Works on a RayCluster after each change of it, its pods or its service."""
 
-    def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        informers: Informers,
+        recorder: EventRecorder,
+        dashboard: Dashboard,
+    ) -> None:
         self._client = client
+        self._key = key_of_tokens(client.config)
+        self._dashboard = dashboard
         self._recorder = recorder
         self._access = access_of(client.config)
         self._given: set[str] = set()
-        """Uids of the RayClusters whose autoscalers got this access."""
+        """Uids of the RayClusters whose Secrets were written since this program began."""
+        self._judged: set[str] = set()
+        """Uids of the heads of which is known whether they ask for a token."""
         self._clusters = informers.of(job_class(RAY_CLUSTER))
         self._pods = informers.of(Pod)
         self._services = informers.of(Service)
         self._queue: WorkQueue[Key] = WorkQueue("rayclusters", self._work, workers=4)
+        self._questions: WorkQueue[Key] = WorkQueue("ray-heads", self._warn_if_open, workers=4)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -86,7 +109,9 @@ class RayClusters:
         self._pods.subscribe(self._on_part)
         self._services.subscribe(self._on_part)
         self._clusters.subscribe(self._on_cluster)
-        await self._queue.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._questions.run())
+            tasks.create_task(self._queue.run())
 
     def _on_cluster(self, old: Cluster | None, new: Cluster | None) -> None:
         if new is not None:
@@ -103,27 +128,72 @@ class RayClusters:
         cluster = self._clusters.get(key.name, key.namespace)
         if cluster is None:
             return None
-        uid = cluster["metadata"]["uid"]
-        pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
-        services = [service for service in self._services.items() if is_owned(service, uid)]
-        seen = cluster_picture(cluster, pods, services)
+        uid, seen = cluster["metadata"]["uid"], self._picture(cluster)
         with closing(_free_ports()) as ports:
             result = plan(seen, wall(), ports)
-        if is_autoscaled(seen.spec) and uid not in self._given and not seen.is_leaving:
-            await self._give_access(key, uid)
+        makes = any(isinstance(order, Create) for order in result.orders)
+        if not seen.is_leaving and (makes or uid not in self._given):
+            bodies = [token_body(key.name, uid, token_of(self._key, uid))]
+            if is_autoscaled(seen.spec):
+                bodies.append(access_body(key.name, uid, self._access))
+            if not all([await self._give(cluster, body) for body in bodies]):
+                return TAKEN_SECONDS
             self._given.add(uid)
         done = [await self._carry_out(cluster, order) for order in result.orders]
         if result.status is not None:
             body = {**cluster, "status": result.status}
             await self._client.raw("PUT", f"{_path(cluster)}/status", body=body)
+        if seen.head is not None and seen.head.is_ready and seen.head.uid not in self._judged:
+            self._questions.add(key)
         return None if all(done) else TAKEN_SECONDS
 
-    async def _give_access(self, key: Key, uid: str) -> None:
-        """Put the token of this cluster where the autoscaler of a head finds it."""
-        body = access_body(key.name, uid, self._access)
-        path = f"api/v1/namespaces/{quote(key.namespace)}/secrets"
-        if not await self._client.create_if_absent(path, body):
-            await self._client.merge_if_present(f"{path}/{quote(access_name(key.name))}", body)
+    def _picture(self, cluster: Cluster) -> ClusterPicture:
+        uid = cluster["metadata"]["uid"]
+        pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
+        services = [service for service in self._services.items() if is_owned(service, uid)]
+        return cluster_picture(cluster, pods, services)
+
+    async def _warn_if_open(self, key: Key) -> float | None:
+        """Warn if the head's dashboard lets everybody run programs."""
+        cluster = self._clusters.get(key.name, key.namespace)
+        seen = self._picture(cluster) if cluster is not None else None
+        if cluster is None or seen is None or seen.head is None or not seen.head.is_ready:
+            return None
+        if seen.head.uid in self._judged:
+            return None
+        try:
+            place = Place(f"http://{seen.head.address}:{DASHBOARD_PORT}")
+            if await self._dashboard.jobs(place) is None:
+                return SILENCE_SECONDS
+            text = (
+                f"{seen.head.name} asks for no token: every user of this machine can run programs "
+                "as the user of this pod. Use Ray 2.52 or later and do not set RAY_AUTH_MODE"
+            )
+            self._record(cluster, RecordClusterEvent("RayIsOpen", text, True))
+        except RefusedError:
+            pass  # as it should
+        self._judged.add(seen.head.uid)
+        return None
+
+    async def _give(self, cluster: Cluster, body: Mapping[str, Any]) -> bool:
+        """Write a Secret that the pods need; return False while another one has its name."""
+        name, uid = body["metadata"]["name"], cluster["metadata"]["uid"]
+        path = f"api/v1/namespaces/{quote(key_of(cluster).namespace)}/secrets"
+        if await self._client.create_if_absent(path, body):
+            return True
+        place = f"{path}/{quote(name)}"
+        found = await self._client.get_or_none(place, Secret)
+        if found is None or found.metadata is None:
+            return False
+        owners = found.metadata.ownerReferences or ()
+        if any(owner.uid == uid for owner in owners):
+            secret = found.metadata.uid
+            return await self._client.merge_if_present(place, body, uid=secret)
+        if not any(owner.kind == RAY_CLUSTER.name for owner in owners):
+            # Else it was of a RayCluster of the same name, and is about to be deleted with it.
+            text = f"Secret {name} is not of this RayCluster: delete it, then pods are made"
+            self._record(cluster, RecordClusterEvent("FailedToCreateSecret", text, True))
+        return False
 
     async def _carry_out(self, cluster: Cluster, order: Order) -> bool:
         """Carry out an order; return False if another object has the name."""

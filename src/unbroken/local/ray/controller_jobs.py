@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from urllib.parse import quote
 
-import aiohttp
 from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.generic_resource import create_namespaced_resource
 
-from unbroken.agent_http.sessions import plain_session
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -18,26 +17,24 @@ from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume.ray_api import Dashboard, JobDetails
+from unbroken.operator.resume.ray_api import Dashboard, JobDetails, Place, RefusedError
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
 from .decisions.rayjob import KIND, PLURAL, Answer, JobPicture, JobPlan, plan_job
+from .tokens import ray_tokens
 
 log = Log(__name__)
 
 COMPONENT = "rayjob-controller"
-ASK_SECONDS = 5.0
-"""Longest wait for an answer of a dashboard."""
 STATUS_CHARACTERS, MESSAGE_CHARACTERS = 64, 4096
 
 
-async def run_rayjobs(client: KubeClient, informers: Informers) -> None:
+async def run_rayjobs(client: KubeClient, informers: Informers, dashboard: Dashboard) -> None:
     """Run RayJobs until cancelled."""
     recorder = EventRecorder(client, COMPONENT)
-    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-    async with plain_session(timeout) as session, asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(recorder.run())
-        tasks.create_task(RayJobs(client, informers, recorder, Dashboard(session)).run())
+        tasks.create_task(RayJobs(client, informers, recorder, dashboard).run())
 
 
 def answer_of(job_details: JobDetails) -> Answer:
@@ -60,6 +57,7 @@ class RayJobs:
         self._client = client
         self._recorder = recorder
         self._dashboard = dashboard
+        self._tokens = ray_tokens(client.config)
         kind = create_namespaced_resource(RAY_CLUSTER.group, RAY_CLUSTER.version, KIND, PLURAL)
         self._jobs = informers.of(kind)
         self._clusters = informers.of(job_class(RAY_CLUSTER))
@@ -90,14 +88,25 @@ class RayJobs:
         seen = self._picture(job)
         answer = None
         if seen.url:
-            details = await self._dashboard.job(seen.url, seen.status["jobId"])
-            answer = answer_of(details) if details is not None else None
+            answer = await self._ask(job, seen)
         job_plan = plan_job(seen, answer, wall())
         if job_plan.status is not None:
             body = {**job, "status": job_plan.status}
             await self._client.raw("PUT", f"{_path(key, PLURAL, key.name)}/status", body=body)
         await self._carry_out(job, seen, job_plan)
         return job_plan.again_seconds
+
+    async def _ask(self, job: Job, seen: JobPicture) -> Answer | None:
+        try:
+            details = await self._dashboard.job(self._place(seen), seen.status["jobId"])
+        except RefusedError as error:
+            self._recorder.record(reference_to(job), "Warning", "DashboardRefused", str(error))
+            return None
+        return answer_of(details) if details is not None else None
+
+    def _place(self, seen: JobPicture) -> Place:
+        assert seen.cluster is not None
+        return Place(seen.url, partial(self._tokens, seen.cluster, seen.url))
 
     def _picture(self, job: Job) -> JobPicture:
         metadata, status = job["metadata"], job.get("status") or {}
@@ -120,7 +129,7 @@ class RayJobs:
             path = _path(key, RAY_CLUSTER.plural, job_plan.delete)
             await self._client.delete_if_present(path, propagation="Background")
         if job_plan.submit is not None:
-            why = await self._dashboard.submit(seen.url, job_plan.submit)
+            why = await self._dashboard.submit(self._place(seen), job_plan.submit)
             if why:
                 log.warning("dashboard refused a job", job=key, error=why)
         if job_plan.tell is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -39,6 +40,35 @@ PACKAGE = "gcs://"
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, PeerError)
 
 
+class RefusedError(PeerError):
+    """The operator has no token for a dashboard, or must not send it there."""
+
+
+Tokens = Callable[[Mapping[str, Any], str], str]
+"""Returns the token of Ray in a RayCluster, to be sent to a URL; empty: none is known.  Raises
+RefusedError if another program listens there."""
+
+
+def no_token(cluster: Mapping[str, Any], url: str) -> str:
+    """Return no token: on Kubernetes, the operator reads no Secret of a user."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Address of a dashboard, and the token that it asks for."""
+
+    url: str
+    token: Callable[[], str] = field(default=str, compare=False)
+    """Asked before each request; empty: none is sent."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of each request.  Raises RefusedError: nothing may be sent."""
+        token = self.token()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 class JobDetails(msgspec.Struct):
     """The fields of a dashboard's job that are read."""
 
@@ -55,56 +85,63 @@ class Dashboard:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def jobs(self, url: str) -> bytes | None:
+    async def jobs(self, place: Place) -> bytes | None:
         """Return the list of jobs that a dashboard knows, to be read by `rows_of`, or its
-        beginning; None if it does not answer."""
+        beginning; None if it does not answer.  Raises RefusedError."""
         try:
-            async with self._session.get(f"{url}/api/jobs/") as answer:
+            async with self._session.get(f"{place.url}/api/jobs/", headers=place.headers) as answer:
+                _check_access(answer)
                 if answer.status != 200:
-                    log.debug("dashboard refused a request", url=url, status=answer.status)
+                    log.debug("dashboard refused a request", url=place.url, status=answer.status)
                     return None
                 return await _beginning(answer, LIST_BYTES_MAX + 1)
+        except RefusedError:
+            raise
         except NO_ANSWER as error:
-            log.debug("dashboard does not answer", url=url, error=error)
+            log.debug("dashboard does not answer", url=place.url, error=error)
             return None
 
-    async def job(self, url: str, job_id: str) -> JobDetails | None:
-        """Return the state of a job; None if the dashboard does not answer."""
+    async def job(self, place: Place, job_id: str) -> JobDetails | None:
+        """Return the state of a job; None if the dashboard does not answer.  Raises
+        RefusedError."""
         try:
-            where = f"{url}/api/jobs/{quote(job_id, safe='')}"
-            async with self._session.get(where) as answer:
+            where = f"{place.url}/api/jobs/{quote(job_id, safe='')}"
+            async with self._session.get(where, headers=place.headers) as answer:
+                _check_access(answer)
                 if answer.status == 404:
                     return JobDetails("")
                 if answer.status != 200:
                     return None
                 body = await _beginning(answer, JOB_BYTES_MAX)
             return msgspec.json.decode(body, type=JobDetails)
+        except RefusedError:
+            raise
         except (*NO_ANSWER, msgspec.MsgspecError, RecursionError) as error:
-            log.debug("dashboard does not answer", url=url, error=error)
+            log.debug("dashboard does not answer", url=place.url, error=error)
             return None
 
-    async def lacks(self, url: str, package: str) -> bool:
+    async def lacks(self, place: Place, package: str) -> bool:
         """True if the head says that it has no such package."""
         name = package.removeprefix(PACKAGE)
         try:
-            where = f"{url}/api/packages/gcs/{quote(name, safe='')}"
-            async with self._session.get(where) as answer:
+            where = f"{place.url}/api/packages/gcs/{quote(name, safe='')}"
+            async with self._session.get(where, headers=place.headers) as answer:
                 return answer.status == 404
         except NO_ANSWER as error:
-            log.debug("dashboard does not answer", url=url, error=error)
+            log.debug("dashboard does not answer", url=place.url, error=error)
             return False
 
-    async def submit(self, url: str, body: Mapping[str, Any]) -> str:
+    async def submit(self, place: Place, body: Mapping[str, Any]) -> str:
         """Submit a job.  Returns the refusal; empty: the next list shows whether it is known."""
-        return await self._post(f"{url}/api/jobs/", body)
+        return await self._post(place, f"{place.url}/api/jobs/", body)
 
-    async def stop(self, url: str, job_id: str) -> str:
+    async def stop(self, place: Place, job_id: str) -> str:
         """Stop a job.  Returns the refusal; empty: the next list shows whether it runs."""
-        return await self._post(f"{url}/api/jobs/{quote(job_id, safe='')}/stop")
+        return await self._post(place, f"{place.url}/api/jobs/{quote(job_id, safe='')}/stop")
 
-    async def _post(self, where: str, body: Mapping[str, Any] | None = None) -> str:
+    async def _post(self, place: Place, where: str, body: Mapping[str, Any] | None = None) -> str:
         try:
-            async with self._session.post(where, json=body) as answer:
+            async with self._session.post(where, json=body, headers=place.headers) as answer:
                 if answer.status == 200:
                     return ""
                 said = (await _beginning(answer, REFUSAL_BYTES_MAX))[-500:]
@@ -115,7 +152,7 @@ class Dashboard:
 
     @asynccontextmanager
     async def open_log(
-        self, url: str, job_id: str, charge: Callable[[float], float]
+        self, place: Place, job_id: str, charge: Callable[[float], float]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open the log of a job: messages with all that it has written, and then with what it
         writes.  Pings are messages, too: the caller answers them as it has time.  Raises one of
@@ -124,9 +161,10 @@ class Dashboard:
         `charge` gets the seconds that each piece of the stream took to read, and returns those
         until the next piece is read.
         """
-        where = f"{url}/api/jobs/{quote(job_id, safe='')}/logs/tail"
+        where = f"{place.url}/api/jobs/{quote(job_id, safe='')}/logs/tail"
         async with self._session.ws_connect(
             where,
+            headers=place.headers,
             max_msg_size=LOG_MESSAGE_BYTES_MAX,
             heartbeat=LOG_PING_SECONDS,
             autoping=False,
@@ -150,6 +188,11 @@ def rows_of(body: bytes) -> list[msgspec.Raw]:
     if len(found) > JOBS_LISTED_MAX:
         raise PeerError(f"its list has {len(found)} jobs; at most {JOBS_LISTED_MAX} are read")
     return found
+
+
+def _check_access(answer: aiohttp.ClientResponse) -> None:
+    if answer.status in (401, 403):
+        raise RefusedError(f"the dashboard asks for another token (HTTP {answer.status})")
 
 
 async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.agent_http.sessions import plain_session, small_socket
 from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
+    NOT_RESUMED,
     BeginAgain,
     DashboardAnswer,
     Head,
@@ -36,7 +38,7 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import monotonic, wall
-from unbroken.kube.events import EventRecorder
+from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
@@ -49,6 +51,7 @@ from unbroken.spec.log_monitoring import log_monitoring_of
 
 from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
 from .orders import Orders, path_of
+from .ray_api import Place, Tokens, no_token
 from .ray_budget import Budget, Budgets
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_logs import RayLogs
@@ -79,6 +82,7 @@ async def run_ray_resume(
     recorder: EventRecorder,
     options: ResumeOptions,
     metrics: ResumedMetrics | None = None,
+    tokens: Tokens = no_token,
 ) -> None:
     """Resume RayJobs and RayClusters until cancelled.
 
@@ -92,7 +96,7 @@ async def run_ray_resume(
         pods, nodes, own = pods_and_nodes(client, informers, RAY_CLUSTER, namespace)
         watches = RayWatches(clusters, jobs, pods, nodes)
         with counting(metrics, RAY_CLUSTER, clusters), counting(metrics, RAY_JOB, jobs):
-            await _resume(client, recorder, watches, [clusters, jobs, *own], options)
+            await _resume(client, recorder, watches, [clusters, jobs, *own], options, tokens)
 
     async def rayjobs() -> None:
         await while_served(client, RAY_JOB, resume)
@@ -106,6 +110,7 @@ async def _resume(
     watches: RayWatches,
     own: Sequence[Informer[Any]],
     options: ResumeOptions,
+    tokens: Tokens,
 ) -> None:
     """Resume while the API serves the kinds, and run the informers in `own`."""
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
@@ -113,7 +118,7 @@ async def _resume(
     async with session, asyncio.TaskGroup() as tasks:
         for informer in own:
             tasks.create_task(informer.run())
-        resumer = RayResumer(client, recorder, watches, session, options)
+        resumer = RayResumer(client, recorder, watches, session, options, tokens)
         try:
             await resumer.run()
         finally:
@@ -152,17 +157,20 @@ class RayResumer(JobChanges):
         watches: RayWatches,
         session: aiohttp.ClientSession,
         options: ResumeOptions,
+        tokens: Tokens,
     ) -> None:
         super().__init__(RAY_CLUSTER)
         self._default = options.retries
         self._client = client
+        self._tokens = tokens
         self._watches = watches
+        self._recorder = recorder
         self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, RayResume] = {}
         """By the subject's uid."""
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
         self._budgets = Budgets(monotonic())
-        self._dashboards = RayDashboards(client, session, self._on_answer)
+        self._dashboards = RayDashboards(client, session, self._on_answer, self._on_refusal)
         self._logs: RayLogs[Subject] = RayLogs(session, self._queue.add)
 
     async def run(self) -> None:
@@ -204,6 +212,12 @@ class RayResumer(JobChanges):
 
     def _on_answer(self, key: Key) -> None:
         self._queue.add(Subject(RAY_CLUSTER, key))
+
+    def _on_refusal(self, key: Key, why: str) -> None:
+        cluster = self._watches.clusters.get(key.name, key.namespace)
+        if cluster is not None:
+            text = f"jobs are not submitted again: {why}"
+            self._recorder.record(reference_to(cluster), "Warning", NOT_RESUMED, text)
 
     def _add(self, key: Key) -> None:
         cluster = self._watches.clusters.get(key.name, key.namespace)
@@ -258,19 +272,21 @@ class RayResumer(JobChanges):
 
     def _ready_head(
         self, kind: JobKind, item: Object, cluster: Object | None, pods: list[Pod]
-    ) -> tuple[Head, str] | None:
-        """Return the head that is ready and the address of its dashboard, if jobs may run there."""
+    ) -> tuple[Head, Place] | None:
+        """Return the head that is ready and the place of its dashboard, if jobs may run there."""
         seen = ray_picture(kind, item, cluster, pods, {})
         head = seen.ready_head if seen.watches_jobs and not seen.is_over else None
         pod = next((one for one in pods if head and _is(one, head.uid)), None)
-        url = dashboard_url(cluster, pod) if cluster is not None and pod is not None else ""
-        return (head, url) if head is not None and url else None
+        if head is None or cluster is None or pod is None:
+            return None
+        url = dashboard_url(cluster, pod)
+        return (head, Place(url, partial(self._tokens, cluster, url))) if url else None
 
     def _hung(
         self,
         subject: Subject,
         item: Object,
-        asked: tuple[Head, str] | None,
+        asked: tuple[Head, Place] | None,
         answer: DashboardAnswer | None,
     ) -> Mapping[str, str]:
         """Have the logs of the jobs that run read by the log rules; say how they break rules."""

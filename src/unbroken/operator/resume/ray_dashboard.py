@@ -31,7 +31,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 
-from .ray_api import PACKAGE, Dashboard, rows_of
+from .ray_api import PACKAGE, Dashboard, Place, RefusedError, rows_of
 from .ray_budget import TOTAL, Budget, Use
 from .ray_views import request_text, with_attempt
 
@@ -87,7 +87,7 @@ class _Asked:
     """A head whose dashboard is asked."""
 
     head: Head
-    url: str
+    place: Place
     budget: Budget
     answer: DashboardAnswer | None = None
     submissions: dict[str, SubmitAgain] = field(default_factory=dict)
@@ -98,6 +98,8 @@ class _Asked:
     """Why jobs could not be submitted, by these ids."""
     why: str = ""
     """Why a list of the dashboard was not read, as last logged."""
+    refusal: str = ""
+    """Last reason for which it could not be asked."""
 
 
 class RayDashboards:
@@ -108,10 +110,14 @@ class RayDashboards:
         client: KubeClient,
         session: aiohttp.ClientSession,
         answered: Callable[[Key], None],
+        refused: Callable[[Key, str], None],
     ) -> None:
+        """`answered`: called with the RayCluster whose answer has changed; `refused`: with that
+        whose head cannot be asked, and why."""
         self._client = client
         self._dashboard = Dashboard(session)
         self._answered = answered
+        self._refused = refused
         self._asked: dict[Key, _Asked] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
             "ray-dashboards", self._ask, workers=TOTAL.questions
@@ -121,11 +127,11 @@ class RayDashboards:
         """Ask until cancelled."""
         await self._queue.run()
 
-    def want(self, key: Key, head: Head, url: str, budget: Budget) -> DashboardAnswer | None:
+    def want(self, key: Key, head: Head, place: Place, budget: Budget) -> DashboardAnswer | None:
         """Ask the head of a RayCluster from now on; return its last answer."""
         found = self._asked.get(key)
-        if found is None or found.head != head or found.url != url:
-            found = self._asked[key] = _Asked(head, url, budget)
+        if found is None or found.head != head or found.place != place:
+            found = self._asked[key] = _Asked(head, place, budget)
             self._queue.add(key)
         return found.answer
 
@@ -155,6 +161,11 @@ class RayDashboards:
             with asked.budget.connection(Use.QUESTION):
                 async with asyncio.timeout(TURN_SECONDS):
                     return await self._turn(key, asked)
+        except RefusedError as error:
+            if asked.refusal != str(error):
+                asked.refusal = str(error)
+                self._refused(key, f"{asked.head.name}: {error}")
+            return SILENCE_SECONDS
         except PeerError as error:
             log.debug("dashboard not asked", cluster=key, error=error)
             return BUSY_SECONDS
@@ -164,7 +175,7 @@ class RayDashboards:
 
     async def _turn(self, key: Key, asked: _Asked) -> float:
         """Ask a dashboard, and give it the orders; return the seconds until the next turn."""
-        body = await self._dashboard.jobs(asked.url)
+        body = await self._dashboard.jobs(asked.place)
         began = monotonic()
         found = None if body is None else self._read(asked, body)
         now = monotonic()
@@ -213,7 +224,7 @@ class RayDashboards:
             asked.impossible[order.next] = why
             return
         self._client.require_leave()
-        self._refused(asked, await self._dashboard.stop(asked.url, order.job.id))
+        self._log_refusal(asked, await self._dashboard.stop(asked.place, order.job.id))
 
     async def _lost_code(self, asked: _Asked, request: Mapping[str, Any]) -> str:
         """Say which code of a job the head lacks; empty: none."""
@@ -221,7 +232,7 @@ class RayDashboards:
         if len(packages) > PACKAGES_MAX:
             return f"its code is in {len(packages)} packages; at most {PACKAGES_MAX} are looked for"
         for package in packages:
-            if await self._dashboard.lacks(asked.url, package):
+            if await self._dashboard.lacks(asked.place, package):
                 return (
                     f"its code {package[:100]} was lost with the head: keep code in the image or "
                     "on a shared volume instead of --working-dir"
@@ -237,10 +248,10 @@ class RayDashboards:
             return why
         environment = with_attempt(request.get("runtime_env") or {}, order.attempt)
         body = {**request, "runtime_env": environment, "submission_id": order.id}
-        self._refused(asked, await self._dashboard.submit(asked.url, body))
+        self._log_refusal(asked, await self._dashboard.submit(asked.place, body))
         return ""
 
-    def _refused(self, asked: _Asked, why: str) -> None:
+    def _log_refusal(self, asked: _Asked, why: str) -> None:
         """Log that a dashboard refused an order."""
         if why and asked.budget.may_log(monotonic()):
             log.warning("dashboard refused an order", pod=asked.head.name, error=why)

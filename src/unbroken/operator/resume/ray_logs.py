@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -42,7 +43,7 @@ from unbroken.log_lines import Log
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
 
-from .ray_api import NO_ANSWER, Dashboard
+from .ray_api import NO_ANSWER, Dashboard, Place
 from .ray_budget import Budget, Use
 
 log = Log(__name__)
@@ -93,7 +94,7 @@ class RayLogs(Generic[S]):
         self,
         subject: S,
         head: Head,
-        url: str,
+        place: Place,
         ids: Iterable[str],
         rules: tuple[LogRule, ...],
         budget: Budget,
@@ -101,17 +102,16 @@ class RayLogs(Generic[S]):
         """Read the logs of these jobs of a head from now on, and of no others of the subject; say
         how jobs break rules, by their ids."""
         found = self._followed.get(subject)
-        if found is None or (found.head, found.url, found.rules) != (head, url, rules):
+        if found is None or (found.head, found.place, found.rules) != (head, place, rules):
             self.forget(subject)
-            found = self._followed[subject] = _Followed(head, url, rules)
+            found = self._followed[subject] = _Followed(head, place, rules)
         wanted = set(ids)
         for id in found.logs.keys() - wanted:
             found.logs.pop(id).leave()
         for id in wanted - found.logs.keys():
             judge = Judge(found.compiled, found.patterns)
-            made = JobLog(
-                self._dashboard, url, id, judge, budget, lambda: self._changed(subject), self._clock
-            )
+            changed = partial(self._changed, subject)
+            made = JobLog(self._dashboard, place, id, judge, budget, changed, self._clock)
             found.logs[id] = made
             self._new.put_nowait(made)
         return {id: one.broken for id, one in found.logs.items() if one.broken}
@@ -126,8 +126,8 @@ class RayLogs(Generic[S]):
 class _Followed:
     """The logs of one subject that are read, by the jobs' ids."""
 
-    def __init__(self, head: Head, url: str, rules: tuple[LogRule, ...]) -> None:
-        self.head, self.url, self.rules = head, url, rules
+    def __init__(self, head: Head, place: Place, rules: tuple[LogRule, ...]) -> None:
+        self.head, self.place, self.rules = head, place, rules
         made = (compile_rule(rule, "", Report()) for rule in rules)
         self.compiled = tuple(rule for rule in made if rule is not None)
         self.patterns = patterns_of(self.compiled, PATTERNS_MEMORY_BYTES)
@@ -140,14 +140,14 @@ class JobLog:
     def __init__(
         self,
         dashboard: Dashboard,
-        url: str,
+        place: Place,
         id: str,
         judge: Judge,
         budget: Budget,
         changed: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self._dashboard, self._url, self._id = dashboard, url, id
+        self._dashboard, self._place, self._id = dashboard, place, id
         self._changed, self._clock = changed, clock
         self._judge, self._budget = judge, budget
         self._taken = 0
@@ -173,17 +173,17 @@ class JobLog:
             try:
                 with self._budget.connection(Use.LOG):
                     async with self._dashboard.open_log(
-                        self._url, self._id, self._charge
+                        self._place, self._id, self._charge
                     ) as socket:
                         self._judge.resumed(self._clock())
                         await self._read(socket)
             except PeerError as error:
                 self._refused(str(error))
             except NO_ANSWER as error:
-                log.debug("log of a job not read", url=self._url, job=self._id, error=error)
+                log.debug("log of a job not read", url=self._place.url, job=self._id, error=error)
             except Exception:
                 # A bug with one log must not stop the reading of all others.
-                log.exception("log of a job not read", url=self._url, job=self._id)
+                log.exception("log of a job not read", url=self._place.url, job=self._id)
             self._judge.paused(self._clock())
             failures = 1 if self._taken > before else failures + 1
             await pause(AGAIN.delay(failures, random))
@@ -192,7 +192,7 @@ class JobLog:
         """Log once why a log is not read."""
         if why != self._why and self._budget.may_log(self._clock()):
             self._why = why
-            log.warning("log of a job not read", url=self._url, job=self._id, error=why)
+            log.warning("log of a job not read", url=self._place.url, job=self._id, error=why)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Read until the connection ends."""

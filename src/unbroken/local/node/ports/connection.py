@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from unbroken.errors import WorldError
+from unbroken.local.listeners import strangers
 
 CHUNK = 32 * 1024
 CONNECT_SECONDS = 5.0
@@ -29,6 +31,7 @@ class ForwardedPod:
     name: str
     address: Callable[[], str]
     """Return the pod's address, or an empty text if the pod is gone: another may have it then."""
+    spec: Mapping[str, Any]
 
 
 class PodConnection:
@@ -82,6 +85,9 @@ class PodConnection:
         address = self._pod.address()
         if not address:
             raise self._error("the pod is gone")
+        if others := strangers(address, self._port, self._pod.spec):
+            # They would get what the client sends to the pod, such as a token.
+            raise self._error(f"user {others[0]} of this machine listens there")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(address, self._port, limit=CHUNK)

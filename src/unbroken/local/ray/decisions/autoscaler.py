@@ -17,6 +17,7 @@ from typing import Any
 
 from unbroken.spec.job_kinds import RAY_CLUSTER
 
+from .access import VARIABLES
 from .values import Object
 
 NAME = "autoscaler"
@@ -86,12 +87,13 @@ def add_autoscaler(
         for key, value in (spec.get("autoscalerOptions") or {}).items()
         if isinstance(value, REPLACED.get(key) or ADDED.get(key) or ())
     }
+    tokens = [one for one in ray["env"] if one["name"].startswith(VARIABLES)]
     container: Object = {
         "name": NAME,
         "image": ray.get("image", ""),
         "command": ["/bin/bash", "-c", "--"],
         "args": [f"exec ray kuberay-autoscaler {_words(gcs)}"],
-        "env": [address, *_variables(access_name(cluster), port)],
+        "env": [address, *_variables(access_name(cluster), port), *tokens],
         "resources": {"requests": RESOURCES, "limits": RESOURCES},
         "volumeMounts": [{"name": NAME, "mountPath": ACCESS, "readOnly": True}],
     }
@@ -122,7 +124,6 @@ def _variables(secret: str, port: int) -> list[Object]:
     values = {
         "KUBERAY_CRD_VER": "v1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
         "AUTOSCALER_METRIC_PORT": str(port),
     }
     sources: Object = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}

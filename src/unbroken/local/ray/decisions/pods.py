@@ -22,6 +22,7 @@ from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 
+from .access import MODE, TOKEN, TOKEN_FILE, token_name
 from .autoscaler import add_autoscaler, is_autoscaled
 from .values import HEAD, WORKER, ClusterPicture, Object
 
@@ -205,10 +206,10 @@ def _pod_body(
         "KUBERAY_GEN_RAY_START_CMD": start,
         "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Pods share the user's home.  A token that Ray left there for another cluster keeps the
-        # workers of Ray 2.60 out of this one.
-        "RAY_AUTH_MODE": "disabled",
+        MODE: "token",
     }
+    if not any(one["name"] == TOKEN_FILE for one in container.get("env") or ()):
+        own["RAY_AUTH_TOKEN"] = {"secretKeyRef": {"name": token_name(cluster.name), "key": TOKEN}}
     _add_variables(container, own)
     # First, so that the other variables can refer to it.
     container["env"] = [ADDRESS, *container["env"]]

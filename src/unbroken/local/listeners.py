@@ -1,0 +1,45 @@
+"""Users of this machine that take the connections to a port of a pod.
+
+Pods have addresses of the loopback network, at which every local user may listen.  So who has a
+secret for a program of a pod looks first whether that program is the one that listens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+LISTEN = "0A"
+"""State of a listening socket in the tables."""
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""The second is missing where IPv6 is off."""
+MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000000000000000FFFF"
+"""Beginning of an IPv4 address as IPv6 address in the tables."""
+
+
+def strangers(host: str, port: int, spec: Mapping[str, Any]) -> list[str]:
+    """List the uids of other users that listen at an IPv4 address and port of a pod of this spec.
+
+    A program that listens at all addresses counts, too.  The users that the spec names are the
+    pod's own: only root's pods have any.
+    """
+    contexts = [spec, *(spec.get("containers") or ())]
+    own = {str((one.get("securityContext") or {}).get("runAsUser")) for one in contexts}
+    return sorted(set(_listening(host, port)) - own - {str(os.geteuid())})
+
+
+def _listening(host: str, port: int) -> Iterator[str]:
+    number = int.from_bytes(IPv4Address(host).packed, sys.byteorder)
+    wanted = {f"{one}:{port:04X}" for one in (f"{number:08X}", f"{MAPPED}{number:08X}")}
+    wanted |= {f"{'0' * digits}:{port:04X}" for digits in (8, 32)}
+    for table in TABLES:
+        if not table.exists():
+            continue
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTEN and fields[1] in wanted:
+                yield fields[7]
