@@ -16,7 +16,7 @@ from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.operator.nodes.providers import CommandProvider
-from unbroken.operator.nodes.providers.command import parse_command
+from unbroken.operator.nodes.providers.command import PLAIN, parse_command
 from unbroken.spec.nodes.values import Action
 
 ORDER = RepairOrder("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")
@@ -148,6 +148,54 @@ def test_what_becomes_another_program_all_the_time_ends_with_it(call: Call, tmp_
 def test_output_without_end_is_not_kept(call: Call) -> None:
     found = call("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo replacement=node-9")
     assert found == OrderStatus(Answer.DONE, replacement="node-9")
+
+
+CODE = (
+    *("1; touch owned", "$(touch owned)", "`touch owned`", "1\ntouch owned", "a && touch owned"),
+    *("-rf", "--host=other", "a b", "'", "\0", "\ud800", "\xe4", "~root", "x" * 2000),
+)
+
+
+@pytest.mark.parametrize("said", CODE)
+def test_what_a_kubelet_says_is_no_code_and_no_option(
+    clusters: Callable[[str], Cluster], tmp_path: Path, said: str
+) -> None:
+    """The attack: a node's boot is `$(...)`, and the command is `sh -c 'reboot {boot_id}'`."""
+    words = ("sh", "-c", f"cd {tmp_path}; touch called; echo {{boot_id}}")
+    order = RepairOrder("n", Action.REBOOT, said, "o-1")
+    found = with_client(clusters("embedded"), lambda it: CommandProvider(it, words).status(order))
+    assert found.answer is Answer.FAILED
+    assert "boot_id of node n is" in found.text
+    assert len(found.text) < 300
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_provider_id_of_a_node_is_no_code(
+    clusters: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    words = ("sh", "-c", f"cd {tmp_path}; touch called; echo {{provider_id}}")
+    order = RepairOrder("false-node", Action.REBOOT, "boot-1", "o-1")
+
+    async def act(client: KubeClient) -> OrderStatus:
+        spec = {"providerID": "aws:///a/$(touch owned)"}
+        body = {"metadata": {"name": order.node}, "spec": spec}
+        await client.raw("POST", "api/v1/nodes", body=body)
+        return await CommandProvider(client, words).status(order)
+
+    found = with_client(clusters("embedded"), act)
+    assert found.answer is Answer.FAILED
+    assert "provider_id of node false-node is" in found.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["aws:///us-west-2a/i-0123456789abcdef0", "gce://project/us-central1-a/gke-pool-1",
+     "aws:///usw2-az1/sagemaker/cluster/hyperpod-abc-i-0123", "kind://docker/kind/kind-worker",
+     "azure:///subscriptions/a-b/resourceGroups/rg/providers/Microsoft.Compute/x_1", "a_b", ""],
+)  # fmt: skip
+def test_ids_of_providers_are_passed_on(said: str) -> None:
+    assert PLAIN.fullmatch(said)
 
 
 @pytest.mark.parametrize("text", ["", "run {", "run {nodes}", "run {0}", "run 'x"])

@@ -2,16 +2,18 @@
 
 Its environment has NODE, ACTION (`reset-gpu`, `reboot`, `replace`), PROVIDER_ID (the Node's
 `spec.providerID`), BOOT_ID and ORDER_ID. So have its arguments where they say `{node}`, `{action}`
-and so on. Its exit status is the answer. 0: done. 75: still at it (EX_TEMPFAIL of sysexits.h), so
-it is called again. Anything else: failed, for the reason on the last line of its standard error. It
-may be called again with the same ORDER_ID, after a restart of the operator too, and must then not
-do it twice. A last line `replacement=NAME` on standard output names the node that takes the place.
+and so on. None of them holds a space or a sign that a shell knows (`PLAIN`). Its exit status is the
+answer. 0: done. 75: still at it (EX_TEMPFAIL of sysexits.h), so it is called again. Anything else:
+failed, for the reason on the last line of its standard error. It may be called again with the same
+ORDER_ID, after a restart of the operator too, and must then not do it twice. A last line
+`replacement=NAME` on standard output names the node that takes the place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import SHOWN_CHARACTERS
 from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.nodes.values import Action
 
@@ -37,6 +40,9 @@ PASSES_MAX = 100
 TEXT_MAX = 300
 REPLACEMENT = "replacement="
 NAMES = ("node", "action", "provider_id", "boot_id", "order_id")
+PLAIN = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9:/._@+=,%-]{0,1000})?")
+"""Values that a command is given.  Provider and boot IDs are what a kubelet says, and a word of the
+command may be a shell's script: other values could be code, options, or no words at all."""
 MARK = "UNBROKEN_REPAIR_CALL"
 """In the environment of all that a call starts, by which it is found however it has left."""
 
@@ -84,6 +90,13 @@ class CommandProvider:
         provider_id = str((node.get("spec") or {}).get("providerID") or "")
         values = (order.node, order.action.value, provider_id, order.boot_id, order.id)
         told = dict(zip(NAMES, values, strict=True))
+        for name, value in told.items():
+            if not PLAIN.fullmatch(value):
+                text = (
+                    f"{name} of node {order.node} is {value[:SHOWN_CHARACTERS]!r}: a command is "
+                    "given letters, digits and :/._@+=,%- only, beginning with a letter or digit"
+                )
+                return OrderStatus(Answer.FAILED, text)
         words = [word.format(**told) for word in self._words]
         given = {name.upper(): value for name, value in told.items()}
         mark = f"{os.getpid()}-{order.id}"
