@@ -4,7 +4,7 @@ A flow is a file in `flows`. Each of its lines begins with a mark:
 
 | mark | line |
 |---|---|
-| `## ` | comment; `## Needs: aws` names programs that are installed for the flow |
+| `## ` | comment; `## Needs: aws` names programs that the flow needs in addition to kubectl |
 | `$ ` | command |
 | `~ ` | command that is typed again until it prints what it should |
 | `> ` | text that the command prints |
@@ -35,9 +35,15 @@ ROOT = Path(__file__).parents[2]
 FLOWS = sorted((Path(__file__).parent / "flows").glob("*.sh"))
 STATE_SECONDS = 600.0
 """Seconds that a state of a flow may take: training and the deep checks of a node take minutes."""
+CLIENTS = ("aws", "hyp", "hyperpodrun")
+"""Programs with a fixture that installs them in an environment of their own."""
+PACKAGES = {
+    "kubectl": " (Debian's package kubernetes-client, or `make setup`)",
+    "envsubst": " (Debian's package gettext-base)",
+}
 NOT_YET: dict[str, str] = {}
 """Flows that cannot pass yet, with the reason."""
-IN_CI = ("quickstart_2",)
+IN_CI = ("quickstart_2", "training_operator")
 """The others take minutes."""
 tutorials = tool("tutorials")
 
@@ -97,7 +103,7 @@ def commands(flow: str) -> Iterator[Command]:
 
 
 def needs(flow: str) -> list[str]:
-    """Return the names of the programs that are installed for a flow."""
+    """Return the names of the programs that a flow needs in addition to kubectl."""
     return [name for line in re.findall(r"^## Needs: (.*)$", flow, re.M) for name in line.split()]
 
 
@@ -119,11 +125,13 @@ def test_a_flow_of_the_documents_works_as_written(
 ) -> None:
     pytest.importorskip("torch")
     variables = tutorials.environment(tmp_path)
-    folders = [str(request.getfixturevalue(f"{name}_folder")) for name in needs(flow.read_text())]
+    needed = ["kubectl", *needs(flow.read_text())]
+    folders = [str(request.getfixturevalue(f"{name}_folder")) for name in needed if name in CLIENTS]
     variables |= {"HTTPS_PROXY": hyp_program.NOWHERE, "NO_PROXY": "127.0.0.1,localhost"}
     variables["PATH"] = os.pathsep.join([variables["PATH"], *folders])
-    if shutil.which("kubectl", path=variables["PATH"]) is None:
-        pytest.skip("kubectl is not installed (Debian's package kubernetes-client)")
+    for name in needed:
+        if shutil.which(name, path=variables["PATH"]) is None:
+            pytest.skip(f"{name} is not installed{PACKAGES.get(name, '')}")
     (tmp_path / "unbroken").symlink_to(ROOT)
     exports: list[str] = []
 
