@@ -217,7 +217,7 @@ def test_lines_of_the_log_are_counted() -> None:
 
 async def test_events_that_are_dropped_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     unused: Any = None
-    orders = Orders(unused, EventRecorder(unused, "test"), unused)
+    orders = Orders(unused, EventRecorder(unused, "test"), unused, 0.0)
     metadata: Any = {"name": "ray", "namespace": "default", "uid": "u0"}
     job = job_class(RAY_CLUSTER)(metadata=metadata)
     for number in range(1000):
