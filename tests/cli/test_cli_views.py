@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from unbroken.agent.options import SHELL_VARIABLE
 from unbroken.cli.job.pod_logs import split
 from unbroken.cli.job.story import story
 from unbroken.cli.job.views import (
@@ -193,7 +195,9 @@ def test_the_environment_is_a_secret_of_the_job_under_a_name_that_the_server_cho
     made = held(bare)
     made["metadata"] = {"name": "a", "uid": "u-1"}
     owner = {"apiVersion": bare["apiVersion"], "kind": bare["kind"], "name": "a", "uid": "u-1"}
-    assert environment_secret(made, {})["metadata"] == {
+    secret = environment_secret(made, {"A": "1"})
+    assert secret["stringData"] == {"A": "1"}
+    assert secret["metadata"] == {
         "generateName": "a-environment-",
         "ownerReferences": [owner],
     }
@@ -207,7 +211,7 @@ def test_the_environment_is_a_secret_of_the_job_under_a_name_that_the_server_cho
     assert made["spec"] | {"replicaSpecs": patch["replicaSpecs"]} == bare["spec"]
 
 
-def test_a_shells_environment_is_passed_on_without_its_own_affairs(tmp_path: Path) -> None:
+def test_a_shells_environment_is_passed_on_whole(tmp_path: Path) -> None:
     shell = {
         "HF_TOKEN": "secret",
         "PATH": "/bin",
@@ -215,13 +219,14 @@ def test_a_shells_environment_is_passed_on_without_its_own_affairs(tmp_path: Pat
         "RANK": "7",
         "WORLD_SIZE": "8",
         "MASTER_ADDR": "there",
-        "PWD": "/x",
-        "KUBECONFIG": "/x",
-        "UNBROKEN_DIR": "/x",
-        "BASH_FUNC_x%%": "() { :; }",
+        "UNBROKEN_WARM": "off",
     }
     kept = {"HF_TOKEN": "secret", "PATH": "/bin", "OMP_NUM_THREADS": "2"}
-    assert environment(shell) == {"PYTHON_EXEC": sys.executable, **kept}
+    kept |= {"PWD": "/x", "SHLVL": "1", "KUBECONFIG": "/x", "UNBROKEN_DIR": "/x"}
+    late = {"BASH_FUNC_x%%": "() { :; }", "NNODES": "9", "PET_TEE": "3", "CITY": "caf\udce9"}
+    found = environment(Script(["a.py"], "a.py"), "", {**shell, **kept, **late})
+    assert json.loads(found.pop(SHELL_VARIABLE))["environment"] == late
+    assert found == {"PYTHON_EXEC": sys.executable, **kept}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     assert python({"CONDA_PREFIX": str(tmp_path)}) == f"{tmp_path}/bin/python"

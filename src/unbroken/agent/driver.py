@@ -195,6 +195,10 @@ class Driver:
         self._expiry = Expiry(lease_pipe, self._booted_at)
         self._table.load()
         self._processes.start(self._restate)
+        if self._options.stdin:
+            from .shell import borrow_stdin
+
+            borrow_stdin(self._options.stdin, self._loop)
         for number in self._options.signals:
             self._loop.add_signal_handler(number, self.feed, Terminated(number))
         if keeper is not None:

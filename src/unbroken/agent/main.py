@@ -17,12 +17,13 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from unbroken.agent.workers.keeper import keep
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.spec.keys import AGENT_AUTH
 
-from .options import Options, parse
+from .options import SHELL_VARIABLE, Options, parse
 
 KEY_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH"
 KEY_BYTES, KEY_FILE_BYTES_MAX = 32, 4096
@@ -33,6 +34,12 @@ LINK_VARIABLE = "UNBROKEN_AGENT_LINK"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent until its end is ordered; return its exit code."""
+    shell = None
+    if SHELL_VARIABLE in os.environ:
+        from .shell import take
+
+        shell = take()
+        arguments = arguments if shell.arguments is None else shell.arguments
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         key = read_key(os.environ)
@@ -45,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
+    if shell is not None:
+        os.environ.update(shell.environment)
+        notes = (*options.notes, *shell.notes)
+        options = replace(options, notes=notes, error_file=shell.error_file, stdin=shell.stdin)
     for text in options.notes:
         print(f"unbrokenrun: {text}", file=sys.stderr)  # noqa: T201
     return keep(lambda *keeper: run_agent(options, key, keeper, has_link), options.signals)

@@ -80,6 +80,11 @@ class Options:
     """Restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
     """Modules that warm workers begin with; empty: those that the first workers imported."""
+    stdin: str = ""
+    """Name of the socket that lends standard input (agent/shell); empty: the agent's own."""
+    error_file: str = ""
+    """File for the error of the worker that failed first, as torchrun writes it for its scheduler;
+    empty: none."""
     notes: tuple[str, ...] = ()
     """Sentences for the user about options that were given and have no effect."""
 
@@ -87,6 +92,10 @@ class Options:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise SpecError(message)
+
+
+SHELL_VARIABLE = "UNBROKEN_SHELL"
+"""Variable with the state of the shell of `unbroken run` (agent/shell)."""
 
 
 def _defaults(environ: Mapping[str, str]) -> dict[str, str]:

@@ -85,6 +85,17 @@ async def test_options_of_a_reader(tmp_path: Path, options: LogOptions, expected
     assert await read(tmp_path / "log", options) == expected
 
 
+async def test_a_reader_of_one_stream_sees_no_other(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", b"one\n", b"two\n")
+    log.write("stderr", b"odd\n", NANOSECONDS)
+    for name, expected in {
+        "Stdout": b"one\ntwo\n",
+        "Stderr": b"odd\n",
+        "All": b"one\ntwo\nodd\n",
+    }.items():
+        assert await read(tmp_path / "log", log_options({"stream": name}, 0.0)) == expected
+
+
 async def test_rotation_keeps_the_newest_files_and_the_reader_joins_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +138,8 @@ async def test_a_follower_sees_each_line_through_a_rotation_and_ends_with_the_co
         {"limitBytes": "0"},
         {"sinceSeconds": "1", "sinceTime": "2026-01-01T00:00:00Z"},
         {"sinceTime": "yesterday"},
+        {"stream": "stdout"},
+        {"stream": "Stdout", "tailLines": "1"},
     ],
 )
 def test_bad_options_are_refused(query: dict[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import re
@@ -77,6 +79,27 @@ def error_file(directory: str) -> str:
             return file.read(ERROR_FILE_BYTES_MAX)
     except OSError:
         return ""
+
+
+def hand_on_error(directory: str, exit_code: int, path: str) -> bool:
+    """Copy the file that `@record` left there, with the exit code as torchrun adds it; False: there
+    is none. Raises OSError.
+
+    Source: torch 2.13 `ErrorHandler.dump_error_file`.
+    """
+    text = error_file(directory)
+    if not text:
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        error = json.loads(text)
+        if isinstance(error, dict) and isinstance(error.get("message"), dict):
+            error["message"]["errorCode"] = exit_code
+            text = json.dumps(error)
+    draft = f"{path}.draft-{os.getpid()}"
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(draft, path)
+    return True
 
 
 def free_port(taken: Collection[int], source: random.Random) -> int:

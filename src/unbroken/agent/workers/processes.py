@@ -122,6 +122,8 @@ class Processes:
         """Local ranks that the newest kill spares."""
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
+        self._has_error_file = False
+        """True after this agent has written the error file of the options, in this attempt."""
 
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge of this process's children."""
@@ -167,6 +169,9 @@ class Processes:
         directory = f"{self._directories[stage]}/attempt_{attempt}"
         every = programs(self._options, stage, command, directory, self._boots)
         chosen = [program for program in every if program.local_rank not in kept]
+        if self._has_error_file:  # the job has not failed yet
+            self._has_error_file = False
+            Path(self._options.error_file).unlink(missing_ok=True)
         for program in chosen:
             _prepare(program.directory)
         if self._has_own_directory:
@@ -408,6 +413,7 @@ class Processes:
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         self._last_words += 1
+        self._hand_on_error(worker, code)
         at, step = self._clock(), self._last_step(worker)
         is_told = False
 
@@ -433,6 +439,15 @@ class Processes:
 
         patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
         self._output.finish(worker.streams, drained)
+
+    def _hand_on_error(self, worker: Worker, code: int) -> None:
+        path = self._options.error_file
+        if not path or code <= 0 or worker.is_signalled or self._has_error_file:
+            return
+        try:
+            self._has_error_file = facts.hand_on_error(worker.program.directory, code, path)
+        except OSError as error:
+            log.warning("error file is not written", file=path, error=error)
 
     def _last_step(self, worker: Worker) -> int | None:
         if self._watch is not None and worker.stage is ProgramStage.TRAIN:

@@ -83,7 +83,7 @@ def _spawn(program: Program, lease: Lease, warm: Warm | None) -> Child:
         theirs.callback(os.close, to_stderr)
         lent = lease.lend()
         theirs.callback(os.close, lent)
-        inherited = {1: to_stdout, 2: to_stderr, 3: lent, **program.lent}
+        inherited = {0: 0, 1: to_stdout, 2: to_stderr, 3: lent, **program.lent}
         bind = partial(lease.bind, lent)
         pid = warm.hand(program, inherited, bind) if warm is not None else None
         is_warm = pid is not None
@@ -98,13 +98,20 @@ def _spawn(program: Program, lease: Lease, warm: Warm | None) -> Child:
 def posix_spawn(
     command: tuple[str, ...], environment: Mapping[str, str], inherited: Mapping[int, int]
 ) -> int:
-    """Start one process with the descriptors named (there, here), set in order. Raises OSError."""
-    given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()]
+    """Start one process with the descriptors named (there, here), set in order. Raises OSError.
+
+    Descriptor 0 is /dev/null unless it is named.
+    """
+    given: list[tuple[object, ...]] = [
+        (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()
+    ]
+    if 0 not in inherited:
+        given.insert(0, (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     return os.posix_spawnp(
         command[0],
         command,
         environment,
-        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *given],
+        file_actions=given,
         setsid=True,
         setsigmask=(),
         setsigdef=_CHANGEABLE,

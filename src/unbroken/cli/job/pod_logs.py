@@ -34,10 +34,17 @@ def split(line: str) -> tuple[int | None, str]:
 
 
 def pod_lines(
-    cluster: Cluster, pod: Object, *, follow: bool = False, previous: bool = False
+    cluster: Cluster,
+    pod: Object,
+    *,
+    follow: bool = False,
+    previous: bool = False,
+    stream: str = "",
 ) -> AsyncIterator[str]:
-    """Lines of the log of a pod's training container."""
+    """Lines of the log of a pod's training container; `stream`: one of its two, `Stdout` or
+    `Stderr`."""
     query = {"container": training_container(pod["spec"])}
+    query |= {"stream": stream} if stream else {}
     query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}
     return cluster.client.text_lines(f"{cluster.path(PODS, pod['metadata']['name'])}/log", query)
 
@@ -82,11 +89,13 @@ class LogReaders:
         tasks: asyncio.TaskGroup,
         on_line: Callable[[Object, str], Awaitable[None]],
         on_problem: Callable[[str], None] = note,
+        stream: str = "",
     ) -> None:
         self._cluster = cluster
         self._tasks = tasks
         self._on_line = on_line
         self._on_problem = on_problem
+        self._stream = stream
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._seen: dict[str, int] = {}
         """Lines passed on, by container."""
@@ -123,7 +132,7 @@ class LogReaders:
         while True:
             try:
                 number = 0
-                async for line in pod_lines(self._cluster, pod, follow=follow):
+                async for line in pod_lines(self._cluster, pod, follow=follow, stream=self._stream):
                     number += 1
                     if number > self._seen.get(container, 0):
                         self._seen[container] = number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -288,7 +289,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _export_line(paths: state.Paths) -> str:
-    return f"export KUBECONFIG={paths.kubeconfig}"
+    return f"export KUBECONFIG={shlex.quote(str(paths.kubeconfig))}"
 
 
 def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:

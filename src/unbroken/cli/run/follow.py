@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.agent.shell import NOT_TAKEN
 from unbroken.cli.connection import JOBS, Cluster, Object
 from unbroken.cli.job.agents import reports
 from unbroken.cli.job.pod_logs import LogReaders, split
@@ -34,7 +35,7 @@ from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import AgentReport
 
-from .screen import Screen
+from .screen import Screen, is_one_place
 
 ASK_SECONDS = 10.0
 """A second Ctrl-C within this time stops the job."""
@@ -82,7 +83,10 @@ class Follower:
         self._stopped_by = 0
         """Exit code after a request to stop the job; 0: no request."""
         self._tasks = asyncio.TaskGroup()
-        self._logs = LogReaders(cluster, self._tasks, self._output, screen.note)
+        self._logs = [
+            LogReaders(cluster, self._tasks, on_line, screen.note, stream)
+            for stream, on_line in self._outputs().items()
+        ]
         """Logs of each container that has had rank 0."""
 
     async def run(self) -> Outcome:
@@ -98,7 +102,8 @@ class Follower:
                 await self._change()
             await self._last_incidents()
             self._report()
-            await self._logs.finish()
+            for logs in self._logs:
+                await logs.finish()
             if self._stopped_by and state(self._job) == "Suspended":
                 self._screen.note(f"to continue it: unbroken resume {self._name}")
         return self._outcome()
@@ -180,12 +185,29 @@ class Follower:
     def _read_rank_zero(self) -> None:
         address = (self._job.get("status") or {}).get("masterAddr")
         pods = self._watched.pods() if address else []
-        self._logs.read(pod for pod in pods if (pod.get("status") or {}).get("podIP") == address)
+        first = [pod for pod in pods if (pod.get("status") or {}).get("podIP") == address]
+        for logs in self._logs:
+            logs.read(first)
 
-    async def _output(self, _: Object, line: str) -> None:
+    def _outputs(self) -> dict[str, Callable[[Object, str], Awaitable[None]]]:
+        """The streams of containers to follow, and who takes their lines.
+
+        Where this command's own streams end at one place, both are read as one, in order. Clusters
+        before Kubernetes 1.32 have no streams.
+        """
+        if self._cluster.place.paths is None or self._screen.is_live or is_one_place():
+            return {"": self._output}
+        return {"Stdout": self._output, "Stderr": self._error}
+
+    async def _error(self, _: Object, line: str) -> None:
+        await self._output(_, line, is_error=True)
+
+    async def _output(self, _: Object, line: str, *, is_error: bool = False) -> None:
         local_rank, text = split(line)
         if local_rank == 0:
-            self._screen.output(text)
+            self._screen.output(text, is_error=is_error)
+        elif local_rank is None and NOT_TAKEN in text:
+            self._screen.note(text.removeprefix("unbrokenrun: "))
 
     async def _last_incidents(self) -> None:
         """Wait for incidents that are written after the job's last status."""

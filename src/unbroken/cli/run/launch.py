@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from unbroken.agent import shell
 from unbroken.cli.connection import JOBS, SECRETS, Cluster, Object, on_cluster
 from unbroken.cli.job.explain import as_value
 from unbroken.cli.job.views import job_summary
@@ -87,19 +90,40 @@ def run_job(place: Place, namespace: str, request: RunRequest) -> int:
     """Create the job, follow it unless detached, and return the exit code of the command."""
 
     async def act(cluster: Cluster) -> int:
-        job = await _create(cluster, request)
-        if request.is_detached:
-            _print_created(job, request.output)
-            return 0
-        return await _follow(cluster, job, request.output)
+        with _standard_input(request) as stdin:
+            job = await _create(cluster, request, stdin)
+            if request.is_detached:
+                _print_created(job, request.output)
+                return 0
+            return await _follow(cluster, job, request.output)
 
     return on_cluster(place, namespace, act)
 
 
-async def _create(cluster: Cluster, request: RunRequest) -> Object:
+@contextmanager
+def _standard_input(request: RunRequest) -> Iterator[str]:
+    """Hand this process's standard input to the pods of a script; the name that they ask for it."""
+    is_wanted = isinstance(request.source, Script) and not request.is_detached
+    server = shell.listen() if is_wanted else None
+    if server is None:
+        yield ""
+        return
+    loop = asyncio.get_running_loop()
+    borrowers: list[socket.socket] = []
+    loop.add_reader(server, shell.hand_over, server, borrowers)
+    try:
+        yield server.getsockname()[1:].decode()
+    finally:
+        loop.remove_reader(server)
+        for one in (server, *borrowers):
+            one.close()
+
+
+async def _create(cluster: Cluster, request: RunRequest, stdin: str) -> Object:
     source = request.source
     if isinstance(source, Script):
-        return await _create_of_script(cluster, source, request.name)
+        variables = manifests.environment(source, stdin)
+        return await _create_of_script(cluster, source, request.name, variables)
     for other in source.others:
         await _apply(cluster, other)
     return await _claim(cluster, source.job)
@@ -119,7 +143,9 @@ async def _claim(cluster: Cluster, job: Object) -> Object:
     )
 
 
-async def _create_of_script(cluster: Cluster, script: Script, name: str | None) -> Object:
+async def _create_of_script(
+    cluster: Cluster, script: Script, name: str | None, variables: Mapping[str, str]
+) -> Object:
     """Create the job of a script, then the Secret of its environment, then let the job start.
 
     Creation claims the name: other commands may choose the same one at the same time. The job owns
@@ -131,7 +157,7 @@ async def _create_of_script(cluster: Cluster, script: Script, name: str | None) 
         made = await _first_free(cluster, script)
     name = made["metadata"]["name"]
     try:
-        secret = await cluster.create(SECRETS, manifests.environment_secret(made))
+        secret = await cluster.create(SECRETS, manifests.environment_secret(made, variables))
         released = manifests.released(made, secret["metadata"]["name"])
         return await cluster.patch(JOBS, name, released)
     except BaseException:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unbroken.agent.shell import capture, is_text
 from unbroken.cli.documents import read_documents
 from unbroken.errors import SpecError
 from unbroken.spec.job.parse import OTHER_KIND, Parsed, load_job, normalized
@@ -26,14 +27,6 @@ KINDS_SHOWN, KIND_CHARACTERS = 5, 63
 """Most kinds of a file's objects that an error names, and most characters of each."""
 NAME_LENGTH = 40
 """Longest name of a script's job: the names of its pods have 63 characters at most."""
-
-# Variables of the shell itself, and variables that every worker gets anew.
-_LEFT_OUT = re.compile(
-    r"_|PWD|OLDPWD|SHLVL|KUBECONFIG|UNBROKEN_.*|NNODES|NPROC_PER_NODE|AGENT_(HOST|PORT)"
-    r"|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|PET_.*"
-    r"|TORCHELASTIC_.*|COLUMNS|LINES"
-)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +89,10 @@ class Script:
 
 def check_script(script: Script, name: str | None) -> tuple[str, ...]:
     """Check a script and return notes about options without effect; SpecError if it cannot run."""
-    from unbroken.agent.options import parse
+    from unbroken.agent.options import parse, workers_per_node
 
     notes = parse(script.arguments, {}).notes
+    workers_per_node(script.sizes.nproc_per_node, os.environ)  # "gpu" without a GPU
     of_script(script, name or script_name(script.program, ()))
     if script.is_module:
         return notes
@@ -135,10 +129,10 @@ def of_script(script: Script, name: str) -> Manifest:
     container = {
         "name": "pytorch",
         "image": f"{OWN_GROUP}/this-machine",
-        "workingDir": os.getcwd(),
+        "workingDir": os.getcwd() if is_text(os.getcwd()) else "/",
         "command": [sys.executable, "-P", "-m", "unbroken.agent"],
         # Kubernetes would replace `$(NAME)`.
-        "args": [word.replace("$", "$$") for word in script.arguments],
+        "args": [as_text(word).replace("$", "$$") for word in script.arguments],
     }
     replica: Object = {
         "name": "pods",
@@ -166,8 +160,8 @@ def of_script(script: Script, name: str) -> Manifest:
     return Manifest(job, load_job(job))
 
 
-def environment_secret(job: Object, environ: Mapping[str, str] = os.environ) -> Object:
-    """A Secret of this job with this shell's environment, which may contain passwords and tokens.
+def environment_secret(job: Object, variables: Mapping[str, str]) -> Object:
+    """A Secret of this job with its environment, which may contain passwords and tokens.
 
     The API server chooses its name, so that no Secret of another job or user is replaced.
     """
@@ -178,7 +172,7 @@ def environment_secret(job: Object, environ: Mapping[str, str] = os.environ) -> 
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"generateName": prefix, "ownerReferences": [owner]},
-        "stringData": environment(environ),
+        "stringData": dict(variables),
     }
 
 
@@ -195,14 +189,17 @@ def released(job: Object, secret: str) -> Object:
     return {"spec": {"runPolicy": {"suspend": False}, "replicaSpecs": replicas}}
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a script's pods."""
-    result = {
-        name: value
-        for name, value in environ.items()
-        if _VARIABLE.fullmatch(name) and not _LEFT_OUT.fullmatch(name)
-    }
-    return {"PYTHON_EXEC": python(environ), **result}
+def environment(
+    script: Script, stdin: str = "", environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment variables of a script's pods; `stdin` as in `agent.shell.capture`."""
+    captured = capture(environ, script.arguments, os.getcwd(), stdin)
+    return {"PYTHON_EXEC": python(environ), **captured}
+
+
+def as_text(word: str) -> str:
+    """The word as far as UTF-8 can hold it."""
+    return word.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def python(environ: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -19,8 +20,8 @@ class Screen(Protocol):
     is_live: bool
     """True if the screen shows the state."""
 
-    def output(self, line: str) -> None:
-        """Print a line of the job's output."""
+    def output(self, line: str, *, is_error: bool = False) -> None:
+        """Print a line of the job's output; `is_error`: of its standard error."""
 
     def note(self, text: str) -> None:
         """Print a note of the command."""
@@ -46,11 +47,12 @@ class PlainScreen:
         self._output = output
         self._is_read = True
 
-    def output(self, line: str) -> None:
-        """Print a line of the job's output."""
-        if self._is_read:
+    def output(self, line: str, *, is_error: bool = False) -> None:
+        """Print a line of the job's output; `is_error`: of its standard error."""
+        if self._is_read or is_error:
+            stream = sys.stderr if is_error else self._output
             try:
-                print(worker_line(line, self._output), file=self._output, flush=True)
+                print(worker_line(line, stream), file=stream, flush=True)
             except BrokenPipeError:
                 self._is_read = False
                 self.note("the reader of the output is gone; the job continues")
@@ -80,8 +82,8 @@ class LiveScreen:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def output(self, line: str) -> None:
-        """Print a line of the job's output."""
+    def output(self, line: str, *, is_error: bool = False) -> None:
+        """Print a line of the job's output; the terminal shows both streams."""
         from rich.text import Text
 
         self._console.print(Text.from_ansi(coloured(line)), soft_wrap=True, highlight=False)
@@ -107,6 +109,14 @@ class LiveScreen:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+
+def is_one_place() -> bool:
+    """True if standard output and standard error end at one file, pipe or terminal."""
+    try:
+        return os.path.sameopenfile(1, 2)
+    except OSError:
+        return True
 
 
 def open_screen(*, is_data: bool) -> Screen:

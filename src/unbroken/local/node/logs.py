@@ -26,6 +26,8 @@ class LogOptions:
     timestamps: bool = False
     tail_lines: int | None = None
     limit_bytes: int | None = None
+    stream: str = ""
+    """The only stream to show, as entries name it; empty: both."""
     since: str = ""
     """Entries with an earlier stamp are left out."""
 
@@ -48,12 +50,23 @@ def log_options(query: Mapping[str, str], now: float) -> LogOptions:
         timestamps=_flag(query, "timestamps"),
         tail_lines=_count(query, "tailLines", 0) if "tailLines" in query else None,
         limit_bytes=_count(query, "limitBytes", 1) if "limitBytes" in query else None,
+        stream=_stream(query),
         since=since,
     )
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:
     return query.get(name, "") in ("1", "true", "True")
+
+
+def _stream(query: Mapping[str, str]) -> str:
+    """Read the option of Kubernetes 1.32 (KEP-3288); SpecError."""
+    stream = query.get("stream", "All")
+    if stream not in ("All", "Stdout", "Stderr"):
+        raise SpecError(f'stream: Unsupported value "{stream[:100]}": use All, Stdout or Stderr')
+    if stream != "All" and "tailLines" in query:
+        raise SpecError("stream: tailLines is allowed with All only")
+    return "" if stream == "All" else stream.lower()
 
 
 def _count(query: Mapping[str, str], name: str, least: int) -> int:
@@ -147,7 +160,7 @@ def rendered(entries: list[Entry], options: LogOptions) -> bytes:
     """Entries as they are shown."""
     out: list[bytes] = []
     for entry in entries:
-        if entry.stamp < options.since:
+        if entry.stamp < options.since or options.stream not in ("", entry.stream):
             continue
         if options.timestamps:
             out.append(entry.stamp.encode() + b" ")

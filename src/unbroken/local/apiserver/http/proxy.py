@@ -38,6 +38,7 @@ LOG_OPTIONS = (
     "sinceTime",
     "timestamps",
     "tailLines",
+    "stream",
     "limitBytes",
 )
 
