@@ -10,6 +10,7 @@ TYPES = {
     "text": {"type": "string"},
     "time": {"type": "string", "format": "date-time"},
     "integer": {"type": "integer"},
+    "integer or string": {"type": ["integer", "string"]},
     "number": {"type": "number"},
     "boolean": {"type": "boolean"},
     "object": {"type": "object"},
@@ -17,21 +18,27 @@ TYPES = {
 
 _TABLE = """
 API Version | text | API version of the job
+AcceleratorDevicesAvailable | integer or string | accelerators that are free; N/A: there are none
 Annotations | object? | annotations of the job
+Cluster | text | name of the cluster
 Creation Time | time | time of creation
 Creation Timestamp | time | time of creation
+DeepHealthCheckStatus=Passed | integer or string | nodes that passed; N/A: no deep check
 Generation | integer | generation of the job's spec
+InstanceType | text | instance type
 Kind | text | kind of the job
 Label | object? | labels of the job
 Metadata | object | metadata of the job, with --verbose
 Name | text | name of the job
 Namespace | text | namespace of the job
+NodeHealthStatus=Schedulable | integer | nodes that take pods
 Pod Name | text | name of the pod
 Resource Version | text | resource version of the job
 Spec | object | spec of the job, with --verbose
 State | text? | state of the job
 hyperpod get-job:Status | object? | status of the job, as Kubernetes has it
 Status | text? | phase of the pod
+TotalNodes | integer | nodes of the type
 UID | text | UID of the job
 action | text | action for the fault
 address | text | IP address of the pod; empty: none yet

@@ -107,6 +107,7 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
     ("hyperpod start-job",): (("", "cli.hyperpod.commands:_start"),),
     ("hyperpod get-job",): (("", "cli.hyperpod.commands:get_job"),),
     ("hyperpod list-jobs",): (("jobs[].", "cli.hyperpod.commands:_summary"),),
+    ("hyperpod get-clusters",): (("[].", "cli.hyperpod.clusters:row"),),
     ("hyperpod cancel-job",): (("", "cli.hyperpod.commands:cancel_job"),),
     ("hyperpod list-pods",): (("pods[].", "cli.hyperpod.commands:_pod"),),
     ("hyperpod get-log",): (("", "cli.hyperpod.commands:get_log"),),

@@ -1,7 +1,7 @@
 """`unbroken hyperpod`: the commands of the HyperPod CLI 2.x, on any cluster with PyTorchJobs.
 
 Options and answers are those of aws/sagemaker-hyperpod-cli, branch release_v2.  Commands that need
-an AWS account (connecting, capacity, consoles) are left out.
+an AWS account (connecting, consoles) are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.app import CONTEXT, App
-from unbroken.cli.connection import PODS, Cluster, Collection, Object
+from unbroken.cli.connection import NODES, PODS, Cluster, Collection, Object
 from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_table
@@ -21,6 +21,7 @@ from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import PYTORCHJOB_LABEL
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, KIND, PATH, PLURAL
 
+from .clusters import capacities
 from .jobs import Options, manifest
 
 JOBS = Collection(
@@ -178,6 +179,37 @@ def list_jobs(
         _print_rows(jobs)
     else:
         note("no PyTorchJobs; start one with: unbroken hyperpod start-job")
+
+
+@app.command("get-clusters")
+def get_clusters(
+    clusters: Annotated[
+        str,
+        typer.Option(
+            help="Names of clusters, separated by commas.", show_default="all clusters"
+        ),
+    ] = "",
+    output: AsJson = Output.JSON,
+    *,
+    target: Target,
+) -> None:
+    """Show nodes, free accelerators and health of each cluster of machines, by instance type.
+
+    Example: `unbroken hyperpod get-clusters -o text`
+    """
+    names = frozenset(filter(None, (name.strip() for name in clusters.split(","))))
+
+    async def act(cluster: Cluster) -> list[dict[str, Any]]:
+        pods = await cluster.select(PODS, namespace="")
+        return capacities(await cluster.select(NODES), pods, names)
+
+    rows = target.run(act)
+    if output.is_data:
+        output.print(rows)
+    elif rows:
+        print_table(list(rows[0]), [list(one.values()) for one in rows])
+    else:
+        note("no nodes of clusters; make a cluster with: unbroken cluster create")
 
 
 @app.command("cancel-job")
