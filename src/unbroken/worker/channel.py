@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
 FDS_MAX = 64
 """Most descriptors with one frame; the kernel takes 253."""
 ANSWER_SECONDS = 10.0
+_CREDENTIALS = struct.Struct("3i")
 Heard = Callable[[Mapping[str, Any]], None]
 R = TypeVar("R")
 log = Log(__name__, "unbroken.worker: ")
@@ -250,6 +252,14 @@ def _connected(path: str) -> Channel | None:
         sock.close()
         log.warning("no agent: faults of other ranks end this worker", file=path, error=error)
         return None
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid != os.geteuid():
+        # Whoever may write the folder of temporary files can put a socket there, such as another
+        # container of the pod; and a worker does what its agent orders.
+        sock.close()
+        log.warning("no agent at the socket", file=path, error=f"it is that of user {uid}")
+        return None
     return Channel(sock)
 
 
@@ -269,7 +279,7 @@ def attempt_now() -> int:
 def _object(body: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
