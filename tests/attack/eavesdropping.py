@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.watching import PATIENCE_SECONDS
+
 
 @dataclass
 class Eavesdropper:
@@ -74,8 +76,8 @@ async def replayed(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     answer = b""
-    with suppress(ConnectionError, TimeoutError):
-        async with asyncio.timeout(15):
+    with suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while more := await reader.read(1 << 16):
                 answer += more
     writer.close()

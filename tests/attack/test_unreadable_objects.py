@@ -27,11 +27,10 @@ from tests.apiservers import Cluster, kubeconfig_of
 from tests.attack import places
 from tests.attack.hostile_objects import JSON, mutated, nested
 from tests.operator.conftest import conditions, job
-from tests.watching import Watcher, running
+from tests.watching import Watcher, running, until
 from unbroken.cli.connection import _decoded
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.nesting import cut, is_too_deep
@@ -188,8 +187,7 @@ async def test_a_job_that_cannot_be_read_is_told_and_hides_no_other(
         async with running(informer.run()):
             await seen.until(lambda all: all == ["+good", "+next", "-good"])
             await refused.until(lambda all: all == ["bad0", "late0", "good0", "good1"])
-            while len(server.events) < 3:
-                await pause(0.01)
+            await until(lambda: server.events, lambda events: len(events) >= 3)
         assert informer.refusals.counts == {"unreadable": 4, "unhandled": 0}
         assert [one["involvedObject"]["name"] for one in server.events[:2]] == ["bad", "late"]
         assert {one["reason"] for one in server.events} == {"ObjectRefused"}
@@ -231,8 +229,7 @@ async def test_a_handler_that_fails_for_one_object_is_called_for_the_others(tmp_
         informer.subscribe(lambda old, new: seen.change(old, new))
         async with running(informer.run()):
             await seen.until(lambda all: all == ["+bad", "+good", "+next"])
-            while not server.events:
-                await pause(0.01)
+            await until(lambda: server.events)
         assert informer.refusals.counts == {"unreadable": 0, "unhandled": 1}
         message = server.events[0]["message"]
         assert message.isprintable()

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.apiservers import kubeconfig_of
-from tests.watching import running
-from unbroken.kube.clock import pause, wall
+from tests.watching import running, until
+from unbroken.kube.clock import wall
 from unbroken.operator.webhook.certificates import Authority
 from unbroken.operator.webhook.process import WebhookProcess
 from unbroken.operator.webhook.server import Settings
@@ -115,8 +115,7 @@ async def webhook(folder: Path, client_authority: str = "") -> AsyncIterator[Web
     try:
         with listening:
             async with running(process.run()):
-                while process._process is None:
-                    await pause(0.01)
+                await until(lambda: process._process, lambda found: found is not None)
                 yield made
     finally:
         await runner.cleanup()

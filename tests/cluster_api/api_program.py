@@ -22,12 +22,12 @@ from lightkube.resources.core_v1 import Node
 
 from tests.apiclient import Api, Object
 from tests.apiservers import Cluster
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import wait_until
 from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, Message, sign
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
@@ -124,18 +124,7 @@ class Running:
 
     def until(self, what: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
         """Call `what` until `holds` is true of its result; return it."""
-
-        async def ask() -> Any:
-            found = None
-            try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    while not holds(found := await asyncio.to_thread(what)):
-                        await pause(0.05)
-            except TimeoutError:
-                raise AssertionError(f"not in time: {found}") from None
-            return found
-
-        return asyncio.run(ask())
+        return wait_until(what, holds)
 
     def until_phase(self, name: str, phase: str) -> Any:
         """Return the description of a cluster, once it is in the phase."""

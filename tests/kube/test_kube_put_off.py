@@ -21,10 +21,9 @@ from tests.cli_forks import run_unbroken
 from tests.fault_proxy import READS, Call, Fault, FaultProxy
 from tests.operator.conftest import GROUPS, job
 from tests.samples import definition, open_schema, widget
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import PATIENCE_SECONDS, until
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.kube.transport import TRIES
 from unbroken.operator import definitions
 
@@ -142,9 +141,7 @@ async def test_writes_get_over_changes_of_their_definition(
     ):
         body = definition(GROUP, open_schema(size={"type": "integer"}))
         await direct.raw("POST", CRDS, body=body)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while await direct.get_or_none(objects, dict) is None:
-                await pause(0.05)
+        await until(lambda: direct.get_or_none(objects, dict), lambda found: found is not None)
         is_over = asyncio.Event()
         made: list[str] = []
 

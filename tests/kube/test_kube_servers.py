@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,10 +13,10 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Event, Namespace
 
 from tests.apiservers import CannotStartError, Cluster, real_cluster
-from tests.watching import PATIENCE_SECONDS, Watcher, running
+from tests.watching import Watcher, running, until
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, api_errors, connect
-from unbroken.kube.clock import micro_time, parse_time, pause, rfc3339
+from unbroken.kube.clock import micro_time, parse_time, rfc3339
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import BURST, Correlator, EventRecorder, Occurrence, reference_to
 from unbroken.kube.informer import Informer
@@ -159,15 +158,15 @@ async def test_informer_outlives_its_server(own_cluster: Cluster, tmp_path: Path
     """Killed and started again on the same port: the copy catches up with what it missed."""
 
     async def eventually_delete(client: KubeClient, place: str) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                try:
-                    with api_errors("delete"):
-                        await client.delete(ConfigMap, "a", namespace=place)
-                except (WorldError, ApiRefusal):
-                    await pause(0.2)
-                else:
-                    return
+        async def is_deleted() -> bool:
+            try:
+                with api_errors("delete"):
+                    await client.delete(ConfigMap, "a", namespace=place)
+            except (WorldError, ApiRefusal):
+                return False
+            return True
+
+        await until(is_deleted)
 
     async def scenario() -> subprocess.Popen[bytes]:
         async with connect(own_cluster.kubeconfig) as client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import shutil
@@ -17,9 +16,8 @@ import pytest
 
 from tests.apiservers import Cluster
 from tests.job_keys import MASTER
-from tests.watching import PATIENCE_SECONDS, running
+from tests.watching import running, until
 from unbroken.kube.client import MERGE, KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.operator.driver import OperatorOptions, run_operator
 from unbroken.operator.election import LeaderTerms
@@ -86,23 +84,13 @@ class Place:
 
     async def until(self, what: str, holds: Callable[[Object], object]) -> Object:
         """The object once it is there and `holds` is true of it."""
-        found: Object | None = None
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while (found := await self.get(what)) is None or not holds(found):
-                    await pause(0.05)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {what}: {found}") from None
+        found = await until(lambda: self.get(what), lambda one: one is not None and holds(one))
+        assert found is not None
         return found
 
     async def absent(self, what: str) -> None:
         """Return once the object is not there."""
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while await self.get(what) is not None:
-                    await pause(0.05)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {what} is still there") from None
+        await until(lambda: self.get(what), lambda found: found is None)
 
     @asynccontextmanager
     async def operator(self, key: bytes = MASTER) -> AsyncIterator[None]:

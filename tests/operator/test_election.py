@@ -14,9 +14,8 @@ import pytest
 
 from tests.apiservers import Cluster, embedded_cluster
 from tests.operator.conftest import Place
-from tests.watching import PATIENCE_SECONDS, Watcher, running
+from tests.watching import Watcher, running, until
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause
 from unbroken.kube.mandate import Mandate
 from unbroken.operator.election import Election, LeaderTerms, _Silence, identity, is_dead
 
@@ -103,9 +102,7 @@ async def test_who_waits_hears_at_once_that_the_lease_was_given_back(
     async with leaders(3600, 1800.0) as (found, here):
         await lease(here, "other-host/x/1/1")
         async with running(found.lead("me")):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while "operator waits" not in caplog.text:
-                    await pause(FAST)
+            await until(lambda: caplog.text, lambda text: "operator waits" in text)
             await here.merge("leases/l", {"spec": {"holderIdentity": ""}})
             await found.told.until(lambda told: told == ["+me"])
 
@@ -176,9 +173,7 @@ def test_silence_counts_only_while_the_server_answers() -> None:
 
 async def until_given(mandate: Mandate, is_given: bool) -> None:
     """Wait until the mandate is given, or withdrawn."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while mandate.is_given() is not is_given:
-            await pause(FAST)
+    await until(mandate.is_given, lambda found: found is is_given)
 
 
 @pytest.mark.slow

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
 from tests.apiservers import Cluster
-from tests.watching import PATIENCE_SECONDS, running
+from tests.watching import running, until
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import STRATEGIC, KubeClient, connect
 from unbroken.kube.clock import pause, wall
@@ -52,13 +52,7 @@ class World:
 
     async def until(self, path: str, holds: Callable[[Object | None], object]) -> None:
         """Poll until `holds` is true of the object."""
-        found: Object | None = None
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not holds(found := await self.get(path)):
-                    await pause(0.05)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {path}: {found}") from None
+        await until(lambda: self.get(path), holds)
 
     async def gone(self, path: str) -> None:
         """Wait until the object is gone."""
@@ -294,6 +288,7 @@ def taints(found: Object | None) -> list[str]:
     )
 
 
+@pytest.mark.slow
 async def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
     """Set Unknown, taint the node, and delete its pods; remove the taints once it is back."""
     grace = 3.0  # who renews shares two processors with other tests

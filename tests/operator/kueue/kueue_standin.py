@@ -12,8 +12,9 @@ import msgspec
 
 from tests.operator.conftest import Place
 from tests.operator.kueue.kueue_definitions import GROUP, definitions
+from tests.watching import until
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.errors import ApiRefusal
 
 Object = dict[str, Any]
@@ -36,8 +37,7 @@ async def install(client: KubeClient, version: str) -> None:
         except ApiRefusal as error:
             assert error.code == 409, error
         path = f"apis/{GROUP}/{version}/{body['spec']['names']['plural']}"
-        while not await _is_served(client, path):
-            await pause(0.05)
+        await until(lambda path=path: _is_served(client, path))
 
 
 async def _is_served(client: KubeClient, path: str) -> bool:

@@ -26,9 +26,8 @@ from tests.e2e.clusters import find_kubectl
 from tests.operator.nodes.provider_definitions import MACHINES as CAPI_DEFINITION
 from tests.operator.nodes.provider_definitions import NODECLAIMS
 from tests.operator.plain import Object, PlainRequests
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import until
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import pause
 from unbroken.operator.nodes.providers import (
     AwsProvider,
     ClusterApiProvider,
@@ -129,8 +128,7 @@ async def define(client: KubeClient, definition: Object) -> None:
     await client.create_if_absent(CRDS, definition)
     spec = definition["spec"]
     path = f"apis/{spec['group']}/{spec['versions'][-1]['name']}/{spec['names']['plural']}"
-    while await client.get_or_none(path, Object) is None:
-        await pause(0.05)
+    await until(lambda: client.get_or_none(path, Object), lambda listed: listed is not None)
 
 
 class ObjectGround(Ground):
@@ -293,9 +291,7 @@ class LocalGround(Ground):
         await self.client.delete_if_present(f"api/v1/nodes/{name}")
 
     async def _until(self, holds: Callable[[Any], bool], node: str) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds(await self.plain.get(f"{MACHINE.path}/{node}")):
-                await pause(0.05)
+        await until(lambda: self.plain.get(f"{MACHINE.path}/{node}"), holds)
 
 
 SCRIPT = """

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.apiservers import Cluster
-from tests.watching import PATIENCE_SECONDS, running
+from tests.watching import running, until
 from unbroken.kube.client import MERGE, KubeClient, connect
-from unbroken.kube.clock import micro_time, pause, wall
+from unbroken.kube.clock import micro_time, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator import definitions
@@ -49,13 +49,7 @@ class Place:
 
     async def until(self, path: str, holds: Callable[[Object], Any]) -> Any:
         """Wait until `holds` returns a true value for an object; return that value."""
-        seen: Object = {}
-        for _ in range(int(PATIENCE_SECONDS / 0.1)):
-            seen = await self.ask("GET", path)
-            if found := holds(seen):
-                return found
-            await pause(0.1)
-        raise AssertionError(f"not in time: {path}: {seen}")
+        return holds(await until(lambda: self.ask("GET", path), holds))
 
     async def start(self, number: int, kind: CheckKind) -> str:
         """Create a check of the node; return its path."""
@@ -73,12 +67,8 @@ class Place:
             items: list[Object] = msgspec.json.decode(raw)["items"]
             return items
 
-        for _ in range(int(PATIENCE_SECONDS / 0.1)):
-            if items := await listed():
-                (one,) = items
-                return f"{PODS}/{one['metadata']['name']}"
-            await pause(0.1)
-        raise AssertionError("no pod was made")
+        (one,) = await until(listed)
+        return f"{PODS}/{one['metadata']['name']}"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,11 +12,11 @@ import pytest
 
 from tests.apiservers import Cluster
 from tests.operator.plain import Object, PlainRequests
-from tests.watching import PATIENCE_SECONDS, running
+from tests.watching import running, until
 from unbroken.core.nodes.repair.events import RepairSettings
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator import definitions
@@ -63,13 +62,8 @@ class Fleet(PlainRequests):
 
     async def until(self, path: str, holds: Callable[[Object], object]) -> Object:
         """Wait until the object exists and `holds` is true of it; return it."""
-        found: Object | None = None
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while (found := await self.get(path)) is None or not holds(found):
-                    await pause(0.05)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {path}: {found}") from None
+        found = await until(lambda: self.get(path), lambda one: one is not None and holds(one))
+        assert found is not None
         return found
 
     async def node(self, **labels: str) -> str:

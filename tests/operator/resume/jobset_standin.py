@@ -26,6 +26,7 @@ import yaml
 
 from tests.apiservers import ROOT
 from tests.operator.conftest import Place
+from tests.watching import until
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
@@ -68,8 +69,7 @@ async def install(client: KubeClient) -> None:
             assert error.code == 409, error
     kinds = (TRAIN_JOB, RUNTIME_KIND, JOB_SET)
     for path in (f"apis/{kind.group}/{kind.version}/{kind.plural}" for kind in kinds):
-        while not await _is_served(client, path):
-            await pause(0.05)
+        await until(lambda path=path: _is_served(client, path))
 
 
 async def _is_served(client: KubeClient, path: str) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.operator.pytorchjobs import BOTH, add_node
@@ -24,6 +25,8 @@ from tests.operator.resume.test_ray_resume_api import (
 from unbroken.local.ray import install
 from unbroken.spec.keys import LOG_MONITORING, RESUME_COUNT
 
+# A job counts as hung only LATE_SECONDS after the time of its rule.
+pytestmark = pytest.mark.slow
 Object = dict[str, Any]
 Open = Callable[[], Any]
 RULES = json.dumps(
