@@ -19,6 +19,7 @@ from typing import Any
 from json_keys import described, schema_of, type_text
 from reference_pages import code, table
 
+from unbroken.spec.job.codec import SECONDS
 from unbroken.spec.schema.crd import incident_definition
 
 Parts = Sequence[tuple[str, str]]
@@ -228,6 +229,7 @@ def _inside(schema: dict[str, Any], step: str) -> dict[str, Any]:
 def _incident() -> dict[str, Any]:
     found = incident_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     spec: dict[str, Any] = found["properties"]["spec"]
+    del spec["properties"][SECONDS]  # the commands print null where the object has no such key
     return spec
 
 

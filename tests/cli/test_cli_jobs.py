@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ from tests.operator.pytorchjobs import pytorchjob
 from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
+SET_UP_SECONDS = 3
+SETS_UP = """
+import sys, time
+print("starting", flush=True)
+time.sleep(float(sys.argv[1]))
+with open("trained", "a") as file:
+    file.write(f"{time.time()}\\n")
+for step in range(100_000):
+    print("loss", 1 / (step + 1), "at step", step, flush=True)
+    time.sleep(0.05)
+"""
+"""Program that sets up for some seconds, notes the time, and trains."""
+SAYS_LITTLE = """
+import os, time
+print("starting", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
@@ -104,6 +123,51 @@ def test_jobs_lists_those_of_other_kinds_that_are_resumed(cli: Cli) -> None:
     assert re.fullmatch("KIND +NAME +STATE +RESTARTS +LAST FAULT +RAN AGAIN +AGE", lines[-2])
     assert re.fullmatch(r"PyTorchJob +other-kind +Suspended +0 of 1 +- +- +\d+s", lines[-1])
     assert cli.call("jobs", "-A").stdout.splitlines()[-1].startswith("default ")
+
+
+def test_the_cost_of_a_fault_lasts_until_training_resumes(cli: Cli) -> None:
+    name, script = "sets-up", cli.script("sets-up.py", SETS_UP)
+    process = cli.start("run", "--name", name, script, str(SET_UP_SECONDS))
+    read_until(process, lambda line: line.startswith("loss 0.2 "))
+    wait_until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
+    os.kill(workers(cli.json("describe", name))[0], signal.SIGKILL)
+    read_until(process, lambda line: line == "starting")
+    told = read_until(process, lambda line: "unbroken: incident 1: " in line)
+    (incident,) = cli.json("explain", name)["incidents"]
+    text = cli.call("explain", name).stdout
+    process.terminate()
+    process.communicate(timeout=30)
+    cli.call("delete", name, code=None)
+
+    _, trained_at = (float(line) for line in (cli.folder / "trained").read_text().splitlines())
+    assert incident["seconds"] >= SET_UP_SECONDS
+    assert datetime.fromisoformat(incident["progressAt"]).timestamp() >= trained_at
+    assert incident["firstOutputAt"] < incident["progressAt"]
+    assert told[-1].endswith(f"; {incident['seconds']:.3f} s lost")
+    assert re.search(r"  first output .*\n.*  resumed ", text)
+    assert f"cost       {incident['seconds']:.3f} s\n" in text
+
+
+def test_without_a_sign_of_training_the_cost_is_not_known(cli: Cli) -> None:
+    name, script = "says-little", cli.script("says-little.py", SAYS_LITTLE)
+    process = cli.start("run", "--name", name, script)
+    read_until(process, lambda line: line == "starting")
+    wait_until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
+    os.kill(workers(cli.json("describe", name))[0], signal.SIGKILL)
+    read_until(process, lambda line: line == "starting")
+    wait_until(
+        lambda: cli.json("describe", name),
+        lambda found: (found["state"], found["restarts"]) == ("Running", 1),
+    )
+    (cli.folder / "go").touch()
+    told = read_until(process, lambda line: "unbroken: incident 1: " in line)
+    process.communicate(timeout=60)
+    found = cli.json("explain", name)
+    assert re.search(r"restarted the processes; \d+\.\d{3} s until the first output$", told[-1])
+    assert found["incidents"][0]["seconds"] is None
+    assert (found["goodput"]["share"], found["goodput"]["incidentsOfUnknownCost"]) == (None, 1)
+    text = cli.call("explain", name).stdout
+    assert re.search(r"cost +not known; \d+\.\d{3} s until the first output, and no later", text)
 
 
 def test_a_killed_worker_is_explained(cli: Cli, counting: tuple[str, Any]) -> None:

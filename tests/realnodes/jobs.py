@@ -29,9 +29,9 @@ facts = {name: os.environ[name] for name in names}
 own = folder / f"{facts['JOB_RESTART_COUNT']}-{facts['RANK']}-{time.time_ns()}"
 with own.open("w", buffering=1) as diary:
     diary.write(json.dumps(facts) + "\\n")
-    print("started", flush=True)  # an incident waits for a sign of progress before it ends
     while not (folder / "finish").exists():
         diary.write(f"{time.time()}\\n")
+        print("alive at", time.time(), flush=True)  # an incident ends with a line that recurs
         time.sleep(0.05)
 """
 """Worker that writes its identity, and then the times at which it is alive."""
@@ -49,13 +49,13 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 with own.open("w", buffering=1) as diary:
     diary.write(json.dumps(facts) + "\\n")
-    print("started", flush=True)  # an incident waits for a sign of progress before it ends
     while True:
         # All leave at one step: the sum says whether anybody has seen the file.
         both = torch.tensor([float(rank + 1), float((folder / "finish").exists())])
         dist.all_reduce(both)
         assert both[0].item() == size * (size + 1) / 2
         diary.write(f"{time.time()}\\n")
+        print("alive at", time.time(), flush=True)  # an incident ends with a line that recurs
         if both[1].item():
             break
         time.sleep(0.05)

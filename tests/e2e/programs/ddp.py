@@ -30,8 +30,7 @@ def main() -> None:
         is_last.fill_((DIRECTORY / "finish").exists())
         distributed.all_reduce(is_last)
         report("step", step=step)
-        if step == 1:
-            sys.stdout.write(f"rank {RANK} makes its first step\n")
+        sys.stdout.write(f"rank {RANK} made step {step}\n")
     distributed.destroy_process_group()
     report("end")
 

@@ -200,8 +200,8 @@ def main() -> None:
         follow_plan(step)
         is_last = step_together(peers)
         report("step", step=step)
-        if step == 1:
-            sys.stdout.write(f"rank {RANK} makes its first step\n")
+        # A line that recurs shows that training has resumed.
+        sys.stdout.write(f"rank {RANK} made step {step}\n")
     report("end")
 
 
