@@ -168,6 +168,7 @@ def test_a_pod_on_a_silent_node_goes_by_force_only_after_the_fence() -> None:
     seen = replace(seen, pods=leaving, nodes={**NODES, "n1": silent})
     again = machine.step(seen, 300.0)
     assert again == [AskForFence("n1", "u1", "pod lm-worker-1 of PyTorchJob lm")]
+    assert machine.step(seen, 300.5) == [], "each change of a pod would ask anew"
 
     fenced = replace(seen, nodes={**NODES, "n1": replace(silent, is_fenced=True)})
     assert machine.step(fenced, 301.0) == [DeleteResumedPod("lm-worker-1", "u1", "n1", force=True)]

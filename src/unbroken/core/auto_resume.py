@@ -235,6 +235,8 @@ class Resumption(Generic[P, E]):
         """Nodes that were seen healthy since that restart."""
         self._is_again_told = False
         self._is_stall_told = False
+        self._asked: dict[str, float] = {}
+        """Nodes whose fence is asked for: when it was asked for last."""
         self._stuck_told: set[str] = set()
         """Uids of pods that were reported to be stuck."""
 
@@ -436,10 +438,11 @@ class Resumption(Generic[P, E]):
     def _remove(self, seen: P, pods: Iterable[PodState], now: float) -> list[ResumeEffect | E]:
         """Return the next order for each pod to be deleted, until it is gone."""
         effects: list[ResumeEffect | E] = []
-        asked: set[str] = set()
+        nodes = seen.nodes or {}
+        self._asked = {name: at for name, at in self._asked.items() if name in nodes}
         for pod in pods:
             self._look_at(now + RESEND_SECONDS)
-            node = (seen.nodes or {}).get(pod.node) if pod.node is not None else None
+            node = nodes.get(pod.node) if pod.node is not None else None
             if pod.node is not None and (node is None or node.is_fenced):
                 effects.append(DeleteResumedPod(pod.name, pod.uid, pod.node, force=True))
                 continue
@@ -450,8 +453,8 @@ class Resumption(Generic[P, E]):
                 continue
             if is_reached:
                 effects += self._tell_of_stuck(seen, pod, now)
-            elif node.name not in asked:
-                asked.add(node.name)
+            elif now >= self._asked.get(node.name, -RESEND_SECONDS) + RESEND_SECONDS:
+                self._asked[node.name] = now
                 reason = f"pod {pod.name} of {seen.title}"
                 effects.append(AskForFence(node.name, pod.uid, reason))
         return effects
