@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.cli.job.pod_logs import DROPPED_LINES
 from unbroken.errors import SpecError
 from unbroken.local.node.logs import LogOptions, log_options, stream
 from unbroken.local.node.processes import cri_log
@@ -101,11 +102,43 @@ async def test_rotation_keeps_the_newest_files_and_the_reader_joins_them(
 ) -> None:
     monkeypatch.setattr(cri_log, "MAX_BYTES", 400)
     written(tmp_path / "log", *(f"line {number}\n".encode() for number in range(100)))
-    assert len(os.listdir(tmp_path)) == cri_log.MAX_FILES
-    found = (await read(tmp_path / "log", LogOptions())).decode().split()[1::2]
-    numbers = [int(word) for word in found]
+    assert len(os.listdir(tmp_path)) == cri_log.MAX_FILES + 1
+    note, *found = (await read(tmp_path / "log", LogOptions())).decode().splitlines()
+    numbers = [int(line.split()[1]) for line in found]
     assert numbers == list(range(numbers[0], 100))
     assert 20 < len(numbers) < 60
+    match = DROPPED_LINES.match(note)
+    assert match is not None
+    assert int(match[1]) == numbers[0]
+    assert await read(tmp_path / "log", LogOptions(tail_lines=1)) == b"line 99\n"
+
+
+@pytest.mark.parametrize("burst", [1, 7, 30, 60, 100, 400])
+async def test_a_follower_sees_each_line_or_how_many_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, burst: int
+) -> None:
+    monkeypatch.setattr(cri_log, "MAX_BYTES", 400)
+    log, ended, written_lines, seen = written(tmp_path / "log"), asyncio.Event(), 0, b""
+    log.write("stdout", b"begin\n", NANOSECONDS)
+    async for data in stream(tmp_path / "log", LogOptions(follow=True), ended):
+        seen += data
+        if written_lines >= 1000:
+            ended.set()
+            continue
+        for _ in range(burst):
+            log.write("stdout", f"line {written_lines}\n".encode(), NANOSECONDS)
+            written_lines += 1
+    first, *lines = seen.decode().splitlines()
+    assert first == "begin"
+    expected = 0
+    for line in lines:
+        if match := DROPPED_LINES.match(line):
+            assert burst > 20
+            expected += int(match[1])
+        else:
+            assert line == f"line {expected}"
+            expected += 1
+    assert expected == written_lines
 
 
 async def test_a_follower_sees_each_line_through_a_rotation_and_ends_with_the_container(

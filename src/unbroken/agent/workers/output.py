@@ -25,7 +25,8 @@ log = Log(__name__)
 CHUNK_BYTES = 256 * 1024
 PIPE_BYTES_MAX = 1024 * 1024
 """Largest capacity of a pipe that an unprivileged worker can set."""
-LINE_BYTES_MAX = 64 * 1024
+LINE_BYTES_MAX = 1024 * 1024
+CONTINUED = b" [unbroken: this line is longer than 1 MiB and continues in the next one]"
 TAIL_LINES = 64
 
 
@@ -258,7 +259,7 @@ class Output:
         data = data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         whole, newline, rest = data.rpartition(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            whole, newline, rest = data, b"\n", b""
+            whole, newline, rest = data + CONTINUED, b"\n", b""
         stream.rest = rest + held
         if not newline:
             return

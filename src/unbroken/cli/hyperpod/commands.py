@@ -185,9 +185,7 @@ def list_jobs(
 def get_clusters(
     clusters: Annotated[
         str,
-        typer.Option(
-            help="Names of clusters, separated by commas.", show_default="all clusters"
-        ),
+        typer.Option(help="Names of clusters, separated by commas.", show_default="all clusters"),
     ] = "",
     output: AsJson = Output.JSON,
     *,

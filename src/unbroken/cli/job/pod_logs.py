@@ -19,12 +19,16 @@ PREFIX = re.compile(r"\[[^\]\s]{0,200}?(\d{1,9})\]:")
 """Prefix of every line of a worker: role and local rank, as torchrun writes them.  A line without
 it is of the agent."""
 LAST_SECONDS = 3.0
-"""Time for containers of an ended job to deliver their last lines."""
+"""Time without a new line after which the logs of an ended job count as read."""
 
 REST_SECONDS = 20.0
 """Time to read the rest of the logs after the connection was lost."""
 RETRY_SECONDS = 1.0
 """Pause between attempts to read a log."""
+
+
+DROPPED_LINES = re.compile(r"unbroken: lines dropped here, .{1,200}: ([0-9]{1,15})$")
+"""The line of the local cluster's log in place of lines that are gone (local/node/logs)."""
 
 
 def split(line: str) -> tuple[int | None, str]:
@@ -112,13 +116,13 @@ class LogReaders:
                     self._readers[one["containerID"]] = task
 
     async def finish(self) -> None:
-        """Return when all logs are read to their end, or after a time limit."""
-        readers = set(self._readers.values())
-        if readers:
-            _, late = await asyncio.wait(readers, timeout=LAST_SECONDS)
-            for reader in late:
-                reader.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        """Return when all logs are read to their end, or when no line comes any more."""
+        late, seen = set(self._readers.values()), -1
+        while late and seen != (seen := sum(self._seen.values())):
+            _, late = await asyncio.wait(late, timeout=LAST_SECONDS)
+        for reader in late:
+            reader.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
         try:
             async with asyncio.timeout(REST_SECONDS):
                 for container, pod in self._broken.items():
@@ -134,6 +138,8 @@ class LogReaders:
                 number = 0
                 async for line in pod_lines(self._cluster, pod, follow=follow, stream=self._stream):
                     number += 1
+                    if found := DROPPED_LINES.match(line):
+                        number += int(found[1]) - 1
                     if number > self._seen.get(container, 0):
                         self._seen[container] = number
                         await self._on_line(pod, line)

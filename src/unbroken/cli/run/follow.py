@@ -12,7 +12,7 @@ from typing import Any
 from unbroken.agent.shell import NOT_TAKEN
 from unbroken.cli.connection import JOBS, Cluster, Object
 from unbroken.cli.job.agents import reports
-from unbroken.cli.job.pod_logs import LogReaders, split
+from unbroken.cli.job.pod_logs import DROPPED_LINES, LogReaders, split
 from unbroken.cli.job.views import (
     ENDED,
     advised,
@@ -206,8 +206,10 @@ class Follower:
         local_rank, text = split(line)
         if local_rank == 0:
             self._screen.output(text, is_error=is_error)
-        elif local_rank is None and NOT_TAKEN in text:
-            self._screen.note(text.removeprefix("unbrokenrun: "))
+        elif local_rank is None and (NOT_TAKEN in text or DROPPED_LINES.match(text)):
+            where = " (of both streams, while standard error was read)" if is_error else ""
+            shown = text.removeprefix("unbrokenrun: ").removeprefix("unbroken: ")
+            self._screen.note(shown + where)
 
     async def _last_incidents(self) -> None:
         """Wait for incidents that are written after the job's last status."""

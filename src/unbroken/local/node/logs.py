@@ -11,10 +11,18 @@ from pathlib import Path
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import INT64_MAX, no_number, whole_number
 from unbroken.kube import clock
-from unbroken.local.node.processes.cri_log import MAX_FILES, Entry, parsed, stamp
+from unbroken.local.node.processes.cri_log import (
+    DROPPED,
+    MAX_FILES,
+    Entry,
+    parsed,
+    stamp,
+)
 from unbroken.nodes.file_watch import DirectoryWatch
 
 CHUNK = 256 * 1024
+DROPPED_LINES = "unbroken: lines dropped here, because the log was written faster than it was read"
+"""Begin of the line in place of lines that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,55 +85,96 @@ def _count(query: Mapping[str, str], name: str, least: int) -> int:
 
 
 class LogReader:
-    """Reads entries of one run's log in order, over rotations."""
+    """Reads entries of one run's log in order, over any number of rotations.
+
+    Where files are gone before they were read, an entry without a stream says how many lines.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
         self._rest = b""
-
-    def old(self) -> Iterator[list[Entry]]:
-        """Entries of files that were rotated away, oldest first."""
-        for number in range(MAX_FILES - 1, 0, -1):
-            path = self._path.with_name(f"{self._path.name}.{number}")
-            try:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            yield from self._to_end()
-            os.close(self._fd)
-            self._fd = -1
+        self._line = 0
+        """Lines of the log before the next one."""
+        self._first = 0
+        """Lines of the log before the oldest file, when that was opened."""
+        self._dropped = str(path) + DROPPED
 
     def new(self) -> Iterator[list[Entry]]:
-        """Entries since the last call."""
-        while True:
-            if self._fd < 0 and not self._open():
-                return
+        """Entries since the last call; the first time, all that there are."""
+        while self._fd >= 0 or self._open_oldest():
+            if missed := self._missed():
+                yield [missed]
             yield from self._to_end()
             if not self._is_rotated():
                 return
             # Lines that were written between the last read and the rotation.
             yield from self._to_end()
-            self.close()
+            self._follow()
 
-    def _open(self) -> bool:
+    def _names(self) -> list[Path]:
+        """Names of the log's files, the newest first."""
+        older = (self._path.with_name(f"{self._path.name}.{n}") for n in range(1, MAX_FILES))
+        return [self._path, *older]
+
+    def _place(self) -> int | None:
+        """Number of the open file among the log's; None: it is gone."""
+        own = os.fstat(self._fd).st_ino
+        return next((n for n, name in enumerate(self._names()) if _inode(name) == own), None)
+
+    def _is_rotated(self) -> bool:
+        return self._place() != 0 and self._path.exists()
+
+    def _open(self, number: int) -> bool:
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(self._names()[number], os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         return True
 
-    def _is_rotated(self) -> bool:
-        try:
-            return os.stat(self._path).st_ino != os.fstat(self._fd).st_ino
-        except FileNotFoundError:
-            return False
+    def _open_oldest(self) -> bool:
+        while True:
+            first = _count_in(self._dropped)
+            if not any(self._open(number) for number in reversed(range(MAX_FILES))):
+                return False
+            place = self._place()
+            is_oldest = place is not None and not any(
+                name.exists() for name in self._names()[place + 1 :]
+            )
+            if is_oldest and _count_in(self._dropped) == first:
+                self._first = first
+                return True
+            self.close()  # files were rotated meanwhile
+
+    def _follow(self) -> None:
+        """Open the file after the open one."""
+        before = self._fd
+        while place := self._place():
+            if not self._open(place - 1):
+                return  # it is about to be made
+            after, self._fd = self._fd, before
+            if self._place() == place:
+                self._fd = after
+                os.close(before)
+                return
+            os.close(after)
+        self.close()
+        self._open_oldest()
+
+    def _missed(self) -> Entry | None:
+        """The entry about lines that are gone between the last one and the open file."""
+        count, self._line = self._first - self._line, max(self._line, self._first)
+        if count <= 0:
+            return None
+        return Entry(stamp(0), "", False, f"{DROPPED_LINES}: {count}".encode())
 
     def _to_end(self) -> Iterator[list[Entry]]:
         while data := os.read(self._fd, CHUNK):
             lines = (self._rest + data).split(b"\n")
             self._rest = lines.pop()
-            yield [entry for line in lines if (entry := parsed(line)) is not None]
+            entries = [entry for line in lines if (entry := parsed(line)) is not None]
+            self._line += sum(not entry.is_partial for entry in entries)
+            yield entries
 
     def close(self) -> None:
         """Give the file back."""
@@ -134,11 +183,27 @@ class LogReader:
             self._fd = -1
 
 
+def _count_in(path: str) -> int:
+    """The number that `cri_log.write_count` has written; 0: none was."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return 0
+    return whole_number(text) or 0
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
 def last_entries(chunks: Iterator[list[Entry]], count: int) -> list[Entry]:
     """The entries of the last `count` lines; pieces of one line count once."""
     kept: list[Entry] = []
     for chunk in chunks:
-        kept += chunk
+        kept += [entry for entry in chunk if entry.stream]
         if len(kept) > 4 * count + 10_000:
             kept = _last_lines(kept, count)
     return _last_lines(kept, count)
@@ -160,7 +225,8 @@ def rendered(entries: list[Entry], options: LogOptions) -> bytes:
     """Entries as they are shown."""
     out: list[bytes] = []
     for entry in entries:
-        if entry.stamp < options.since or options.stream not in ("", entry.stream):
+        is_other = entry.stamp < options.since or options.stream not in ("", entry.stream)
+        if entry.stream and is_other:
             continue
         if options.timestamps:
             out.append(entry.stamp.encode() + b" ")
@@ -188,11 +254,8 @@ async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> A
     try:
         # The watch comes before the first read, so that nothing falls between them.
         with DirectoryWatch(path.parent) as watch:
-            if options.tail_lines is None:
-                for chunk in reader.old():
-                    yield rendered(chunk, options)
-            else:
-                kept = last_entries(_all(reader), options.tail_lines)
+            if options.tail_lines is not None:
+                kept = last_entries(reader.new(), options.tail_lines)
                 yield rendered(kept, options)
             while True:
                 is_last = not options.follow or ended.is_set()
@@ -204,11 +267,6 @@ async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> A
                 await _either(watch.changed, ended)
     finally:
         reader.close()
-
-
-def _all(reader: LogReader) -> Iterator[list[Entry]]:
-    yield from reader.old()
-    yield from reader.new()
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:

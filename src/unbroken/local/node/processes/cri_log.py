@@ -17,6 +17,8 @@ MAX_LINE = 16 * 1024
 MAX_BYTES = 10 * 1024 * 1024
 MAX_FILES = 5
 """Sizes at which logs rotate (kubelet, containerLogMaxSize and containerLogMaxFiles)."""
+DROPPED = ".dropped"
+"""End of the name of the file that counts the lines of all files that are gone."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -66,6 +68,9 @@ class LogFile:
         self._rest = {"stdout": b"", "stderr": b""}
         self._fd = -1
         self._size = 0
+        self._lines = [0]
+        """Lines in each file, the newest first."""
+        self._dropped = 0
 
     def open(self) -> None:
         """Open or continue the file."""
@@ -76,14 +81,14 @@ class LogFile:
     def write(self, stream: str, data: bytes, nanoseconds: int) -> None:
         """Append what a stream gave; an unfinished line waits for its end."""
         entries, self._rest[stream] = framed(stream, self._rest[stream] + data, stamp(nanoseconds))
-        self._append(entries)
+        self._append(entries, data.count(b"\n"))
 
     def finish(self, nanoseconds: int) -> None:
         """Write unfinished lines: nothing more will come."""
         for stream, rest in self._rest.items():
-            self._append(partial(stream, rest, stamp(nanoseconds)))
+            self._append(partial(stream, rest, stamp(nanoseconds)), 0)
 
-    def _append(self, entries: bytes) -> None:
+    def _append(self, entries: bytes, lines: int) -> None:
         view = memoryview(entries)
         try:
             while view:
@@ -92,16 +97,30 @@ class LogFile:
             # A full disk costs output, never the container.
             return
         self._size += len(entries)
+        self._lines[0] += lines
         if self._size >= MAX_BYTES:
             self._rotate()
 
     def _rotate(self) -> None:
+        if len(self._lines) == MAX_FILES:
+            self._dropped += self._lines.pop()
+            # Before the file goes: a reader that misses it finds how much it missed.
+            write_count(self._path + DROPPED, self._dropped)
+        self._lines.insert(0, 0)
         os.close(self._fd)
         names = [self._path, *(f"{self._path}.{n}" for n in range(1, MAX_FILES))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             if os.path.exists(newer):
                 os.replace(newer, older)
         self.open()
+
+
+def write_count(path: str, count: int) -> None:
+    """Write a number so that a reader sees all of it."""
+    fd = os.open(path + ".draft", os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(str(count))
+    os.replace(path + ".draft", path)
 
 
 @dataclass(frozen=True, slots=True)
