@@ -1,7 +1,8 @@
-"""An agent whose messages never end costs the operator a bounded part of its time.
+"""A peer whose messages never end costs the operator a bounded part of its time.
 
-In the attack, empty fragments of a WebSocket message took the operator's whole processor: they make
-no message, and so were not charged to the agent.
+In the attacks, empty fragments of a WebSocket message took the operator's whole processor: they
+make no message, and so were not charged to the agent. A log of nothing but pings blocked the loop
+for a second at a time after nobody read it any more: closing it took each ping that still came.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
-from tests.attack.flooding_agents import serve
-from tests.watching import Watcher, running
+from tests.attack.flooding_agents import report, serve
+from tests.watching import Watcher, running, until
 from unbroken.agent_http.client import AgentLink, LinkResources
 from unbroken.agent_http.rates import Rate
-from unbroken.agent_http.sessions import agent_session
+from unbroken.agent_http.sessions import agent_session, plain_session, small_socket
+from unbroken.core.ray_resume import Head
+from unbroken.operator.resume.ray_api import Place
+from unbroken.operator.resume.ray_budget import DASHBOARD, Budget, Use
+from unbroken.operator.resume.ray_logs import RayLogs
+from unbroken.wire.agent import LINK_PATH, AgentReport
 
 PIECE = 64 * 1024
 """Bytes of a piece of a stream, of two bytes for each empty fragment."""
@@ -56,6 +66,82 @@ async def test_fragments_without_end_are_read_once_and_then_later(
             await connections.until(lambda seen: len(seen) >= 3)
             read = len(pieces.seen)
     assert 2 <= read <= 3, "one piece of each connection is read, and no more"
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Watcher[bool]:
+    """Whether each socket that is closed has been cut before: closing it then reads nothing."""
+    made = Watcher[bool]()
+    real = aiohttp.ClientWebSocketResponse.close
+
+    async def close(self: Any, **more: Any) -> bool:
+        connection = self._response.connection
+        made(
+            connection is None or connection.transport is None or connection.transport.is_closing()
+        )
+        return await real(self, **more)
+
+    monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
+    return made
+
+
+async def test_the_link_of_a_flooding_agent_is_cut_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, closed: Watcher[bool]
+) -> None:
+    held, connections = Watcher[int](), Watcher[str]()
+
+    def message(self: Rate, size: int, work: float, now: float) -> float:
+        held(size)
+        return 3600.0
+
+    monkeypatch.setattr(Rate, "message", message)
+    async with attacking("pings", connections) as port, agent_session() as session:
+        shared = LinkResources(session=session)
+        link = AgentLink("127.0.0.1", port, None, lambda _: None, lambda _: None, shared=shared)
+        async with running(link.run()):
+            await held.until(bool)
+    assert closed.seen == [True]
+
+
+async def test_the_link_of_an_agent_with_little_to_say_is_closed(closed: Watcher[bool]) -> None:
+    reports, pieces = Watcher[AgentReport](), Watcher[str]()
+
+    async def quiet(request: web.Request) -> web.WebSocketResponse:
+        made = web.WebSocketResponse()
+        await made.prepare(request)
+        await made.send_json(report())
+        pieces((await made.receive()).type.name)
+        return made
+
+    app = web.Application()
+    app.add_routes([web.get(LINK_PATH, quiet)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with agent_session() as session:
+        shared = LinkResources(session=session)
+        port = runner.addresses[0][1]
+        link = AgentLink("127.0.0.1", port, None, reports, lambda _: None, shared=shared)
+        async with running(link.run()):
+            await reports.until(bool)
+        await pieces.until(bool)
+    await runner.cleanup()
+    assert pieces.seen == ["CLOSE"]
+
+
+async def test_a_flooding_log_is_cut_when_nobody_wants_it(closed: Watcher[bool]) -> None:
+    connections, head = Watcher[str](), Head("h", "u")
+    budget = Budget("it", replace(DASHBOARD, messages_a_second=0.1), 0.0)
+    session = plain_session(make_socket=small_socket)
+    async with attacking("pings", connections) as port, session:
+        logs: RayLogs[str] = RayLogs(session, lambda _: None)
+        async with running(logs.run()):
+            logs.want("a", head, Place(f"http://127.0.0.1:{port}"), ["one"], (), budget)
+            await until(lambda: budget._held[Use.LOG])
+            await connections.until(bool)
+            logs.forget("a")
+            await until(lambda: budget._held[Use.LOG], lambda held: held == 0)
+    assert set(closed.seen) <= {True}
 
 
 def test_the_time_of_a_stream_is_charged_to_its_agent_alone() -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from typing import Literal
@@ -72,7 +71,7 @@ from .rates import HEAVY_BYTES, Rate
 from .reasons import NO_LINK, refusal_text, text_of
 from .reports import read_answer
 from .sessions import agent_session
-from .streams import pace
+from .streams import closing, pace
 from .turns import Turns
 
 log = Log(__name__)
@@ -311,7 +310,7 @@ class AgentLink:
             return Broken(self._about_agent(str(error)), is_stranger=True)
         except _ERRORS as error:
             return self._broken(error, CONNECT_SECONDS)
-        async with _closing(socket), asyncio.TaskGroup() as tasks:
+        async with closing(socket, CLOSE_SECONDS), asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(self._send_all(socket))
             self._is_linked = True
             try:
@@ -573,17 +572,6 @@ async def _take_other(socket: Socket, message: WSMessageNoDecodeText) -> bool:
         case _:
             return False
     return True
-
-
-@asynccontextmanager
-async def _closing(socket: Socket) -> AsyncIterator[None]:
-    """Close the link after the block, even if the agent continues to send."""
-    try:
-        yield
-    finally:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await socket.close()
 
 
 def _set(event: asyncio.Event) -> asyncio.Event:

@@ -1,20 +1,47 @@
-"""Paces the stream below a WebSocket: fragments without end make no message to be charged."""
+"""Paces and ends the stream below a WebSocket, whose peer may send without end.
+
+Fragments without end make no message to be charged. aiohttp reads all messages that have come
+before it closes, without giving way, and waits anew after each.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import Literal, cast
 
 import aiohttp
 
+Socket = (
+    aiohttp.ClientWebSocketResponse[Literal[True]] | aiohttp.ClientWebSocketResponse[Literal[False]]
+)
+UNREAD_MAX = 100
+"""Messages that an honest peer may have sent, and that are read before its connection is closed."""
 
-def pace(
-    socket: aiohttp.ClientWebSocketResponse[Literal[True]]
-    | aiohttp.ClientWebSocketResponse[Literal[False]],
-    charge: Callable[[int, float], float],
-) -> None:
+
+@asynccontextmanager
+async def closing(socket: Socket, seconds: float) -> AsyncIterator[None]:
+    """Close a socket after the block, within these seconds even if its peer continues to send."""
+    try:
+        yield
+    finally:
+        if socket._reader is not None and len(socket._reader._buffer) > UNREAD_MAX:
+            cut(socket)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await socket.close()
+
+
+def cut(socket: Socket) -> None:
+    """End the connection below a socket at once: nothing is sent or read any more."""
+    connection = socket._response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+
+
+def pace(socket: Socket, charge: Callable[[int, float], float]) -> None:
     """Pause the stream below a socket as `charge` says.
 
     It gets the bytes of each piece of the stream and the seconds that the piece took to read, and

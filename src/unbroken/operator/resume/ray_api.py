@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from unbroken.agent_http.streams import pace
+from unbroken.agent_http.streams import cut, pace
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
 
@@ -171,7 +171,10 @@ class Dashboard:
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
         ) as socket:
             pace(socket, lambda _, work: charge(work))
-            yield socket
+            try:
+                yield socket
+            finally:
+                cut(socket)
 
 
 def rows_of(body: bytes) -> list[msgspec.Raw]:
