@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.job_samples import MANIFESTS, changed, job, published, rule, template
+from tests.tables import cases
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.parse import admit_job, load_job, normalized, parse_job
@@ -22,7 +23,6 @@ from unbroken.spec.job.types import (
 from unbroken.spec.problems import ManifestError
 
 REPLICA = "spec/replicaSpecs/0"
-CONTAINERS = f"{REPLICA}/template/spec/containers"
 RUN = "spec.runPolicy"
 RULE = f"{RUN}.logMonitoringConfiguration[0]"
 RANKS = "metadata.annotations[unbroken.dev/log-rule-ranks]"
@@ -100,303 +100,7 @@ def test_job_of_the_stock_client_is_accepted() -> None:
     assert parsed.spec.run_policy.ttl_seconds_after_finished == -1
 
 
-REFUSED = [
-    (
-        changed("kind", "PyTorchJob"),
-        ('kind: Unsupported value: "PyTorchJob": supported values: "HyperPodPyTorchJob"'),
-    ),
-    (changed("kind", ...), "kind: Required value: must be HyperPodPyTorchJob"),
-    (
-        changed("apiVersion", "sagemaker.amazonaws.com.golang.a2z.com/v1"),
-        (
-            'apiVersion: Unsupported value: "sagemaker.amazonaws.com.golang.a2z.com/v1": '
-            'supported values: "sagemaker.amazonaws.com/v1"'
-        ),
-    ),
-    (changed("spec", ...), "spec: Required value"),
-    (changed("spec", "x"), 'spec: Invalid value: "x": must be an object'),
-    (changed("specs", {}), "specs: Forbidden: unknown field; did you mean spec?"),
-    (
-        changed("metadata/name", ...),
-        ("metadata.name: Required value: name or generateName is required"),
-    ),
-    (changed("metadata", 3), "metadata: Invalid value: 3: must be an object"),
-    (
-        changed("metadata/name", "a.b"),
-        (
-            'metadata.name: Invalid value: "a.b": must be lower case '
-            "letters, digits and '-', and start and end with a letter or digit"
-        ),
-    ),
-    (
-        changed("metadata/name", "a" * 57),
-        (
-            f'metadata.name: Invalid value: "{"a" * 57}": pods would '
-            f"be called {'a' * 57}-pods-1, 1 characters more than the 63 that there may be"
-        ),
-    ),
-    (
-        changed("spec/nProcPerNode", 2),
-        ("spec.nProcPerNode: Forbidden: unknown field; did you mean nprocPerNode?"),
-    ),
-    (
-        changed("spec/nprocPerNode", "many"),
-        (
-            'spec.nprocPerNode: Invalid value: "many": must be '
-            "auto, cpu, gpu or a whole number of at least 1"
-        ),
-    ),
-    (
-        changed("spec/nprocPerNode", 0),
-        (
-            'spec.nprocPerNode: Invalid value: "0": must be '
-            "auto, cpu, gpu or a whole number of at least 1"
-        ),
-    ),
-    (changed("spec/nprocPerNode", [2]), 'spec.nprocPerNode: Invalid value: "array": must be text'),
-    (changed("spec/replicaSpecs", ...), "spec.replicaSpecs: Required value"),
-    (changed("spec/replicaSpecs", []), "spec.replicaSpecs: Required value: at least 1 needed"),
-    (
-        changed("spec/replicaSpecs", ["x"]),
-        ('spec.replicaSpecs[0]: Invalid value: "x": must be an object'),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", 0),
-        ("spec.replicaSpecs: Invalid value: 0: at least one replica must train: set replicas"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", ...),
-        ("spec.replicaSpecs: Invalid value: 0: at least one replica must train: set replicas"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", 50_001),
-        ("spec.replicaSpecs: Invalid value: 50001: a job has at most 50000 pods, spares included"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", -1),
-        ("spec.replicaSpecs[0].replicas: Invalid value: -1: must be greater than or equal to 0"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", 1.5),
-        ("spec.replicaSpecs[0].replicas: Invalid value: 1.5: must be a whole number"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", True),
-        ("spec.replicaSpecs[0].replicas: Invalid value: true: must be a whole number"),
-    ),
-    (
-        changed(f"{REPLICA}/replicas", 1 << 31),
-        (
-            "spec.replicaSpecs[0].replicas: Invalid value: "
-            "2147483648: must be less than or equal to 2147483647"
-        ),
-    ),
-    (
-        changed(f"{REPLICA}/spares", -1),
-        ("spec.replicaSpecs[0].spares: Invalid value: -1: must be greater than or equal to 0"),
-    ),
-    (
-        changed(f"{REPLICA}/maxReplicas", 8),
-        (
-            f"spec.replicaSpecs[0].maxReplicas: Forbidden: {NOT_YET}"
-            " maxReplicas, or set it to replicas, 2"
-        ),
-    ),
-    (
-        changed(f"{REPLICA}/maxReplicas", 1),
-        ("spec.replicaSpecs[0].maxReplicas: Invalid value: 1: must be at least replicas, 2"),
-    ),
-    (changed(f"{REPLICA}/name", ...), "spec.replicaSpecs[0].name: Required value"),
-    (
-        changed(f"{REPLICA}/name", "My_Pods"),
-        (
-            'spec.replicaSpecs[0].name: Invalid value: "My_Pods": '
-            "must be lower case letters, digits and '-', and start and end with a letter or digit"
-        ),
-    ),
-    (changed(f"{REPLICA}/template", ...), "spec.replicaSpecs[0].template: Required value"),
-    (changed(f"{REPLICA}/template", {}), "spec.replicaSpecs[0].template.spec: Required value"),
-    (
-        changed(f"{REPLICA}/template/spec", {}),
-        ("spec.replicaSpecs[0].template.spec.containers: Required value"),
-    ),
-    (
-        changed(f"{REPLICA}/template/spec/containers", []),
-        "spec.replicaSpecs[0].template.spec.containers: Required value",
-    ),
-    (
-        changed(f"{REPLICA}/template/spec/containers", [{"image": "x"}]),
-        "spec.replicaSpecs[0].template.spec.containers[0].name: Required value",
-    ),
-    (
-        changed(f"{REPLICA}/template/spec/containers/0/name", "Main"),
-        (
-            'spec.replicaSpecs[0].template.spec.containers[0].name: Invalid value: "Main": must be '
-            "lower case letters, digits and '-', and start and end with a letter or digit"
-        ),
-    ),
-    (
-        changed(f"{REPLICA}/template/spec/restartPolicy", "Sometimes"),
-        (
-            "spec.replicaSpecs[0].template.spec.restartPolicy: Unsupported value: "
-            '"Sometimes": supported values: "Always", "OnFailure", "Never"'
-        ),
-    ),
-    (
-        changed("spec/runPolicy/cleanPodPolicy", "all"),
-        (
-            f"{RUN}.cleanPodPolicy: Unsupported value: "
-            '"all": supported values: "All", "OnlyComplete", "None"'
-        ),
-    ),
-    (
-        changed("spec/runPolicy/jobMaxRetryCount", -1),
-        (f"{RUN}.jobMaxRetryCount: Invalid value: -1: must be greater than or equal to 0"),
-    ),
-    (
-        changed("spec/runPolicy/activeDeadlineSeconds", 0),
-        (f"{RUN}.activeDeadlineSeconds: Invalid value: 0: must be greater than or equal to 1"),
-    ),
-    (
-        changed("spec/runPolicy/suspend", "maybe"),
-        (f'{RUN}.suspend: Invalid value: "maybe": must be true or false'),
-    ),
-    (
-        changed("spec/runPolicy/ttlSecondsAfterFinished", -2),
-        (f"{RUN}.ttlSecondsAfterFinished: Invalid value: -2: must be greater than or equal to -1"),
-    ),
-    (
-        changed("spec/runPolicy/workloadMode", "Deployment"),
-        (f"{RUN}.workloadMode: Forbidden: {NOT_YET} workloadMode"),
-    ),
-    (
-        changed("spec/runPolicy/restartPolicy", {}),
-        (f"{RUN}.restartPolicy.evalPeriodSeconds: Required value"),
-    ),
-    (
-        changed("spec/runPolicy/restartPolicy", 3),
-        (f"{RUN}.restartPolicy: Invalid value: 3: must be an object"),
-    ),
-    (rule(name=None), f"{RULE}.name: Required value"),
-    (rule(logPattern=None), f"{RULE}.logPattern: Required value"),
-    (
-        rule(logPattern="loss=("),
-        (f'{RULE}.logPattern: Invalid value: "loss=(": not a regular expression: missing )'),
-    ),
-    (
-        rule(stopPattern="*"),
-        (
-            f'{RULE}.stopPattern: Invalid value: "*": * at character 1: no argument for '
-            "repetition operator"
-        ),
-    ),
-    (
-        rule(metricThreshold=1),
-        f"{RULE}.operator: Required value: a metricThreshold needs an operator",
-    ),
-    (
-        rule(operator="lt"),
-        f"{RULE}.metricThreshold: Required value: an operator needs a metricThreshold",
-    ),
-    (
-        rule(metricThreshold=1, operator="less"),
-        (
-            f'{RULE}.operator: Unsupported value: "less": '
-            'supported values: "gt", "gteq", "lt", "lteq", "eq"'
-        ),
-    ),
-    (
-        rule(metricThreshold="high", operator="lt"),
-        (f'{RULE}.metricThreshold: Invalid value: "high": must be a number'),
-    ),
-    (
-        rule(logPattern="loss", metricThreshold=1, operator="lt"),
-        (
-            f"{RULE}.logPattern: Invalid "
-            'value: "loss": a metricThreshold needs a group in parentheses that holds the number'
-        ),
-    ),
-    (
-        rule(metricEvaluationDataPoints=5),
-        (
-            f"{RULE}.metricThreshold: Required value: metricEvaluationDataPoints needs a "
-            "metricThreshold"
-        ),
-    ),
-    (
-        rule(expectedStartCutOffInSeconds=-1),
-        (
-            f"{RULE}.expectedStartCutOffInSeconds: Invalid value: "
-            "-1: must be greater than or equal to 0"
-        ),
-    ),
-    (
-        annotated(agent_auth="open"),
-        (
-            "metadata.annotations[unbroken.dev/agent-auth]: Unsupported "
-            'value: "open": supported values: "token", "none"'
-        ),
-    ),
-    (
-        annotated(restart="now"),
-        (
-            "metadata.annotations[unbroken.dev/restart]: Invalid value: "
-            '"now": must be an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z'
-        ),
-    ),
-    (
-        annotated(restart="2026-01-31T12:00:00"),
-        (
-            "metadata.annotations[unbroken.dev/restart]: "
-            'Invalid value: "2026-01-31T12:00:00": must be an RFC 3339 time with a zone, such as '
-            "2026-01-31T12:00:00Z"
-        ),
-    ),
-    (
-        annotated(prority="high"),
-        (
-            "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
-            "known annotations are unbroken.dev/agent, unbroken.dev/agent-auth, "
-            "unbroken.dev/buddy, unbroken.dev/detectors, unbroken.dev/fence-by, "
-            "unbroken.dev/in-process, "
-            "unbroken.dev/lease-seconds, unbroken.dev/log-rule-ranks, "
-            "unbroken.dev/packing, "
-            "unbroken.dev/planned-moves, unbroken.dev/preload, unbroken.dev/restart, "
-            "unbroken.dev/same-error, unbroken.dev/warm"
-        ),
-    ),
-    (
-        annotated(warm="no"),
-        (
-            "metadata.annotations[unbroken.dev/warm]: Unsupported "
-            'value: "no": supported values: "on", "off"'
-        ),
-    ),
-    (
-        annotated(preload="torch, my-module"),
-        (
-            "metadata.annotations[unbroken.dev/preload]: Invalid value: "
-            "\"torch, my-module\": 'my-module' is no name of a module; write them like torch,numpy"
-        ),
-    ),
-    (
-        annotated(detectors="nan=loud"),
-        (
-            "metadata.annotations[unbroken.dev/detectors]: Invalid value: "
-            "\"nan=loud\": 'nan=loud': the mode is one of off, shadow, warn, act"
-        ),
-    ),
-    (
-        annotated(log_rule_ranks="loss"),
-        f"{RANKS}: Invalid value: \"loss\": 'loss' is not RULE=RANKS",
-    ),
-    (
-        annotated(log_rule_ranks="*=first"),
-        (
-            f"{RANKS}: Invalid value: \"*=first\": 'first' is none of some, node, every, or ranks "
-            "such as 0,8"
-        ),
-    ),
+ODD = [
     (
         {**rule(), "metadata": annotated(log_rule_ranks="loss=every")["metadata"]},
         f'{RANKS}: Invalid value: "loss": no log rule has this name; there are: r',
@@ -406,34 +110,6 @@ REFUSED = [
         f"{RANKS}: Invalid value: 4: the job's ranks end at 3",
     ),
     ("a job", 'Invalid value: "a job": must be an object of kind HyperPodPyTorchJob'),
-]
-
-
-T = "spec.replicaSpecs[0].template"
-REFUSED += [
-    (
-        changed(f"{REPLICA}/template/spc", {}),
-        f"{T}.spc: Forbidden: unknown field; did you mean spec?",
-    ),
-    (
-        changed(f"{REPLICA}/template/metadata", 3),
-        f"{T}.metadata: Invalid value: 3: must be an object",
-    ),
-    (changed(f"{REPLICA}/template/spec", 3), f"{T}.spec: Invalid value: 3: must be an object"),
-    (changed(f"{CONTAINERS}", 3), f"{T}.spec.containers: Invalid value: 3: must be a list"),
-    (changed(f"{CONTAINERS}/0", 3), f"{T}.spec.containers[0]: Invalid value: 3: must be an object"),
-    (
-        changed(CONTAINERS, [{"name": "a"}] * 2),
-        f'{T}.spec.containers[1].name: Duplicate value: "a"',
-    ),
-    (changed("apiVersion", ...), "apiVersion: Required value: must be sagemaker.amazonaws.com/v1"),
-    (changed("metadata/namespace", 3), "metadata.namespace: Invalid value: 3: must be text"),
-    (changed("spec/replicaSpecs/0", None), "spec.replicaSpecs[0]: Required value"),
-    (rule(name=""), f"{RULE}.name: Required value"),
-    (
-        rule(name="r" * 254),
-        f'{RULE}.name: Invalid value: "{"r" * 80}...": must be no longer than 253',
-    ),
     (
         job(runPolicy={"logMonitoringConfiguration": [{}] * 65}),
         f'{RULE[:-3]}: Invalid value: "array": must have at most 64 items',
@@ -441,8 +117,28 @@ REFUSED += [
 ]
 
 
-@pytest.mark.parametrize(("manifest", "problem"), REFUSED, ids=[text[:70] for _, text in REFUSED])
-def test_refused_with_place_and_reason(manifest: Any, problem: str) -> None:
+def made(manifest: dict[str, Any]) -> Any:
+    """Return the job that a row describes: `set`, `remove`, `rule` or `annotations`."""
+    [(how, given)] = manifest.items()
+    match how:
+        case "set":
+            [(path, value)] = given.items()
+            return changed(path, value)
+        case "remove":
+            return changed(given, ...)
+        case "rule":
+            return rule(**given)
+        case _:
+            return annotated(**given)
+
+
+@cases
+def test_refused_with_place_and_reason(manifest: dict[str, Any], problem: str) -> None:
+    assert problems(made(manifest)) == [problem]
+
+
+@pytest.mark.parametrize(("manifest", "problem"), ODD)
+def test_refused_whatever_it_is(manifest: Any, problem: str) -> None:
     assert problems(manifest) == [problem]
 
 
@@ -572,49 +268,9 @@ def test_finished_job_is_kept_unless_told_otherwise() -> None:
     assert (gone.spec.run_policy.ttl_seconds_after_finished, gone.warnings) == (1, ())
 
 
-WARNED = [
-    (
-        rule(faultOnMatch=True),
-        (f"{RULE}.faultOnMatch: sagemaker-hyperpod 3.12 cannot list jobs that have it"),
-    ),
-    (
-        rule(expectedStartCutOffInSeconds=0.5),
-        (
-            f"{RULE}.expectedStartCutOffInSeconds: the stock "
-            "agent and client know whole numbers only"
-        ),
-    ),
-    (
-        rule(expectedStartCutOffInSeconds=None),
-        (f"{RULE}: finds nothing: it has no time limit, threshold or faultOnMatch"),
-    ),
-    (
-        changed(
-            "spec/runPolicy/restartPolicy",
-            {"evalPeriodSeconds": 60, "scaleUpSnoozeTimeInSeconds": 5},
-        ),
-        f"{RUN}.restartPolicy.scaleUpSnoozeTimeInSeconds: jobs do not grow yet: it has no effect",
-    ),
-    (
-        changed(f"{REPLICA}/template/metadata", {"creationTimestamp": None}),
-        (
-            "spec.replicaSpecs[0].template.metadata.creationTimestamp: sagemaker-hyperpod 3.12 "
-            "cannot list jobs that have it; remove it"
-        ),
-    ),
-    (
-        changed("spec/nprocPerNode", 8),
-        (
-            "spec.nprocPerNode: sagemaker-hyperpod 3.12 cannot list jobs "
-            'with a number here; write "8"'
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("manifest", "warning"), WARNED, ids=[text[:60] for _, text in WARNED])
-def test_warned_of_and_accepted(manifest: Any, warning: str) -> None:
-    parsed = load_job(manifest)
+@cases
+def test_warned_of_and_accepted(manifest: dict[str, Any], warning: str) -> None:
+    parsed = load_job(made(manifest))
     assert warning in parsed.warnings
 
 
