@@ -25,6 +25,7 @@ from tests.deploy.charts import (
     render,
     tool,
 )
+from tests.tables import cases
 from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
@@ -80,36 +81,7 @@ def test_parts_name_options_and_values_that_exist() -> None:
             assert values[group][key] in (True, False)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"replicas": 3}, "additional properties 'replicas' not allowed"),
-        ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
-        ({"operator": {"namespace": "Team_A"}}, "at '/operator/namespace': 'Team_A' does not"),
-        ({"image": {"repository": "unbroken:1"}}, "at '/image/repository': 'unbroken:1' does not"),
-        ({"image": {"digest": "sha256:12"}}, "at '/image/digest': 'sha256:12' does not match"),
-        (
-            {"nodes": {"provider": "gce"}},
-            "at '/nodes/provider': value must be one of 'none', 'machines', 'cluster-api', 'karp",
-        ),
-        ({"nodes": {"share": 20}}, "at '/nodes/share': maximum: got 20, want 1"),
-        ({"metrics": {"port": 80}}, "at '/metrics/port': minimum: got 80, want 1,024"),
-        ({"nodes": {"provider": "command"}}, "say which in nodes.command"),
-        ({"nodes": {"command": "reboot"}}, "only called by nodes.provider command, which is none"),
-        ({"clusterApi": {"enabled": True}}, "clusterApi.credentialsSecret a Secret whose key"),
-        (
-            {"clusterApi": {"tls": {"enabled": False, "secretName": "mine"}}},
-            "clusterApi.tls.secretName has no effect without clusterApi.tls.enabled",
-        ),
-        (
-            {"clusterApi": EVERYTHING["clusterApi"], "nodes": {"enabled": False}},
-            "an operator with nodes.enabled and without operator.namespace",
-        ),
-        ({"nodeDaemon": {"namespace": NAMESPACE}}, "is the release's own, aws-hyperpod"),
-        ({"traces": {"endpoint": "collector:4318"}}, "at '/traces/endpoint': 'collector:4318' d"),
-        ({"traces": {"headersSecret": "key"}}, "traces.headersSecret: say in traces.endpoint"),
-    ],
-)
+@cases
 def test_values_that_cannot_be_are_refused_with_their_place(values: Object, said: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         render(values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 from lightkube.resources.core_v1 import Pod
 
+from tests.tables import cases
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JOB_SET
@@ -25,23 +25,7 @@ def found(pod: dict[str, Any]) -> list[str]:
     return [one.metadata.name or "" for one in listed if one.metadata]
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_of_it"),
-    [
-        ({}, True),
-        ({"creationTimestamp": SINCE}, True),
-        ({"creationTimestamp": "2026-01-01T00:00:09Z"}, False),
-        ({"ownerReferences": [{**OWNER, "controller": False}]}, False),
-        ({"ownerReferences": [{**OWNER, "controller": True, "kind": "ReplicaSet"}]}, False),
-        ({"ownerReferences": []}, False),
-        ({"namespace": "other"}, False),
-        ({"labels": {JOB_SET.pod_label: "other"}}, False),
-    ],
-    ids=[
-        *("a pod", "at the same time", "of a job of before", "owned, not controlled"),
-        *("of something else", "of nobody", "elsewhere", "of another"),
-    ],
-)
+@cases
 def test_pods_of_a_jobset_are_controlled_by_jobs_and_no_older_than_it(
     changes: dict[str, Any], is_of_it: bool
 ) -> None:

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.spec.kubeflow.hyperpod_config import pytorchjob, read_config
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from unbroken.spec.nodes.instance_types import InstanceType
@@ -155,34 +156,7 @@ def test_a_machine_without_accelerators_runs_one_process_and_asks_for_none() -> 
     assert "resources" not in container
 
 
-AUTO = {"sagemaker.amazonaws.com/enable-job-auto-resume": True}
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"training_cfg__entry_script": "???"}, "training_cfg.entry_script: Required value: ???"),
-        ({"training_cfg__run": None}, "training_cfg.run: Required value"),
-        ({"training_cfg__run__nodes": 0}, "training_cfg.run.nodes: Invalid value: 0"),
-        ({"cluster__cluster_type": "slurm"}, "cluster.cluster_type: Unsupported value"),
-        ({"cluster__cluster_config__annotations": AUTO}, "cluster.cluster_config.annotations:"),
-        (
-            {"cluster__cluster_config__restartPolicy": "Never"},
-            "cluster.cluster_config.restartPolicy:",
-        ),
-        (
-            {"cluster__cluster_config__priority_class_name": "high"},
-            "cluster.cluster_config.priority_class_name:",
-        ),
-        (
-            {"cluster__cluster_config__label_selector": {"required": {"a": 3}}},
-            "cluster.cluster_config.label_selector.required.a:",
-        ),
-        ({"cluster__cluster_config__pullpolicy": "x"}, "cluster.cluster_config.pullpolicy: Forbid"),
-        ({"git": {"repo_url": "https://example.com/x"}}, "git.repo_url: Forbidden: a script"),
-        ({"container": "${image}"}, "container: Invalid value"),
-    ],
-)
+@cases
 def test_what_is_wrong_is_said_with_its_place(changes: Object, problem: str) -> None:
     _, problems = read_config(content(**changes))
     assert [str(one) for one in problems if str(one).startswith(problem)], problems

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tables import cases
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import (
     Blocked,
@@ -166,39 +167,7 @@ def test_counters_are_held_against_their_rate() -> None:
 TABLE = read_table(None)
 
 
-@pytest.mark.parametrize(
-    ("line", "reasons"),
-    [
-        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", ["Xid79"]),
-        ("NVRM: Xid (PCI:0000:3b:00): 998, what", ["Xid998"]),
-        ("NVRM: Xid (PCI:0018:01:00): 149, NETIR  Fatal", ["Xid149"]),
-        ("NVRM: Xid (PCI:0018:01:00): 149, NETIR  Nonfatal", ["Xid149NonFatal"]),
-        (
-            "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (",
-            ["Xid154Reboot"],
-        ),
-        ("NVRM: Xid (PCI:0000:18:00): 154, what", ["Xid154"]),
-        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 46", ["SXidFatal"]),
-        ("EXT4-fs (sda1): Remounting filesystem read-only", ["ReadOnlyRemount"]),
-        ("EXT4-fs error (device sda1): ext4_lookup:1700: inode #2: comm ls: bad", ["Ext4Error"]),
-        ("XFS (nvme0n1): Filesystem has been shut down due to log error (0x2).", ["XfsShutdown"]),
-        ("Out of memory: Killed process 7 (python) total-vm:9kB, anon-rss:1kB", ["OOMKilling"]),
-        ("INFO: task python:4242 blocked for more than 120 seconds.", ["TaskHung"]),
-        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]", ["SoftLockup"]),
-        ("BUG: unable to handle kernel NULL pointer dereference at 0000", ["KernelOops"]),
-        ("{1}[Hardware Error]: event severity: fatal", ["CperHardwareErrorFatal"]),
-        ("mce: [Hardware Error]: Machine check events logged", ["MachineCheck"]),
-        (
-            "blk_update_request: critical medium error, dev sdb, sector 9 op 0x0:(READ)",
-            ["DiskBadBlock"],
-        ),
-        (
-            "neuron:nd0: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR instance-id=i",
-            ["NeuronHbmUncorrectable"],
-        ),
-        ("eth0: link becomes ready", []),
-    ],
-)
+@cases
 def test_a_line_of_the_kernel_is_of_its_entry(line: str, reasons: list[str]) -> None:
     assert [sign.reason for sign in TABLE.of_line(KernelLine(line))] == reasons
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.schema.schemas import Schema, builtin
 from unbroken.local.apiserver.write.fieldsets import (
@@ -99,25 +100,7 @@ def test_an_applied_pod_claims_leaves_and_items(
     assert paths(field_set(value, schema)) == [prefix + path for path in expected]
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({"size": 1}, {"f:size": {}}),
-        ({"size": None}, {"f:size": {}}),
-        ({"names": ["b", "a"]}, {"f:names": {'v:"b"': {}, 'v:"a"': {}}}),
-        ({"names": []}, None),
-        (
-            {"rules": [{"port": 1}]},
-            {"f:rules": {'k:{"host":"any","port":1}': {".": {}, "f:port": {}}}},
-        ),
-        ({"whole": {"a": {"b": 1}}}, {"f:whole": {}}),
-        ({"free": {}}, {"f:free": {}}),
-        (
-            {"free": {"a": {"b": [1], "c": {}}}},
-            {"f:free": {"f:a": {".": {}, "f:b": {}, "f:c": {}}}},
-        ),
-    ],
-)
+@cases
 def test_the_schema_says_how_deep_a_claim_goes(spec: Object, expected: FieldSet | None) -> None:
     found = field_set({"spec": spec}, CUSTOM)
     assert found == ({"f:spec": expected} if expected else {})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.tables import cases
 from unbroken.local.machines.decisions.places import Listed, changes, free_index, in_order
 from unbroken.spec.nodes.machine import MachineSpec
 
@@ -19,26 +18,7 @@ def listed(text: str) -> list[Listed]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("machines", "count", "wanted"),
-    [
-        ("", 2, "+node-0 +node-1"),
-        ("node-0/node-0 node-1/node-1", 2, ""),
-        ("node-0/node-0 node-1/node-1 node-2/node-2", 1, "-node-1 -node-2"),
-        # One in the place of another counts, and goes, as that one.
-        ("node-0/node-0 node-1-ab12c/node-1", 2, ""),
-        ("node-0/node-0 node-1-ab12c/node-1", 1, "-node-1-ab12c"),
-        # Others' machines are neither counted nor deleted.
-        ("hyperpod-i-0123456789abcdef0/w-0@c mine", 1, "+node-0"),
-        ("node-1/node-1@c", 0, ""),
-        # An object that was made by hand with the name of a place fills it.
-        ("node-0", 1, ""),
-        # One that leaves has still its name.
-        ("node-0/node-0!", 1, "?node-0"),
-        ("node-0-ab12c/node-0!", 1, "+node-0"),
-        ("node-1/node-1!", 1, "+node-0"),
-    ],
-)
+@cases
 def test_what_is_made_and_deleted(machines: str, count: int, wanted: str) -> None:
     found = changes(listed(machines), count)
     words = [f"+{name}" for name in found.create]
