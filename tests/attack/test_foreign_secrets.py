@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.attack.places import place as place
 from tests.job_keys import secret_of
 from tests.operator.conftest import job
+from tests.operator.conftest import place as place
 
 JOBS, PODS = "hyperpodpytorchjobs", "pods"
 

@@ -12,7 +12,7 @@ from typing import Any
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node, Pod
 
-from tests.attack.places import place as place
+from tests.operator.conftest import place as place
 from tests.operator.pytorchjobs import add_node, say_ready
 from tests.watching import PATIENCE_SECONDS, running
 from unbroken.core.fencing import FENCES_AN_HOUR, Fence

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.attack import places
 from tests.job_samples import MANIFESTS
 from tests.job_samples import rule as job_with_rule
 from tests.operator.conftest import conditions, job
+from tests.operator.conftest import place as place
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import violations
 from unbroken.core.logs.patterns import PatternSet
@@ -35,7 +35,6 @@ from unbroken.spec.patterns import Pattern, pattern_facts
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-place = places.place
 HOSTILE = {
     "the audit's": "(?:|){64}(?!)",
     "nested repetition": r"(?=(a+)+$)(?!)",

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
 from tests.apiservers import Cluster, kubeconfig_of
-from tests.attack import places
 from tests.attack.hostile_objects import JSON, mutated, nested
 from tests.operator.conftest import conditions, job
+from tests.operator.conftest import place as place
 from tests.watching import Watcher, running, until
 from unbroken.cli.connection import _decoded
 from unbroken.errors import WorldError
@@ -48,7 +48,6 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 
 Object = dict[str, Any]
-place = places.place
 DEPTHS = (100, 1_200, 10_000)
 POD = {
     "metadata": {

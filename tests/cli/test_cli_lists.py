@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from tests.cli.test_cli_arguments import commands
 from tests.cli_calls import Cli, read_until
 from tests.e2e.control import api_of
 from tests.operator.pytorchjobs import pytorchjob
@@ -33,14 +33,6 @@ LISTS = {
 """All commands that list things, except those that repeat HyperPod's own CLI."""
 WATCHED = {("jobs",), ("incidents",), ("nodes",), ("nodes", "list")}
 TABLE = Listing({"things": [{"name": "a"}]}, ["a"], ("NAME", "AGE"), [("a", "3s")], empty="none")
-
-
-def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every command and group below this one, with the words that lead to it."""
-    for name in getattr(found, "commands", {}):
-        each = found.commands[name]
-        yield (*path, name), each
-        yield from commands(each, (*path, name))
 
 
 def options(command: Any) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.apiservers import CannotStartError
 from tests.e2e.clusters import Cluster, find_kubectl
+from tests.e2e.control import api_of, is_ready, is_tainted, power
 from tests.e2e.planes import real_cluster
 
 
@@ -48,6 +49,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterat
     """Start a cluster without an operator."""
     with two_nodes(tmp_path_factory.mktemp("alone"), kubectl_path, "--no-operator") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """Start three nodes whose loss is noticed soon."""
+    found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
+    found.unbroken("up", "--detach", "--nodes", "3", "--node-grace", "2")
+    yield found
+    found.take_away()
+
+
+@pytest.fixture
+def nodes(machines: Cluster) -> Iterator[Cluster]:
+    """Provide the three nodes; switch all of them on at the end."""
+    yield machines
+    with closing(api_of(machines)) as api:
+        for name in ("node-0", "node-1", "node-2"):
+            power(machines, name, None)
+            api.until("/api/v1/nodes", name, lambda node: is_ready(node) and not is_tainted(node))
 
 
 @contextmanager

@@ -6,13 +6,12 @@ Each rank reports the loss of each step it makes, bit for bit.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.control import api_of, is_ready, is_tainted, power
+from tests.e2e.control import power
 from tests.e2e.job_events import Event, places
 from tests.e2e.jobs import Job, Object, job
 
@@ -21,27 +20,6 @@ PROGRAM = Path(__file__).parent / "programs/curve.py"
 STEPS = 40
 Curve = dict[tuple[int, int], str]
 """Loss by rank and step."""
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """Start three nodes whose loss is noticed soon."""
-    found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
-    found.unbroken("up", "--detach", "--nodes", "3", "--node-grace", "2")
-    yield found
-    found.take_away()
-
-
-@pytest.fixture
-def nodes(machines: Cluster) -> Iterator[Cluster]:
-    """Provide the three nodes; switch all of them on at the end."""
-    yield machines
-    api = api_of(machines)
-    for index in range(3):
-        name = f"node-{index}"
-        power(machines, name, None)
-        api.until("/api/v1/nodes", name, lambda node: is_ready(node) and not is_tainted(node))
-    api.close()
 
 
 @pytest.fixture(scope="module")

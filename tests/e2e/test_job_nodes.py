@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.control import api_of, is_ready, is_tainted, power
+from tests.e2e.control import power
 from tests.e2e.job_events import await_end, places
 from tests.e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODES = 3
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """Start a cluster of three nodes whose loss is noticed soon."""
-    found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
-    found.unbroken("up", "--detach", "--nodes", str(NODES), "--node-grace", "2")
-    yield found
-    found.take_away()
-
-
-@pytest.fixture
-def nodes(machines: Cluster) -> Iterator[Cluster]:
-    """Provide the cluster, and switch on all nodes at the end."""
-    yield machines
-    api = api_of(machines)
-    for index in range(NODES):
-        name = f"node-{index}"
-        power(machines, name, None)
-        api.until("/api/v1/nodes", name, lambda node: is_ready(node) and not is_tainted(node))
-    api.close()
 
 
 def node_of(one: Job) -> dict[str, str]:

@@ -92,6 +92,15 @@ class Place:
         """Return once the object is not there."""
         await until(lambda: self.get(what), lambda found: found is None)
 
+    async def event(self, reason: str) -> Object:
+        """Return the only event of a reason, once there is one."""
+
+        def found(listed: Object) -> list[Object]:
+            return [one for one in listed["items"] if one["reason"] == reason]
+
+        (one,) = found(await self.until("events", found))
+        return one
+
     @asynccontextmanager
     async def operator(self, key: bytes = MASTER) -> AsyncIterator[None]:
         """Run an operator of this namespace's jobs while the block runs."""

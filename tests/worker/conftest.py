@@ -1,8 +1,11 @@
-"""Fixtures for tests of snapshots: a process that is a worker, and agents with memory."""
+"""Fixtures for tests of snapshots and checkpoints: a worker, agents with memory, a directory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -21,6 +24,14 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """Provide a directory in memory if possible: the disk is not what is tested."""
+    place = Path("/dev/shm")
+    with TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

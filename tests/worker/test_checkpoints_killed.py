@@ -6,11 +6,9 @@ import os
 import random
 import select
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,14 +18,6 @@ from unbroken import worker
 from unbroken.worker.checkpointing.checkpoints import Superseded
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory where there is one: the disk is not what is tested here."""
-    place = Path("/dev/shm")
-    with TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as directory:
-        yield Path(directory)
 
 
 def go_on(directory: Path, told: Connection | None = None, count: int = 1) -> None:

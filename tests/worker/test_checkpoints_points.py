@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -38,14 +37,6 @@ def at_line(point: int, _place: Path) -> None:
 def at_access(point: int, place: Path) -> None:
     """Before a file of the directory is opened, renamed or removed by anybody, or it is listed."""
     signal_at(point, signal.SIGKILL, place)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory where there is one: the disk is not what is tested here."""
-    place = Path("/dev/shm")
-    with TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as directory:
-        yield Path(directory)
 
 
 def going_on(killer: Killer, point: int, place: Path, told: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.job_samples import MANIFESTS
+from tests.local.ray.test_raycluster import sample
 from unbroken.local.job_programs import ADMISSIONS
 from unbroken.spec.keys import AUTO_RESUME, LOG_MONITORING, MAX_RETRIES
 from unbroken.spec.problems import Verdict
@@ -18,12 +19,6 @@ admit = ADMISSIONS["rayclusters.ray.io"]
 LINES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
 BOMB = "\n".join(["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]", *LINES])
 """Aliases of aliases: 9 to the 12th values."""
-
-
-def sample(name: str = "sample") -> Object:
-    """Return one of KubeRay's samples."""
-    found: Object = next(yaml.safe_load_all((MANIFESTS / f"raycluster-{name}.yaml").read_text()))
-    return found
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import Cluster, find_kubectl, processes
+from tests.local.machines.test_machine_pool import all_end
 
 pytestmark = pytest.mark.slow
 
@@ -88,14 +88,6 @@ class Gate:
         reader.join(30)
         assert found, "the script did not come so far"
         return found[0]
-
-
-def all_end(handles: list[int]) -> None:
-    """Wait until the processes have ended."""
-    assert handles
-    for handle in handles:
-        assert select.select([handle], [], [], 20)[0], "a process lives on"
-        os.close(handle)
 
 
 def test_scripts_run_before_and_after_the_joining_once_in_a_life(scripts: Scripts) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from tests.operator.conftest import Place
 from tests.operator.kueue.kueue_definitions import GROUP, definitions
+from tests.operator.resume.jobset_standin import is_served
 from tests.watching import until
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import rfc3339, wall
@@ -37,16 +38,7 @@ async def install(client: KubeClient, version: str) -> None:
         except ApiRefusal as error:
             assert error.code == 409, error
         path = f"apis/{GROUP}/{version}/{body['spec']['names']['plural']}"
-        await until(lambda path=path: _is_served(client, path))
-
-
-async def _is_served(client: KubeClient, path: str) -> bool:
-    try:
-        await client.raw("GET", path)
-    except ApiRefusal as error:
-        assert error.code == 404, error
-        return False
-    return True
+        await until(lambda path=path: is_served(client, path))
 
 
 def head(place: Place, kind: str) -> Object:

@@ -69,10 +69,11 @@ async def install(client: KubeClient) -> None:
             assert error.code == 409, error
     kinds = (TRAIN_JOB, RUNTIME_KIND, JOB_SET)
     for path in (f"apis/{kind.group}/{kind.version}/{kind.plural}" for kind in kinds):
-        await until(lambda path=path: _is_served(client, path))
+        await until(lambda path=path: is_served(client, path))
 
 
-async def _is_served(client: KubeClient, path: str) -> bool:
+async def is_served(client: KubeClient, path: str) -> bool:
+    """Return whether the server has a collection at the path."""
     try:
         await client.raw("GET", path)
     except ApiRefusal as error:

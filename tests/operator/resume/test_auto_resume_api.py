@@ -16,6 +16,7 @@ from tests.operator.pytorchjobs import (
     pytorchjob,
     say_ready,
 )
+from tests.operator.resume.faults import UNHEALTHY, annotations, is_leaving, kubelet_ends, node
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
@@ -36,11 +37,6 @@ Object = dict[str, Any]
 Open = Callable[[], Any]
 FENCE = "unbroken.dev/fence"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-UNHEALTHY = {
-    "metadata": {
-        "labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}
-    }
-}
 
 FIT_JOB = JobKind("fit.example", "v1", "FitJob", "fitjobs", "fit.example/job")
 """A kind that is known only from the registry."""
@@ -85,37 +81,6 @@ async def job_of_two(place: Place) -> Object:
     return job
 
 
-def node(place: Place, index: int) -> str:
-    """Return the name of a node of the test's own."""
-    return f"{place.namespace}-n{index}"
-
-
-def annotations(found: Object) -> dict[str, str]:
-    """Return the annotations of an object."""
-    return found["metadata"].get("annotations") or {}
-
-
-def is_leaving(found: Object) -> bool:
-    """Return whether an object is being deleted."""
-    return "deletionTimestamp" in found["metadata"]
-
-
-async def event(place: Place, reason: str) -> Object:
-    """Return the only event with the reason."""
-
-    def found(listed: Object) -> list[Object]:
-        return [one for one in listed["items"] if one["reason"] == reason]
-
-    (one,) = found(await place.until("events", found))
-    return one
-
-
-async def kubelet_ends(place: Place, name: str) -> None:
-    """End the pod as its kubelet does."""
-    await place.delete(f"pods/{name}", gracePeriodSeconds=0)
-    await place.absent(f"pods/{name}")
-
-
 async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
     async with place() as here:
         job = await job_of_two(here)
@@ -126,7 +91,7 @@ async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
             assert "UnschedulablePendingReboot" in annotations(found)[RESUME_FAULT]
             for index in range(2):
                 await here.until(f"pods/lm-worker-{index}", is_leaving)
-            said = await event(here, "PyTorchJobRestarting")
+            said = await here.event("PyTorchJobRestarting")
             assert said["involvedObject"]["uid"] == job["metadata"]["uid"]
             assert f"node {node(here, 1)} is unhealthy" in said["message"]
             assert "restart 1 of at most 1" in said["message"]
@@ -135,13 +100,13 @@ async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
 
             # It takes pods all the same, and nothing is gained by moving them again.
             await add_pod(here, job, 1, node(here, 1))
-            await event(here, "AutoResumeWaiting")
+            await here.event("AutoResumeWaiting")
 
             # The next fault finds no retry left.
             made = await add_pod(here, job, 0, node(here, 0))
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
             await here.until("pytorchjobs/lm", lambda one: RESUME_EXHAUSTED in annotations(one))
-            assert "not restarted" in (await event(here, "AutoResumeExhausted"))["message"]
+            assert "not restarted" in (await here.event("AutoResumeExhausted"))["message"]
             kept = await here.get("pods/lm-worker-0")
             assert kept is not None
             assert kept["metadata"]["uid"] == made["metadata"]["uid"]
@@ -195,7 +160,7 @@ async def test_a_fence_that_nobody_gives_is_told_on_the_job_with_what_frees_it(
         await here.merge(f"nodes/{node(here, 1)}", {"metadata": {"annotations": asked}})
         async with resumer(here):
             await say_ready(here, node(here, 1), "Unknown")
-            said = await event(here, AWAITED)
+            said = await here.event(AWAITED)
             assert said["involvedObject"]["uid"] == job["metadata"]["uid"]
             assert "pod lm-worker-1 of PyTorchJob lm" in said["message"]
             assert f"kubectl taint node {node(here, 1)} {OUT_OF_SERVICE}" in said["message"]
@@ -207,7 +172,7 @@ async def test_a_node_that_is_gone_needs_no_fence(place: Open) -> None:
         async with resumer(here):
             await here.delete(f"nodes/{node(here, 1)}")
             await here.absent("pods/lm-worker-1")
-            said = await event(here, "PyTorchJobRestarting")
+            said = await here.event("PyTorchJobRestarting")
             assert f"node {node(here, 1)} is gone" in said["message"]
 
 
@@ -218,7 +183,7 @@ async def test_one_annotation_alone_is_said_to_be_wrong(place: Open) -> None:
             metadata = {"name": "lm", "annotations": {AUTO_RESUME: "true"}}
             await here.until("pytorchjobs", lambda _: True)
             await here.post("pytorchjobs", pytorchjob(metadata=metadata))
-            said = await event(here, "AutoResumeInvalid")
+            said = await here.event("AutoResumeInvalid")
             assert "job-max-retry-count" in said["message"]
 
 
@@ -256,7 +221,7 @@ async def test_a_kind_is_resumed_by_what_the_registry_says_of_it(place: Open) ->
         await job(here, "lm")
         async with resumer(here, FIT_JOB):
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
-            said = await event(here, "FitJobRestarting")
+            said = await here.event("FitJobRestarting")
             assert said["message"].startswith("FitJob lm is restarting")
             await here.until("pods/lm", is_leaving)
         for name, count in (("lm", "1"), ("held", None)):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.operator.conftest import Place
 from tests.operator.pytorchjobs import BOTH, add_node, say_ready
+from tests.operator.resume.faults import UNHEALTHY, annotations, node
 from tests.operator.resume.jobset_standin import (
     Controllers,
     install,
@@ -37,11 +38,6 @@ from unbroken.spec.keys import (
 
 Object = dict[str, Any]
 Open = Callable[[], Any]
-UNHEALTHY = {
-    "metadata": {
-        "labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}
-    }
-}
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
 
 
@@ -64,16 +60,6 @@ async def prepared(place: Place, **options: Any) -> Controllers:
     for name in names:
         await add_node(place, name)
     return Controllers(place, names, **options)
-
-
-def node(place: Place, index: int) -> str:
-    """Name of a node of the test's own."""
-    return f"{place.namespace}-n{index}"
-
-
-def annotations(found: Object) -> dict[str, str]:
-    """Return the annotations of an object."""
-    return found["metadata"].get("annotations") or {}
 
 
 def run_on(count: int) -> Callable[[Object], bool]:

@@ -10,15 +10,13 @@ import pytest
 from aiohttp import web
 
 from tests.operator.pytorchjobs import BOTH, add_node
+from tests.operator.resume.faults import is_leaving, node
 from tests.operator.resume.test_ray_resume_api import (
     SPEC,
     Dashboard,
     add_cluster,
     add_pod,
-    event,
-    is_leaving,
     losses,
-    node,
     resumer,
     state,
 )
@@ -100,7 +98,7 @@ async def test_a_submitted_job_that_hangs_is_stopped_and_submitted_again(place: 
         head.logs = {"one": LOG, "two": "no step yet\n"}
         head.add({"submission_id": "one", "entrypoint": "python a.py", "runtime_env": package})
         head.add({"submission_id": "two", "entrypoint": "python b.py", "runtime_env": {}})
-        said = await event(here, "RayClusterResumed")
+        said = await here.event("RayClusterResumed")
         found = await here.get("rayclusters/ray")
         assert found is not None
         for name in ("head-a", "w-0"):
@@ -130,7 +128,7 @@ async def test_a_job_whose_code_the_head_lacks_is_not_stopped(place: Open) -> No
         head.logs = {"one": LOG}
         lost = {"working_dir": "gcs://_ray_pkg_2.zip"}
         head.add({"submission_id": "one", "entrypoint": "python a.py", "runtime_env": lost})
-        said = await event(here, "AutoResumeImpossible")
+        said = await here.event("AutoResumeImpossible")
     assert "one-attempt-1 is not submitted again" in said["message"]
     assert head.done == []
 

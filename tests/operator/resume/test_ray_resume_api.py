@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tests.operator.conftest import Place
 from tests.operator.pytorchjobs import BOTH, add_node
+from tests.operator.resume.faults import UNHEALTHY, annotations, is_leaving, kubelet_ends, node
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.local.ray import install
@@ -30,11 +31,6 @@ from unbroken.spec.keys import (
 
 Object = dict[str, Any]
 Open = Callable[[], Any]
-UNHEALTHY = {
-    "metadata": {
-        "labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}
-    }
-}
 CONTAINER = {"name": "ray", "image": "any"}
 GROUP = {"rayStartParams": {}, "template": {"spec": {"containers": [CONTAINER]}}}
 SPEC = {
@@ -54,16 +50,6 @@ async def resumer(place: Place, default: int = 0) -> AsyncIterator[None]:
         yield
 
 
-def node(place: Place, index: int) -> str:
-    """Return the name of a node of the test's own."""
-    return f"{place.namespace}-n{index}"
-
-
-def annotations(found: Object) -> dict[str, str]:
-    """Return the annotations of an object."""
-    return found["metadata"].get("annotations") or {}
-
-
 def state(found: Object) -> Object:
     """Return the recorded attempt."""
     read: Object = json.loads(annotations(found).get(RESUME_RAY, "{}"))
@@ -74,11 +60,6 @@ def losses(found: Object) -> list[Object]:
     """Return the recorded losses."""
     read: list[Object] = json.loads(annotations(found).get(RESUME_LOSSES, "[]"))
     return read
-
-
-def is_leaving(found: Object) -> bool:
-    """Return whether the object is being deleted."""
-    return "deletionTimestamp" in found["metadata"]
 
 
 async def add_cluster(
@@ -119,22 +100,6 @@ async def add_pod(place: Place, cluster: Object, name: str, index: int) -> Objec
     status = {"phase": "Running", "podIP": HOST, "podIPs": [{"ip": HOST}], "conditions": [ready]}
     await place.client.merge(place.path(f"pods/{name}/status"), {"status": status})
     return made
-
-
-async def kubelet_ends(place: Place, name: str) -> None:
-    """End the pod as its kubelet does."""
-    await place.delete(f"pods/{name}", gracePeriodSeconds=0)
-    await place.absent(f"pods/{name}")
-
-
-async def event(place: Place, reason: str) -> Object:
-    """Return the only event with the reason."""
-
-    def found(listed: Object) -> list[Object]:
-        return [one for one in listed["items"] if one["reason"] == reason]
-
-    (one,) = found(await place.until("events", found))
-    return one
 
 
 class Dashboard:
@@ -211,7 +176,7 @@ async def test_a_worker_of_an_unhealthy_node_is_deleted_alone(place: Open) -> No
         assert annotations(found)[RESUME_COUNT] == "1"
         assert "UnschedulablePendingReboot" in annotations(found)[RESUME_FAULT]
         await here.until("pods/w-0", is_leaving)
-        said = await event(here, "RayClusterRestarting")
+        said = await here.event("RayClusterRestarting")
         assert said["involvedObject"]["uid"] == cluster["metadata"]["uid"]
         assert "deletes 1 of 3 pods (restart 1 of at most 1)" in said["message"]
         for name in ("head", "w-1"):
@@ -242,7 +207,7 @@ async def test_a_raycluster_without_annotations_leaves_an_unhealthy_node_by_defa
         await here.until("rayclusters/ray", lambda one: annotations(one).get(RESUME_DEFAULT) == "3")
         await here.merge(f"nodes/{node(here, 1)}", UNHEALTHY)
         await here.until("pods/w-0", is_leaving)
-        said = await event(here, "RayClusterRestarting")
+        said = await here.event("RayClusterRestarting")
         assert "deletes 1 of 3 pods (restart 1 of at most 3)" in said["message"]
         kept = await here.get("rayclusters/ray")
         assert RESUME_RAY not in annotations(kept), "its jobs may hold secrets"
@@ -270,8 +235,8 @@ async def test_jobs_are_submitted_to_the_next_head_once_with_their_environment(
             await here.until("rayclusters/ray", lambda one: state(one).get("isLost"))
             await add_pod(here, cluster, "head-b", 1)
             await here.until("rayclusters/ray", lambda one: not state(one).get("isLost"))
-            await event(here, "RayClusterResumed")
-            said = await event(here, "AutoResumeImpossible")
+            await here.event("RayClusterResumed")
+            said = await here.event("AutoResumeImpossible")
         assert "two-attempt-1" in said["message"]
         assert "--working-dir" in said["message"]
     assert dashboard.refused == []
@@ -342,4 +307,4 @@ async def test_wrong_annotations_are_told(
         metadata = {"name": "ray", "annotations": given}
         about = {"apiVersion": "ray.io/v1", "kind": "RayCluster"}
         await here.post("rayclusters", {**about, "metadata": metadata, "spec": SPEC})
-        assert words in (await event(here, "AutoResumeInvalid"))["message"]
+        assert words in (await here.event("AutoResumeInvalid"))["message"]

@@ -74,16 +74,6 @@ async def end(place: Place, condition: Object) -> None:
     await place.merge(f"{JOB}/status", {"status": {"conditions": [told]}})
 
 
-async def said(place: Place, reason: str) -> Object:
-    """Return the event of a reason, once there is one."""
-
-    def found(listed: Object) -> list[Object]:
-        return [one for one in listed["items"] if one["reason"] == reason]
-
-    (one,) = found(await place.until("events", found))
-    return one
-
-
 def result_pods(listed: Object) -> list[Object]:
     """Return the pods that wait for a result, or have it, and are not being deleted."""
     return [
@@ -107,7 +97,7 @@ async def test_a_train_job_is_complete_when_its_job_is(place: Open, tmp_path: Pa
         assert owner["uid"] == train["metadata"]["uid"]
         listed = await here.until("pods", one_runs)
         assert result_pods(listed) == listed["items"], "a Job made pods that train"
-        created = await said(here, "TrainJobCreated")
+        created = await here.event("TrainJobCreated")
         assert created["involvedObject"]["uid"] == train["metadata"]["uid"]
         assert not is_true(await here.until("trainjobs/lm", bool), "Complete")
 
@@ -177,7 +167,7 @@ async def test_a_train_job_that_cannot_be_followed_fails_and_names_the_field(
         await here.post("trainjobs", train_job(initializer={"dataset": {"storageUri": "hf://a/b"}}))
         await here.post("trainjobs", {**train_job(name="good")})
         await here.until("trainjobs/lm", lambda one: is_true(one, "Failed"))
-        refused = await said(here, "TrainJobRefused")
+        refused = await here.event("TrainJobRefused")
         assert "spec.initializer" in refused["message"]
         assert await here.get(JOB) is None
         await here.until("hyperpodpytorchjobs/good", bool)
@@ -241,7 +231,7 @@ async def test_a_job_of_the_same_name_is_left_alone_until_it_is_deleted(
         own = {**head, "metadata": {"name": "lm"}, "spec": {"replicaSpecs": [replica]}}
         await here.post("hyperpodpytorchjobs", own)
         await here.post("trainjobs", train_job())
-        await said(here, "TrainJobNameTaken")
+        await here.event("TrainJobNameTaken")
         found = await here.until(JOB, bool)
         assert found["spec"]["replicaSpecs"][0]["name"] == "pods"
         await here.delete(JOB)
@@ -252,7 +242,7 @@ async def test_a_train_job_waits_for_its_runtime(place: Open, tmp_path: Path) ->
     async with place() as here, trainer(here, tmp_path), operators(here):
         await here.client.raw("DELETE", f"{RUNTIMES}/{TRAIN_RUNTIME}")
         await here.post("trainjobs", train_job())
-        await said(here, "TrainJobWaits")
+        await here.event("TrainJobWaits")
         assert await here.get(JOB) is None
         await apply_runtime(here.client, RUNTIME)
         await here.until(JOB, bool)
@@ -268,7 +258,7 @@ async def test_the_pods_of_a_train_job_past_its_deadline_are_stopped(
         late["lastTransitionTime"] = "2026-01-01T00:00:00Z"
         await here.merge("trainjobs/lm/status", {"status": {"conditions": [late]}})
         await here.until(JOB, lambda one: one["spec"]["runPolicy"]["suspend"])
-        await said(here, "TrainJobStopped")
+        await here.event("TrainJobStopped")
 
 
 @pytest.mark.parametrize(
