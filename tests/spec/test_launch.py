@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.tables import cases
 from unbroken.errors import SpecError
 from unbroken.spec.job.launch import Launch, read_launch
 from unbroken.spec.job.parse import parse_job
@@ -59,7 +58,7 @@ REFUSED = {
 }
 
 
-@cases
+@pytest.mark.parametrize("command", TAKEN)
 def test_commands_that_start_workers_are_read(command: str) -> None:
     assert read_launch(command.split()) == TAKEN[command]
 
