@@ -244,7 +244,7 @@ def _resize(terminal: int, data: bytes) -> None:
     try:
         size = json.loads(data)
         packed = struct.pack("HHHH", size["Height"], size["Width"], 0, 0)
-    except (ValueError, KeyError, TypeError, struct.error):
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error):
         # A size that cannot be read changes nothing.
         return
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)
