@@ -100,6 +100,7 @@ check-rest:
 	@$(BIN)/python tools/check_patterns.py src/unbroken
 	@$(BIN)/python tools/check_numbers.py src/unbroken
 	@$(BIN)/python tools/banned_calls.py src
+	@$(BIN)/python tools/status_writes.py tests
 	@$(BIN)/python tools/reference.py --check
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire,src/unbroken/local/machines/decisions,src/unbroken/local/kubeflow/decisions,src/unbroken/local/ray/decisions \
