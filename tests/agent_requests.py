@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.wire.proof import (
     DIGEST_HEADER,
     HELLO_PATH,
@@ -34,7 +35,7 @@ class AgentRequests:
     """A connection to an agent; `key` None: the agent has none."""
 
     def __init__(self, host: str, port: int, key: bytes | None, uid: str | None = None) -> None:
-        self.connection = http.client.HTTPConnection(host, port, timeout=30)
+        self.connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
         self._session: Session | None = None
         self._count = 0
         if key is not None:

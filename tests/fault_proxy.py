@@ -21,6 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from tests.apiservers import Cluster
+from tests.watching import PATIENCE_SECONDS
 
 CLOCK_BOOTTIME = 7
 HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length", "upgrade"}
@@ -134,11 +135,11 @@ class FaultProxy:
         thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
         thread.start()
         try:
-            assert is_up.wait(20), "the proxy did not start"
+            assert is_up.wait(PATIENCE_SECONDS), "the proxy did not start"
             yield self
         finally:
             ends[0]()
-            thread.join(20)
+            thread.join(PATIENCE_SECONDS)
 
     def _fault(self, call: Call) -> Fault | None:
         for fault in self.faults:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.agent.running import Running, linked, program, running, start, stop
 from tests.agent.test_agent_log_rules import LOSS, the_fault, the_view
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent.workers.output import Output, Stream
 from unbroken.wire.agent import AgentReport, AgentState, RuleState
 
@@ -116,7 +117,7 @@ def test_what_was_written_in_time_is_read_before_the_deadline_counts() -> None:
     output.add(stream)
     output.watch(Due())
     output.start()
-    assert is_over.wait(20)
+    assert is_over.wait(PATIENCE_SECONDS)
     os.close(to_source)
     output.finish((stream,), lambda: events.append("finished"))
     output.stop(20)

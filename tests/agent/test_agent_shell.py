@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent import shell
 from unbroken.agent.options import SHELL_VARIABLE
 from unbroken.errors import SpecError
@@ -48,7 +49,7 @@ def taken(variables: dict[str, str], serve: socket.socket | None = None) -> dict
         assert select.select([serve], [], [], 60)[0]
         shell.hand_over(serve, borrowers)
         borrowers.pop().close()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     result: dict[str, object] = json.loads(out)
     return result
 

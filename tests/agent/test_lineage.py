@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
+
 PARENT = """
 import os, subprocess
 from unbroken.agent.workers import lineage
@@ -27,7 +29,9 @@ def test_descendants_of_all_generations_are_killed_and_nobody_else() -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:
             command = [sys.executable, "-c", PARENT]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+            )
             assert done.stdout == "-9\n"
             assert stranger.poll() is None
         finally:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent.side_thread import SideThread
 
 
@@ -31,7 +32,7 @@ def test_while_a_call_does_not_return_the_others_wait_and_the_rest_is_cancelled(
         ends.wait()
 
     hung = side.call(hang)
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_SECONDS)
     waiting = [side.call(int) for _ in range(2)]
     assert side.call(int).cancelled()
     assert not any(one.done() for one in waiting)

@@ -23,8 +23,10 @@ from typing import Self
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ANSWER_SECONDS = 30.0
-"""A listener must answer or close within this time.  Longer counts as a failure."""
+from tests import watching
+
+ANSWER_SECONDS = watching.PATIENCE_SECONDS
+"""A listener must answer or close.  Longer counts as a failure."""
 PATIENCE_SECONDS = 0.1
 """Seconds without an answer, after which the listener learns that no more bytes will come."""
 OTHERS = int(os.environ.get("UNBROKEN_FUZZ", "0"))

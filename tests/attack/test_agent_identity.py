@@ -21,6 +21,7 @@ from tests.agent.running import KEY, SLEEPER, UID, Running, linked, program, run
 from tests.agent_requests import AgentRequests, raw_link
 from tests.attack.eavesdropping import eavesdropping, replayed
 from tests.attack.false_agents import FalseAgent, false_agent, until_linked
+from tests.watching import PATIENCE_SECONDS
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 from unbroken.wire.agent import AgentState
@@ -196,7 +197,7 @@ async def test_a_command_that_is_forged_or_repeated_is_not_followed(
         else:
             await link.socket.send_bytes(command)
         while not link.socket.closed:
-            await link.socket.receive(timeout=15)
+            await link.socket.receive(timeout=PATIENCE_SECONDS)
     assert agent.report().newest_attempt is None
 
 

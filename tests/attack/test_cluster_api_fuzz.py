@@ -23,6 +23,7 @@ from tests.attack.listeners import DIGITS, Recorder, Siege, besiege, fuzzed, req
 from tests.attack.raw_calls import signed
 from tests.cli_calls import UNBROKEN, read_until
 from tests.cluster_api.api_program import KEY, credentials_file, running_api
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cluster_api.operations import HANDLERS
 
 pytestmark = pytest.mark.slow
@@ -119,7 +120,7 @@ def programs(
         with _running(python, "-c", HONEST, endpoint, KEY.key_id, KEY.secret) as honest:
             yield Programs(endpoint, server.pid, honest)
         server.terminate()
-        said, _ = server.communicate(timeout=60)
+        said, _ = server.communicate(timeout=PATIENCE_SECONDS)
         assert "Traceback" not in said
         assert " ERROR " not in said
 

@@ -31,7 +31,7 @@ from tests.agent_requests import raw_link
 from tests.apiclient import Api
 from tests.apiservers import Cluster, embedded_cluster
 from tests.samples import config_map
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,9 @@ def hold(
             honest()
             before, most = opened(pids), 0
             for number in range(HELD):
-                one: socket.socket = stack.enter_context(socket.create_connection(address, 30))
+                one: socket.socket = stack.enter_context(
+                    socket.create_connection(address, PATIENCE_SECONDS)
+                )
                 if tls is not None and number % 4:
                     one = stack.enter_context(tls.wrap_socket(one))
                 with suppress(ConnectionError):
@@ -134,7 +136,7 @@ def metrics() -> None:
             port = urlsplit(url).port or 0
 
             def honest() -> None:
-                with urllib.request.urlopen(url, timeout=30) as answer:
+                with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
                     assert answer.status == 200
 
             hold(("127.0.0.1", port), {process.pid}, METRICS_MAX, honest)

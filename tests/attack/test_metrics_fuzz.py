@@ -14,6 +14,7 @@ from tests.agent.running import Drain
 from tests.apiservers import embedded_cluster, free_port
 from tests.attack.listeners import Siege, besiege
 from tests.cli_calls import UNBROKEN
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 ACCEPT = b"application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
@@ -28,7 +29,7 @@ def siege(tmp_path: Path) -> Iterator[Siege]:
     port = free_port()
 
     def healthy() -> None:
-        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_SECONDS) as answer:
             assert answer.read() == b"ok\n"
 
     with embedded_cluster(tmp_path / "state") as cluster:
@@ -43,7 +44,7 @@ def siege(tmp_path: Path) -> Iterator[Siege]:
             yield Siege(("127.0.0.1", port), process.pid, healthy)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, said.all()
     assert b"Traceback" not in said.all(), "strangers fill the log"
 

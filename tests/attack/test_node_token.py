@@ -18,6 +18,7 @@ import pytest
 from tests.apiclient import Api
 from tests.apiservers import Cluster
 from tests.samples import pod
+from tests.watching import PATIENCE_SECONDS
 from unbroken.local.node_calls import VALID_SECONDS, authorization, is_authorized
 
 TOKEN, ADDRESS, TARGET, NOW = "secret", "127.65.0.1:10250", "/exec/a/b/c?command=ls", 1_000.0
@@ -48,7 +49,7 @@ def test_who_listens_where_a_node_was_learns_no_token(
         api.post("pods", pod("victim", nodeName="off")).done()
 
         def impostor() -> bytes:
-            listener.settimeout(30)
+            listener.settimeout(PATIENCE_SECONDS)
             link, _ = listener.accept()
             with link:
                 seen = link.recv(65536)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
+
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 sys.path.insert(0, str(FOLDER))
 
@@ -23,7 +25,9 @@ from unbroken.wire.agent import AgentReport, AgentState, WorkerReport  # noqa: E
 def run(*options: str, out: Path) -> subprocess.CompletedProcess[str]:
     """Run the program."""
     command = [sys.executable, str(FOLDER / "run.py"), "--out", str(out), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clusters import processes
+from tests.watching import PATIENCE_SECONDS
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/recovery.py"
 MODES = ("cold", "warm", "in-process+snapshots", "torchrun-fresh-store")
@@ -57,7 +58,7 @@ def test_an_interrupt_ends_all_that_was_started() -> None:
         assert any("job 1 steps" in line for line in program.stderr)
         assert processes(directory)
         program.send_signal(signal.SIGINT)
-        _, said = program.communicate(timeout=60)
+        _, said = program.communicate(timeout=PATIENCE_SECONDS)
     assert program.returncode == 0
     assert "interrupted" in said
     assert processes(directory) == []

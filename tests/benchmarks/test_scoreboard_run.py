@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import processes
+from tests.watching import PATIENCE_SECONDS
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/scoreboard.py"
 
@@ -43,7 +44,9 @@ def test_each_launcher_is_judged_alike(tmp_path: Path) -> None:
         if one["launcher"] == "unbroken":
             assert one["blamed"] == one["rank"]
     page = tmp_path / "page.md"
-    subprocess.run(command(f"--markdown={page}", f"--from={figures}"), check=True, timeout=60)
+    subprocess.run(
+        command(f"--markdown={page}", f"--from={figures}"), check=True, timeout=PATIENCE_SECONDS
+    )
     row = r"\| torchrun \| plain \| (quiet|busy) \| 1/1 \| 1/1 \|"
     assert re.search(row, page.read_text())
 
@@ -59,7 +62,7 @@ def test_an_interrupt_ends_all_that_was_started() -> None:
         assert any("steps" in line for line in program.stderr)
         assert processes(directory)
         program.send_signal(signal.SIGINT)
-        _, said = program.communicate(timeout=60)
+        _, said = program.communicate(timeout=PATIENCE_SECONDS)
     assert program.returncode == 0
     assert "interrupted" in said
     assert processes(directory) == []
@@ -73,7 +76,7 @@ def test_a_file_that_is_no_whole_file_of_figures_is_named(tmp_path: Path, text: 
     if text is not None:
         figures.write_text(text)
     words = command(f"--markdown={page}", f"--from={figures}")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {figures}: not a whole file of figures: ")
     assert done.stderr.count("\n") == 1

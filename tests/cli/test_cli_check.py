@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.cli_calls import Cli, read_until
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 from unbroken.kube.client import MERGE, connect
 from unbroken.local import state
 
@@ -131,7 +131,10 @@ def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli])
         (pod,) = wait_until(lambda: pods_of(cli))
         assert said(cli, "node-0") == ("Unschedulable", "InProgress", False)
         process.send_signal(signal.SIGINT)
-        assert "the check continues; see it with: kubectl" in process.communicate(timeout=60)[0]
+        assert (
+            "the check continues; see it with: kubectl"
+            in process.communicate(timeout=PATIENCE_SECONDS)[0]
+        )
         running = state.running(state.Paths(cli.directory))
         assert running is not None
         os.kill(running.pid, signal.SIGKILL)
@@ -182,7 +185,7 @@ def test_a_node_that_trains_is_waited_for_or_tested_beside_it(cli: Cli) -> None:
         read_until(process, lambda line: waits in line)
     finally:
         api(cli, "DELETE", "api/v1/namespaces/default/pods/training")
-    assert "Passed: 1 node(s) without a fault" in process.communicate(timeout=100)[0]
+    assert "Passed: 1 node(s) without a fault" in process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli_calls import Cli, read_until
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def test_an_interrupt_ends_it_without_a_traceback(
     process = make_cli().start("doctor", "--deep", "--seconds", "60", "--disk", str(tmp_path))
     read_until(process, lambda line: "limits" in line)
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=60)[0]
+    rest = process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 130
     assert "Traceback" not in rest
     assert [name for name in os.listdir(tmp_path) if name.startswith("unbroken-check")] == []

@@ -18,7 +18,7 @@ import pytest
 from tests.cli_calls import COUNT, Cli, read_until
 from tests.e2e.control import api_of, is_ready, is_tainted
 from tests.operator.pytorchjobs import pytorchjob
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 SET_UP_SECONDS = 3
@@ -57,7 +57,7 @@ def counting(
     wait_until(lambda: cli.json("describe", name)["state"], lambda state: state == "Running")
     yield name, process
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     cli.call("delete", name, code=None)
 
 
@@ -287,7 +287,7 @@ def test_followed_logs_of_a_rank_go_on_over_a_restart(cli: Cli, counting: tuple[
     wait_recovered(process, 1)
     read_until(logs, lambda line: line == "step 0")
     cli.call("delete", name)
-    logs.communicate(timeout=30)
+    logs.communicate(timeout=PATIENCE_SECONDS)
     assert logs.returncode == 0
 
 
@@ -296,7 +296,7 @@ def test_delete_returns_when_nothing_is_left(cli: Cli, counting: tuple[str, Any]
     pids = workers(cli.json("describe", name)).values()
     assert cli.call("delete", name).stdout == f"{name}: deleted\n"
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     refused = cli.call("describe", name, code=1)
     assert refused.stderr == f'error: no job "{name}" in namespace default; see: unbroken jobs -A\n'
 
@@ -368,7 +368,7 @@ def test_a_node_that_is_switched_off_is_replaced_by_the_spare(make_cli: Any) -> 
         refused = cli.call("chaos", *command, code=1)
         assert "there is no node nobody; there are: node-0, node-1, node-2" in refused.stderr
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     said = cli.call("chaos", "kill-node", "--node", done["node"]).stdout
     assert said.startswith(f"switched off (node {done['node']})\nswitch it on again: {on} ")
     with closing(api_of(cli)) as api:
@@ -385,6 +385,6 @@ def test_commands_that_follow_end_with_the_local_cluster(make_cli: Any) -> None:
     read_until(jobs, lambda line: line.startswith("train "))
     cli.call("down")
     for process in (logs, jobs):
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 1
         assert f"error: no cluster runs from {cli.directory}; start one with" in said

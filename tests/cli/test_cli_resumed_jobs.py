@@ -17,6 +17,7 @@ from tests.apiclient import Api
 from tests.cli_calls import Cli
 from tests.e2e.control import api_of
 from tests.operator.pytorchjobs import pytorchjob
+from tests.watching import PATIENCE_SECONDS
 from unbroken.core.auto_resume import Record
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import write_record
@@ -227,7 +228,7 @@ def test_a_lost_node_is_shown_with_the_time_until_the_job_ran_again(
     text = cli.call("explain", "moves").stdout
     assert f"culprit    node {node}\n" in text
     assert "remedy     deletes all 2 pods\n" in text
-    with urllib.request.urlopen(cli.json("status")["metrics"], timeout=30) as answer:
+    with urllib.request.urlopen(cli.json("status")["metrics"], timeout=PATIENCE_SECONDS) as answer:
         metrics = answer.read().decode()
     labels = '{job="moves",kind="PyTorchJob",namespace="default"}'
     for line in (

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
 from tests.e2e.clusters import SESSION, processes
+from tests.watching import PATIENCE_SECONDS
 from unbroken.kube.client import connect
 
 pytestmark = pytest.mark.slow
@@ -220,7 +221,7 @@ def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     process = cli.start("run", script, "1000", SESSION)
     read_until(process, lambda line: line == "step 1")
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert "to continue it: unbroken resume interrupted" in rest
     assert "Traceback" not in rest
@@ -236,7 +237,7 @@ def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
         asked = shown("step 8")
         process.send_signal(signal.SIGINT)
         rest = shown(None)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE_SECONDS) == 130
     assert asked.count("stop the job? Press Ctrl-C again") == 1
     assert "to continue it: unbroken resume asked" in rest
     assert cli.json("describe", "asked")["state"] == "Suspended"
@@ -252,7 +253,7 @@ def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
     *_, why, _ = read_until(process, lambda line: "--resource example.com/net=N" in line)
     assert "waits: pod huge-pods-0: Unschedulable: 0/" in why
     cli.call("delete", "huge")
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert "Traceback" not in rest
 
 
@@ -261,7 +262,7 @@ def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
     process = cli.start("run", cli.script("terminated.py", COUNT), "1000", SESSION)
     read_until(process, lambda line: line == "step 1")
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143
     assert not processes(f"terminated.py 1000 {SESSION}")
 
@@ -288,7 +289,7 @@ def test_a_job_that_is_deleted_while_followed_says_so(cli: Cli) -> None:
     process = cli.start("run", cli.script("vanishing.py", COUNT), "1000")
     read_until(process, lambda line: line == "step 1")
     cli.call("delete", "vanishing")
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert rest.endswith("error: job vanishing was deleted\n")
 
@@ -326,7 +327,7 @@ def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
     script = cli.script("shown.py", COUNT)
     with at_terminal(cli, "run", "--nproc-per-node", "2", script, "40") as (process, shown):
         text = shown(None)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
     assert "step 39" in text
     assert "shown: Running, 0 restarts" in text
     assert "agent running  0:running 1:running" in text
@@ -343,7 +344,7 @@ def test_output_goes_on_when_the_cluster_was_killed_and_started_again(make_cli: 
     assert select.select([handle], [], [], 10)[0]
     os.close(handle)
     cli.call("up", "--detach")
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, rest
     steps = [line for line in rest.splitlines() if line.startswith("step ")]
     assert steps == [f"step {number}" for number in range(6, 60)]
@@ -373,4 +374,4 @@ def test_a_run_waits_for_a_cluster_that_starts_in_another_terminal(make_cli: Mak
     done = cli.call("run", cli.script("beside.py", "print('ran')"))
     assert done.stdout == "ran\n"
     cli.call("down")
-    cluster.communicate(timeout=60)
+    cluster.communicate(timeout=PATIENCE_SECONDS)

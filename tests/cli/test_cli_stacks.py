@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli_calls import Cli, read_until
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def standing(cli: Cli) -> Iterator[str]:
     read_until(process, lambda line: line == "here")
     yield "standing"
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     cli.call("delete", "standing", code=None)
 
 

@@ -22,7 +22,7 @@ from lightkube.resources.core_v1 import Node
 
 from tests.apiclient import Api, Object
 from tests.apiservers import Cluster
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, Message, sign
@@ -96,7 +96,9 @@ class Running:
         """Send one request as it is given."""
         place = urlsplit(self.endpoint)
         assert place.hostname is not None
-        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+        connection = http.client.HTTPConnection(
+            place.hostname, place.port, timeout=PATIENCE_SECONDS
+        )
         sent = {"host": place.netloc, "content-type": JSON, "x-amz-target": target}
         sent |= {name.replace("_", "-").lower(): value for name, value in headers.items()}
         if is_signed:

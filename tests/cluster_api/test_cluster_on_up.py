@@ -109,7 +109,7 @@ def test_a_cluster_of_real_nodes_lives_through_a_replacement(up: Up) -> None:
     assert "Two: InService" in done.stderr
     nodes = up.objects("api/v1/nodes")
     assert len(nodes) == 3
-    with urlopen(status["metrics"], timeout=30) as answer:
+    with urlopen(status["metrics"], timeout=PATIENCE_SECONDS) as answer:
         assert b'unbroken_nodes{ready="true"} 3.0' in answer.read()
     for node in nodes:
         labels = node["metadata"]["labels"]

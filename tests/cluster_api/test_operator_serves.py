@@ -16,7 +16,7 @@ from tests.apiclient import Api
 from tests.apiservers import Cluster, free_port
 from tests.cli_calls import UNBROKEN, Cli, read_until
 from tests.cluster_api.api_program import Running, credentials_file
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 GROUP = {
@@ -29,7 +29,7 @@ GROUP = {
 
 def page(url: str) -> str:
     """Text of a page."""
-    with urlopen(url, timeout=30) as answer:
+    with urlopen(url, timeout=PATIENCE_SECONDS) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -76,7 +76,7 @@ def test_the_operator_serves_the_cluster_api_and_metrics(
         api.close()
     finally:
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, said
     assert "Traceback" not in said
 
@@ -106,7 +106,7 @@ def test_the_cluster_api_runs_without_an_operator(
         assert refused.code == "ResourceLimitExceeded"
     finally:
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, "Traceback" in said) == (0, False), said
 
 

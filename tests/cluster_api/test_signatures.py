@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cluster_api.credentials import read_credentials
 from unbroken.cluster_api.errors import ApiError
 from unbroken.cluster_api.signatures import DATE_FORMAT, Credential, Message, sign, verify
@@ -46,7 +47,9 @@ def signed(now: float = NOW, key: Credential = KEY) -> Message:
 @pytest.mark.parametrize("token", ["", "temporary+token/="])
 def test_what_botocore_signs_is_taken(aws_folder: Path, token: str) -> None:
     arguments = [str(aws_folder / "python"), "-c", BOTOCORE, KEY.key_id, KEY.secret, token]
-    said = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        arguments, check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     headers = {name.lower(): value for name, value in json.loads(said.stdout).items()}
     headers["host"] = "127.0.0.1:8080"
     at = datetime.strptime(headers["x-amz-date"], DATE_FORMAT).replace(tzinfo=UTC).timestamp()

@@ -18,6 +18,7 @@ from tests.apiservers import Cluster
 from tests.cli_calls import Cli
 from tests.cluster_api.api_program import KEY, Running, credentials_file, running_api
 from tests.deploy.charts import EVERYTHING, of_kind, render
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cluster_api.driver import LIMITS, ClusterApiOptions, Tls
 
 pytestmark = pytest.mark.slow
@@ -102,7 +103,9 @@ def test_handshakes_that_are_not_made_keep_nobody_out(
     place = urlsplit(secured.endpoint)
     with ExitStack() as stack:
         silent = [
-            stack.enter_context(socket.create_connection((str(place.hostname), place.port), 30))
+            stack.enter_context(
+                socket.create_connection((str(place.hostname), place.port), PATIENCE_SECONDS)
+            )
             for _ in range(2 * LIMITS.connections)
         ]
         done = listed(aws_folder, secured.endpoint, "--ca-bundle", str(tmp_path / "ca.crt"))

@@ -13,6 +13,7 @@ import pytest
 from tests.apiclient import Answer, Api, Object
 from tests.samples import STRICT, config_map, pod, warned
 from tests.tables import cases
+from tests.watching import PATIENCE_SECONDS
 
 MEBIBYTE = 1 << 20
 
@@ -216,10 +217,12 @@ def raw(
     if place.scheme == "https":
         context = ssl.create_default_context(cadata=api.cluster.ca)
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            place.hostname, place.port, timeout=20, context=context
+            place.hostname, place.port, timeout=PATIENCE_SECONDS, context=context
         )
     else:
-        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+        connection = http.client.HTTPConnection(
+            place.hostname, place.port, timeout=PATIENCE_SECONDS
+        )
     connection.request(method, path, body, headers)
     response = connection.getresponse()
     response.content = response.read()  # type: ignore[attr-defined]

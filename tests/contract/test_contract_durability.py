@@ -15,6 +15,7 @@ import pytest
 from tests.apiclient import Api, Object
 from tests.apiservers import CannotStartError, embedded_cluster
 from tests.samples import config_map, define, definition, open_schema, widget
+from tests.watching import PATIENCE_SECONDS
 
 WRITES = 60
 """Number of writes acknowledged before the server is killed."""
@@ -56,9 +57,9 @@ def killed_while_writing(api: Api) -> list[Object]:
     queue: Queue[Object] = Queue()
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write, api, queue)
-        acknowledged = [queue.get(timeout=20) for _ in range(WRITES)]
+        acknowledged = [queue.get(timeout=PATIENCE_SECONDS) for _ in range(WRITES)]
         kill(api)
-        writing.result(timeout=20)
+        writing.result(timeout=PATIENCE_SECONDS)
     while not queue.empty():
         acknowledged.append(queue.get())
     return acknowledged

@@ -24,6 +24,7 @@ from tests.e2e.clusters import UNBROKEN, Cluster
 from tests.e2e.control import Operator
 from tests.operator.realkube import Node
 from tests.operator.trained_jobs import until
+from tests.watching import PATIENCE_SECONDS
 
 LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
 """Lock of a control plane on the bridge: its address is fixed, so a machine can have only one."""
@@ -99,7 +100,7 @@ class Plane:
                 os.kill(int(pid), signal.SIGKILL)
         until(lambda: not any(map(self._works_here, own)), "the control plane has ended")
         for process in self._restarted:
-            process.wait(timeout=10)
+            process.wait(timeout=PATIENCE_SECONDS)
 
     def _works_here(self, pid: str) -> bool:
         try:

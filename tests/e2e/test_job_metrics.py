@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.clusters import Cluster
 from tests.e2e.jobs import Job, job
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -28,7 +28,7 @@ class Scrape:
 
     def __init__(self, cluster: Cluster) -> None:
         address = json.loads(cluster.unbroken("status", "-o", "json").stdout)["metrics"]
-        with urlopen(address, timeout=30) as answer:
+        with urlopen(address, timeout=PATIENCE_SECONDS) as answer:
             text = answer.read().decode()
         self.families: list[Metric] = list(text_string_to_metric_families(text))
         self.samples = [one for family in self.families for one in family.samples]

@@ -23,6 +23,7 @@ from kubernetes import client, config
 from kubernetes.stream import portforward
 
 from tests.e2e.clusters import Cluster, pod
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs/port_server.py"
@@ -63,7 +64,7 @@ def forward(cluster: Cluster, web: str, request: pytest.FixtureRequest) -> Forwa
             assert run.stdout is not None
             found = re.match(r"Forwarding from 127\.0\.0\.1:(\d+) ->", run.stdout.readline())
             try:
-                assert found, run.communicate(timeout=30)
+                assert found, run.communicate(timeout=PATIENCE_SECONDS)
                 yield int(found[1]), run
             finally:
                 run.terminate()
@@ -91,7 +92,7 @@ def test_kubectl_forwards_a_port_of_a_pod_and_of_a_service(forward: Forward) -> 
     for what in ("pod/web", "service/web"):
         with forward(what, PAGE) as (port, _):
             for _ in range(2):
-                connection = http.client.HTTPConnection("localhost", port, timeout=30)
+                connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_SECONDS)
                 assert page(connection) == (200, b"page of the pod\n")
                 connection.close()
 
@@ -100,7 +101,7 @@ def test_kubectl_carries_many_connections_at_once_and_their_ends(forward: Forwar
     with forward("pod/web", DIGESTS) as (port, _):
 
         def dial() -> socket.socket:
-            return socket.create_connection(("127.0.0.1", port), timeout=60)
+            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
 
         # Nothing is ever read for this one, and nothing comes: it keeps nobody waiting.
         with dial() as idle, ThreadPoolExecutor(10) as pool:
@@ -112,9 +113,9 @@ def test_kubectl_carries_many_connections_at_once_and_their_ends(forward: Forwar
 
 def test_kubectl_is_told_that_nothing_listens(forward: Forward) -> None:
     with forward("pod/web", NOBODY) as (port, run):
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
             assert connection.recv(1) == b""
-        _, told = run.communicate(timeout=30)
+        _, told = run.communicate(timeout=PATIENCE_SECONDS)
     assert "error forwarding port 9 to pod web: no connection to 127." in told
     assert "Connection refused" in told
 
@@ -122,7 +123,9 @@ def test_kubectl_is_told_that_nothing_listens(forward: Forward) -> None:
 def test_kubectl_goes_on_after_a_connection_that_the_program_breaks(forward: Forward) -> None:
     with forward("pod/web", BROKEN) as (port, run):
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            with socket.create_connection(
+                ("127.0.0.1", port), timeout=PATIENCE_SECONDS
+            ) as connection:
                 connection.sendall(b"x")
                 assert connection.recv(1) == b""
         assert run.poll() is None
@@ -169,7 +172,7 @@ def ask(cluster: Cluster, path: str, headers: dict[str, str]) -> tuple[int, str]
     config.load_kube_config(str(cluster.directory / "kubeconfig"), client_configuration=loaded)
     trusted = ssl.create_default_context(cafile=loaded.ssl_ca_cert)
     place = loaded.host.removeprefix("https://")
-    connection = http.client.HTTPSConnection(place, context=trusted, timeout=60)
+    connection = http.client.HTTPSConnection(place, context=trusted, timeout=PATIENCE_SECONDS)
     said = {"Authorization": str(loaded.get_api_key_with_prefix("BearerToken")), **headers}
     connection.request("POST", f"/api/v1/namespaces/default/pods/{path}", headers=said)
     with closing(connection), connection.getresponse() as answer:
@@ -194,7 +197,7 @@ def test_what_cannot_be_forwarded_is_refused(cluster: Cluster, web: str) -> None
 def test_connections_end_with_the_client(cluster: Cluster, web: str, forward: Forward) -> None:
     with (
         forward("pod/web", DIGESTS) as (port, run),
-        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection,
     ):
         connection.sendall(b"held")
         until(lambda: "held" in cluster.kubectl("logs", web, "--tail=1").stdout)

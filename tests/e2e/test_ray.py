@@ -19,6 +19,7 @@ import yaml
 
 from tests.e2e.clusters import Cluster, processes
 from tests.job_samples import MANIFESTS
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENVIRONMENT = Path(
@@ -174,7 +175,7 @@ def test_the_dashboard_is_used_through_a_forwarded_port(
 ) -> None:
     cluster = raycluster_of_the_guide(make_cluster)
     with dashboard(cluster, "rayml-head-svc") as place:
-        page = http.client.HTTPConnection(place, timeout=60)
+        page = http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)
         page.request("GET", "/")
         answer = page.getresponse()
         assert (answer.status, b"<title>Ray Dashboard" in answer.read()) == (200, True)

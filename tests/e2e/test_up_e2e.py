@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clusters import SESSION, UNBROKEN, Cluster, kill, pod, processes, python
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 MakeCluster = Callable[..., Cluster]
@@ -31,7 +32,9 @@ def test_a_second_up_says_so_and_changes_nothing(make_cluster: MakeCluster) -> N
 def test_status_and_down_without_a_cluster_are_clear(tmp_path: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [*UNBROKEN, arguments[0], "--dir", str(tmp_path / "none"), *arguments[1:]]
-        return subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
+        return subprocess.run(
+            command, text=True, capture_output=True, check=False, timeout=PATIENCE_SECONDS
+        )
 
     status = call("status")
     assert status.returncode == 3
@@ -59,7 +62,9 @@ def test_wrong_arguments_get_one_clear_line(
             arguments = ["--port", str(taken.getsockname()[1])]
             said = "cannot listen on 127.0.0.1"
         command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), *arguments]
-        done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, text=True, capture_output=True, check=False, timeout=PATIENCE_SECONDS
+        )
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -147,7 +152,7 @@ def test_ctrl_c_ends_the_foreground_cleanly(tmp_path: Path) -> None:
     assert "is ready" in process.stdout.readline()
     assert process.stdout.readline() == f"export KUBECONFIG={tmp_path}/x/kubeconfig\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
     assert sys.executable

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.agent.running import linked, running, start, stop
+from tests.watching import PATIENCE_SECONDS
 from unbroken.spec.job.parse import parse_job
 from unbroken.wire.agent import AgentState
 
@@ -59,8 +60,8 @@ def launch(directory: Path) -> list[subprocess.Popen[str]]:
 
 def finish(ranks: list[subprocess.Popen[str]]) -> list[str]:
     """Wait until all ranks have ended well; return the lines of rank 0."""
-    text, _ = ranks[0].communicate(timeout=100)
-    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    text, _ = ranks[0].communicate(timeout=PATIENCE_SECONDS)
+    assert [rank.wait(timeout=PATIENCE_SECONDS) for rank in ranks] == [0, 0]
     return text.splitlines()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.e2e.clusters import Cluster
+from tests.watching import PATIENCE_SECONDS
 from unbroken.local import networks
 from unbroken.local.node.addresses import NODES_MAX
 
@@ -40,7 +41,7 @@ def program(command: list[str]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE_SECONDS)
 
 
 class Node:
@@ -62,5 +63,5 @@ class Node:
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(timeout=20)
-        subprocess.run([*self._command, "--stop-pods"], check=True, timeout=30)
+        self._process.wait(timeout=PATIENCE_SECONDS)
+        subprocess.run([*self._command, "--stop-pods"], check=True, timeout=PATIENCE_SECONDS)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster_logs import assert_no_errors
 from tests.e2e.clusters import UNBROKEN, Cluster, find_kubectl
-from tests.watching import wait_until
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 Object = dict[str, Any]
 
@@ -159,7 +159,7 @@ class Operator:
     def close(self) -> None:
         """End it, and fail if its log has an error."""
         self.process.terminate()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=PATIENCE_SECONDS)
         self._log.close()
         assert_no_errors(self._path)
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.sim.__main__ import FRESH_FIRST, FRESH_SEEDS, fresh_seeds, main
 from unbroken.sim.progress import LINE_SECONDS, Progress, describe
 
@@ -74,7 +75,7 @@ def test_ctrl_c_at_a_terminal_ends_a_run_with_what_was_found(processes: str) -> 
         except OSError:  # the terminal is closed
             break
     os.close(ours)
-    assert process.wait(10) == 130
+    assert process.wait(PATIENCE_SECONDS) == 130
     text = said.decode()
     assert text.count("\r\x1b[K") >= 2, "the line is updated, and removed"
     assert "interrupted; up to then:" in text

@@ -23,6 +23,7 @@ from tests.apiclient import Api
 from tests.apiservers import Cluster
 from tests.job_samples import changed, job, published, rule
 from tests.samples import define
+from tests.watching import PATIENCE_SECONDS
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.local.job_programs import ADMISSIONS
@@ -53,7 +54,7 @@ def running(directory: Path, **admissions: Admit) -> Iterator[Api]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert is_up.wait(20)
+        assert is_up.wait(PATIENCE_SECONDS)
         with closing(client(started[0])) as api:
             yield api
     finally:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.clusters import Cluster, find_kubectl, processes
 from tests.local.machines.test_machine_pool import all_end
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ class Gate:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        reader.join(30)
+        reader.join(PATIENCE_SECONDS)
         assert found, "the script did not come so far"
         return found[0]
 

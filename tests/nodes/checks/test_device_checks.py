@@ -15,6 +15,7 @@ import pytest
 
 from tests.apiservers import free_port
 from tests.nodes.checks.check_calls import CHECKS, call, failures
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")
@@ -63,7 +64,7 @@ def pair(tmp_path: Path, ranks: tuple[int, int], plant: str = "") -> list[list[d
     with subprocess.Popen(first, stdout=subprocess.PIPE, text=True) as process:
         more = ("--rank", "1", "--peer", "a", "--ranks", str(ranks[1]))
         other = call(tmp_path, *arguments[:3], *more, plant=plant)
-        said = process.communicate(timeout=60)[0].splitlines()
+        said = process.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
     return [[json.loads(line) for line in said], other]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.apiservers import free_port
 from tests.nodes.checks.check_calls import CHECKS, call, failures
+from tests.watching import PATIENCE_SECONDS
 from unbroken.errors import SpecError
 from unbroken.nodes.checks import gpu_count
 from unbroken.nodes.checks.basic import meminfo
@@ -108,7 +109,9 @@ def test_two_machines_sum_and_a_wrong_sum_is_found(tmp_path: Path) -> None:
         [*CHECKS, *arguments, "--rank", "0", "--peer", "b"], stdout=subprocess.PIPE, text=True
     ) as first:
         other = call(tmp_path, *arguments[:3], "--rank", "1", "--peer", "a", plant="wrong-sum:1")
-        said = [json.loads(line) for line in first.communicate(timeout=60)[0].splitlines()]
+        said = [
+            json.loads(line) for line in first.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
+        ]
     for results, peer in ((said, "b"), (other, "a")):
         assert set(failures(results)) == {"all-reduce"}
         by_test = {one["test"]: one for one in results}

@@ -26,7 +26,7 @@ from tests.e2e.clusters import find_kubectl
 from tests.operator.nodes.provider_definitions import MACHINES as CAPI_DEFINITION
 from tests.operator.nodes.provider_definitions import NODECLAIMS
 from tests.operator.plain import Object, PlainRequests
-from tests.watching import until
+from tests.watching import PATIENCE_SECONDS, until
 from unbroken.kube.client import KubeClient
 from unbroken.operator.nodes.providers import (
     AwsProvider,
@@ -376,7 +376,9 @@ class Ec2:
 
     def _run(self, program: str, *arguments: str) -> str:
         words = [self.python, "-c", program, *arguments]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+        ).stdout
 
     def actions(self, instance: str) -> list[str]:
         """Return the actions that named the instance, in order."""

@@ -20,6 +20,7 @@ from tests.cluster_logs import assert_no_errors
 from tests.e2e.clusters import UNBROKEN
 from tests.operator.conftest import NUMBERS, job
 from tests.operator.trained_jobs import until
+from tests.watching import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 
@@ -98,7 +99,7 @@ def asking(
         yield found
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE_SECONDS)
         found.kubectl("delete", CONFIGURATION)
     assert_no_errors(log)
 
