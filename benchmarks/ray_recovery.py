@@ -2,7 +2,7 @@
 
 A RayCluster of real Ray: a head and two workers, each on its own node, and two spare nodes. Two
 ranks (ray_steps.py) make a step each 0.2 s, with a checkpoint each 10 steps in a shared folder.
-`auto-resume`: with the two annotations. `ray-train-alone`: without them, so that KubeRay creates
+`auto-resume`: with the two annotations. `ray-train-alone`: it is off, so that KubeRay creates
 pods again, `FailureConfig(max_failures=-1)` starts workers again, and nothing else acts.
 
 Seconds are from the loss (before kubectl is started) to the first step of the next start. Needs
@@ -74,10 +74,11 @@ class Trial:
 def manifest(mode: str) -> Object:
     """The RayCluster."""
     both = {AUTO_RESUME: "true", MAX_RETRIES: "1000"}
+    annotations = both if mode == OURS else {AUTO_RESUME: "false"}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": {"name": "ray", "annotations": both if mode == OURS else {}},
+        "metadata": {"name": "ray", "annotations": annotations},
         "spec": {
             "headGroupSpec": group("0", "2Gi"),
             "workerGroupSpecs": [
