@@ -26,6 +26,7 @@ from unbroken.core.job.life import as_port
 from unbroken.core.logs.pattern_trees import Unreadable, read_pattern
 from unbroken.core.logs.rule_sets import rule_sets
 from unbroken.core.nodes.health_object import Memory, read_memory
+from unbroken.core.ray_resume import RayState
 from unbroken.errors import PeerError, SpecError
 from unbroken.foreign_numbers import INT64_MAX, finite_number, no_number, whole_number
 from unbroken.local.apiserver.http.requests import Query, list_options
@@ -37,7 +38,7 @@ from unbroken.local.ray.admission import admit_raycluster
 from unbroken.operator.election import is_dead
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kueue.objects import Priority, workload_body
-from unbroken.operator.resume.ray_views import dashboard_url
+from unbroken.operator.resume.ray_views import dashboard_url, read_state
 from unbroken.operator.resume.record import read_record
 from unbroken.spec import keys
 from unbroken.spec.job.parse import parse_job
@@ -163,6 +164,13 @@ def test_an_option_of_the_agent_with_such_a_number_is_refused(name: str, text: s
     if text:  # Empty is absent.
         with pytest.raises(SpecError, match=name):
             parse([f"--{name}={text}", "train.py"], {})
+
+
+@pytest.mark.parametrize("digits", [10, 20, 400, 4_300, 5_000])
+def test_a_state_with_such_a_number_counts_as_missing(digits: int) -> None:
+    for text in ('{"cluster":"a","attempt":%s}', '{"head":{"name":"h","restarts":%s}}'):
+        assert read_state({keys.RESUME_RAY: text % ("9" * digits)}) == RayState()
+    assert read_state({keys.RESUME_RAY: '{"attempt":7}'}).attempt == 7
 
 
 def test_a_sign_is_read_where_numbers_below_0_are_allowed() -> None:

@@ -33,7 +33,7 @@ def _hold(node: Node) -> Object:
     text = ((node.metadata and node.metadata.annotations) or {}).get(CHECK_HOLD, "")
     try:
         result = msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return result if isinstance(result, dict) else {}
 

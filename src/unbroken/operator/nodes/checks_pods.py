@@ -249,7 +249,7 @@ def read_results(log: str, node: str) -> list[CheckResult]:
     for line in log.splitlines():
         try:
             content = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         if not isinstance(content, Mapping) or "test" not in content:
             continue

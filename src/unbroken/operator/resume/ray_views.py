@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from lightkube.models.core_v1 import PodSpec, PodStatus
@@ -20,7 +20,7 @@ from unbroken.core.ray_resume import (
     unsupported,
 )
 from unbroken.errors import SpecError
-from unbroken.foreign_numbers import PORT_MAX, whole_number
+from unbroken.foreign_numbers import INT32_MAX, PORT_MAX, whole_number
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
@@ -176,10 +176,13 @@ def dashboard_url(cluster: Object, pod: Pod) -> str:
 # --- the record
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+
+
 class _HeadText(msgspec.Struct):
     name: str
     uid: str
-    restarts: int = 0
+    restarts: Count = 0
 
 
 class _JobText(msgspec.Struct):
@@ -192,7 +195,7 @@ class _StateText(msgspec.Struct, omit_defaults=True):
     clusterUid: str = ""
     head: _HeadText | None = None
     isLost: bool = False
-    attempt: int = 0
+    attempt: Count = 0
     jobs: list[_JobText] = []
     hung: list[str] = []
 
