@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from unbroken.cli.job.views import (
     state,
     world_size,
 )
+from unbroken.cli.local.up import _export_line
 from unbroken.cli.run.manifests import (
     Script,
     Sizes,
@@ -35,6 +37,8 @@ from unbroken.cli.run.manifests import (
     script_name,
 )
 from unbroken.cli.show import size_text
+from unbroken.errors import SpecError
+from unbroken.local.state import Paths
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.parse import parse_job
 
@@ -264,3 +268,20 @@ def test_ages_and_lines_are_short() -> None:
 )
 def test_a_memory_size_is_shown_in_gib(quantity: str | None, shown: str) -> None:
     assert size_text(quantity) == shown
+
+
+def test_a_script_in_a_deleted_folder_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SpecError, match="this folder was deleted"):
+        of_script(Script(["a.py"], "a.py"), "a")
+
+
+@pytest.mark.parametrize("name", ["plain", "with blank", "quote'd", "dollar$x"])
+def test_the_line_for_the_shell_exports_the_kubeconfig_of_any_folder(name: str) -> None:
+    paths = Paths(Path("/x", name))
+    words = shlex.split(_export_line(paths))
+    assert words == ["export", f"KUBECONFIG=/x/{name}/kubeconfig"]

@@ -100,12 +100,20 @@ def check_script(script: Script, name: str | None) -> tuple[str, ...]:
         if shutil.which(script.program) is None:
             raise SpecError(f"no such program: {script.program}")
     elif not Path(script.program).exists():
-        raise SpecError(f"no such script: {script.program} (in {os.getcwd()})")
+        raise SpecError(f"no such script: {script.program} (in {folder()})")
     elif Path(script.program).is_dir() and not any(
         Path(script.program, name).is_file() for name in ("__main__.py", "__main__.pyc")
     ):
         raise SpecError(f"{script.program} is a folder without __main__.py: name a script in it")
     return notes
+
+
+def folder() -> str:
+    """The folder of the command; SpecError if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise SpecError("this folder was deleted; run the script from another one") from None
 
 
 def is_manifest(program: str) -> bool:
@@ -129,7 +137,7 @@ def of_script(script: Script, name: str) -> Manifest:
     container = {
         "name": "pytorch",
         "image": f"{OWN_GROUP}/this-machine",
-        "workingDir": os.getcwd() if is_text(os.getcwd()) else "/",
+        "workingDir": folder() if is_text(folder()) else "/",
         "command": [sys.executable, "-P", "-m", "unbroken.agent"],
         # Kubernetes would replace `$(NAME)`.
         "args": [as_text(word).replace("$", "$$") for word in script.arguments],
@@ -193,7 +201,7 @@ def environment(
     script: Script, stdin: str = "", environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The environment variables of a script's pods; `stdin` as in `agent.shell.capture`."""
-    captured = capture(environ, script.arguments, os.getcwd(), stdin)
+    captured = capture(environ, script.arguments, folder(), stdin)
     return {"PYTHON_EXEC": python(environ), **captured}
 
 
