@@ -80,7 +80,9 @@ def test_describe_names_every_process(cli: Cli, counting: tuple[str, Any]) -> No
     assert found["state"] == "Running"
     assert (found["replicas"], found["ready"], found["restarts"]) == (2, 2, 0)
     assert sorted(pod["node"] for pod in found["pods"]) == ["node-0", "node-1"]
-    assert [one["reason"] for one in found["events"]][:2] == ["Created", "Running"]
+    # The job of a script begins suspended: its name is claimed before its Secret is made.
+    reasons = ["JobInitiallySuspended", "Resumed", "Running"]
+    assert [one["reason"] for one in found["events"]][:3] == reasons
     for rank, pid in workers(found).items():
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert f"RANK={rank}".encode() in variables

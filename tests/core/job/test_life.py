@@ -82,6 +82,13 @@ def test_changed_replicas_are_answered_with_a_warning() -> None:
     assert script.job.state.nnodes == 2
 
 
+def test_changed_replicas_of_a_suspended_job_need_no_warning() -> None:
+    script = Script(spec(1, policy=RunPolicy(suspend=True)))
+    script.run("0 job\n0 synced")
+    script.spec = replace(script.spec, replica_specs=spec(2).replica_specs)
+    script.run("10 job ->")
+
+
 def test_raised_deadline_takes_effect_at_once() -> None:
     script = running(1, policy=RunPolicy(active_deadline_seconds=50))
     script.spec = spec(1, policy=RunPolicy(active_deadline_seconds=500))

@@ -247,7 +247,7 @@ class ClusterApiGround(ObjectGround):
         if action is Action.REPLACE:
             await super().carry_out(node, action)
         else:
-            await self.boot(node, f"after {await self.boot_of(node)}")
+            await self.boot(node, f"after-{await self.boot_of(node)}")
 
 
 class LocalGround(Ground):
@@ -336,7 +336,7 @@ class CommandGround(Ground):
         """Carry out a request as `Ground.carry_out`."""
         (self._folder / f"done-{node}").touch()
         if action is Action.REBOOT:
-            await self.boot(node, f"after {await self.boot_of(node)}")
+            await self.boot(node, f"after-{await self.boot_of(node)}")
 
 
 MAKE_GROUP = """
@@ -464,7 +464,7 @@ class Ec2Ground(Ground):
     async def carry_out(self, node: str, action: Action) -> None:
         """Carry out a request as `Ground.carry_out`."""
         if action is Action.REBOOT:
-            await self.boot(node, f"after {await self.boot_of(node)}")
+            await self.boot(node, f"after-{await self.boot_of(node)}")
 
 
 class HyperPodGround(Ground):
@@ -528,7 +528,7 @@ class HyperPodGround(Ground):
     async def carry_out(self, node: str, action: Action) -> None:
         """Carry out a request as `Ground.carry_out`."""
         if action is Action.REBOOT:
-            await self.boot(node, f"after {await self.boot_of(node)}")
+            await self.boot(node, f"after-{await self.boot_of(node)}")
             return
         path = f"{MACHINE.path}/{node}"
         await self.client.delete_if_present(path)

@@ -271,10 +271,11 @@ class Job:
         if state.phase is Phase.UNKNOWN:
             self._begin(now)
             return
-        if old is not None and _shape(old) != _shape(event.spec):
+        is_live = state.phase in (*_LIVE, Phase.ADOPTING)
+        if is_live and old is not None and _shape(old) != _shape(event.spec):
             text = "replicaSpecs and nprocPerNode take effect at the next full start of the job"
             state.record_event("SpecChanged", text, is_warning=True)
-        if state.hold is not None and state.phase in (*_LIVE, Phase.ADOPTING):
+        if state.hold is not None and is_live:
             self._suspend(state.hold, now)
         elif state.phase in _LIVE:
             self._move_waiting(gate, now)
