@@ -17,7 +17,7 @@ from tests.agent.running import Operator, Running, linked, program, running, sta
 from unbroken.agent.evidence import procfs, spy
 from unbroken.agent.evidence.examine import Examination, Subject
 from unbroken.agent.evidence.flight_recorder import Request
-from unbroken.core.diagnosis.rank_activity import Kind, activities_of
+from unbroken.core.diagnosis.rank_activity import GIL_IDLE_SHARE, Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.activity import is_active
 from unbroken.errors import WorldError
@@ -382,7 +382,10 @@ def test_the_thread_that_holds_the_gil_is_told(tmp_path: Path, how: str, words: 
         assert [one.name for one in rank.threads if one.holds_gil] == [
             "MainThread" if how == "pausing_itself" else "holder"
         ]
-        assert blame([rank], 0.0).why.startswith(f"rank 0 {words}")
+        # On a busy machine a thread that computes may use no more than one that waits.
+        is_starved = rank.cpu_share is not None and rank.cpu_share < GIL_IDLE_SHARE
+        seen = words.replace(" and computes", "") if is_starved else words
+        assert blame([rank], 0.0).why.startswith(f"rank 0 {seen}")
         (group,) = blame([rank], 0.0).groups
         assert any(frame.startswith(words.rpartition(" ")[2]) for frame in group.stack)
 

@@ -35,5 +35,5 @@ def test_a_loss_that_is_never_recovered_from_is_tried_twice() -> None:
 def test_only_one_mode_has_auto_resume() -> None:
     both = {AUTO_RESUME, MAX_RETRIES}
     assert manifest(OURS)["metadata"]["annotations"].keys() == both
-    assert manifest(ALONE)["metadata"]["annotations"] == {}
+    assert manifest(ALONE)["metadata"]["annotations"] == {AUTO_RESUME: "false"}
     assert manifest(OURS)["spec"] == manifest(ALONE)["spec"]

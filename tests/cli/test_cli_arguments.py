@@ -61,7 +61,7 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--no-python", "nosuchprogram"], "no such program: nosuchprogram"),
         (["run", "--nnodes", "0", "train.py"], "--nnodes"),
         (["run", "--nnodes", "1:4", "train.py"], "--nnodes"),
-        (["run", "--nproc-per-node", "some", "train.py"], "spec.nprocPerNode"),
+        (["run", "--nproc-per-node", "some", "train.py"], "--nproc-per-node 'some' is neither a"),
         (["run", "--shutdown-signal", "SIGHUP", "train.py"], "shutdown-signal"),
         (["run", "nosuch.yaml"], "cannot read nosuch.yaml: No such file or directory\n"),
         (["run", "~nobody-here.yaml"], "cannot read ~nobody-here.yaml: No such file or directory"),
