@@ -43,7 +43,7 @@ async def test_the_last_state_and_the_logs_are_shown(
     with pytest.raises(AssertionError, match=wanted):
         await until(lambda: "Pending", "Running".__eq__, logs=tmp_path)
     with pytest.raises(AssertionError, match=wanted):
-        wait_until(lambda: "Pending", "Running".__eq__, logs=tmp_path)
+        wait_until(lambda: "Pending", "Running".__eq__, logs=tmp_path, patience=0.0)
     with pytest.raises(AssertionError, match=re.escape("last state: []\n--- logs\nno pod")):
         await until(list, news=asyncio.Event(), logs=lambda: "no pod")
 

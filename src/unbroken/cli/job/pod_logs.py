@@ -145,11 +145,20 @@ class LogReaders:
                         await self._on_line(pod, line)
                 return
             except UnbrokenError as error:
-                if str(error) != problem:
-                    problem = str(error)
-                    name = pod["metadata"]["name"]
-                    self._on_problem(f"cannot read the output of {name}: {problem}")
-                if not isinstance(error, WorldError):
+                is_lost = isinstance(error, WorldError)
+                if (text := _problem(pod, error, is_lost=is_lost)) != problem:
+                    problem = text
+                    self._on_problem(text)
+                if not is_lost:
                     return
                 self._broken[container] = pod
             await pause(RETRY_SECONDS)
+
+
+def _problem(pod: Object, error: UnbrokenError, *, is_lost: bool) -> str:
+    """Say why the output of a pod is not read: one sentence for all signs of a lost connection."""
+    name = pod["metadata"]["name"]
+    if is_lost:
+        node = pod["spec"].get("nodeName", "")
+        return f"the connection to the output of {name} on {node} is lost, and is tried again"
+    return f"cannot read the output of {name}: {error}"
