@@ -77,9 +77,14 @@ def is_overdue(fences: Iterable[Fence], now: float) -> bool:
 
 def awaited(node: str, reason: str) -> str:
     """Say what a job waits for whose pod is on a silent node, and how a person frees it."""
+    return f"{why_awaited(node, reason)} {proof_command(node)}"
+
+
+def why_awaited(node: str, reason: str) -> str:
+    """Say what a job waits for, up to the command that frees it (`proof_command`)."""
     return (
         f"node {node} does not answer, and may still run a pod of the job ({reason}), which "
-        f"therefore starts nowhere else. Switch its machine off, then run: {proof_command(node)}"
+        "therefore starts nowhere else. Switch its machine off, then run:"
     )
 
 

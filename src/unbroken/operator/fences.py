@@ -23,7 +23,7 @@ from unbroken.core.fencing import (
 )
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.conditions import ready_status, silent_since
+from unbroken.kube.conditions import is_ready, silent_since
 from unbroken.kube.events import EventRecorder
 from unbroken.log_lines import Log
 from unbroken.spec.keys import FENCE, FENCES
@@ -67,8 +67,8 @@ class Fences:
             return True
         annotations, now = node.metadata.annotations or {}, wall()
         fences = read_fences(annotations.get(FENCES, ""))
-        is_ready = ready_status(node) == "True"
-        verdict = fence_verdict(is_ready, bool(annotations.get(FENCE)), fences, pod, now)
+        is_asked_for = bool(annotations.get(FENCE))
+        verdict = fence_verdict(is_ready(node), is_asked_for, fences, pod, now)
         if verdict is not FenceVerdict.ASK:
             text = advice(verdict, name, reason)
             if verdict is FenceVerdict.STANDS and is_overdue(fences, now):

@@ -1,4 +1,4 @@
-"""What a job waits for whose pods are on nodes that do not answer."""
+"""Sentences about silent nodes for which a job waits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from unbroken.cli.connection import NODES, Cluster
-from unbroken.core.fencing import awaited
+from unbroken.core.fencing import proof_command, why_awaited
 from unbroken.kube.errors import Forbidden
 from unbroken.spec.job_kinds import ENDED_PHASES
 from unbroken.spec.keys import FENCE, OUT_OF_SERVICE
 from unbroken.spec.lookup import value_at
+
+from .views import is_ready
 
 Object = dict[str, Any]
 
@@ -32,16 +34,13 @@ async def fence_waits(cluster: Cluster, pods: Iterable[Object]) -> list[str]:
         except Forbidden:
             return []
         if node is not None and is_awaited(node):
-            said, _, command = awaited(name, f"pod {min(names)}").rpartition(" kubectl ")
-            found += [said, f"kubectl {command}"]
+            found += [why_awaited(name, f"pod {min(names)}"), proof_command(name)]
     return found
 
 
 def is_awaited(node: Object) -> bool:
     """True if the fence of a node is asked for, and the node is neither ready nor fenced."""
-    conditions = value_at(node, "status", "conditions") or ()
-    is_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
     taints = value_at(node, "spec", "taints") or ()
     is_fenced = any(one["key"] == OUT_OF_SERVICE for one in taints)
     is_asked_for = bool(value_at(node, "metadata", "annotations", FENCE))
-    return is_asked_for and not is_ready and not is_fenced
+    return is_asked_for and not is_fenced and not is_ready(node)

@@ -21,6 +21,7 @@ from unbroken.core.ray_resume import (
 )
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import INT32_MAX, PORT_MAX, whole_number
+from unbroken.kube.conditions import is_ready
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
@@ -155,12 +156,6 @@ def head_of(pod: Pod) -> Head | None:
     name = spec.containers[0].name if spec.containers else ""
     restarts = [one.restartCount for one in status.containerStatuses or () if one.name == name]
     return Head(metadata.name or "", metadata.uid or "", restarts[0] if restarts else 0)
-
-
-def is_ready(pod: Pod) -> bool:
-    """True if the pod is ready."""
-    conditions = (pod.status and pod.status.conditions) or ()
-    return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
 
 def dashboard_url(cluster: Object, pod: Pod) -> str:
