@@ -81,7 +81,7 @@ async def test_an_agent_that_reports_without_end_is_read_at_its_rate(
     async with serving(flood) as port, linked(port, key=None) as operator:
         await asyncio.sleep(SECONDS)
         assert SOME < len(operator.reports) <= most + SOME
-        assert operator.losses == [], "what is read late is no silence"
+        assert operator.losses == [], "an agent whose messages are read late is not silent"
 
 
 @in_virtual_time

@@ -28,7 +28,7 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Provide a directory in memory if possible: the disk is not what is tested."""
+    """Provide a directory in memory if possible: the tests are not about the disk."""
     place = Path("/dev/shm")
     with TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as directory:
         yield Path(directory)

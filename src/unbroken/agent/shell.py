@@ -1,4 +1,4 @@
-"""What a script inherits of the shell that typed `unbroken run`, beyond what a pod's spec can hold.
+"""State of the shell of `unbroken run` that a script inherits and a pod's spec cannot hold.
 
 `capture` writes it in the shell's process, into one variable of the Secret of the job. `take` reads
 it in the agent's process, from which the workers inherit it. The values are ASCII: text that is not
@@ -62,7 +62,7 @@ class Shell:
     stdin: str = ""
     """Name of the socket that lends standard input; empty: none."""
     notes: tuple[str, ...] = ()
-    """What this process could not take over."""
+    """Sentences about the parts that this process could not take over."""
 
 
 def is_text(text: str) -> bool:

@@ -38,8 +38,10 @@ class PatternSet:
 
 
 def _compile_set(sources: Sequence[str], memory_bytes: int) -> re2.Set | None:
-    """Return a set of the patterns and of one that matches everything; None: there are none, or
-    they are too large for one automaton."""
+    """Return a set of the patterns and of one that matches everything.
+
+    None: no patterns are given, or they are too large for one automaton.
+    """
     if not sources:
         return None
     try:
