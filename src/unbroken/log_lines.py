@@ -16,6 +16,8 @@ import logging
 import re
 from enum import Enum
 
+LINE_FORM = "%(asctime)s %(levelname)s %(name)s %(message)s"
+"""Form of a line with its time, level and module."""
 LONGEST = 1000
 """Characters of a value; the rest is cut off."""
 KEYS = {

@@ -16,6 +16,7 @@ import yaml
 
 from tests.cli_calls import Cli
 from tests.e2e.clusters import find_kubectl
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.slow
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
@@ -111,16 +112,67 @@ def test_the_program_of_the_documents_works_as_they_type_it(cli: Cli) -> None:
 
 def wait_succeeded(cli: Cli, name: str) -> None:
     """Wait for a job's end with kubectl."""
-    kubectl = find_kubectl()
-    condition = ["--for=condition=Succeeded", "--timeout=60s"]
+    kubectl(cli, "wait", f"pytorchjob/{name}", "--for=condition=Succeeded", "--timeout=60s")
+
+
+def kubectl(cli: Cli, *arguments: str) -> str:
+    """Run kubectl on the cluster; return its output."""
     environment = {**os.environ, "KUBECONFIG": str(cli.directory / "kubeconfig")}
-    subprocess.run(
-        [kubectl, "wait", f"pytorchjob/{name}", *condition],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=90,
+    command = [find_kubectl(), *arguments]
+    done = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=90
     )
+    return done.stdout
+
+
+def test_a_command_runs_in_the_pods_of_a_job_that_is_suspended_then(cli: Cli) -> None:
+    write_config(cli)
+    (cli.folder / "train.py").write_text("import signal\nsignal.pause()\n")
+    job = ("--job-name", "runs")
+    start = ("hyperpod", "start-job", "--config-file", "./config.yaml", *job)
+    cli.call(*start, "--node-count", "2")
+    patch = ("hyperpod", "patch-job")
+
+    def pods() -> list[str]:
+        listed = json.loads(cli.call("hyperpod", "list-pods", *job).stdout)["pods"]
+        return [one["Pod Name"] for one in listed]
+
+    names = wait_until(pods, lambda found: len(found) == 2)
+    for name in names:
+        kubectl(cli, "wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+    said = hyperpod(cli, "exec", *job, "--all-pods", "--", "echo", "-n", "I am; echo $0")
+    assert said.stdout == "".join(f"{name}\nI am/bin/bash\n" for name in names)
+    one = hyperpod(cli, "exec", *job, "-p", names[0], "--", "exit", "7")
+    assert (one.returncode, one.stdout) == (7, "")
+    wrong = cli.call("hyperpod", "exec", *job, "--", "ls", code=1).stderr
+    assert wrong == "error: give one of --pod POD and --all-pods\n"
+
+    assert cli.call(*patch, "suspend", *job).stdout == "runs: suspended\n"
+    kubectl(cli, "wait", "pytorchjob/runs", "--for=condition=Suspended", "--timeout=60s")
+    wait_until(pods, lambda found: found == [])
+    none = cli.call("hyperpod", "exec", *job, "--all-pods", "--", "ls", code=1).stderr
+    assert none == "error: job runs has no pods\n"
+    assert cli.call(*patch, "unsuspend", *job).stdout == "runs: unsuspended\n"
+    kubectl(cli, "wait", "pytorchjob/runs", "--for=condition=Running", "--timeout=60s")
+    kubectl(cli, "label", "pytorchjob/runs", "kueue.x-k8s.io/queue-name=team")
+    refused = cli.call(*patch, "suspend", *job, code=1).stderr
+    assert refused.startswith("error: job runs is in the queue team, and Kueue decides")
+    cli.call("hyperpod", "cancel-job", *job)
+
+
+def test_clusters_that_are_absent_are_said_to_be(cli: Cli) -> None:
+    empty = cli.call("hyperpod", "get-clusters", "--clusters", "ml")
+    assert empty.stdout == "[]\n"
+    hint = "make a cluster with: unbroken cluster create\n"
+    assert empty.stderr == f"no nodes of clusters of ml; {hint}"
+    connect = ("hyperpod", "connect-cluster", "--cluster-name", "ml")
+    assert cli.call(*connect, code=1).stderr == (f"error: no node belongs to a cluster ml; {hint}")
+    kubectl(cli, "label", "node", "node-0", "sagemaker.amazonaws.com/cluster-name=ml")
+    found = cli.call(*connect, "--region", "us-west-2")
+    assert found.stdout == "ml: commands reach this cluster\n"
+    assert "--region us-west-2 has no effect" in found.stderr
+    refused = cli.call(*connect, "--namespace", "team", code=1).stderr
+    assert "kubectl config set-context --current --namespace=team" in refused
 
 
 def test_what_is_wrong_in_the_file_is_said_with_its_place(make_cli: Callable[..., Cli]) -> None:

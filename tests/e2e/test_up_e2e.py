@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clusters import SESSION, UNBROKEN, Cluster, kill, pod, processes, python
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 MakeCluster = Callable[..., Cluster]
@@ -137,9 +137,24 @@ def test_down_after_a_kill_leaves_no_process(make_cluster: MakeCluster) -> None:
     cluster.wait("pod/worker", "condition=Ready")
     kill(cluster.up_pid)
     assert processes(f"killed {SESSION}")
-    cluster.unbroken("down")
+    cluster.unbroken("down", "--purge")
     assert not processes(f"killed {SESSION}")
     assert not processes(str(cluster.directory))
+    assert not cluster.directory.exists()
+
+
+def test_the_operators_log_is_where_hyp_looks_for_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("--nodes", "0")
+    place = ("-n", "aws-hyperpod")
+    of_it = (*place, "logs", "-l", "hp-training-control-plane", "--tail=-1", "--timestamps")
+
+    def log() -> str:
+        return cluster.kubectl(*of_it, "--since=1h").stdout
+
+    wait_until(log, lambda text: "INFO unbroken.operator." in text)
+    cluster.unbroken("down")
+    cluster.unbroken("up", "--detach", "--no-operator")
+    assert cluster.get(*place, "pods")["items"] == []
 
 
 @pytest.mark.smoke

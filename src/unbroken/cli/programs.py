@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unbroken.log_lines import LINE_FORM
+
 from .app import option
 from .options import Context, LocalDirectory
 from .place import find
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 def start_logging() -> None:
     """Write log lines of level INFO and above to standard error."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LINE_FORM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from .state import ClusterOptions, Paths
 DATABASE = "objects.db"
 CREDENTIALS = "cluster-api-credentials"
 MADE = (
-    *("nodes", "logs", "volumes", "apiserver.lock", "internal.kubeconfig", "kubelet-token"),
+    *("nodes", "logs", "volumes", "launcher"),
+    *("apiserver.lock", "internal.kubeconfig", "kubelet-token"),
     *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
     *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
     # Last, so that a purge that was interrupted can be repeated.

@@ -47,6 +47,7 @@ from .folders import private
 from .job_programs import ADMISSIONS, job_programs
 from .node import stop_pods
 from .node_daemons import daemon_beside
+from .operator_pod import POD, operator_log, show_operator
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
 
@@ -84,10 +85,12 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
     with _sole(paths):
         paths.options.write_bytes(msgspec.json.encode(options))
         try:
-            async with serving(paths.directory, options.port, ADMISSIONS) as server:
-                with observing() as result:
-                    metrics = OperatorMetrics(result)
-                    await _run_parts(paths, options, server, metrics, stopped, on_ready)
+            with operator_log(paths.logs / "operator") as own_log:
+                logs = {POD: own_log.read}
+                async with serving(paths.directory, options.port, ADMISSIONS, logs) as server:
+                    with observing() as result:
+                        metrics = OperatorMetrics(result)
+                        await _run_parts(paths, options, server, metrics, stopped, on_ready)
         finally:
             paths.state.unlink(missing_ok=True)
             await stop_scripts(paths.nodes)
@@ -122,6 +125,7 @@ async def _run_parts(
             )
             first = [parts.create_task(informers.run())]
             await definitions.install(client)
+            await show_operator(client, runs=options.operator)
             if not options.operator:
                 watch_nodes(informers, metrics.registry, state.since)
             for program in job_programs(options):

@@ -76,6 +76,9 @@ REPLICA_LABEL = f"{OWN_PREFIX}replica-spec"
 """Label of a job's pods: the name of their replica spec; the operator reads it."""
 INDEX_LABEL = f"{OWN_PREFIX}index"
 """Label of a job's pods: their index in the replica spec; the operator and Kueue read it."""
+CONTROL_PLANE = "hp-training-control-plane"
+"""Label of the operator's pods.  Written by the chart and `unbroken up`; read by
+`hyp get-operator-logs`."""
 
 
 class ConditionType(Enum):

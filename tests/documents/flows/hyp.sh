@@ -27,6 +27,8 @@ $ hyp list-pods hyp-pytorch-job --job-name sample
 ~ hyp get-logs hyp-pytorch-job --job-name sample --pod-name sample-pod-1
 > rank 2 of 4
 > rank 3 of 4
+~ hyp get-operator-logs hyp-pytorch-job --since-hours 1
+> unbroken.operator.jobs
 $ touch finish
 ~ hyp list hyp-pytorch-job
 > Completed

@@ -1,11 +1,14 @@
 """`unbroken hyperpod`: the commands of the HyperPod CLI 2.x, on any cluster with PyTorchJobs.
 
-Options and answers are those of aws/sagemaker-hyperpod-cli, branch release_v2.  Commands that need
-an AWS account (connecting, consoles) are left out.
+Options and answers are those of aws/sagemaker-hyperpod-cli, branch release_v2.  Consoles need an
+AWS account and are left out.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +21,8 @@ from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import AlreadyExists
-from unbroken.spec.keys import PYTORCHJOB_LABEL
+from unbroken.spec.job_kinds import PYTORCHJOB
+from unbroken.spec.keys import CLUSTER_NAME, PYTORCHJOB_LABEL, QUEUE
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, KIND, PATH, PLURAL
 
 from .clusters import capacities
@@ -32,6 +36,8 @@ JOBS = Collection(
     f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
     "(a local cluster has one unless it was started with --no-pytorchjobs)",
 )
+
+MAKE_CLUSTER = "make a cluster with: unbroken cluster create"
 
 app = App(
     no_args_is_help=True,
@@ -206,8 +212,42 @@ def get_clusters(
         output.print(rows)
     elif rows:
         print_table(list(rows[0]), [list(one.values()) for one in rows])
-    else:
-        note("no nodes of clusters; make a cluster with: unbroken cluster create")
+    if not rows:
+        wanted = f" of {', '.join(sorted(names))}" if names else ""
+        note(f"no nodes of clusters{wanted}; {MAKE_CLUSTER}")
+
+
+@app.command("connect-cluster")
+def connect_cluster(
+    cluster_name: Annotated[str, typer.Option(help="Name of the cluster of machines.")],
+    region: Annotated[str, typer.Option(help="Has no effect: there are no regions.")] = "",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help="Refused: each command has its own option.")
+    ] = "",
+    *,
+    target: Target,
+) -> None:
+    """Check that commands reach a cluster of machines; it has nothing else to connect.
+
+    Example: `unbroken hyperpod connect-cluster --cluster-name ml-cluster`
+    """
+    if namespace:
+        raise SpecError(
+            f"--namespace {namespace} is not kept: give it to each command, or run: kubectl config "
+            f"set-context --current --namespace={namespace}"
+        )
+
+    async def act(cluster: Cluster) -> set[str]:
+        nodes = await cluster.select(NODES)
+        return {(node["metadata"].get("labels") or {}).get(CLUSTER_NAME, "") for node in nodes}
+
+    names = target.run(act) - {""}
+    if cluster_name not in names:
+        known = f"it has: {', '.join(sorted(names))}" if names else MAKE_CLUSTER
+        raise SpecError(f"no node belongs to a cluster {cluster_name}; {known}")
+    if region:
+        note(f"--region {region} has no effect: the kubeconfig names the cluster")
+    print(f"{cluster_name}: commands reach this cluster")
 
 
 @app.command("cancel-job")
@@ -275,12 +315,7 @@ def get_log(
     """
 
     async def act(cluster: Cluster) -> list[str]:
-        await cluster.get(JOBS, job_name)
-        pods = await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
-        names = sorted(str(item["metadata"]["name"]) for item in pods)
-        if pod not in names:
-            listed = ", ".join(names) or "none"
-            raise SpecError(f"job {job_name} has no pod {pod}; it has: {listed}")
+        await _pods_of(cluster, job_name, pod or None)
         lines = cluster.client.text_lines(
             f"{cluster.path(PODS, pod)}/log", {"container": CONTAINER}
         )
@@ -292,6 +327,98 @@ def get_log(
     else:
         for line in lines:
             print(line)
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True})
+def exec_command(
+    job_name: JobOption,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="Command line for bash.")
+    ],
+    pod: Annotated[str, typer.Option("-p", "--pod", help="Name of the pod.")] = "",
+    every: Annotated[
+        bool, typer.Option("--all-pods", help="Run the command in all pods of the job.")
+    ] = False,
+    namespace: Namespace = "",
+    *,
+    target: Target,
+) -> None:
+    """Run a command line with bash in one pod or in all pods of a job; needs kubectl.
+
+    The exit code is that of the first pod in which it fails.
+
+    Example: `unbroken hyperpod exec --job-name train --all-pods -- nvidia-smi -L`
+    """
+    if bool(pod) is every:
+        raise SpecError("give one of --pod POD and --all-pods")
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise SpecError("exec needs kubectl, and there is none on the PATH")
+
+    async def act(cluster: Cluster) -> tuple[str, list[str], list[str]]:
+        place, pods = cluster.place, await _pods_of(cluster, job_name, pod or None)
+        options = {"kubeconfig": place.kubeconfig, "context": place.context}
+        words = [f"--{name}={value}" for name, value in options.items() if value]
+        return cluster.namespace, words, pods
+
+    inside, words, pods = target.run(act, Use.CHANGE, namespace)
+    failed = 0
+    for name in pods:
+        if every:
+            print(name, flush=True)
+        chosen = [*words, "-n", inside, "exec", name, "-c", CONTAINER]
+        line = [kubectl, *chosen, "--", "/bin/bash", "-c", " ".join(command)]
+        failed = failed or subprocess.run(line, check=False).returncode
+    if failed:
+        raise typer.Exit(failed)
+
+
+async def _pods_of(cluster: Cluster, job_name: str, pod: str | None) -> list[str]:
+    """Names of the pods of a job; with `pod` of this one alone; SpecError if there is none."""
+    await cluster.get(JOBS, job_name)
+    pods = await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
+    names = sorted(str(item["metadata"]["name"]) for item in pods)
+    if pod is not None and pod not in names:
+        raise SpecError(f"job {job_name} has no pod {pod}; it has: {', '.join(names) or 'none'}")
+    if not names:
+        raise SpecError(f"job {job_name} has no pods")
+    return names if pod is None else [pod]
+
+
+class PatchType(StrEnum):
+    """Changes that `patch-job` makes."""
+
+    SUSPEND = "suspend"
+    UNSUSPEND = "unsuspend"
+
+
+@app.command("patch-job")
+def patch_job(
+    patch_type: Annotated[PatchType, typer.Argument(help="Change to make.")],
+    job_name: JobOption,
+    namespace: Namespace = "",
+    *,
+    target: Target,
+) -> None:
+    """Suspend a job, which deletes its pods, or let it run again.
+
+    Example: `unbroken hyperpod patch-job suspend --job-name train`
+    """
+    is_suspended = patch_type is PatchType.SUSPEND
+
+    async def act(cluster: Cluster) -> None:
+        job = await cluster.get(JOBS, job_name)
+        if queue := (job["metadata"].get("labels") or {}).get(QUEUE):
+            active = "false" if is_suspended else "true"
+            raise SpecError(
+                f"job {job_name} is in the queue {queue}, and Kueue decides when it runs: set "
+                f"spec.active of its Workload to {active} instead (kubectl -n {cluster.namespace} "
+                "get workloads)"
+            )
+        await cluster.patch(JOBS, job_name, PYTORCHJOB.suspension(is_suspended))
+
+    target.run(act, Use.CHANGE, namespace)
+    print(f"{job_name}: {patch_type.value}ed")
 
 
 def _summary(job: Object) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from unbroken.errors import WorldError
 from unbroken.listener import Connections, Limits, bound
-from unbroken.local.apiserver.http.proxy import NodeProxy
+from unbroken.local.apiserver.http.proxy import NodeProxy, ReadLog
 from unbroken.local.apiserver.http.requests import BODY_BYTES_MAX
 from unbroken.local.apiserver.http.server import ApiServer
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
@@ -63,19 +63,23 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, port: int = 0, admissions: Mapping[str, Admit] | None = None
+    directory: Path,
+    port: int = 0,
+    admissions: Mapping[str, Admit] | None = None,
+    own_logs: Mapping[str, ReadLog] | None = None,
 ) -> AsyncIterator[Serving]:
     """Serve from `directory` until the block is left.
 
     Port 0: the port used last time if it is still free.  `admissions` are the judges of custom
-    kinds by resource, such as widgets.example.com.  WorldError when another process serves
+    kinds by resource, such as widgets.example.com.  `own_logs` are the logs of pods that no node
+    runs, by the pod's namespace/name.  WorldError when another process serves
     the directory, or when the port or the files cannot be used.
     """
     with _locked(directory):
         identity = access.identity(directory)
         store = Store(directory / "objects.db")
         store.open()
-        proxy = NodeProxy(identity.kubelet_token)
+        proxy = NodeProxy(identity.kubelet_token, own_logs or {})
         catalogue = Catalogue(BUILTINS)
         around = _write_context(admissions or {})
         server = ApiServer(store, catalogue, around, identity.token, proxy)

@@ -33,7 +33,7 @@ from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube.client import KubeClient, Object, connect
 from unbroken.kube.errors import ApiRefusal
 from unbroken.listener import Connections, Limits, admitted
-from unbroken.log_lines import Log
+from unbroken.log_lines import LINE_FORM, Log
 from unbroken.spec.job.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
@@ -253,7 +253,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LINE_FORM)
     asyncio.run(_main())
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from unbroken.agent_http.sessions import plain_session
-from unbroken.errors import PeerError
+from unbroken.errors import PeerError, SpecError
 from unbroken.kube.clock import wall
 from unbroken.local.apiserver.store import Store
 from unbroken.local.node_calls import authorization
@@ -43,11 +43,19 @@ LOG_OPTIONS = (
 )
 
 
-class NodeProxy:
-    """Speaks to the nodes with the token that they share with this server."""
+ReadLog = Callable[[Mapping[str, str]], AsyncIterator[bytes]]
+"""Reads a log as the options of a request ask; SpecError for values that make no sense."""
 
-    def __init__(self, token: str) -> None:
+
+class NodeProxy:
+    """Speaks to the nodes with the token that they share with this server.
+
+    `own_logs` are the logs of pods that no node runs, by the pod's namespace/name.
+    """
+
+    def __init__(self, token: str, own_logs: Mapping[str, ReadLog]) -> None:
         self._token = token
+        self._own_logs = own_logs
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -75,6 +83,8 @@ class NodeProxy:
         meta = pod["metadata"]
         container = container_of(pod, request.query.get("container", ""))
         if subresource == "log" and not pod["spec"].get("nodeName"):
+            if read := self._own_logs.get(f"{meta['namespace']}/{meta['name']}"):
+                return await _own_log(request, read)
             return web.Response(content_type="text/plain")  # nothing was said yet
         if subresource == "exec" and not _is_running(pod, container):
             raise bad_request(f'container not found ("{container}"): it is not running')
@@ -88,8 +98,7 @@ class NodeProxy:
             raise _no_answer(pod, error) from error
 
     async def _log(self, request: web.BaseRequest, url: str) -> web.StreamResponse:
-        if request.method != "GET":
-            raise ApiError(405, "MethodNotAllowed", "logs are read with GET")
+        _check_read(request)
         params = {name: request.query[name] for name in LOG_OPTIONS if name in request.query}
         asked = URL(url).with_query(params)
         async with self._client().get(asked, headers=self._headers(asked)) as upstream:
@@ -168,6 +177,25 @@ class NodeProxy:
                 tasks.create_task(_pump(downstream, upstream))
                 tasks.create_task(_pump(upstream, downstream))
             return downstream
+
+
+async def _own_log(request: web.BaseRequest, read: ReadLog) -> web.StreamResponse:
+    _check_read(request)
+    try:
+        chunks = read(request.query)
+    except SpecError as error:
+        raise bad_request(str(error)) from error
+    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+    await response.prepare(request)
+    async for chunk in chunks:
+        await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+def _check_read(request: web.BaseRequest) -> None:
+    if request.method != "GET":
+        raise ApiError(405, "MethodNotAllowed", "logs are read with GET")
 
 
 def _chosen(request: web.BaseRequest, what: str, known: Sequence[str]) -> str:
