@@ -29,7 +29,7 @@ import unbroken
 DISTRIBUTIONS = ("aiohttp", "google-re2", "py-spy")
 """Packages that the agent imports or starts; those that they require are taken, too."""
 PARTS = (
-    *("__init__.py", "errors.py", "agent", "agent_http", "core", "listener.py"),
+    *("__init__.py", "errors.py", "agent", "agent_http", "budget.py", "core", "listener.py"),
     *("foreign_numbers.py", "log_lines.py", "runtime"),
     *("spec", "wire", "worker"),
 )

@@ -12,18 +12,12 @@ from aiohttp import web
 
 from tests.agent.running import linked
 from tests.virtual_time import in_virtual_time
-from unbroken.agent_http.rates import (
-    BYTES_A_SECOND,
-    BYTES_BURST,
-    CONNECTION_MESSAGES,
-    MESSAGES_A_SECOND,
-    MESSAGES_BURST,
-)
+from unbroken.agent_http.rates import AGENT, CONNECTION_MESSAGES
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_codec import encode_report
 
 SECONDS = 60
-MESSAGES = MESSAGES_BURST + SECONDS * MESSAGES_A_SECOND
+MESSAGES = AGENT.messages.at_once + SECONDS * AGENT.messages.a_second
 """Messages that may be read of an agent in that time."""
 LONG = 100_000
 SOME = 2
@@ -71,7 +65,7 @@ async def serving(flood: Flood) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize(
     ("size", "most"),
-    [(0, MESSAGES), (LONG, (BYTES_BURST + SECONDS * BYTES_A_SECOND) / LONG)],
+    [(0, MESSAGES), (LONG, (AGENT.bytes.at_once + SECONDS * AGENT.bytes.a_second) / LONG)],
 )
 @in_virtual_time
 async def test_an_agent_that_reports_without_end_is_read_at_its_rate(

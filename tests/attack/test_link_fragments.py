@@ -20,11 +20,12 @@ from aiohttp import web
 from tests.attack.flooding_agents import report, serve
 from tests.watching import Watcher, running, until
 from unbroken.agent_http.client import AgentLink, LinkResources
-from unbroken.agent_http.rates import Rate
+from unbroken.agent_http.rates import STREAM, chargeable
 from unbroken.agent_http.sessions import agent_session, plain_session, small_socket
+from unbroken.budget import Bucket, Budget, Flow
 from unbroken.core.ray_resume import Head
 from unbroken.operator.resume.ray_api import Place
-from unbroken.operator.resume.ray_budget import DASHBOARD, Budget, Use
+from unbroken.operator.resume.ray_budget import DASHBOARD, Use
 from unbroken.operator.resume.ray_logs import RayLogs
 from unbroken.wire.agent import LINK_PATH, AgentReport
 
@@ -54,11 +55,11 @@ async def test_fragments_without_end_are_read_once_and_then_later(
 ) -> None:
     pieces, connections = Watcher[int](), Watcher[str]()
 
-    def piece(self: Rate, size: int, work: float, now: float) -> float:
+    def charge(self: AgentLink, size: int, work: float) -> float:
         pieces(size)
         return 3600.0
 
-    monkeypatch.setattr(Rate, "piece", piece)
+    monkeypatch.setattr(AgentLink, "_charge", charge)
     async with attacking("fragments", connections) as port, agent_session() as session:
         shared = LinkResources(session=session, heartbeat_seconds=0.05)
         link = AgentLink("127.0.0.1", port, None, lambda _: None, lambda _: None, shared=shared)
@@ -90,11 +91,11 @@ async def test_the_link_of_a_flooding_agent_is_cut_when_it_ends(
 ) -> None:
     held, connections = Watcher[int](), Watcher[str]()
 
-    def message(self: Rate, size: int, work: float, now: float) -> float:
-        held(size)
+    def spend(self: Budget, size: float, work: float, now: float) -> float:
+        held(int(size))
         return 3600.0
 
-    monkeypatch.setattr(Rate, "message", message)
+    monkeypatch.setattr(Budget, "spend", spend)
     async with attacking("pings", connections) as port, agent_session() as session:
         shared = LinkResources(session=session)
         link = AgentLink("127.0.0.1", port, None, lambda _: None, lambda _: None, shared=shared)
@@ -131,25 +132,24 @@ async def test_the_link_of_an_agent_with_little_to_say_is_closed(closed: Watcher
 
 async def test_a_flooding_log_is_cut_when_nobody_wants_it(closed: Watcher[bool]) -> None:
     connections, head = Watcher[str](), Head("h", "u")
-    budget = Budget("it", replace(DASHBOARD, messages_a_second=0.1), 0.0)
+    budget = Budget("it", replace(DASHBOARD, messages=Flow(0.1, 0.4)), 0.0)
     session = plain_session(make_socket=small_socket)
     async with attacking("pings", connections) as port, session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
             logs.want("a", head, Place(f"http://127.0.0.1:{port}"), ["one"], (), budget)
-            await until(lambda: budget._held[Use.LOG])
+            await until(lambda: budget.held(Use.LOG))
             await connections.until(bool)
             logs.forget("a")
-            await until(lambda: budget._held[Use.LOG], lambda held: held == 0)
+            await until(lambda: budget.held(Use.LOG), lambda held: held == 0)
     assert set(closed.seen) <= {True}
 
 
 def test_the_time_of_a_stream_is_charged_to_its_agent_alone() -> None:
-    bad, good = Rate(0.0), Rate(0.0)
-    waits = [bad.piece(PIECE, PIECE_SECONDS, 0.0) for _ in range(60)]
+    bad, good = Bucket(STREAM, 0.0), Bucket(STREAM, 0.0)
+    waits = [bad.wait(chargeable(PIECE, PIECE_SECONDS), 0.0) for _ in range(60)]
     assert waits[0] == 0.0
     assert waits[-1] == 5.0
-    assert good.piece(PIECE, PIECE_SECONDS, 0.0) == 0.0
+    assert good.wait(chargeable(PIECE, PIECE_SECONDS), 0.0) == 0.0
     # A heartbeat of 100 bytes beside which the process stood still.
-    assert [good.piece(100, 60.0, 0.0) for _ in range(300)][-1] == 0.0
-    assert bad.message(100, 0.0, 0.0) == 0.0, "what was sent in time is still read"
+    assert [good.wait(chargeable(100, 60.0), 0.0) for _ in range(300)][-1] == 0.0

@@ -21,13 +21,14 @@ from aiohttp import web
 
 from tests.watching import Watcher, running
 from unbroken.agent_http.sessions import plain_session, small_socket
+from unbroken.budget import Budget, Limits
 from unbroken.core.auto_resume import Say
 from unbroken.core.ray_resume import DashboardAnswer, Head, StopHung
 from unbroken.errors import PeerError
 from unbroken.kube.cache import Key
 from unbroken.kube.events import BURST, EventRecorder
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume import ray_budget, ray_dashboard
+from unbroken.operator.resume import ray_dashboard
 from unbroken.operator.resume.orders import Orders
 from unbroken.operator.resume.ray_api import (
     COMMAS_MAX,
@@ -39,7 +40,6 @@ from unbroken.operator.resume.ray_api import (
 from unbroken.operator.resume.ray_budget import (
     DASHBOARD,
     NAMESPACE,
-    Budget,
     Budgets,
     Use,
 )
@@ -66,10 +66,10 @@ class Charged(Budget):
         """Seconds that the stream of a log is held up after each piece."""
         self.sizes, self.reads = Watcher[int](), Watcher[float]()
 
-    def spend(self, size: int, work: float, now: float, messages: int = 1) -> float:
+    def spend(self, size: float, work: float, now: float, messages: float = 1.0) -> float:
         """Note the charge."""
         if messages:
-            self.sizes(size)
+            self.sizes(int(size))
         else:
             self.reads(work)
         delay = super().spend(size, work, now, messages)
@@ -173,11 +173,11 @@ def test_no_namespace_takes_the_connections_of_others() -> None:
     bad = [budgets.of("bad", number, 0.0) for number in range(10)]
     good = budgets.of("good", "ray", 0.0)
     with ExitStack() as opened:
-        for _ in range(DASHBOARD.logs):
+        for _ in range(DASHBOARD.connections[Use.LOG]):
             opened.enter_context(bad[0].connection(Use.LOG))
         with pytest.raises(PeerError, match="its head has 20 connections for each log"):
             opened.enter_context(bad[0].connection(Use.LOG))
-        for number in range(DASHBOARD.logs, NAMESPACE.logs):
+        for number in range(DASHBOARD.connections[Use.LOG], NAMESPACE.connections[Use.LOG]):
             opened.enter_context(bad[1 + number % 9].connection(Use.LOG))
         with pytest.raises(PeerError, match="namespace bad has 100 connections"):
             opened.enter_context(bad[9].connection(Use.LOG))
@@ -192,7 +192,7 @@ def test_all_namespaces_together_have_a_limit() -> None:
     every = [budgets.of(f"n{number // 5}", number, 0.0) for number in range(30)]
     with ExitStack() as opened, pytest.raises(PeerError, match="the operator has 400"):
         for budget in every:
-            for _ in range(DASHBOARD.logs):
+            for _ in range(DASHBOARD.connections[Use.LOG]):
                 opened.enter_context(budget.connection(Use.LOG))
 
 
@@ -267,7 +267,6 @@ async def test_a_list_that_is_refused_is_named_once(
     body: bytes, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray_dashboard, "SILENCE_SECONDS", 0.0)
-    monkeypatch.setattr(ray_budget, "BURST_SECONDS", 3600.0)
     listed, unused = Watcher[str](), Any
 
     async def jobs(_: web.Request) -> web.Response:
@@ -277,7 +276,10 @@ async def test_a_list_that_is_refused_is_named_once(
     async with serving([web.get("/api/jobs/", jobs)]) as url, plain_session() as session:
         dashboards = ray_dashboard.RayDashboards(unused, session, lambda _: None, lambda *_: None)
         key = Key("team", "ray")
-        dashboards.want(key, HEAD, Place(url), Budgets(0.0).of("team", key, 0.0))
+        budget = Budget(
+            "its head", Limits(connections=DASHBOARD.connections, lines_a_minute=2), 0.0
+        )
+        dashboards.want(key, HEAD, Place(url), budget)
         async with running(dashboards.run()):
             await listed.until(lambda seen: len(seen) >= 4)
     (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")

@@ -6,8 +6,8 @@ states what should be. A newer one replaces an older one that is still unsent, a
 been lost with its link is sent again. A request for evidence or for imports is not a command: it is
 sent once, on a link that is up, and never delays a command.
 
-An agent is never trusted with the operator's time or memory. Its messages have a bound in size and
-rate (`rates`). An agent that exceeds the rate is read more slowly, so that TCP holds it up.
+An agent is never trusted with the operator's time or memory. Its messages have a bound in size,
+and a budget (`rates`). An agent that exceeds it is read more slowly, so that TCP holds it up.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import aiohttp
 from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
+from unbroken.budget import Bucket, Budget
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import (
@@ -67,7 +68,7 @@ from unbroken.wire.proof import (
 from .identity import Identity
 from .patience import Patience, patience_of
 from .permit import Always, Permit
-from .rates import HEAVY_BYTES, Rate
+from .rates import AGENT, CONNECTION_MESSAGES, HEAVY_BYTES, STREAM, chargeable
 from .reasons import NO_LINK, refusal_text, text_of
 from .reports import read_answer
 from .sessions import agent_session
@@ -172,7 +173,8 @@ class AgentLink:
         self._on_evidence = on_evidence
         self.report_bytes = 0
         """Length of the newest report as received."""
-        self._rate: Rate | None = None
+        self._budget = Budget("the agent", AGENT, self._now())
+        self._stream = Bucket(STREAM, self._now())
         self._pending: Command | None = None
         self._unconfirmed: Command | None = None
         """Command sent on this connection, on which no message has arrived since."""
@@ -239,7 +241,7 @@ class AgentLink:
                 if self._failures > 1:
                     self._lose(broken.why)
                     await self._pause()
-                elif delay := self._spoken().connection(self._now()):
+                elif delay := self._budget.spend(0, 0.0, self._now(), CONNECTION_MESSAGES):
                     await _first(asyncio.Event(), delay)
 
     def _lose(self, why: str) -> None:
@@ -277,11 +279,9 @@ class AgentLink:
         self._unconfirmed = None
         self._on_report(report)
 
-    def _spoken(self) -> Rate:
-        """Return the rate at which the agent has sent so far."""
-        if self._rate is None:
-            self._rate = Rate(self._now())
-        return self._rate
+    def _charge(self, size: int, work: float) -> float:
+        """Charge a piece of the stream; return the seconds until the next one is read."""
+        return self._stream.wait(chargeable(size, work), self._now())
 
     def _take(self) -> Command | None:
         self._has_command.clear()
@@ -340,7 +340,7 @@ class AgentLink:
             autoping=False,
             decode_text=False,
         )
-        pace(socket, lambda size, work: self._spoken().piece(size, work, self._now()))
+        pace(socket, self._charge)
         if identity is None:
             return socket
         try:
@@ -361,7 +361,7 @@ class AgentLink:
     async def _receive_all(self, socket: Socket) -> Broken:
         """Take the agent's messages until they end; return why they ended."""
         self._received_hash, self._report, self._questions = 0, None, 0
-        silence, rate = MISSED_MAX * self._shared.heartbeat_seconds, self._spoken()
+        silence, budget = MISSED_MAX * self._shared.heartbeat_seconds, self._budget
         try:
             async with patience_of(silence) as patience:
                 while True:
@@ -377,7 +377,8 @@ class AgentLink:
                     else:
                         work = self._take_frame(frame)
                         patience.received_at = self._received_at
-                    delay = rate.message(size, work, patience.received_at)
+                    cost = chargeable(size, work) if work else 0.0
+                    delay = budget.spend(size, cost, patience.received_at)
                     if delay or not self._shared.room.is_set():
                         # TCP holds the agent up meanwhile, which does not count as its silence.
                         with patience.suspended():
@@ -486,7 +487,7 @@ class AgentLink:
                 self._shared.on_unproven()
             await self._shared.room.wait()
             # Polls have a rate of their own; only long answers make it slower.
-            delay = self._spoken().answer(self.report_bytes, 0.0, self._now())
+            delay = self._budget.spend(self.report_bytes, 0.0, self._now(), 0.0)
             await _first(self._has_command, max(POLL_SECONDS, delay))
         return broken
 

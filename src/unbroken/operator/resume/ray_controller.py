@@ -21,6 +21,7 @@ from lightkube.generic_resource import GenericNamespacedResource as Object
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.agent_http.sessions import plain_session, small_socket
+from unbroken.budget import Budget
 from unbroken.core.auto_resume import ResumeEffect
 from unbroken.core.ray_resume import (
     NOT_RESUMED,
@@ -52,7 +53,7 @@ from unbroken.spec.log_monitoring import log_monitoring_of
 from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
 from .orders import Orders, path_of
 from .ray_api import Place, Tokens, no_token
-from .ray_budget import Budget, Budgets
+from .ray_budget import Budgets
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_logs import RayLogs
 from .ray_views import (

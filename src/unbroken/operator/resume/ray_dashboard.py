@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from unbroken.budget import Budget
 from unbroken.core.ray_resume import (
     DashboardAnswer,
     Head,
@@ -32,7 +33,7 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 
 from .ray_api import PACKAGE, Dashboard, Place, RefusedError, rows_of
-from .ray_budget import TOTAL, Budget, Use
+from .ray_budget import TOTAL, Use
 from .ray_views import request_text, with_attempt
 
 log = Log(__name__)
@@ -120,7 +121,7 @@ class RayDashboards:
         self._refused = refused
         self._asked: dict[Key, _Asked] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
-            "ray-dashboards", self._ask, workers=TOTAL.questions
+            "ray-dashboards", self._ask, workers=TOTAL.connections[Use.QUESTION]
         )
 
     async def run(self) -> None:

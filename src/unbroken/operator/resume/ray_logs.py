@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 import aiohttp
 
+from unbroken.budget import Budget
 from unbroken.core.job.obstacles import printable
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.patterns import PatternSet
@@ -44,7 +45,7 @@ from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
 
 from .ray_api import NO_ANSWER, Dashboard, Place
-from .ray_budget import Budget, Use
+from .ray_budget import Use
 
 log = Log(__name__)
 
