@@ -13,6 +13,8 @@ import re
 SCHEME = "Unbroken-Node"
 VALID_SECONDS = 10
 """Node and API server share one clock."""
+INPUT_BYTES = 32 << 20
+"""Longest message of input for a command, as in Kubernetes (golang.org/x/net/websocket)."""
 HEADER = re.compile(rf"{SCHEME} ([0-9]{{1,12}}):([0-9a-f]{{64}})")
 
 

@@ -94,7 +94,7 @@ class LogReader:
         self._path = path
         self._fd = -1
         self._rest = b""
-        self._line = 0
+        self.line = 0
         """Lines of the log before the next one."""
         self._first = 0
         """Lines of the log before the oldest file, when that was opened."""
@@ -163,7 +163,7 @@ class LogReader:
 
     def _missed(self) -> Entry | None:
         """The entry about lines that are gone between the last one and the open file."""
-        count, self._line = self._first - self._line, max(self._line, self._first)
+        count, self.line = self._first - self.line, max(self.line, self._first)
         if count <= 0:
             return None
         return Entry(stamp(0), "", False, f"{DROPPED_LINES}: {count}".encode())
@@ -173,7 +173,7 @@ class LogReader:
             lines = (self._rest + data).split(b"\n")
             self._rest = lines.pop()
             entries = [entry for line in lines if (entry := parsed(line)) is not None]
-            self._line += sum(not entry.is_partial for entry in entries)
+            self.line += sum(not entry.is_partial for entry in entries)
             yield entries
 
     def close(self) -> None:
@@ -199,26 +199,35 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def last_entries(chunks: Iterator[list[Entry]], count: int) -> list[Entry]:
-    """The entries of the last `count` lines; pieces of one line count once."""
-    kept: list[Entry] = []
-    for chunk in chunks:
-        kept += [entry for entry in chunk if entry.stream]
-        if len(kept) > 4 * count + 10_000:
-            kept = _last_lines(kept, count)
-    return _last_lines(kept, count)
+def since_line(entries: list[Entry], before: int, first: int) -> list[Entry]:
+    """The entries of the lines from number `first` on; `before` lines are older than the entries.
+
+    Pieces of one line count once.
+    """
+    for place, entry in enumerate(entries):
+        if before >= first:
+            return entries[place:]
+        before += bool(entry.stream) and not entry.is_partial
+    return []
 
 
-def _last_lines(entries: list[Entry], count: int) -> list[Entry]:
-    lines, position = 0, len(entries)
-    while position > 0:
-        is_line_end = not entries[position - 1].is_partial or position == len(entries)
-        if is_line_end:
-            lines += 1
-        if lines > count:
-            break
-        position -= 1
-    return entries[position:]
+async def _pieces(reader: LogReader) -> AsyncIterator[list[Entry]]:
+    """New entries in pieces, with a turn for the whole local cluster after each: the 50 MiB of a
+    container that writes empty lines take seconds to read."""
+    for chunk in reader.new():
+        yield chunk
+        await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
+
+
+async def _line_count(path: Path) -> int:
+    """The number of lines of a log, with those that are gone and an unfinished last one."""
+    reader, is_unfinished = LogReader(path), False
+    try:
+        async for chunk in _pieces(reader):
+            is_unfinished = bool(chunk) and chunk[-1].is_partial
+        return reader.line + is_unfinished
+    finally:
+        reader.close()
 
 
 def rendered(entries: list[Entry], options: LogOptions) -> bytes:
@@ -251,17 +260,23 @@ async def stream(path: Path, options: LogOptions, ended: asyncio.Event) -> Async
 
 async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> AsyncIterator[bytes]:
     reader = LogReader(path)
+    first = 0
     try:
         # The watch comes before the first read, so that nothing falls between them.
         with DirectoryWatch(path.parent) as watch:
+            is_tail = options.tail_lines is not None
             if options.tail_lines is not None:
-                kept = last_entries(reader.new(), options.tail_lines)
-                yield rendered(kept, options)
+                first = await _line_count(path) - options.tail_lines
             while True:
                 is_last = not options.follow or ended.is_set()
                 watch.changed.clear()
-                for chunk in reader.new():
-                    yield rendered(chunk, options)
+                async for chunk in _pieces(reader):
+                    entries = chunk
+                    if is_tail:
+                        lines = sum(bool(one.stream) and not one.is_partial for one in chunk)
+                        entries = since_line(chunk, reader.line - lines, first)
+                    yield rendered(entries, options)
+                is_tail = False
                 if is_last:
                     return
                 await _either(watch.changed, ended)

@@ -19,7 +19,7 @@ from unbroken.local.node.pods.pod_worker import PodWorker
 from unbroken.local.node.ports import sessions
 from unbroken.local.node.ports.connection import ForwardedPod
 from unbroken.local.node.processes.exec_session import PROTOCOLS, ExecSession, Wanted
-from unbroken.local.node_calls import is_authorized
+from unbroken.local.node_calls import INPUT_BYTES, is_authorized
 
 from .context import NodeContext
 from .logs import log_options, stream
@@ -134,7 +134,7 @@ class NodeServer:
         target = worker.target(container)
         if target is None:
             raise web.HTTPBadRequest(text=f'container "{container}" does not run')
-        socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=0)
+        socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=INPUT_BYTES)
         await socket.prepare(request)
         await ExecSession(self._node.launcher, target, wanted).run(socket)
         return socket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -14,7 +14,8 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.errors import PeerError, SpecError
 from unbroken.kube.clock import wall
 from unbroken.local.apiserver.store import Store
-from unbroken.local.node_calls import authorization
+from unbroken.local.listeners import strangers
+from unbroken.local.node_calls import INPUT_BYTES, authorization
 
 from .status import ApiError, Object, bad_request
 from .upgrade import SPDY, Upgraded
@@ -29,7 +30,9 @@ FORWARDING = "portforward.k8s.io"
 FORWARD_PROTOCOLS = (TUNNEL, "v4.channel.k8s.io")
 """Protocols of port forwarding over a WebSocket; the second is that of the Python client."""
 FORWARD_BYTES = 2 << 20
-"""Longest message of port forwarding, as on the node."""
+"""Longest message of port forwarding, as on the node, and of the output of a command."""
+ERROR_BYTES = 4096
+"""Bytes of a node's error that are read: its own are shorter."""
 CONNECT_SECONDS = 5.0
 LOG_OPTIONS = (
     "follow",
@@ -90,12 +93,10 @@ class NodeProxy:
             raise bad_request(f'container not found ("{container}"): it is not running')
         base = node_address(pod, store)
         place = f"{meta['namespace']}/{meta['name']}/{container}"
-        try:
+        with _answering(pod):
             if subresource == "log":
                 return await self._log(request, f"{base}/containerLogs/{place}")
             return await self._exec(request, f"{base}/exec/{place}")
-        except (aiohttp.ClientConnectionError, TimeoutError, PeerError) as error:
-            raise _no_answer(pod, error) from error
 
     async def _log(self, request: web.BaseRequest, url: str) -> web.StreamResponse:
         _check_read(request)
@@ -130,9 +131,9 @@ class NodeProxy:
         query = [(name, value) for name, value in request.query.items() if name != "container"]
         asked = URL(url).with_query(query)
         async with self._client().ws_connect(
-            asked, headers=self._headers(asked), protocols=[chosen], max_msg_size=0
+            asked, headers=self._headers(asked), protocols=[chosen], max_msg_size=FORWARD_BYTES
         ) as upstream:
-            downstream = web.WebSocketResponse(protocols=[chosen], max_msg_size=0)
+            downstream = web.WebSocketResponse(protocols=[chosen], max_msg_size=INPUT_BYTES)
             await downstream.prepare(request)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_pump(downstream, upstream))
@@ -157,17 +158,13 @@ class NodeProxy:
             )
         url = URL(f"{base}/portForward/{meta['namespace']}/{meta['name']}")
         asked = url.with_query([("ports", value) for value in request.query.getall("ports", [])])
-        try:
+        with _answering(pod):
             upstream = await self._client().ws_connect(
                 asked,
                 headers=self._headers(asked),
                 protocols=[chosen],
                 max_msg_size=FORWARD_BYTES,
             )
-        except aiohttp.WSServerHandshakeError as error:
-            raise bad_request(f"the node answered {error.status} to {url.path}") from error
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            raise _no_answer(pod, error) from error
         async with upstream:
             if upgrade == SPDY:
                 return await _carry_spdy(request, upstream)
@@ -215,9 +212,18 @@ def _check_version(request: web.BaseRequest) -> None:
         raise ApiError(403, "Forbidden", text[:1000])
 
 
-def _no_answer(pod: Object, error: Exception) -> ApiError:
-    text = f"node {pod['spec']['nodeName']} does not answer: {error}"
-    return ApiError(503, "ServiceUnavailable", text)
+@contextlib.contextmanager
+def _answering(pod: Object) -> Iterator[None]:
+    """Turn a refusal of a pod's node into ApiError 400, and what is no answer into 503."""
+    node = pod["spec"]["nodeName"]
+    try:
+        yield
+    except aiohttp.WSServerHandshakeError as error:
+        path = error.request_info.url.path
+        raise bad_request(f"node {node} answered {error.status} to {path}") from error
+    except (aiohttp.ClientError, TimeoutError, PeerError) as error:
+        text = f"node {node} does not answer: {error}"[:ERROR_BYTES]
+        raise ApiError(503, "ServiceUnavailable", text) from error
 
 
 async def _carry_spdy(
@@ -264,7 +270,7 @@ async def _pump(source: Socket, sink: Socket) -> None:
 
 
 async def _as_error(upstream: aiohttp.ClientResponse) -> ApiError:
-    text = (await upstream.text(errors="replace")).strip()[:1000]
+    text = (await upstream.content.read(ERROR_BYTES)).decode(errors="replace").strip()[:1000]
     reasons: Mapping[int, str] = {400: "BadRequest", 404: "NotFound"}
     reason = reasons.get(upstream.status)
     if reason is None:
@@ -313,4 +319,12 @@ def node_address(pod: Object, store: Store) -> str:
     addresses = [a["address"] for a in status.get("addresses") or [] if a["type"] == "InternalIP"]
     if not port or not addresses:
         raise ApiError(503, "ServiceUnavailable", f"node {name} serves no logs")
+    try:
+        others = strangers(addresses[0], port, {})
+    except ValueError as error:
+        raise ApiError(503, "ServiceUnavailable", f"node {name}: {error}") from error
+    if others:
+        # They would get the input of a command, and could send any log or output.
+        text = f"node {name} is off, and user {others[0]} of this machine listens at its address"
+        raise ApiError(503, "ServiceUnavailable", text)
     return f"http://{addresses[0]}:{port}"
