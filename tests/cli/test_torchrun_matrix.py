@@ -48,6 +48,23 @@ def main():
     raise ValueError("had enough")
 main()
 """,
+    "records.py": """
+import os, time
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("cause")
+    try:
+        time.sleep(1000)
+    finally:
+        raise ValueError("consequence")
+def end(*_):
+    raise SystemExit(1)
+import signal
+signal.signal(signal.SIGTERM, end)
+main()
+""",
     "true.py": "",
     "numbers.json": "[1, 2]",
     "exit.py": "import sys; sys.exit(7)",
@@ -68,6 +85,7 @@ ONCE = ["--max-restarts", "0"]
 RUNS = {
     "ambiguous": ["true.py", "--l"],
     "record": [*ONCE, "record.py"],
+    "records": [*ONCE, "--nproc-per-node", "2", "records.py"],
     "exit": [*ONCE, "exit.py"],
     "kill": [*ONCE, "kill.py"],
     "term": ["term.py"],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
 import re
@@ -72,34 +70,18 @@ def is_shared_memory_full(path: str = "/dev/shm") -> bool:
     return result.f_bavail * result.f_frsize < SHARED_MEMORY_FREE_MIN
 
 
+def error_path(directory: str) -> str:
+    """Return the path of the file into which `@record` writes an error of the worker."""
+    return f"{directory}/error.json"
+
+
 def error_file(directory: str) -> str:
     """Return the text that `@record` left there; empty: none, or it cannot be read."""
     try:
-        with open(f"{directory}/error.json", encoding="utf-8", errors="replace") as file:
+        with open(error_path(directory), encoding="utf-8", errors="replace") as file:
             return file.read(ERROR_FILE_BYTES_MAX)
     except OSError:
         return ""
-
-
-def hand_on_error(directory: str, exit_code: int, path: str) -> bool:
-    """Copy the file that `@record` left there, with the exit code as torchrun adds it; False: there
-    is none. Raises OSError.
-
-    Source: torch 2.13 `ErrorHandler.dump_error_file`.
-    """
-    text = error_file(directory)
-    if not text:
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        error = json.loads(text)
-        if isinstance(error, dict) and isinstance(error.get("message"), dict):
-            error["message"]["errorCode"] = exit_code
-            text = json.dumps(error)
-    draft = f"{path}.draft-{os.getpid()}"
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(draft, path)
-    return True
 
 
 def free_port(taken: Collection[int], source: random.Random) -> int:

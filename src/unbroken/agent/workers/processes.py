@@ -42,6 +42,7 @@ from unbroken.wire.agent import StartCommand
 
 from . import facts, lineage
 from .environment import BOOT, Program, kind_of, programs, python
+from .error_file import ErrorFile
 from .lease import Lease
 from .output import Output, Rhythm, Stream, last_line, open_file, tail_text
 from .spawn import Child, NotStartedError, spawn_all
@@ -122,8 +123,7 @@ class Processes:
         """Local ranks that the newest kill spares."""
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
-        self._has_error_file = False
-        """True after this agent has written the error file of the options, in this attempt."""
+        self._error_file = ErrorFile(options.error_file, self._directories[ProgramStage.TRAIN])
 
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge of this process's children."""
@@ -169,9 +169,7 @@ class Processes:
         directory = f"{self._directories[stage]}/attempt_{attempt}"
         every = programs(self._options, stage, command, directory, self._boots)
         chosen = [program for program in every if program.local_rank not in kept]
-        if self._has_error_file:  # the job has not failed yet
-            self._has_error_file = False
-            Path(self._options.error_file).unlink(missing_ok=True)
+        self._error_file.begin()
         for program in chosen:
             _prepare(program.directory)
         if self._has_own_directory:
@@ -413,7 +411,10 @@ class Processes:
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         self._last_words += 1
-        self._hand_on_error(worker, code)
+        if code and not worker.is_signalled:
+            self._error_file.failed(worker.program.directory, code)
+        if not self._workers:
+            self._error_file.rest()
         at, step = self._clock(), self._last_step(worker)
         is_told = False
 
@@ -439,15 +440,6 @@ class Processes:
 
         patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
         self._output.finish(worker.streams, drained)
-
-    def _hand_on_error(self, worker: Worker, code: int) -> None:
-        path = self._options.error_file
-        if not path or code <= 0 or worker.is_signalled or self._has_error_file:
-            return
-        try:
-            self._has_error_file = facts.hand_on_error(worker.program.directory, code, path)
-        except OSError as error:
-            log.warning("error file is not written", file=path, error=error)
 
     def _last_step(self, worker: Worker) -> int | None:
         if self._watch is not None and worker.stage is ProgramStage.TRAIN:
@@ -563,7 +555,7 @@ def _prepare(directory: str) -> None:
     """Make the directory of a worker's files, without leftovers of an earlier run."""
     try:
         os.makedirs(directory, exist_ok=True)
-        Path(directory, "error.json").unlink(missing_ok=True)
+        Path(facts.error_path(directory)).unlink(missing_ok=True)
     except OSError as error:
         log.warning("cannot write in a directory", file=directory, error=error)
 
