@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import itertools
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -23,6 +25,7 @@ settings.register_profile(
 settings.register_profile("soak", settings.get_profile("tests"), derandomize=False)
 settings.load_profile("tests")
 
+_COUNT = itertools.count()
 STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_cluster}
 
 
@@ -53,6 +56,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help=about)
     parser.addoption("--tier", choices=TIERS, help="run the tests of one tier (tests/tiers.py)")
     parser.addoption("--complete", action="store_true", help="with --tier: the heavy ones, too")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each test a cache of its own: agents keep there what programs import."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = f"{tmp_path_factory.getbasetemp()}/cache-{next(_COUNT)}"
+    yield
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
 
 
 def pytest_collection_finish() -> None:

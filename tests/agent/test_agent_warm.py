@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -217,6 +218,103 @@ async def test_what_is_imported_after_the_template_began_is_learned_too(tmp_path
             await again(operator, 2)
             assert {one.start for one in operator.reports[-1].workers} == {"warm"}
             assert agent.attempt_file(2, 1, "stdout.log").read_text() == "1"
+
+
+def starts(agent: Running) -> set[str]:
+    return {worker.start for worker in agent.report().workers}
+
+
+async def first_start(tmp_path: Path, **environ: str) -> tuple[set[str], str]:
+    """Run a job's first start, and wait for parked workers; return how it began, and the log."""
+    script = program(tmp_path, TRAIN.replace("{library}", LIBRARY))
+    given = {"PYTHONPATH": str(tmp_path / "site")} | environ
+    with running(tmp_path, INFO, script, **given) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            operator.send(start(0))
+            report = await operator.workers(0)
+            began = {worker.start for worker in report.workers}
+            assert told(agent, 0)["value"] == 1
+            await until_parked(agent)
+            agent.process.terminate()
+            log = (await asyncio.to_thread(agent.stderr.all)).decode()
+    shutil.rmtree(tmp_path / "logs")
+    return began, log
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of learned imports, and write the library."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / f"{LIBRARY}.py").write_text("import decimal\nVALUE = 1\n")
+    return tmp_path / "cache" / "unbroken" / "imports"
+
+
+def entries(cache: Path) -> list[Path]:
+    return [*cache.iterdir()]
+
+
+async def test_the_second_run_of_a_program_is_warm_from_its_first_start(
+    tmp_path: Path, cache: Path
+) -> None:
+    assert (await first_start(tmp_path))[0] == {"cold"}
+    (entry,) = entries(cache)
+    known = json.loads(entry.read_text())
+    assert {"decimal", "unbroken.worker"} <= {*known["modules"]}
+    assert (await first_start(tmp_path))[0] == {"warm"}
+    # What has changed is learned anew.
+    (file,) = (file for file in known["files"] if file.endswith("/decimal.py"))
+    known["files"][file] = "1:1"
+    entry.write_text(json.dumps(known))
+    began, log = await first_start(tmp_path)
+    assert began == {"cold"}
+    assert f"imports are learned anew: a file has changed file={file}" in log
+    assert (await first_start(tmp_path))[0] == {"warm"}
+
+
+HOSTILE = {
+    "rubbish": {"modules": [{"os": 1}]},
+    "a module that ends its process": {"modules": ["antigravity", "this", "idlelib.__main__"]},
+    "all is left out": {"left_out": {"os": "because", "decimal": "because"}},
+}
+
+
+@pytest.mark.parametrize("contents", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_learned_imports_cost_time_at_most(
+    tmp_path: Path, cache: Path, contents: dict[str, Any]
+) -> None:
+    assert (await first_start(tmp_path))[0] == {"cold"}
+    (entry,) = entries(cache)
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | contents))
+    await first_start(tmp_path)
+
+
+UNFIT = """
+import os, sys
+if "template" in sys.orig_argv and os.path.exists({mark!r}):
+    os.kill(os.getpid(), 9)
+"""
+
+
+async def test_learned_imports_that_no_template_survives_are_forgotten(
+    tmp_path: Path, cache: Path
+) -> None:
+    mark = tmp_path / "mark"
+    site = tmp_path / "site"
+    (site / "sitecustomize.py").write_text(UNFIT.format(mark=str(mark)))
+    assert (await first_start(tmp_path))[0] == {"cold"}
+    mark.write_text("")
+    script = program(tmp_path, TRAIN.replace("{library}", LIBRARY))
+    with running(tmp_path, INFO, script, PYTHONPATH=str(site)) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            assert entries(cache) == []
+            mark.unlink()
+            operator.send(start(0))
+            await operator.workers(0)
+            assert starts(agent) == {"cold"}
+            await until_parked(agent)
 
 
 UNSAFE = """

@@ -113,6 +113,9 @@ class Workers:
         """Return the local ranks of the living workers, by pid."""
         return self.alive
 
+    async def warm_up(self) -> None:
+        """Return at once: no worker starts warm."""
+
     def imports(self) -> Collection[str] | None:
         """Return None: no worker starts warm."""
         return None

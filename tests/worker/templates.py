@@ -46,6 +46,7 @@ class Template:
         self.python = python
         self.program, self.directory, self.environment = [*program], directory, dict(environment)
         self.pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.found: dict[str, dict[str, str]] = {"left_out": {}, "files": {}}
         self._outputs = os.memfd_create("stdout"), os.memfd_create("stderr")
         with theirs:
             self.process = subprocess.Popen(
@@ -77,13 +78,22 @@ class Template:
         socket.send_fds(self.pair, [json.dumps(message).encode()], descriptors)
 
     def answer(self) -> dict[str, Any]:
-        """Return the next message of the template."""
-        found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
-        return found
+        """Return the next message of the template; what it has found is added to `found`."""
+        while True:
+            answer: dict[str, Any] = json.loads(
+                self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}'
+            )
+            if answer["type"] != "found":
+                return answer
+            for key in self.found:
+                self.found[key].update(answer.get(key, {}))
 
-    def prepare(self, *modules: str, is_given: bool = False) -> dict[str, Any]:
+    def prepare(
+        self, *modules: str, is_given: bool = False, left_out: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Request the import of modules; return the answer."""
-        return self.ask({"type": "import", "modules": modules, "is_given": is_given})
+        order = {"type": "import", "modules": modules, "is_given": is_given}
+        return self.ask({**order, "left_out": dict(left_out or {})})
 
     def park(self) -> Worker:
         """Return a parked worker."""

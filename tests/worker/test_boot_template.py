@@ -16,6 +16,7 @@ import pytest
 
 from tests.worker.templates import Ended, Template, plainly
 from unbroken.agent.evidence import procfs
+from unbroken.agent.workers.learned import state
 
 pytestmark = pytest.mark.slow
 THREAD = """import threading
@@ -83,6 +84,40 @@ def test_who_reads_a_rank_is_left_out_with_its_importers(text: str, packages: Pa
     assert answer["modules"] == len(answer["kept"])
     assert {*answer["skipped"]} == {"modouter", "modbad", "modlate"}
     assert "is read while it is imported" in answer["skipped"]["modbad"]
+
+
+def test_what_was_found_is_told_so_that_another_template_needs_no_trial(packages: Path) -> None:
+    trace = packages / "trace"
+    modules = {
+        "modlib": "",
+        "modouter": "import modbad",
+        "modbad": f"open({str(trace)!r}, 'a').write('x')\nimport os; os.environ.get('RANK')",
+    }
+    with template(packages) as first:
+        for name, text in modules.items():
+            (packages / f"{name}.py").write_text(text)
+        first.prepare(*modules)
+    assert {*first.found["left_out"]} == {"modouter", "modbad"}
+    for name in modules:
+        file = packages / f"{name}.py"
+        assert first.found["files"][str(file)] == state(str(file))
+    before = trace.read_text()
+    shutil.rmtree(packages.parents[2].parent / "program")
+    with template(packages) as second:
+        answer = second.prepare(*modules, left_out=first.found["left_out"])
+        assert (answer["type"], {*answer["skipped"]}) == ("ready", {"modouter", "modbad"})
+        assert second.run().stdout == "modlib\n"
+    assert trace.read_text() == before
+    assert second.found["left_out"] == first.found["left_out"]
+
+
+def test_many_files_are_told_in_several_messages(packages: Path) -> None:
+    names = [f"mod{'x' * 200}{number}" for number in range(150)]
+    for name in names:
+        (packages / f"{name}.py").write_text("")
+    with template(packages) as ours:
+        assert ours.prepare(*names)["modules"] == len(names)
+        assert {str(packages / f"{name}.py") for name in names} <= {*ours.found["files"]}
 
 
 @pytest.mark.parametrize(

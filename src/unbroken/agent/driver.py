@@ -104,6 +104,9 @@ class Owner(Protocol):
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge."""
 
+    async def warm_up(self) -> None:
+        """Return when workers can start, warm if what they import is known by now."""
+
     def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Start the workers of a stage, except for the kept local ranks, which belong to this
         attempt from now on; feed `StageStarted` or `SpawnFailed`."""
@@ -207,8 +210,7 @@ class Driver:
             # Inherited by the workers, like everything else.
             os.environ[SOCKET_VARIABLE] = self._conversation.start()
         port = await self._server.start(self._options.host, self._options.port)
-        self.feed(Prepared())
-        self._announce(port)
+        self._keep(self._prepare(port))
         code = await self._end
         self._stop_examining()
         self._peers.close()
@@ -216,6 +218,11 @@ class Driver:
         self._conversation.close()
         self._processes.close()
         return code
+
+    async def _prepare(self, port: int) -> None:
+        await self._processes.warm_up()
+        self.feed(Prepared())
+        self._announce(port)
 
     def refusal(self, command: Command) -> str:
         """Return why the command cannot be followed now; empty: it can."""

@@ -196,6 +196,9 @@ class TorchWorkers:
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Do nothing: torchrun has the processes already."""
 
+    async def warm_up(self) -> None:
+        """Return at once: no worker starts warm."""
+
     def imports(self) -> None:
         """Return None: torchrun starts every worker cold."""
 

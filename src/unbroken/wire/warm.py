@@ -5,9 +5,10 @@ docs/design/fast-recovery.md says how they are used.
 
 | way | type | keys | descriptors |
 |---|---|---|---|
-| agent to template | import | `modules`, `is_given`, `more` | |
+| agent to template | import | `modules`, `is_given`, `left_out`, `more` | |
 | agent to template | park | | the other end of the parked worker's own pair |
 | agent to template | check | | |
+| template to agent | found | `left_out`, `files` | |
 | template to agent | ready | `modules`, `skipped`, `seconds` | |
 | template to agent | unsafe | `reason` | |
 | template to agent | parked | `pid` | |
@@ -17,10 +18,12 @@ docs/design/fast-recovery.md says how they are used.
 | parked to agent | cold | `reason` | |
 
 `import` comes first, with `more` if another one follows, and later with what else is to be
-imported.  `is_given` means that the job named the modules; then any module is admitted.
+imported.  `is_given` means that the job named the modules; then any module is admitted. `left_out`
+has modules that an earlier template found unfit, with the reasons.
 
 - `import` is answered with `ready` or `unsafe`. `ready` says how many modules were imported, and
-  which were left out, with why.
+  which were left out, with why. Unless the job named the modules, messages `found` come before it:
+  all modules that are left out, and the state of each file that was read (`size:mtime_ns`).
 - `park` is answered with `parked` when the worker is a child of the agent and leads its session, or
   with `unsafe`.
 - `check` is answered with `fresh`, or with `stale` and a file that has changed since its import.

@@ -63,6 +63,24 @@ def test_the_template_is_started_once_a_step_is_told() -> None:
     assert machine.refusal(0.0) == "the template does not answer"
 
 
+def test_it_prepares_from_known_imports_until_enough_workers_are_parked() -> None:
+    machine = Warm(2)
+    assert not machine.is_preparing
+    fed(machine, Named())
+    assert machine.is_preparing
+    fed(machine, TemplateReady(), Parked())
+    assert machine.is_preparing
+    fed(machine, Parked())
+    assert not machine.is_preparing
+
+
+@pytest.mark.parametrize("ready", [(), (TemplateReady(), Parked())])
+def test_it_prepares_no_longer_once_the_template_has_failed(ready: tuple[WarmEvent, ...]) -> None:
+    machine = Warm(2)
+    fed(machine, Named(), *ready, TemplateFailed("unsafe: it has started threads"))
+    assert not machine.is_preparing
+
+
 def test_without_steps_it_is_started_when_imports_are_quiet() -> None:
     machine = Warm(1)
     fed(machine, Began(), at=100.0)

@@ -109,6 +109,13 @@ def test_it_is_ready_and_offers_a_port_when_it_listens() -> None:
     assert machine.entered == {AgentState.INIT: 1.0, AgentState.READY: 1.0}
 
 
+def test_an_agent_that_is_shut_down_while_it_warms_up_does_not_become_ready() -> None:
+    machine = Workers(SETTINGS)
+    machine.step(Terminated(15), 1.0)
+    assert machine.step(Prepared(), 2.0) == []
+    assert machine.state is AgentState.SHUTDOWN
+
+
 @pytest.mark.parametrize("given", [start(), stop()])
 def test_an_offered_port_is_withdrawn_once_an_attempt_may_have_its_store_there(
     given: AgentEvent,

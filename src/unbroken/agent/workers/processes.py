@@ -40,7 +40,7 @@ from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
 
-from . import facts, lineage
+from . import facts, learned, lineage
 from .environment import BOOT, Program, kind_of, programs, python
 from .error_file import ErrorFile
 from .lease import Lease
@@ -132,12 +132,19 @@ class Processes:
         self._boots = can_boot(self._options)
         self._output.start()
         self._loop.add_signal_handler(signal.SIGCHLD, self._children_changed)
-        if self._boots and self._options.preload:
-            # After the steps before the wait, which complete the environment.
-            self._loop.call_soon(self._begin_warm)
 
-    def _begin_warm(self) -> None:
-        self._warm_starts().open(self._nobodys_program())
+    async def warm_up(self) -> None:
+        """Return when workers can start: with learned imports, once a template has done them."""
+        if not self._boots:
+            return
+        program = self._nobodys_program()
+        if self._options.preload:
+            self._warm_starts().open(program)
+            return
+        place = learned.folder(), learned.entry_of(program)
+        known = await asyncio.to_thread(learned.read, *place)
+        if known is not None:
+            await self._warm_starts().recall(program, known)
 
     def _nobodys_program(self) -> Program:
         """Return the program of a process without a rank, before any start."""

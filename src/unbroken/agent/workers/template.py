@@ -82,9 +82,12 @@ class Template:
             self._unsent.popleft()
         loop.remove_writer(self.pair)
 
-    def teach(self, names: Sequence[str], is_given: bool) -> None:
-        """Have it import modules; if given by the job (`is_given`), any module is allowed."""
-        for message in _imports(names, is_given):
+    def teach(
+        self, names: Sequence[str], is_given: bool, left_out: Mapping[str, str] | None = None
+    ) -> None:
+        """Have it import modules, but not those in `left_out`; if given by the job (`is_given`),
+        any module is allowed."""
+        for message in _imports(names, is_given, [*(left_out or {}).items()]):
             self.send(message)
 
     def pause(self) -> None:
@@ -111,14 +114,17 @@ class Template:
         os.close(self.output)
 
 
-def _imports(names: Sequence[str], is_given: bool) -> Iterator[Mapping[str, Any]]:
+def _imports(
+    names: Sequence[str], is_given: bool, left_out: Sequence[tuple[str, str]]
+) -> Iterator[Mapping[str, Any]]:
     """Return messages with the names, none too long."""
-    most = MESSAGE_BYTES_MAX // (6 * NAME_CHARACTERS)
-    starts = range(0, max(1, len(names)), most)
+    most = MESSAGE_BYTES_MAX // (6 * (2 * NAME_CHARACTERS + WORD_CHARACTERS))
+    starts = range(0, max(1, len(names), len(left_out)), most)
     for start in starts:
         yield {
             "type": "import",
             "modules": list(names[start : start + most]),
             "is_given": is_given,
+            "left_out": dict(left_out[start : start + most]),
             **({"more": True} if start != starts[-1] else {}),
         }

@@ -28,7 +28,7 @@ from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
-from . import facts, lineage
+from . import facts, learned, lineage
 from .environment import Program
 from .lease import Lease
 from .template import LOWEST, NAME_CHARACTERS, Template
@@ -37,6 +37,9 @@ log = Log(__name__)
 
 PATIENCE_SECONDS = 0.5
 """Seconds that a start waits for a template that sends nothing."""
+RECALL_SECONDS, RECALL_SECONDS_MAX = 5.0, 60.0
+"""Seconds that the first start waits for a template with learned imports, beyond twice the time
+that they once took; and at most."""
 LEARNT = 61
 """Descriptor in a worker; the page's is the next."""
 LEARNT_BYTES_MAX = 1024 * 1024
@@ -83,6 +86,14 @@ class WarmStarts:
         self._fit: dict[str, None] = {}
         """Modules that a usable template has imported."""
         self._unfit: set[str] = set()
+        self._left_out: dict[str, str] = {}
+        """Reasons, by module that templates have found unfit."""
+        self._files: dict[str, str] = {}
+        """States of the files that they have read."""
+        self._recalled: learned.Learned | None = None
+        """What an earlier run has learned, unless a template has failed with it."""
+        self._is_prepared = asyncio.Event()
+        """Workers are parked, or will not be soon."""
         self._program: Program | None = None
         """First program of the newest attempt."""
         self._given: Mapping[str, str] = {}
@@ -106,6 +117,20 @@ class WarmStarts:
         if self._preload:
             self._program = program
             self._feed(core.Named())
+
+    async def recall(self, program: Program, known: learned.Learned) -> None:
+        """Begin with what an earlier run has learned; return when workers are parked, or will not
+        be soon."""
+        self._program, self._recalled = program, known
+        self._old_imports.update(dict.fromkeys(known.modules))
+        self._left_out, self._files = dict(known.left_out), dict(known.files)
+        self._feed(core.Named())
+        seconds = min(RECALL_SECONDS + 2 * known.seconds, RECALL_SECONDS_MAX)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_prepared.wait()
+        except TimeoutError:
+            log.info("workers do not wait for the template", seconds=seconds)
 
     def imports(self) -> Collection[str] | None:
         """Return the modules that a usable template was sent; None: no start will be warm, or the
@@ -242,6 +267,8 @@ class WarmStarts:
 
     def _feed(self, event: core.WarmEvent) -> None:
         self._act(self._machine.step(event, self._clock()))
+        if not self._machine.is_preparing:
+            self._is_prepared.set()
         self._restate()
         self._alarm.set(self._machine.deadline())
 
@@ -305,7 +332,8 @@ class WarmStarts:
             self._feed(core.TemplateFailed(f"the template cannot be started: {error.strerror}"))
             return
         self._loop.add_reader(self._template.pair, self._read)
-        self._template.teach(self._preload or tuple(self._modules), bool(self._preload))
+        names = self._preload or tuple(self._modules)
+        self._template.teach(names, bool(self._preload), self._left_out)
 
     def _park(self, count: int) -> None:
         assert self._template is not None
@@ -332,6 +360,9 @@ class WarmStarts:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         match message.get("type"):
+            case "found":
+                self._left_out.update(message.get("left_out", {}))
+                self._files.update(message.get("files", {}))
             case "ready":
                 self._ready(message)
             case "unsafe":
@@ -341,6 +372,8 @@ class WarmStarts:
             case "fresh":
                 self._feed(core.Checked())
             case "stale":
+                self._left_out.clear()
+                self._files.clear()
                 log.info("next start is cold: a file has changed", file=message["file"])
                 self._feed(core.Checked(str(message["file"])))
             case _:
@@ -351,7 +384,20 @@ class WarmStarts:
             log.debug("module not imported beforehand", module=name, error=why)
         self._fit = dict(self._modules)
         log.info("template is ready for warm starts", count=message["modules"])
+        if not self._preload:
+            self._write(message["seconds"])
         self._feed(core.TemplateReady())
+
+    def _write(self, seconds: float) -> None:
+        """Keep what the template has learned for the next start of the program."""
+        assert self._program is not None
+        now = learned.Learned(
+            tuple(self._modules), dict(self._left_out), dict(self._files), seconds
+        )
+        if self._recalled is None or replace(self._recalled, seconds=seconds) != now:
+            self._recalled = now
+            place = learned.folder(), learned.entry_of(self._program)
+            self._loop.run_in_executor(None, learned.write, *place, now)
 
     def _take_parked(self, pid: int) -> None:
         parked = next(each for each in self._parked if not each.pid)
@@ -382,11 +428,21 @@ class WarmStarts:
             # The modules it was sent last may have caused its end.
             self._unfit.update(self._modules.keys() - self._fit)
             self._modules = dict(self._fit)
+        elif self._recalled is not None:
+            self._unlearn()
         template, self._template = self._template, None
         if template is not None:
             self._ending.add(template.pid)
             template.end()
         self._end_parked()
+
+    def _unlearn(self) -> None:
+        """Forget what an earlier run has learned: no template was fit with it."""
+        assert self._program is not None
+        learned.forget(learned.folder(), learned.entry_of(self._program))
+        self._recalled = None
+        for each in (self._modules, self._old_imports, self._left_out, self._files):
+            each.clear()
 
     def _end_parked(self) -> None:
         for parked in self._parked:

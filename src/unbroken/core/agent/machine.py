@@ -177,7 +177,7 @@ class Workers:
     def _take(self, event: AgentEvent, now: float) -> list[AgentEffect]:
         match event:
             case Prepared():
-                return [*self._prepare(now), OfferPort()]
+                return [*self._prepare(now), OfferPort()] if self.state is AgentState.INIT else []
             case Commanded(command):
                 return self._commanded(command, now)
             case Terminated(signal):

@@ -3,8 +3,9 @@ warm.
 
 Nothing competes with a start. The template imports once an attempt has reported a step, or its
 imports have been quiet. If the imports are known in advance, it begins before the first start. That
-start interrupts it if no processors are to spare. A spare does the same, once others have reported
-what they import.
+start interrupts it if no processors are to spare, but waits for it where an earlier run has learned
+the imports: it imports once what each worker would. A spare begins once others have reported what
+they import.
 
 Forks cost little: used ones are replaced soon after a start, and a start that finds too few has
 them made. A template that failed, or whose files have changed, is started again. Modules that
@@ -37,7 +38,7 @@ LOOK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Modules to import are known before a start: from the job, or from other agents."""
+    """Modules to import are known before a start: from the job, an earlier run or other agents."""
 
     is_news: bool = True
     """True if some names have not been sent to the template."""
@@ -192,6 +193,12 @@ class Warm:
     def has_given_up(self) -> bool:
         """True if every start is cold from now on."""
         return self._failures >= FAILURES_MAX
+
+    @property
+    def is_preparing(self) -> bool:
+        """True if workers will soon be parked for a whole start."""
+        is_short = self._parked < self._nproc
+        return self.template is Template.IMPORTING or (self.template is Template.READY and is_short)
 
     def deadline(self) -> float | None:
         """Return when `Tick` is due; None: time changes nothing."""

@@ -22,6 +22,8 @@ It names the descriptor of the data that the next process needs.
 PASSES_MAX = 8
 SKIPPED_MAX = 300
 """Skipped modules listed at most; the list fits a datagram."""
+PART_CHARACTERS = 25_000
+"""Characters of names, files and reasons in one datagram; JSON makes six bytes of one at most."""
 RESERVED = range(3, 64)
 """Numbers that no module's file may have: the agent gives a worker descriptors there."""
 
@@ -112,15 +114,17 @@ class _Template:
         """Return the modules to import, with the state so far; `message`: the first one, if already
         read."""
         names: list[str] = self._told.get("names", [])
+        left: dict[str, str] = self._told.get("left", {})
         while True:
             message = message or self._receive()[0]
             names += message["modules"]
+            left |= message.get("left_out", {})
             if not message.get("more"):
                 break
             message = None
         given = message.get("is_given", False)
-        left = self._told.get("left", {})
-        return {"names": names, "given": given, "left": left, "began": monotonic(), "passes": 1}
+        told = {"names": names, "given": given, "left": left, "files": {}}
+        return {**told, "began": monotonic(), "passes": 1}
 
     def _import(self, message: dict[str, Any] | None = None) -> None:
         """Import, report the result, and be ready to fork."""
@@ -140,7 +144,7 @@ class _Template:
         else:
             importer.run(told["names"], self._look.danger)
         if importer.is_tainted and told["passes"] < PASSES_MAX:
-            self._start_anew(importer.left_out)
+            self._start_anew(importer)
         self._parked.prepare(self._environment, importer.variables, self._look.directory)
         reason = self._look.danger()
         if reason is None and importer.is_tainted:
@@ -152,7 +156,21 @@ class _Template:
             self._fresh = self._freshness(importer.files, importer.roots, self._imports.state)
             gc.collect()
             gc.freeze()
+            if not told["given"]:
+                self._send_found("left_out", importer.left_out)
+                self._send_found("files", {**told["files"], **_states(importer.files)})
             self._send_ready({**importer.left_out, **importer.skipped})
+
+    def _send_found(self, key: str, values: dict[str, str]) -> None:
+        part: dict[str, str] = {}
+        room = PART_CHARACTERS
+        for name, value in values.items():
+            room -= len(name) + len(value)
+            if room < 0 and part:
+                self._agent.send({"type": "found", key: part})
+                part, room = {}, PART_CHARACTERS - len(name) - len(value)
+            part[name] = value
+        self._agent.send({"type": "found", key: part})
 
     def _send_ready(self, skipped: dict[str, str]) -> None:
         self._agent.send(
@@ -167,9 +185,11 @@ class _Template:
     def _send_unsafe(self, reason: str) -> None:
         self._agent.send({"type": "unsafe", "reason": reason})
 
-    def _start_anew(self, left_out: dict[str, str]) -> NoReturn:
+    def _start_anew(self, importer: Any) -> NoReturn:
         """Continue as a new process, without the unfit modules."""
-        told = {**self._told, "left": left_out, "passes": self._told["passes"] + 1}
+        files = {**self._told["files"], **_states(importer.files)}
+        passes = self._told["passes"] + 1
+        told = {**self._told, "left": importer.left_out, "files": files, "passes": passes}
         self._safety.end_children()
         kept = os.memfd_create("unbroken-template", 0)
         os.write(kept, self._pairs.encoded(told))
@@ -252,6 +272,10 @@ def _reserve() -> list[int]:
         number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
     os.close(number)
     return sorted({*result, nothing})
+
+
+def _states(files: dict[str, tuple[int, int]]) -> dict[str, str]:
+    return {file: f"{size}:{changed_at}" for file, (size, changed_at) in files.items()}
 
 
 def _contents(fd: int) -> bytes:
