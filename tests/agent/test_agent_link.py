@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
@@ -226,8 +226,9 @@ async def test_an_agent_without_a_link_is_asked_and_told_by_requests() -> None:
 class Stumbling:
     """HyperPod's own agent with two flaws that it has in some installations.
 
-    Its server finds a library for WebSockets (uvicorn: 403). It cannot keep its table of addresses:
-    the first start is carried out, but answered with 500.
+    Its server finds a library for WebSockets (uvicorn: 403, and the connection is closed without a
+    header that says so). It cannot keep its table of addresses: the first start is carried out, but
+    answered with 500.
     """
 
     def __init__(self) -> None:
@@ -239,8 +240,13 @@ class Stumbling:
         for path in ("/start", "/stop"):
             self.app.router.add_post(path, self._take)
 
-    async def _refuse(self, _: web.Request) -> web.StreamResponse:
-        raise web.HTTPForbidden
+    async def _refuse(self, request: web.Request) -> web.StreamResponse:
+        answer = web.Response(status=403)
+        await answer.prepare(request)
+        await answer.write_eof()
+        assert request.transport is not None
+        request.transport.close()
+        return answer
 
     async def _status(self, _: web.Request) -> web.StreamResponse:
         entered = {"INIT": "2026-01-01T00:00:00.000000+00:00"}
@@ -253,26 +259,43 @@ class Stumbling:
             raise web.HTTPInternalServerError
         return web.Response()
 
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[int]:
+        """Serve at a port of its own."""
+        runner = web.AppRunner(self.app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+
+@pytest.mark.parametrize(("command", "path"), [(start(0), "/start"), (stop(0), "/stop")])
+@in_virtual_time
+async def test_a_command_that_waits_reaches_an_agent_that_refuses_the_link(
+    command: Command, path: str
+) -> None:
+    agent = Stumbling()
+    async with agent.served() as port, linked(port, key=None) as operator:
+        operator.send(command)
+        await operator.until(lambda: agent.told[:1] == [path])
+        assert operator.losses == []
+
 
 @in_virtual_time
 async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_stopped() -> None:
     agent = Stumbling()
-    runner = web.AppRunner(agent.app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with linked(runner.addresses[0][1], key=None) as operator:
-            report = await operator.state(AgentState.READY)
-            assert report.agent_id == "stock-2026-01-01T00:00:00.000000+00:00"
-            operator.send(start(0))
-            await operator.until(lambda: agent.told == ["/start", "/stop"])
-            heard = len(operator.reports)
-            await operator.until(lambda: len(operator.reports) > heard)
-            assert {one.state for one in operator.reports} == {AgentState.READY}
-            operator.send(start(0))
-            await operator.state(AgentState.RUNNING)
-    finally:
-        await runner.cleanup()
+    async with agent.served() as port, linked(port, key=None) as operator:
+        report = await operator.state(AgentState.READY)
+        assert report.agent_id == "stock-2026-01-01T00:00:00.000000+00:00"
+        operator.send(start(0))
+        await operator.until(lambda: agent.told == ["/start", "/stop"])
+        heard = len(operator.reports)
+        await operator.until(lambda: len(operator.reports) > heard)
+        assert {one.state for one in operator.reports} == {AgentState.READY}
+        operator.send(start(0))
+        await operator.state(AgentState.RUNNING)
 
 
 @in_virtual_time

@@ -473,9 +473,15 @@ class AgentLink:
 
     async def _poll(self, session: aiohttp.ClientSession) -> Broken:
         """Use the documented requests until one fails, or the agent must prove its identity."""
+        is_connected = False
         while (broken := self._without_link()).is_stock:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
+                    if not is_connected:
+                        # uvicorn closes the connection of a refused link without saying so. Then a
+                        # request for the status is repeated on another connection, a command not.
+                        await self._status(session)
+                        is_connected = True
                     await self._post_pending(session)
                     report = await self._status(session)
             except _ERRORS as error:
