@@ -59,7 +59,9 @@ def test_workers_that_end_at_the_barrier_are_charged_until_the_budget_ends_the_j
     told = list(script.incidents.values())
     assert [one.remedy for one in told] == [Remedy.PROCESS, Remedy.PROCESS, Remedy.FAIL]
     assert {one.culprit.fault for one in told} == {"WorkerCrash"}
-    assert told[0].culprit.text.startswith("before the start: A training worker process")
+    line = "before the start: A training worker process has crashed: Local Rank 1 exited with code"
+    assert told[0].culprit.text.startswith(line)
+    assert not [one for one in told if "\n" in one.culprit.text + one.reason]
     assert script.events.count("Faulted") == 3
     script.run("100 tick")
     assert (script.condition.type, script.condition.reason) == ("Failed", "RetriesExhausted")

@@ -77,9 +77,7 @@ def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
     """A sign of the whole pod; that its containers ended has their last lines."""
     view = member.view
     lines = view.last_lines if fault == POD_FAILED else ()
-    return Signal(
-        at, fault, text[:TEXT_CHARACTERS], pod=view.name, node=view.node or "", evidence=lines
-    )
+    return Signal(at, fault, _line(text), pod=view.name, node=view.node or "", evidence=lines)
 
 
 def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
@@ -134,6 +132,11 @@ def describe(signal: Signal) -> str:
     return f"{where}: {signal.fault}: {signal.text}" if where else f"{signal.fault}: {signal.text}"
 
 
+def _line(text: str) -> str:
+    """The text in one line: HyperPod's own agent sends several, which may be a traceback."""
+    return " ".join(text.split())[:TEXT_CHARACTERS]
+
+
 def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
     code = fault.exit_code
     if fault.signal is not None:
@@ -142,7 +145,7 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
         # An agent's clock may be wrong; nothing has happened after it was reported.
         min(fault.at, now),
         fault.kind.value,
-        (fault.message or _ending(fault))[:TEXT_CHARACTERS],
+        _line(fault.message or _ending(fault)),
         pod=member.view.name,
         node=member.view.node or "",
         # Without a process nobody is named: a rule that no rank of the node ever fulfilled.
