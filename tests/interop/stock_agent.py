@@ -52,7 +52,9 @@ def installed() -> StockAgent:
             pip = (str(python), "-m", "pip", "install", "--quiet")
             _run(*pip, *NEEDS)
             _run(*pip, "--no-deps", AGENT)
-            _run(str(python), "-c", _SEE_OUR_TORCH, sysconfig.get_paths()["purelib"])
+        # Again each time: the checkout whose torch an earlier run has used may be gone.
+        _run(str(python), "-c", _SEE_OUR_TORCH, sysconfig.get_paths()["purelib"])
+        if not (folder / "done").exists():
             _run(str(python), "-c", "import hyperpod_elastic_agent.run, torch")
             (folder / "done").touch()
     script = folder / "bin/hyperpodrun"

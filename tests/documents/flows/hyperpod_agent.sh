@@ -1,9 +1,9 @@
-## HyperPod's own agent from PyPI in a HyperPodPyTorchJob without annotations: it starts, loses a
-## worker, recovers, is suspended and resumed, and completes.
+## HyperPod's own agent from PyPI in a HyperPodPyTorchJob without annotations: it starts, recovers
+## from the loss of a worker, an agent and a node, is suspended and resumed, and completes.
 ## Different from the document: a program that only counts, without an image; the agent is given the
 ## torch of this environment (docs/guide/migrate-hyperpod.md has the launcher that it needs).
 ## Needs: hyperpodrun
-$ unbroken up --nodes 2 --detach
+$ unbroken up --nodes 3 --detach
 $ export KUBECONFIG=$PWD/.unbroken/kubeconfig
 $ cat > count.py <<'END'
 import os
@@ -62,6 +62,28 @@ $ kill -9 $(kubectl logs count-pods-1 | sed -n 's/.*rank 1 of 2 is process //p')
 > WorkerCrash
 > count-pods-1
 > outcome    recovered
+~ unbroken chaos kill-agent count --rank 0
+> killed the agent of rank 0
+~ unbroken explain count
+> count: Running, 2 restarts
+> A training worker process has crashed: Local Rank 0 exited with code -9
+> culprit    pod count-pods-0
+> refused the connection
+> remedy     process: restart the processes in their pods
+> outcome    recovered
+~ unbroken chaos kill-node count --rank 1
+> switched off the node of rank 1
+~ unbroken explain count
+> count: Running, 3 restarts
+> culprit    pod count-pods-1
+> remedy     pod: replace the pod, restart the other processes
+> outcome    recovered
+! waits for
+$ unbroken chaos start-node $(kubectl get nodes | sed -n 's/ *NotReady.*//p')
+> switched on
+~ kubectl get nodes -o yaml
+! node.kubernetes.io/
+! unbroken.dev/fence:
 $ kubectl patch hyperpodpytorchjob count --type merge -p '{"spec": {"runPolicy": {"suspend": true}}}'
 ~ kubectl get hyperpodpytorchjobs count
 > Suspended

@@ -1,6 +1,7 @@
 """Reports and evidence of a job's agents.
 
-Only agents of the local cluster can be reached from the command.
+Only agents of the local cluster can be reached from the command. HyperPod's own agent reports its
+state and node rank. Its workers are then found among the processes of the pod.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unbroken.cli.connection import SECRETS, Cluster, Object
 from unbroken.errors import PeerError
+from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.times import time_text
-from unbroken.wire.agent import PORT, AgentReport, RuleView
+from unbroken.wire.agent import PORT, AgentReport, RuleView, WorkerReport
+from unbroken.wire.agent_bodies import parse_json, report_of_status
 from unbroken.wire.agent_codec import decode_report
 from unbroken.wire.observation import Evidence
 from unbroken.wire.observation_codec import decode_evidence
+from unbroken.wire.proof import Stranger
 
 from .ranks import watch_value
 
@@ -36,14 +41,27 @@ async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
     for pod in pods:
         for volume in pod["spec"].get("volumes") or ():
             if volume["name"] == KEY_VOLUME:
-                secret = await cluster.get(SECRETS, volume["secret"]["secretName"])
+                secret = await cluster.find(SECRETS, volume["secret"]["secretName"])
+                if secret is None:
+                    continue  # It belongs to an earlier job of the name, whose pods still end.
                 return bytes.fromhex(base64.b64decode(secret["data"][KEY_ENTRY]).decode())
     return None
 
 
 async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
     """The reports of the agents that answer, by name of the pod."""
-    return await _ask(cluster, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
+    stock = Question("/status", _decode_status, ANSWER_SECONDS)
+    question = Question("/v1/report", decode_report, ANSWER_SECONDS, stock)
+    answers = await _ask(cluster, pods, question)
+    by_name = {str(pod["metadata"]["name"]): pod for pod in pods}
+    for name, report in answers.items():
+        if report.pid is None:
+            answers[name] = with_workers(report, by_name[name])
+    return answers
+
+
+def _decode_status(text: bytes) -> AgentReport:
+    return report_of_status(parse_json(text))
 
 
 async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> dict[str, Evidence]:
@@ -60,6 +78,8 @@ class Question(Generic[T]):
     path: str
     decode: Callable[[bytes], T]
     seconds: float
+    without_proof: Question[T] | None = None
+    """Question to an agent that does not prove that it has the job's key."""
 
     async def ask(self, pod: Object, key: bytes | None) -> T | None:
         """The answer of a pod's agent; None if no agent answers as expected."""
@@ -72,8 +92,10 @@ class Question(Generic[T]):
                 await peer.ask("GET", self.path)
                 head = await peer.head(self.seconds)
                 if head.status != 200:
-                    return None
+                    raise Stranger(f"HTTP {head.status}")
                 return self.decode(await peer.text(head, ANSWER_BYTES_MAX))
+        except Stranger:
+            return await self.without_proof.ask(pod, None) if self.without_proof else None
         except (TimeoutError, OSError, PeerError):
             return None
 
@@ -86,6 +108,42 @@ async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) 
     answers = await asyncio.gather(*(question.ask(pod, key) for pod in reachable))
     names = [str(pod["metadata"]["name"]) for pod in reachable]
     return {name: one for name, one in zip(names, answers, strict=True) if one is not None}
+
+
+def with_workers(report: AgentReport, pod: Object) -> AgentReport:
+    """The status of HyperPod's own agent, completed by the processes of its pod."""
+    from unbroken.local.node.processes.process import marked
+
+    found: dict[int, tuple[int, WorkerReport, int | None]] = {}
+    for container in pod["status"].get("containerStatuses") or ():
+        for pid in marked(str(container.get("containerID") or "").rpartition("/")[2]):
+            if (worker := _worker(pid)) is not None:
+                found[pid] = worker
+    # Processes that a worker has started have its environment, too.
+    first = [one for one in found.values() if one[0] not in found]
+    if not first:
+        return report
+    parent, _, nproc = first[0]
+    workers = sorted((worker for _, worker, _ in first), key=lambda one: one.rank)
+    return replace(report, pid=parent, nproc=nproc, workers=tuple(workers))
+
+
+def _worker(pid: int) -> tuple[int, WorkerReport, int | None] | None:
+    """Return a process that is a rank's, with its parent and the workers of its node."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    state, parent, *_ = stat.rpartition(")")[2].split()
+    variables = dict(pair.decode(errors="replace").split("=", 1) for pair in pairs if b"=" in pair)
+    rank, local_rank, nproc = (
+        whole_number(variables.get(name, ""), 0, INT32_MAX)
+        for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
+    if rank is None or local_rank is None or state == "Z":
+        return None
+    return int(parent), WorkerReport(local_rank, rank, pid, "running", 0.0), nproc
 
 
 def agent_value(report: AgentReport) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from unbroken.cli.show import note, paper
 from unbroken.errors import SpecError
 from unbroken.wire.observation import Evidence, RankEvidence
 
-from .agents import evidence
+from .agents import evidence, reports
 
 if TYPE_CHECKING:
     from unbroken.core.diagnosis.stacks import Blame
@@ -92,6 +92,12 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     names = sorted(str(pod["metadata"]["name"]) for pod in pods)
     found = Found(answers, tuple(one for one in names if one not in answers))
     if not found.ranks():
+        others = await reports(cluster, pods)
+        if any(one.workers and pod not in answers for pod, one in others.items()):
+            raise SpecError(
+                f"the agents of job {name} read no stacks, as HyperPod's own agent does not: "
+                "start the script with unbrokenrun"
+            )
         silent = f"; no answer from {', '.join(found.silent)}" if found.silent else ""
         raise SpecError(f"no rank of job {name} is running{silent}")
     return found
