@@ -73,6 +73,17 @@ def test_a_line_on_stderr_of_any_rank_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_line_of_a_flood_is_kept_from_the_rules(tmp_path: Path) -> None:
+    """60 MB: more than any log of the output keeps."""
+    flood = 'say(1, ("x" * 99 + "\\n") * 3000)'
+    text = f"for n in range(100):\n    {flood}\n    say(1, f'loss={{n}}.5\\n')\n    {flood}\n"
+    with running(tmp_path, script(tmp_path, text), nproc=1) as agent:
+        report = run(agent, LOSS)
+        assert report.state is AgentState.COMPLETED
+        assert the_view(report).matches == 100
+
+
+@pytest.mark.slow
 async def test_without_rules_nothing_of_them_is_loaded(tmp_path: Path) -> None:
     with running(tmp_path, script(tmp_path, SILENT), nproc=1) as agent:
 

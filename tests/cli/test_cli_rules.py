@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from unbroken.cli.rules.commands import app
+from unbroken.local.node.logs import DROPPED_LINES
 
 HANG = """
 spec:
@@ -64,6 +65,19 @@ def fired(found: Any) -> list[tuple[str, float, int | None, str | None]]:
         for attempt in found["attempts"]
         for one in attempt["fired"]
     ]
+
+
+@pytest.mark.parametrize("stamp", ["", "1970-01-01T00:00:00.000000000Z "])
+def test_a_log_with_lines_dropped_is_said_to_lack_them(here: Cli, stamp: str) -> None:
+    gap = f"{stamp}{DROPPED_LINES}: 7000\n"
+    times = "".join(f"2025-06-17T05:51:{n:02}.000000000Z Train Epoch: 5\n" for n in range(60))
+    here.script("cut.log", gap + times + gap)
+    done = here.call("test", "job.yaml", "cut.log")
+    assert "cut.log:62: 14000 lines gone from this log; live rules read all" in done.stderr
+    assert "earlier time" not in done.stderr
+    assert here.json("test", "job.yaml", "cut.log")["attempts"][0]["lines"] == 60
+    here.script("good.log", line(0, f"I say {gap}"))
+    assert "gone" not in here.call("test", "job.yaml", "good.log").stderr
 
 
 def test_what_would_have_fired_is_told_with_its_line(here: Cli) -> None:

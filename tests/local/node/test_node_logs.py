@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli.job.pod_logs import DROPPED_LINES
+from unbroken.core.logs.origins import DROPPED_LINES
 from unbroken.errors import SpecError
 from unbroken.local.node.logs import LogOptions, log_options, stream
 from unbroken.local.node.processes import cri_log

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from unbroken.cli.connection import PODS, Cluster, Object
 from unbroken.cli.show import note
+from unbroken.core.logs.origins import DROPPED_LINES
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.clock import pause
@@ -25,10 +26,6 @@ REST_SECONDS = 20.0
 """Time to read the rest of the logs after the connection was lost."""
 RETRY_SECONDS = 1.0
 """Pause between attempts to read a log."""
-
-
-DROPPED_LINES = re.compile(r"unbroken: lines dropped here, .{1,200}: ([0-9]{1,15})$")
-"""The line of the local cluster's log in place of lines that are gone (local/node/logs)."""
 
 
 def split(line: str) -> tuple[int | None, str]:

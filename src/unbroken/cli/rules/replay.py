@@ -15,6 +15,7 @@ from unbroken.core.logs.rule_config import CompiledRule, read_rules
 from unbroken.core.logs.rule_evidence import check_limits, check_sample
 from unbroken.core.logs.rule_lint import LintFinding
 from unbroken.core.logs.rule_sets import RuleSet
+from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import Report
@@ -148,6 +149,11 @@ def _attempt(
     for file in files:
         if file.was_backward:
             note(f"{file.reading.name}: {file.was_backward} lines with an earlier time than before")
+        if file.missing_at:
+            place = f"{file.missing_at.file}:{file.missing_at.number}"
+            note(
+                f"{place}: {counted(file.missing, 'line')} gone from this log; live rules read all"
+            )
     if replay.strange:
         note(f"left out: lines of ranks {sorted(replay.strange)}, which the job does not have")
     replay.end(last + options.tail_seconds)

@@ -12,7 +12,7 @@ from typing import Any
 from unbroken.agent.shell import NOT_TAKEN
 from unbroken.cli.connection import JOBS, Cluster, Object
 from unbroken.cli.job.agents import reports
-from unbroken.cli.job.pod_logs import DROPPED_LINES, LogReaders, split
+from unbroken.cli.job.pod_logs import LogReaders, split
 from unbroken.cli.job.views import (
     ENDED,
     advised,
@@ -28,6 +28,7 @@ from unbroken.cli.job.views import (
 from unbroken.cli.job.watching import Watched
 from unbroken.core.job.obstacles import split_wait
 from unbroken.core.job.recovery.signals import BY_DETECTOR
+from unbroken.core.logs.origins import DROPPED_LINES
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
 from unbroken.spec.job.codec import lost_until

@@ -22,6 +22,8 @@ WORKER = re.compile(
 )
 AGENT = re.compile(rb"\[[a-z0-9][-a-z0-9]*-\d+\]: ")
 """Prefix of `unbroken logs` before a line that no worker wrote."""
+DROPPED_LINES = re.compile(r"unbroken: lines dropped here, .{1,200}: ([0-9]{1,15})$")
+"""The line of the local cluster's log in place of lines that are gone (local/node/logs)."""
 
 _TORCHRUN = re.compile(r"(?:attempt_(\d{1,9})/)?(\d{1,9})/(stdout|stderr)(?:\.log)?(?:\.gz)?$")
 _ATTEMPT = re.compile(r"attempt[-_](\d{1,9})")
@@ -99,6 +101,12 @@ def take_off(line: bytes) -> BareLine:
         if not is_torch:
             line = line[worker.end() :]
     return BareLine(line, stamp, stream, tuple(prefixes))
+
+
+def dropped_lines(line: bytes) -> int:
+    """Return the number of lines that are gone where this line is; 0: it is an ordinary line."""
+    result = DROPPED_LINES.match(line.decode(errors="replace"))
+    return int(result[1]) if result else 0
 
 
 def rank_of(origin: FileOrigin, told: BareLine, nproc: int | None) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.errors import SpecError
 
 from .lines import LineAssembler
-from .origins import FileOrigin, rank_of, take_off
+from .origins import FileOrigin, dropped_lines, rank_of, take_off
 from .times import Times
 
 HEAD_LINES = 200
@@ -60,6 +60,10 @@ class Recorded:
     """False: all lines have the time 0."""
     was_backward: int = 0
     """Lines with an earlier time than a line before them; they count at the later time."""
+    missing: int = 0
+    """Lines that are gone from the log, as a line in their place says."""
+    missing_at: LinePlace | None = None
+    """The newest such line."""
     has_prefixes: bool = False
     """Lines carry their rank."""
     head: list[Line] = field(default_factory=list)
@@ -95,6 +99,11 @@ class Recorded:
             stamp = b""
             if is_first:
                 told = take_off(text)
+                if gone := dropped_lines(told.text):
+                    # Its time is no worker's.
+                    self.missing += gone
+                    self.missing_at = LinePlace(reading.name, number)
+                    continue
                 result = rank_of(reading.origin, told, reading.nproc)
                 if result is None:
                     continue
