@@ -113,8 +113,12 @@ class Ground(ABC):
         await self.plain.call("DELETE", f"api/v1/nodes/{name}")
 
     async def make_record(self, name: str) -> None:
-        """Create the NodeRecord that the repairer writes before it gives an order."""
-        body = NODE_RECORD.new(name, NodeRecordSpec())
+        """Create the NodeRecord that the repairer writes when the node joins."""
+        node = await self.plain.get(f"api/v1/nodes/{name}")
+        assert node is not None
+        machine = node["spec"].get("providerID", "")
+        record = NodeRecordSpec(node_uid=node["metadata"]["uid"], machine=machine)
+        body = NODE_RECORD.new(name, record)
         await self.client.create_if_absent(NODE_RECORD.path, body)
 
 

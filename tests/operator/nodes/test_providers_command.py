@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 from collections.abc import Callable, Coroutine
@@ -15,8 +16,11 @@ from tests.apiservers import Cluster
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
+from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import CommandProvider
 from unbroken.operator.nodes.providers.command import PLAIN, parse_command
+from unbroken.spec.nodes.kinds import NODE_RECORD
+from unbroken.spec.nodes.record import NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
 ORDER = RepairOrder("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")
@@ -179,7 +183,10 @@ def test_the_provider_id_of_a_node_is_no_code(
     async def act(client: KubeClient) -> OrderStatus:
         spec = {"providerID": "aws:///a/$(touch owned)"}
         body = {"metadata": {"name": order.node}, "spec": spec}
-        await client.raw("POST", "api/v1/nodes", body=body)
+        made = json.loads(await client.raw("POST", "api/v1/nodes", body=body))
+        record = NodeRecordSpec(node_uid=made["metadata"]["uid"], machine=spec["providerID"])
+        await definitions.install(client)
+        await client.create_if_absent(NODE_RECORD.path, NODE_RECORD.new(order.node, record))
         return await CommandProvider(client, words).status(order)
 
     found = with_client(clusters("embedded"), act)

@@ -72,6 +72,8 @@ WORKERS = 4
 CALLS_MAX = 32
 """Calls of providers at a time; one takes minutes at most."""
 TICK_RETRY_SECONDS = 5.0
+NAMED_BY_NODES = (NodeProvider.AWS, NodeProvider.COMMAND)
+"""Providers that find a machine by the provider ID of its node; others have their own objects."""
 MACHINE_ASK_SECONDS = 1.0
 """Seconds between two looks at a Machine: they boot in moments, and are read from the API
 server."""
@@ -97,6 +99,8 @@ def options_of(
     if name is NodeProvider.COMMAND and not command:
         raise SpecError("--node-provider command needs --node-command COMMAND")
     settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
+    if name in NAMED_BY_NODES:
+        settings = replace(settings, notes_machines=True)
     if name is NodeProvider.MACHINES:
         settings = replace(settings, ask_seconds=MACHINE_ASK_SECONDS)
     return RepairOptions(name, parse_command(command) if command else (), settings)

@@ -23,6 +23,8 @@ from unbroken.spec.schema.write import write_record
 
 Object = dict[str, Any]
 CONDITIONS = FAULTS | {keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY}
+UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
+"""Taint of a new node until the cloud's controller has set its provider ID."""
 MESSAGE_MAX = 300
 APPEAL = ("clearedAt", "clearedBy")
 """Fields of a NodeRecord that only a person writes."""
@@ -37,6 +39,7 @@ def repair_node(node: Node) -> RepairNode:
         node_condition.type: node_condition
         for node_condition in (node.status and node.status.conditions) or ()
     }
+    taints = (node.spec and node.spec.taints) or ()
     ready, info = conditions.get("Ready"), node.status.nodeInfo if node.status else None
     return RepairNode(
         name=view.name,
@@ -45,11 +48,14 @@ def repair_node(node: Node) -> RepairNode:
         is_silent=ready is not None and ready.status == "Unknown",
         is_awaited=bool(annotations.get(keys.FENCE)) and not view.is_fenced,
         boot_id=(info.bootID if info else "") or "",
+        uid=metadata.uid or "",
+        machine=(node.spec and node.spec.providerID) or "",
+        has_joined=not any(taint.key == UNINITIALIZED for taint in taints),
         cluster=labels.get(keys.CLUSTER_NAME, ""),
         rack=_rack(view.topology),
         health=_health(health_of(labels)),
         unknown_health="" if _health(health_of(labels)) else labels.get(keys.HEALTH, ""),
-        has_taint=any(taint.key == keys.HEALTH for taint in (node.spec and node.spec.taints) or ()),
+        has_taint=any(taint.key == keys.HEALTH for taint in taints),
         faults=_faults(conditions),
         fault_reason=labels.get(keys.FAULT_REASONS, "") or labels.get(keys.FAULT_REASONS_ALSO, ""),
         marks=frozenset(

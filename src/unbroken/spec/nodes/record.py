@@ -112,3 +112,8 @@ class NodeRecordSpec:
     cleared_at: Time | None = None
     cleared_by: str = ""
     """Author of the latest appeal that was granted, with its reason."""
+    node_uid: str = ""
+    """Uid of the Node that `machine` was taken from; empty: none was."""
+    machine: str = ""
+    """Provider ID that the Node had when it joined.  Only this machine is repaired: a node that is
+    taken over later may name another."""

@@ -40,6 +40,11 @@ class RepairNode:
     is_awaited: bool = False
     """A job waits for the proof that nothing runs on the node, and nobody has given it."""
     boot_id: str = ""
+    uid: str = ""
+    machine: str = ""
+    """Provider ID of the machine that the node says it is."""
+    has_joined: bool = True
+    """False while a cloud's controller has yet to give the node its provider ID."""
     cluster: str = ""
     """Label `cluster-name`."""
     rack: str = ""
@@ -297,6 +302,8 @@ class RepairSettings:
     """Share of all nodes that may be in quarantine or under repair at a time; always one
     (docs/design/nodes.md)."""
     one_per_rack: bool = True
+    notes_machines: bool = False
+    """The provider finds a machine by the provider ID of the node: keep the first one."""
     is_dry_run: bool = False
     """Record what would be done, do nothing."""
     lost_seconds: float = 600.0

@@ -37,6 +37,7 @@ from .records import (
     is_cleared,
     is_forgotten,
     kept_time,
+    other_machine,
     with_message,
     withdrawn,
 )
@@ -154,6 +155,8 @@ class Repairer:
                 text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
                 self._desk.warn_once(node.name, "HealthUnknown", text)
             self._match_taint(node)
+        if node is not None and self._settings.notes_machines:
+            self._note_machine(node)
         repair = self._facts.record(name).repair
         if repair is None:
             if node is not None and is_news:
@@ -177,6 +180,16 @@ class Repairer:
             self._desk.patch(node, PatchNode(node.name, taint=is_wanted))
 
     # Facts seen of a node.
+
+    def _note_machine(self, node: RepairNode) -> None:
+        """Note the machine of a node that has joined; warn if the node names another one later."""
+        record = self._facts.record(node.name)
+        if node.uid != record.node_uid:
+            if node.has_joined:
+                noted = replace(record, node_uid=node.uid, machine=node.machine)
+                self._desk.write(node.name, noted)
+        elif node.machine != record.machine:
+            self._desk.warn_once(node.name, "MachineChanged", other_machine(record, node.machine))
 
     def _hold_against(self, node: RepairNode, now: float) -> None:
         """Add faults and losses to the node's blame, also if a person repairs it. Those since an

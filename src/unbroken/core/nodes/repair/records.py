@@ -82,6 +82,14 @@ def is_cleared(record: NodeRecordSpec) -> bool:
     return since is not None and cleared is not None and cleared > since
 
 
+def other_machine(record: NodeRecordSpec, machine: str) -> str:
+    """Return why a node that names this machine now is not repaired."""
+    return (
+        f"the node joined as machine {record.machine[:TEXT_MAX]!r} and now says that it is "
+        f"{machine[:TEXT_MAX]!r}: it is not repaired. If that is right, delete its NodeRecord"
+    )
+
+
 def withdrawn(node: str, action: Action) -> PatchNode:
     """Take a node out of service before its repair; the jobs see the label and move."""
     health = Health.PENDING_REPLACEMENT if action is Action.REPLACE else Health.PENDING_REBOOT

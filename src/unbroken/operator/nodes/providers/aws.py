@@ -31,7 +31,7 @@ from unbroken.spec.keys import CLUSTER_NAME, REPAIR_ORDER
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.values import Action
 
-from .base import annotate, stale
+from .base import annotate, machine_of, namesake, stale
 
 PROGRAM = Path(__file__).with_name("aws_calls.py")
 LIMIT_SECONDS = 60.0
@@ -107,11 +107,14 @@ class AwsProvider:
         if node is None:
             text = f"node {order.node} is gone; which instance it was is not known"
             return OrderStatus(Answer.UNSUPPORTED, text)
+        machine = await machine_of(self._client, order.node, node)
+        if isinstance(machine, OrderStatus):
+            return machine
         target = target_of(node)
         if target is None:
             text = f"neither providerID nor name of node {order.node} names an instance of AWS"
             return OrderStatus(Answer.UNSUPPORTED, text)
-        if other := await self._namesake(order.node, target):
+        if other := await namesake(self._client, order.node, target.instance, _instance):
             text = f"nodes {order.node} and {other} both say that they are {target.instance}"
             return OrderStatus(Answer.UNSUPPORTED, text)
         return await self._give(order, target, path, record)
@@ -127,15 +130,6 @@ class AwsProvider:
                 path, {"metadata": {"annotations": {REPAIR_ORDER: None}}}
             )
         return _status(said)
-
-    async def _namesake(self, name: str, target: Target) -> str:
-        """Another node that says it is the same instance: one of them lies; empty: none."""
-        listed = await self._client.get_or_none("api/v1/nodes", Object) or {}
-        for item in listed.get("items") or ():
-            result = target_of(item)
-            if result and result.instance == target.instance and item["metadata"]["name"] != name:
-                return str(item["metadata"]["name"])
-        return ""
 
     async def _call(
         self, order: RepairOrder, target: Target, *, is_first: bool, has_booted: bool = False
@@ -179,6 +173,11 @@ def _status(said: _Answer) -> OrderStatus:
     if not said.answer:
         raise WorldError(f"AWS: {said.text}", said.retry_seconds)
     return OrderStatus(Answer(said.answer), said.text)
+
+
+def _instance(node: Object) -> str | None:
+    target = target_of(node)
+    return None if target is None else target.instance
 
 
 def _boot_id(node: Object) -> str:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
+from unbroken.core.nodes.repair.records import other_machine
+from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.keys import REPAIR_ORDER
+from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.values import Action
+
+NOTED_SECONDS = 5.0
+"""Seconds until the repairer is likely to have written a NodeRecord."""
+Named = Callable[[Object], str | None]
+"""Returns the machine that a Node says it is; None: it names none."""
 
 
 class Provider(Protocol):
@@ -55,6 +64,34 @@ def stale(order: RepairOrder, boot_id: str | None) -> OrderStatus | None:
     if order.action is Action.REBOOT:
         return OrderStatus(Answer.DONE, "the node has booted since")
     return OrderStatus(Answer.FAILED, "the node has booted since it was ordered")
+
+
+async def machine_of(client: KubeClient, name: str, node: Object | None) -> str | OrderStatus:
+    """Return the provider ID of a node's machine, as the node had it when it joined; empty: none.
+
+    An OrderStatus refuses a node that names another machine now, or one that another node names,
+    too: one of them lies.  Raises WorldError while the repairer has not noted the machine.
+    """
+    found = await client.get_or_none(f"{NODE_RECORD.path}/{quote(name)}", Object)
+    record, _ = NODE_RECORD.spec_of(found or {})
+    if node is None:
+        return record.machine
+    shown = str((node.get("spec") or {}).get("providerID") or "")
+    if node["metadata"]["uid"] != record.node_uid:
+        if not shown:
+            return ""
+        raise WorldError(f"the machine of node {name} is not noted yet", NOTED_SECONDS)
+    if shown != record.machine:
+        return OrderStatus(Answer.UNSUPPORTED, other_machine(record, shown))
+    return record.machine
+
+
+async def namesake(client: KubeClient, node: str, machine: str, name_of: Named) -> str:
+    """Return another node that names the same machine, by `name_of`; empty: there is none."""
+    listed = await client.get_or_none("api/v1/nodes", Object) or {}
+    found = [one for one in listed.get("items") or () if name_of(one) == machine]
+    names = (str(one["metadata"]["name"]) for one in found)
+    return next((name for name in names if name != node), "")
 
 
 class ObjectProvider(ABC):

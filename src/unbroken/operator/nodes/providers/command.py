@@ -1,12 +1,12 @@
 """A command of the user's: for any cloud, for a BMC, for everything that can be called.
 
 Its environment has NODE, ACTION (`reset-gpu`, `reboot`, `replace`), PROVIDER_ID (the Node's
-`spec.providerID`), BOOT_ID and ORDER_ID. So have its arguments where they say `{node}`, `{action}`
-and so on. None of them holds a space or a sign that a shell knows (`PLAIN`). Its exit status is the
-answer. 0: done. 75: still at it (EX_TEMPFAIL of sysexits.h), so it is called again. Anything else:
-failed, for the reason on the last line of its standard error. It may be called again with the same
-ORDER_ID, after a restart of the operator too, and must then not do it twice. A last line
-`replacement=NAME` on standard output names the node that takes the place.
+`spec.providerID` when it joined), BOOT_ID and ORDER_ID. So have its arguments where they say
+`{node}`, `{action}` and so on. None of them holds a space or a sign that a shell knows (`PLAIN`).
+Its exit status is the answer. 0: done. 75: still at it (EX_TEMPFAIL of sysexits.h), so it is called
+again. Anything else: failed, for the reason on the last line of its standard error. It may be
+called again with the same ORDER_ID, after a restart of the operator too, and must then not do it
+twice. A last line `replacement=NAME` on standard output names the node that takes the place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unbroken.foreign_numbers import SHOWN_CHARACTERS
 from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.nodes.values import Action
 
-from .base import node_boot, stale
+from .base import machine_of, namesake, node_boot, stale
 
 STILL_WORKING = 75
 LIMIT_SECONDS = 300.0
@@ -83,11 +83,18 @@ class CommandProvider:
         over = stale(order, await node_boot(self._client, order.node))
         if over is not None and order.action is Action.REBOOT:
             return over
+        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
+        machine = "" if node is None else _named(node)
+        if machine and (other := await namesake(self._client, order.node, machine, _named)):
+            text = f"nodes {order.node} and {other} both say that they are {machine}"
+            return OrderStatus(Answer.UNSUPPORTED, text[:TEXT_MAX])
         return await self._call(order)
 
     async def _call(self, order: RepairOrder) -> OrderStatus:
-        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object) or {}
-        provider_id = str((node.get("spec") or {}).get("providerID") or "")
+        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
+        provider_id = await machine_of(self._client, order.node, node)
+        if isinstance(provider_id, OrderStatus):
+            return provider_id
         values = (order.node, order.action.value, provider_id, order.boot_id, order.id)
         told = dict(zip(NAMES, values, strict=True))
         for name, value in told.items():
@@ -130,6 +137,11 @@ class CommandProvider:
             return OrderStatus(Answer.FAILED, text)
         code = process.returncode or 0
         return _answer(words[0], code, _last_line(out.result()), _last_line(err.result()))
+
+
+def _named(node: Object) -> str:
+    """Return the machine that a node names, without the scheme and the places around it."""
+    return str((node.get("spec") or {}).get("providerID") or "").rstrip("/").rpartition("/")[2]
 
 
 async def _end_all(mark: str, output: set[asyncio.Task[Any]]) -> None:
