@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.spdy_client import Client
+from tests.watching import PATIENCE_SECONDS
 from unbroken.listener import bound
 from unbroken.local.node.ports import connection, sessions
 from unbroken.local.node.ports.connection import ForwardedPod
@@ -135,7 +136,8 @@ async def test_a_program_that_takes_nothing_loses_its_connection_and_others_go_o
         assert (await frames(socket, answer))[-1] == answer
 
 
-async def test_connections_of_one_session_are_limited() -> None:
+async def test_connections_of_one_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", PATIENCE_SECONDS)
     async with forwarding(echo) as (socket, port):
         client = Client()
         for number in range(sessions.CONNECTIONS_MAX):
