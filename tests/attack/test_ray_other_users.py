@@ -18,7 +18,7 @@ import pytest
 from tests.attack import ray_stranger
 from tests.e2e.clusters import Cluster, processes
 from tests.e2e.conftest import kubectl_path, make_cluster
-from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray import ENVIRONMENT, pods_of
 from unbroken.local.listeners import LISTEN, TABLES, strangers
 from unbroken.local.node.processes.supervisor import descendants
 
@@ -69,7 +69,6 @@ def ports_of(address: str) -> set[str]:
     }
 
 
-@needs_ray
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_no_port_of_ray_serves_another_user(make_cluster: Callable[..., Cluster]) -> None:
     sizes = ("--nodes", "1", "--cpu-per-node", "4", "--memory-per-node", "8Gi", "--operator")

@@ -27,6 +27,7 @@ import pytest
 from tests.clients import hyp_program
 from tests.cluster_api.conftest import aws_folder
 from tests.deploy.charts import tool
+from tests.e2e import test_ray
 from tests.interop import stock_agent
 from tests.watching import wait_until
 
@@ -35,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 FLOWS = sorted((Path(__file__).parent / "flows").glob("*.sh"))
 STATE_SECONDS = 600.0
 """Seconds that a state of a flow may take: training and the deep checks of a node take minutes."""
-CLIENTS = ("aws", "hyp", "hyperpodrun")
-"""Programs with a fixture that installs them in an environment of their own."""
+CLIENTS = ("aws", "hyp", "hyperpodrun", "ray")
+"""Programs with a fixture that finds or installs them in an environment of their own."""
 PACKAGES = {
     "kubectl": " (Debian's package kubernetes-client, or `make setup`)",
     "envsubst": " (Debian's package gettext-base)",
@@ -64,6 +65,14 @@ def hyp_folder() -> Path:
         return hyp_program.installed().parent
     except hyp_program.NotInstalledError as error:
         pytest.skip(f"{error}")
+
+
+@pytest.fixture
+def ray_folder(tmp_path: Path) -> Path:
+    """Folder of Ray; the flow's folder has what the tutorial uses of a checkout."""
+    (tmp_path / ".ray-env").symlink_to(test_ray.ENVIRONMENT)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return test_ray.ENVIRONMENT / "bin"
 
 
 @dataclass(slots=True)
@@ -110,6 +119,8 @@ def needs(flow: str) -> list[str]:
 def marked(flow: Path) -> list[pytest.MarkDecorator]:
     """Return the markers of a flow."""
     marks = [] if flow.stem in IN_CI else [pytest.mark.heavy]
+    if "ray" in needs(flow.read_text()):
+        marks.append(pytest.mark.frameworks)
     if reason := NOT_YET.get(flow.stem):
         marks.append(pytest.mark.xfail(reason=reason, strict=True))
     return marks
@@ -165,6 +176,19 @@ def test_a_quickstart_has_the_commands_of_the_readme(number: int) -> None:
     told = [line.split("  #")[0].strip() for line in block[1].splitlines()]
     missing = [line for line in told if not any(text.startswith(line) for text in typed)]
     assert missing == []
+
+
+def test_the_flow_of_ray_has_the_commands_of_the_tutorial() -> None:
+    page = (ROOT / "docs/tutorials/ray.md").read_text()
+    told = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).replace("\\\n", "")
+    flow = (Path(__file__).parent / "flows/ray.sh").read_text()
+    typed = [" ".join(one.text.replace("\\\n", "").split()) for one in commands(flow)]
+    missing = [
+        line
+        for line in (" ".join(line.split("  #")[0].split()) for line in told.splitlines())
+        if not any(line.replace(" POD", " ") in text for text in typed)
+    ]
+    assert missing == ["make ray-env", "source .venv/bin/activate"]
 
 
 def test_a_flow_is_read_as_commands() -> None:

@@ -21,7 +21,7 @@ from tests.e2e.clusters import Cluster, processes
 from tests.job_samples import MANIFESTS
 from tests.watching import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(300)]
 ENVIRONMENT = Path(
     os.environ.get("UNBROKEN_RAY_ENV") or Path(__file__).parents[2] / ".ray-env"
 ).absolute()
@@ -69,14 +69,9 @@ def addresses(cluster: Cluster) -> list[str]:
     return sorted(pod["status"]["podIP"] for pod in cluster.get("pods")["items"])
 
 
-needs_ray = pytest.mark.skipif(
-    not (ENVIRONMENT / "bin/ray").exists(),
-    reason=f"Ray is not installed in {ENVIRONMENT}: make ray-env, or set UNBROKEN_RAY_ENV",
-)
 SIZES = ("--nodes", "2", "--cpu-per-node", "4", "--memory-per-node", "8Gi")
 
 
-@needs_ray
 def test_a_raycluster_runs_jobs_on_all_its_pods_and_survives_its_head(
     make_cluster: Callable[..., Cluster],
 ) -> None:
@@ -102,7 +97,6 @@ def test_a_raycluster_runs_jobs_on_all_its_pods_and_survives_its_head(
     assert not any(processes(f"={address}") for address in first + second)
 
 
-@needs_ray
 def test_a_rayjob_makes_its_cluster_runs_and_takes_the_cluster_away(
     make_cluster: Callable[..., Cluster],
 ) -> None:
@@ -169,7 +163,6 @@ def raycluster_of_the_guide(make_cluster: Callable[..., Cluster]) -> Cluster:
     return cluster
 
 
-@needs_ray
 def test_the_dashboard_is_used_through_a_forwarded_port(
     make_cluster: Callable[..., Cluster],
 ) -> None:
@@ -183,7 +176,6 @@ def test_the_dashboard_is_used_through_a_forwarded_port(
         assert f"ran on {json.dumps(addresses(cluster))}" in submit(cluster, place, "where.py")
 
 
-@needs_ray
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(

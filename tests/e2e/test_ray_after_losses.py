@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of, with_token
+from tests.e2e.test_ray import ENVIRONMENT, pods_of, with_token
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, RESUME_COUNT, RESUME_RAY
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 PATIENCE_SECONDS = 180.0
 """Seconds to wait: Ray starts a head and workers in 15 s on two cores, or much later if busy."""
@@ -137,7 +137,6 @@ def submit_job(cluster: Cluster, head: Object, id: str, entrypoint: str) -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_ray
 def test_a_rayjob_survives_its_workers_node_and_its_head(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -169,7 +168,6 @@ def test_a_rayjob_survives_its_workers_node_and_its_head(
     assert last["status"]["rayClusterName"] != name
 
 
-@needs_ray
 def test_a_submitted_job_survives_the_node_of_the_head(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray import ENVIRONMENT, pods_of
 from tests.e2e.test_ray_after_losses import SIZES, group, submit_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 SCRIPT = """\
 import pathlib
@@ -58,7 +58,6 @@ def wait_for(cluster: Cluster, field: str, value: int) -> None:
     cluster.wait("raycluster/ray", f"jsonpath={{.status.{field}}}={value}", seconds=120)
 
 
-@needs_ray
 def test_tasks_bring_pods_and_idleness_takes_them_away(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.clusters import Cluster
-from tests.e2e.test_ray import ENVIRONMENT, needs_ray, pods_of
+from tests.e2e.test_ray import ENVIRONMENT, pods_of
 from tests.e2e.test_ray_after_losses import BOTH, SIZES, SPEC, Training, annotations, submit_job
 from unbroken.spec.keys import LOG_MONITORING, RESUME_COUNT, RESUME_FAULT, RESUME_RAY
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(600)]
 Object = dict[str, Any]
 RULES = """\
 - name: Steps
@@ -74,7 +74,6 @@ class Hanging(Training):
         assert not Path(f"/proc/{process}").exists(), "the task that hung still runs"
 
 
-@needs_ray
 def test_a_submitted_job_that_hangs_goes_on_and_its_pods_stay(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -98,7 +97,6 @@ def test_a_submitted_job_that_hangs_goes_on_and_its_pods_stay(
     assert "outcome ran again after" in told
 
 
-@needs_ray
 def test_a_rayjob_that_hangs_goes_on_on_a_new_raycluster(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

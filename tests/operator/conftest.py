@@ -147,6 +147,12 @@ def job(name: str = "lm", replicas: int = 2, **spec: Any) -> Object:
     }
 
 
+def own_address(number: int) -> str:
+    """Return a loopback address that no other test process has, for a port that is fixed."""
+    pid = os.getpid() % 65_536
+    return f"127.{100 + number}.{pid // 256}.{pid % 256}"
+
+
 def conditions(found: Object) -> dict[str, Object]:
     """Conditions of a job that are true, by type."""
     listed = (found.get("status") or {}).get("conditions") or ()

@@ -11,7 +11,7 @@ import yaml
 from aiohttp import web
 
 from tests.job_samples import MANIFESTS
-from tests.operator.conftest import Place, conditions
+from tests.operator.conftest import Place, conditions, own_address
 from tests.watching import Watcher, running
 from unbroken.kube.informers import Informers
 from unbroken.local.ray import run_ray
@@ -27,7 +27,8 @@ async def controller(place: Place) -> AsyncIterator[None]:
     """Run the controller for every namespace."""
     informers = Informers(place.client)
     async with running(informers.run(), run_ray(place.client, informers)):
-        await place.until("rayclusters", lambda _: True)
+        for kind in ("rayclusters", "rayjobs"):  # it installs one after the other
+            await place.until(kind, lambda _: True)
         yield
 
 
@@ -177,7 +178,7 @@ async def test_a_secret_of_somebody_else_is_not_taken(place: Open) -> None:
 
 @pytest.mark.parametrize("status", [200, 401, 403])
 async def test_a_head_that_asks_for_no_token_is_named(place: Open, status: int) -> None:
-    address = "127.99.7.2"
+    address = own_address(1)
     asked = Watcher[str]()
 
     async def jobs(request: web.Request) -> web.Response:

@@ -19,13 +19,13 @@ import yaml
 from aiohttp import web
 
 from tests.job_samples import MANIFESTS
-from tests.operator.conftest import Place, conditions
+from tests.operator.conftest import Place, conditions, own_address
 from tests.operator.test_raycluster_controller import controller, pod_of, say_ready
 from unbroken.spec.times import time_seconds
 
 Object = dict[str, Any]
 Open = Callable[[], Any]
-HOST = "127.99.0.2"
+HOST = own_address(0)
 """The address of the head, at which the stand-in for its dashboard listens."""
 DASHBOARD_PORT = 8265
 ENDED = "2026-01-01T00:00:00Z"
