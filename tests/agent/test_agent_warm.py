@@ -264,19 +264,19 @@ async def test_the_second_run_of_a_program_is_warm_from_its_first_start(
     assert {"decimal", "unbroken.worker"} <= {*known["modules"]}
     assert (await first_start(tmp_path))[0] == {"warm"}
     # What has changed is learned anew.
-    (file,) = (file for file in known["files"] if file.endswith("/decimal.py"))
-    known["files"][file] = "1:1"
+    (file,) = (each for each in known["files"] if each["name"].endswith("/decimal.py"))
+    file["text"] = "1:1"
     entry.write_text(json.dumps(known))
     began, log = await first_start(tmp_path)
     assert began == {"cold"}
-    assert f"imports are learned anew: a file has changed file={file}" in log
+    assert f"imports are learned anew: a file has changed file={file['name']}" in log
     assert (await first_start(tmp_path))[0] == {"warm"}
 
 
 HOSTILE = {
     "rubbish": {"modules": [{"os": 1}]},
     "a module that ends its process": {"modules": ["antigravity", "this", "idlelib.__main__"]},
-    "all is left out": {"left_out": {"os": "because", "decimal": "because"}},
+    "all is left out": {"left_out": [{"name": each, "text": "why"} for each in ("os", "decimal")]},
 }
 
 

@@ -76,6 +76,15 @@ def test_any_changed_file_means_to_learn_anew(
     assert read(folder) is None
 
 
+def test_a_large_program_is_kept(folder: Path, tmp_path: Path) -> None:
+    # transformers.Trainer: 3,000 files and 43 modules that are left out.
+    files = {str(tmp_path / f"{'x' * 100}{number}.py"): "" for number in range(5000)}
+    modules = tuple(f"package.of.some.length.{number}" for number in range(5000))
+    known = Learned(modules, dict.fromkeys(modules[:1000], "a" * 200), files, 1.0)
+    learned.write(str(folder), ENTRY, known)
+    assert read(folder) == known
+
+
 @pytest.mark.parametrize(
     ("words", "is_same"),
     [
@@ -120,6 +129,7 @@ def test_the_folder_follows_xdg_cache_home(
     assert learned.folder() == f"{expected}/unbroken/imports"
 
 
+FILE = b'{"name":"/","text":"%s"}' % state("/").encode()
 HOSTILE = {
     "nothing": b"",
     "no JSON": b"{",
@@ -128,11 +138,14 @@ HOSTILE = {
     "no text": b"\xff\xfe\x00",
     "modules are no list": b'{"modules":{"a":1}}',
     "modules are no names": b'{"modules":[1]}',
-    "reasons are no texts": b'{"left_out":{"a":[]},"files":{"/":"1:1"}}',
-    "names without end": b'{"modules":["%s"],"files":{"/":"1:1"}}' % (b"a" * 301),
+    "reasons are no texts": b'{"left_out":[{"name":"a","text":[]}],"files":[%s]}' % FILE,
+    "reasons are no notes": b'{"left_out":{"a":"b"},"files":[%s]}' % FILE,
+    "names without end": b'{"modules":["%s"],"files":[%s]}' % (b"a" * 301, FILE),
     "no files": b'{"modules":["os"]}',
-    "files are no states": b'{"files":{"/etc/passwd":1}}',
-    "files that cannot be": json.dumps({"files": {"a\0b": "1:1", "\ud800": "1:1"}}).encode(),
+    "files are no states": b'{"files":["/etc/passwd"]}',
+    "a file that cannot be": json.dumps(
+        {"files": [{"name": "a\0b\ud800", "text": "1:1"}]}
+    ).encode(),
     "a number too long": b'{"seconds":' + b"9" * 5000 + b"}",
     "seconds below zero": b'{"seconds":-1}',
     "too long": b'{"modules":["' + b"a" * ENTRY_BYTES_MAX + b'"]}',

@@ -52,18 +52,34 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 class Learned:
     """Result of a template for one program."""
 
-    modules: Annotated[tuple[str, ...], Limits(IMPORTS_MAX)] = ()
+    modules: tuple[str, ...] = ()
     """Modules that workers import, in order."""
-    left_out: Annotated[Mapping[str, str], Limits(IMPORTS_MAX)] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by module that a template must not import."""
-    files: Annotated[Mapping[str, str], Limits(FILES_MAX)] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     """State of each file that was read; see `state`."""
-    seconds: Annotated[float, Limits(least=0)] = 0.0
+    seconds: float = 0.0
     """Duration of the imports."""
 
     def changed_file(self) -> str | None:
         """Return a file that has changed since."""
         return next((file for file, known in self.files.items() if state(file) != known), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The contents of a file."""
+
+    modules: Annotated[tuple[str, ...], Limits(IMPORTS_MAX)] = ()
+    left_out: Annotated[tuple[_Note, ...], Limits(IMPORTS_MAX)] = ()
+    files: Annotated[tuple[_Note, ...], Limits(FILES_MAX)] = ()
+    seconds: Annotated[float, Limits(least=0)] = 0.0
 
 
 def state(file: str) -> str:
@@ -98,9 +114,7 @@ def read(directory: str, entry: str) -> Learned | None:
     """Return what is known of a program; None: nothing that can be used."""
     try:
         with _opened(directory) as there:
-            text = _contents(there, entry)
-            found = codec.read(Learned, load(text), "")
-            _require_sound(found)
+            found = _decoded(_contents(there, entry))
             changed = found.changed_file()
             if changed is None:
                 os.utime(entry, dir_fd=there, follow_symlinks=False)
@@ -116,7 +130,7 @@ def read(directory: str, entry: str) -> Learned | None:
 
 def write(directory: str, entry: str, learned: Learned) -> None:
     """Keep what was learned of a program, and remove what has been used least."""
-    data = json.dumps(codec.write(learned), separators=(",", ":")).encode()
+    data = _encoded(learned)
     if len(data) > ENTRY_BYTES_MAX or len(learned.files) > FILES_MAX:
         log.info("learned imports are not kept: there are too many", count=len(learned.files))
         return
@@ -168,14 +182,25 @@ def _require_own(status: os.stat_result, kind: int) -> None:
         raise PermissionError(f"others may use it (mode {mode:o}); remove it, or forbid that")
 
 
-def _require_sound(found: Learned) -> None:
-    names, reasons = [*found.modules, *found.left_out], [*found.left_out.values()]
-    bounds = ((names, NAME_CHARACTERS), (reasons, WORD_CHARACTERS), (found.files.values(), 100))
-    for texts, most in bounds:
-        if not all(isinstance(text, str) and 0 < len(text) <= most for text in texts):
-            raise PeerError(f"something else than texts of 1 to {most} characters")
+def _encoded(learned: Learned) -> bytes:
+    left_out = tuple(_Note(*each) for each in learned.left_out.items())
+    files = tuple(_Note(*each) for each in learned.files.items())
+    entry = _Entry(learned.modules, left_out, files, learned.seconds)
+    return json.dumps(codec.write(entry), separators=(",", ":")).encode()
+
+
+def _decoded(data: bytes) -> Learned:
+    found = codec.read(_Entry, load(data), "")
+    names = [*found.modules, *(each.name for each in found.left_out)]
+    reasons = [each.text for each in found.left_out]
+    for texts, most in ((names, NAME_CHARACTERS), (reasons, WORD_CHARACTERS)):
+        if not all(0 < len(text) <= most for text in texts):
+            raise PeerError(f"a name or reason has not 1 to {most} characters")
     if not found.files:
         raise PeerError("it names no files")
+    left_out = {each.name: each.text for each in found.left_out}
+    files = {each.name: each.text for each in found.files}
+    return Learned(found.modules, left_out, files, found.seconds)
 
 
 def _prune(there: int, newest: str) -> None:
