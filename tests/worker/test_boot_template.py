@@ -141,6 +141,34 @@ def test_what_a_fork_would_share_is_left_out_and_undone(
     assert answer["skipped"]["modbad"].startswith(reason)
 
 
+NAMED = """
+import ctypes, _thread
+named, ever = _thread.allocate_lock(), _thread.allocate_lock()
+named.acquire(), ever.acquire()
+def run():
+    ctypes.CDLL(None).prctl(15, b"{}")  # PR_SET_NAME
+    named.release()
+    ever.acquire()
+_thread.start_new_thread(run, ())
+named.acquire()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (NAMED.format("jemalloc_bg_thd"), ["modfirst", "modnative", "modlast"]),
+        (NAMED.format("jemalloc"), ["modfirst", "modlast"]),
+        (THREAD.format("jemalloc_bg_thd"), ["modfirst", "modlast"]),
+    ],
+)
+def test_threads_that_a_child_does_without_forbid_no_fork(
+    text: str, kept: list[str], packages: Path
+) -> None:
+    answer = imported(packages, {"modfirst": "", "modnative": text, "modlast": ""})
+    assert answer["kept"] == kept
+
+
 def test_modules_that_fail_are_left_out_with_the_reason(packages: Path) -> None:
     modules = {
         "modraises": "1 / 0",

@@ -7,6 +7,10 @@ from collections.abc import Collection
 _SHARED = ("socket:", "pipe:", "anon_inode:")
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")
 """Device files of NVIDIA's driver, AMD's, and under WSL."""
+_HARMLESS = ("jemalloc_bg_thd",)
+"""Threads whose library prepares for a fork, and does without them in a child. jemalloc, a part of
+pyarrow, returns memory to the system in its thread. In a child the threads that allocate return it
+(`background_thread_postfork_child` of jemalloc 5)."""
 
 
 class Look:
@@ -66,8 +70,8 @@ def _threads() -> str | None:
                 names += [name.read().strip()]
         except OSError:
             continue
-    python = _python_threads()
-    return f"has started threads: {', '.join(python or names)}" if names else None
+    found = _python_threads() or [name for name in names if name not in _HARMLESS]
+    return f"has started threads: {', '.join(found)}" if found else None
 
 
 def _python_threads() -> list[str]:
