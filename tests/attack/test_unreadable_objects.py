@@ -34,6 +34,7 @@ from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.nesting import cut, is_too_deep
+from unbroken.kube.postponed import ObjectBudgets
 from unbroken.kube.refusals import Refusals, head_of
 from unbroken.local.scheduler.model import node_info, pod_info
 from unbroken.operator.jobs.pods import job_identity
@@ -237,7 +238,7 @@ async def test_a_handler_that_fails_for_one_object_is_called_for_the_others(tmp_
 
 
 def test_an_object_is_told_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals(JobObject)
+    refusals = Refusals(JobObject, ObjectBudgets())
     for _ in range(1000):
         refusals.unreadable(head_of(item("a", 1).encode()), ValueError("odd"))
     assert refusals.counts["unreadable"] == 1000

@@ -33,6 +33,7 @@ from unbroken.foreign_numbers import whole_number
 
 from .errors import AlreadyExists, Conflict, NotFound, refusal
 from .nesting import cut
+from .postponed import ObjectBudgets
 from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
 Object = dict[str, Any]
@@ -159,8 +160,11 @@ class KubeClient(AsyncClient):
         carrier: AiohttpTransport,
         manager: str,
         may_write: Callable[[], bool] | None = None,
+        objects: ObjectBudgets | None = None,
     ) -> None:
         self._carrier, self._manager, self._may_write = carrier, manager, may_write
+        self.objects = objects or ObjectBudgets()
+        """Budgets of the namespaces whose objects are watched."""
         super().__init__(
             config,
             timeout=TIMEOUT,
@@ -180,7 +184,7 @@ class KubeClient(AsyncClient):
 
         Each write asks at the moment it leaves, and fails with WorldError if the answer is no.
         """
-        return KubeClient(self.config, self._carrier, self._manager, may_write)
+        return KubeClient(self.config, self._carrier, self._manager, may_write, self.objects)
 
     def require_leave(self) -> None:
         """Raise WorldError if a write would be refused now: for effects elsewhere."""

@@ -23,6 +23,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def processor() -> float:
+    """Return seconds of the processor that this thread has used: for what others cost it."""
+    return time.thread_time()
+
+
 def boottime() -> float:
     """Return seconds since boot, suspensions included: for times that others measure too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any, Generic, TypeVar, cast
 
@@ -25,11 +26,12 @@ from unbroken.log_lines import Log
 from .backoff import Backoff
 from .cache import Cache, Change, HasMetadata, Key, changed, key_of
 from .client import KubeClient, Scope
-from .clock import entropy, monotonic
+from .clock import entropy, monotonic, pause, processor
 from .errors import Expired
 from .events import EventRecorder
 from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
+from .postponed import FREE_SECONDS, Postponed
 from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
 
 log = Log(__name__)
@@ -60,6 +62,12 @@ OBJECT_BYTES_MAX = 1 << 20
 """Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it takes
 about ten times that."""
 
+COMMAS_MAX = 64 * 1024
+"""Commas of such an object: they bound the values, whose decoding takes about 30 ms then."""
+
+TURN_SECONDS = 0.02
+"""Work in one turn of the loop on objects of a list."""
+
 COMPONENT = "unbroken"
 """Reporter of the events of refused objects."""
 
@@ -80,6 +88,7 @@ class Informer(Generic[T]):
 
     `namespace` None: all of them. `labels`, `fields`: selectors as the API writes them.
     `on_change(old, new)` is called synchronously and in order; old None: new here, new None: gone.
+    Changes of a namespace that cost too much come later, the newest of each object (`postponed`).
     Errors of one object, in its decoding or in a handler, are noted in `refusals` and affect no
     other object. An object that cannot be decoded is kept as it was before, and new ones are left
     out. `tells`: write an event on each such object.
@@ -98,7 +107,7 @@ class Informer(Generic[T]):
     ) -> None:
         self.synced = asyncio.Event()
         """Set once the first list is in the copy and its callbacks have been called."""
-        self.refusals = Refusals(resource_type)
+        self.refusals = Refusals(resource_type, client.objects)
         """Objects that could not be decoded, or that a handler could not take."""
         self.lists = self.failures = 0
         """Number of complete reads, and of failures to read or watch."""
@@ -119,6 +128,7 @@ class Informer(Generic[T]):
         self._left_out: OrderedDict[Key, Refusal] = OrderedDict()
         """Objects that cannot be read now; the oldest are forgotten beyond REMEMBERED."""
         self._on_refusal: list[Callable[[Refusal], None]] = []
+        self._postponed = Postponed(client.objects)
         self._events: EventRecorder | None = None
         self._random: Random = entropy()
 
@@ -154,13 +164,16 @@ class Informer(Generic[T]):
     @observed
     async def run(self) -> None:
         """Keep the copy fresh until cancelled."""
-        if not self._notifies:
-            await self._follow()
-            return
-        self._events = EventRecorder(self._client, COMPONENT)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._events.run())
-            await self._follow()
+        try:
+            if not self._notifies:
+                await self._follow()
+                return
+            self._events = EventRecorder(self._client, COMPONENT)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._events.run())
+                await self._follow()
+        finally:
+            self._postponed.clear()
 
     async def _follow(self) -> None:
         backoff, failures = Backoff(), 0
@@ -199,12 +212,13 @@ class Informer(Generic[T]):
     async def _list(self) -> None:
         self._left_out.clear()
         page = await self._client.list_page(self._scope, PAGE)
-        items = [*self._listed(page.items)]
+        items = await self._listed(page.items)
         while page.next:
             page = await self._client.list_page(self._scope, PAGE, page.next)
-            items += self._listed(page.items)
+            items += await self._listed(page.items)
         self._version = page.version
         self.lists, self.received_at = self.lists + 1, monotonic()
+        self._postponed.clear()
         self._notify(self._cache.replace(items))
         self.synced.set()
 
@@ -220,7 +234,12 @@ class Informer(Generic[T]):
                     mark = msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion
                     self._version = mark or self._version
                     continue
-                self._apply(kind, raw)
+                head = head_of(raw)
+                self._version = head.version or self._version
+                change = partial(self._apply, kind, raw)
+                work = self._postponed.take(head.key.namespace, head.key.name, change)
+                if work > FREE_SECONDS:
+                    await pause(0)  # Events that have come together are no single turn.
 
     def _apply(self, kind: str, raw: msgspec.Raw) -> None:
         """Take one event of a watch."""
@@ -229,24 +248,26 @@ class Informer(Generic[T]):
             if kind == "DELETED" and (held := self._held(item.head)) is not None:
                 self._notify(self._cache.apply(kind, held))
             self._leave_out(replace(item, is_gone=kind == "DELETED"))
-            self._version = item.head.version or self._version
             return
         if self._left_out:
             self._left_out.pop(key_of(item), None)
         self._notify(self._cache.apply(kind, item))
-        if item.metadata and item.metadata.resourceVersion:
-            self._version = item.metadata.resourceVersion
 
-    def _listed(self, raws: list[msgspec.Raw]) -> Iterator[T]:
+    async def _listed(self, raws: list[msgspec.Raw]) -> list[T]:
         """Return the objects of a list; an unreadable one counts as unchanged, not as deleted."""
+        found: list[T] = []
+        began = processor()
         for raw in raws:
-            item = self._decoded(raw)
-            if not isinstance(item, Refusal):
-                yield item
-                continue
-            self._leave_out(item)
-            if (held := self._held(item.head)) is not None:
-                yield held
+            item: T | Refusal | None = self._decoded(raw)
+            if isinstance(item, Refusal):
+                self._leave_out(item)
+                item = self._held(item.head)
+            if item is not None:
+                found.append(item)
+            if processor() > began + TURN_SECONDS:
+                await pause(0)
+                began = processor()
+        return found
 
     def _held(self, head: Head) -> T | None:
         """Return the kept copy of this very object."""
@@ -300,7 +321,9 @@ class Informer(Generic[T]):
 
 def _require_bounded(content: bytes) -> None:
     if len(content) > OBJECT_BYTES_MAX:
-        raise SpecError(f"has {len(content)} bytes, more than {OBJECT_BYTES_MAX}")
+        raise SpecError(f"has more than {OBJECT_BYTES_MAX} bytes")
+    if content.count(b",") > COMMAS_MAX:
+        raise SpecError(f"has more than {COMMAS_MAX} commas")
     if is_too_deep(content):
         raise SpecError(f"is nested more than {DEPTH_MAX} levels deep")
 

@@ -10,7 +10,7 @@ DEPTH_MAX = 64
 A pod template has about 15; kube-apiserver takes 10,000, and Python's own functions (copy,
 comparison, encoding) fail from about 300 on.
 """
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 def cut(text: bytes, depth: int) -> tuple[bytes, list[bytes]]:

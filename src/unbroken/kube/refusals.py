@@ -20,6 +20,7 @@ from unbroken.log_lines import Log
 
 from .cache import HasMetadata, Key, key_of
 from .nesting import cut
+from .postponed import ObjectBudgets
 
 log = Log(__name__)
 
@@ -60,13 +61,14 @@ class Refusal:
 
 
 class Refusals:
-    """Counts refusals of one kind; reports each object's reason once."""
+    """Counts refusals of one kind; reports each object's reason once, and logs a few a minute."""
 
-    def __init__(self, resource: type[Any]) -> None:
+    def __init__(self, resource: type[Any], budgets: ObjectBudgets) -> None:
         self.counts = {UNREADABLE: 0, UNHANDLED: 0}
         self.unrecorded: list[tuple[ObjectReference, str]] = []
         """Events to record; the first caller that can record takes them."""
         self._resource = resource
+        self._budgets = budgets
         self._known: OrderedDict[tuple[Key, str, str, str], None] = OrderedDict()
 
     def unreadable(self, head: Head, error: Exception) -> Refusal:
@@ -89,16 +91,16 @@ class Refusals:
         self._known[series] = None
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        info = api_info(self._resource).resource
-        log.warning(
-            "object refused",
-            kind=info.kind,
-            object=_text(str(head.key), NAME_CHARACTERS),
-            version=_text(head.version, 40),
-            problem=step,
-            error=refusal.reason,
-            place=_place(error),
-        )
+        if self._budgets.may_log(head.key.namespace):
+            log.warning(
+                "object refused",
+                kind=api_info(self._resource).resource.kind,
+                object=_text(str(head.key), NAME_CHARACTERS),
+                version=_text(head.version, 40),
+                problem=step,
+                error=refusal.reason,
+                place=_place(error),
+            )
         if head.key.name and len(self.unrecorded) < REMEMBERED:
             self.unrecorded.append((self._reference(head), f"{step}: {refusal.reason}"))
         return refusal
@@ -124,23 +126,36 @@ class _Metadata(msgspec.Struct):
 
 
 class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Cut(msgspec.Struct):
     metadata: int
     """Number of the metadata among the parts that are cut out."""
 
 
-def head_of(raw: bytes) -> Head:
+def head_of(raw: bytes | msgspec.Raw) -> Head:
     """Return the identity of an object, whatever the rest of it is."""
     try:
-        body, pieces = cut(raw, 1)
-        place = msgspec.json.decode(body, type=_Object).metadata
-        metadata = msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
-    except (msgspec.DecodeError, RecursionError, IndexError):
-        return Head()
+        metadata = msgspec.json.decode(raw, type=_Object).metadata
+    except (msgspec.DecodeError, RecursionError):
+        metadata = _cut_metadata(bytes(raw))
     name, namespace, uid, version = (
         value if isinstance(value, str) else ""
         for value in (metadata.name, metadata.namespace, metadata.uid, metadata.resourceVersion)
     )
     return Head(Key(namespace, name), uid, version)
+
+
+def _cut_metadata(raw: bytes) -> _Metadata:
+    """Return the metadata of an object that has parts which are nested too deeply: a hundred times
+    slower."""
+    try:
+        body, pieces = cut(raw, 1)
+        place = msgspec.json.decode(body, type=_Cut).metadata
+        return msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        return _Metadata()
 
 
 def _place(error: Exception) -> str:

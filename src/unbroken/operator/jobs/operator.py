@@ -292,7 +292,8 @@ class Operator:
         text = "; ".join(str(problem) for problem in parsed.problems[:PROBLEMS_TOLD])
         left = len(parsed.problems) - PROBLEMS_TOLD
         text = text[:REFUSAL_CHARACTERS] + (f"; and {left} more" if left > 0 else "")
-        log.warning("job refused", job=key, error=text)
+        if self._shared.client.objects.may_log(key.namespace):
+            log.warning("job refused", job=key, error=text)
         if runner is not None:
             runner.complain(INVALID, f"the change is not taken: {text}")
             return

@@ -1,0 +1,110 @@
+"""Changes of objects that cost this program too much: taken later, the newest of each object.
+
+Who may write objects in one namespace may change them without end, and each change of a large
+object, or of one whose patterns are to be compiled, takes up to 60 ms. So each namespace has a
+budget for such changes, and there is one for all. The changes of a namespace over its budget wait;
+those of other namespaces do not. Objects of the cluster itself have no budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+from unbroken.budget import Budget, Flow, Limits
+
+from .clock import monotonic, processor
+
+FREE_SECONDS = 0.001
+"""Work of a change that is not charged.  A change of an honest pod takes 0.3 ms, and a large job
+has tens of thousands of them at its start."""
+MOST_SECONDS = 0.1
+"""Most work that a change is charged: more than that is due to Python's garbage collection."""
+NAMESPACE = Limits(work=Flow(0.1, 2.0), lines_a_minute=6)
+TOTAL = Limits(work=Flow(0.3, 6.0), lines_a_minute=30)
+"""Limits of all namespaces together: a namespace takes a third."""
+
+
+class ObjectBudgets:
+    """The budgets of all namespaces whose objects one program follows."""
+
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, work: Callable[[], float] = processor
+    ) -> None:
+        """`clock` and `work`: seconds that have passed, and that this thread has used."""
+        self.work = work
+        self._clock = clock
+        self._total = Budget("all objects", TOTAL, clock())
+        self._of: dict[str, Budget] = {}
+
+    def _budget(self, namespace: str, now: float) -> Budget:
+        budget = self._of.get(namespace)
+        if budget is None:
+            budget = self._of[namespace] = Budget(namespace, NAMESPACE, now, self._total)
+        return budget
+
+    def charge(self, namespace: str, work: float) -> float:
+        """Charge a change of an object; return the seconds until the next one may be taken."""
+        if not namespace or work <= FREE_SECONDS:
+            return 0.0
+        now = self._clock()
+        return self._budget(namespace, now).spend(0, min(work, MOST_SECONDS) - FREE_SECONDS, now)
+
+    def may_log(self, namespace: str) -> bool:
+        """Charge a line of the log about an object; False: the line must not be written."""
+        now = self._clock()
+        return not namespace or self._budget(namespace, now).may_log(now)
+
+
+class Postponed:
+    """Changes of the objects of one kind that wait, in the order in which the objects came."""
+
+    def __init__(self, budgets: ObjectBudgets) -> None:
+        self._budgets = budgets
+        self._waiting: dict[str, dict[Hashable, Callable[[], None]]] = {}
+        """Changes by namespace and object.  A namespace that is here is over its budget."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def __bool__(self) -> bool:
+        """True while a namespace is over its budget."""
+        return bool(self._waiting)
+
+    def take(self, namespace: str, object_key: Hashable, change: Callable[[], None]) -> float:
+        """Take a change now, or later instead of an earlier one of its object; return its work."""
+        if (waiting := self._waiting.get(namespace)) is not None:
+            waiting[object_key] = change
+            return 0.0
+        began = self._budgets.work()
+        change()
+        work = self._budgets.work() - began
+        if delay := self._budgets.charge(namespace, work):
+            self._waiting[namespace] = {}
+            self._later(namespace, delay)
+        return work
+
+    def clear(self) -> None:
+        """Forget what waits: the whole list of objects was read again."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._waiting.clear()
+
+    def _later(self, namespace: str, delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[namespace] = loop.call_later(delay, self._next, namespace)
+
+    def _next(self, namespace: str) -> None:
+        """Take the oldest change that waits."""
+        del self._timers[namespace]
+        waiting = self._waiting.pop(namespace)
+        if not waiting:
+            return
+        key = next(iter(waiting))
+        change = waiting.pop(key)
+        try:
+            self.take(namespace, key, change)
+        finally:
+            if waiting:
+                self._waiting[namespace] = waiting
+                if namespace not in self._timers:
+                    self._later(namespace, 0.0)
