@@ -37,9 +37,10 @@ log = Log(__name__)
 
 PATIENCE_SECONDS = 0.5
 """Seconds that a start waits for a template that sends nothing."""
-RECALL_SECONDS, RECALL_SECONDS_MAX = 5.0, 60.0
+RECALL_SECONDS, RECALL_SECONDS_MAX = 60.0, 300.0
 """Seconds that the first start waits for a template with learned imports, beyond twice the time
-that they once took; and at most."""
+that they once took; and at most. The limit is for imports that hang: on a slow machine, where the
+template takes long, its workers would take longer."""
 LEARNT = 61
 """Descriptor in a worker; the page's is the next."""
 LEARNT_BYTES_MAX = 1024 * 1024
@@ -130,7 +131,10 @@ class WarmStarts:
             async with asyncio.timeout(seconds):
                 await self._is_prepared.wait()
         except TimeoutError:
-            log.info("workers do not wait for the template", seconds=seconds)
+            log.warning("workers do not wait for the template", seconds=seconds)
+            # No other start is delayed, unless this template becomes ready.
+            learned.forget(learned.folder(), learned.entry_of(program))
+            self._recalled = None
 
     def imports(self) -> Collection[str] | None:
         """Return the modules that a usable template was sent; None: no start will be warm, or the
@@ -391,10 +395,12 @@ class WarmStarts:
     def _write(self, seconds: float) -> None:
         """Keep what the template has learned for the next start of the program."""
         assert self._program is not None
-        now = learned.Learned(
-            tuple(self._modules), dict(self._left_out), dict(self._files), seconds
-        )
-        if self._recalled is None or replace(self._recalled, seconds=seconds) != now:
+        before = self._recalled or learned.Learned()
+        # A lesson took less than all of the imports.
+        longest = max(before.seconds, seconds)
+        known = (dict(self._left_out), dict(self._files), longest)
+        now = learned.Learned(tuple(self._modules), *known)
+        if replace(before, seconds=longest) != now:
             self._recalled = now
             place = learned.folder(), learned.entry_of(self._program)
             self._loop.run_in_executor(None, learned.write, *place, now)
