@@ -137,7 +137,8 @@ DAEMON_MEMORY = f"{OWN_PREFIX}node-daemon"
 POWER = f"{OWN_PREFIX}power"
 """`off`: the pool of the local cluster cuts the machine's power; `unbroken chaos` writes it."""
 FENCE = f"{OWN_PREFIX}fence"
-"""The reason why the operator wants proof that nothing runs on the node."""
+"""The reason why the operator wants proof that nothing runs on the node; removed when the node is
+Ready."""
 FENCES = f"{OWN_PREFIX}fences"
 """By the operator: the latest fences that it asked for, each `TIME POD-UID`, separated by commas.
 Remove it to allow more fences of the node within the hour."""
@@ -263,7 +264,8 @@ WORKLOAD_SHAPE = f"{OWN_PREFIX}shape"
 # --- Kubernetes' own
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-"""Taint of a node that is proven to run nothing; the program that fences nodes writes it."""
+"""Taint of a node that is proven to run nothing: by a person, a program that fences nodes, or the
+operator, when a provider says that the machine is gone (value `machine-replaced`)."""
 NOT_READY = "node.kubernetes.io/not-ready"
 UNREACHABLE = "node.kubernetes.io/unreachable"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"

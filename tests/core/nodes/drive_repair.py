@@ -40,7 +40,7 @@ from unbroken.core.nodes.repair.events import (
 )
 from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
-from unbroken.spec.keys import HEALTH, REPAIR, VERIFIED
+from unbroken.spec.keys import FENCE, HEALTH, REPAIR, VERIFIED
 from unbroken.spec.nodes.check import CheckPhase
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
@@ -81,6 +81,8 @@ class World:
     """All ordered effects."""
     events: deque[RepairEvent] = field(default_factory=deque)
     todo: dict[str, deque[RepairEffect]] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    """Nodes whose machine is gone."""
     boots: int = 0
     joins_held_back: bool = True
     """True if a machine to be tested joins with the taint."""
@@ -192,8 +194,11 @@ class World:
         self.change(replace(self.nodes[name], is_ready=False, is_silent=True, ready_at=self.now))
 
     def speak(self, name: str) -> None:
-        """Let the node report again, in the same boot."""
-        self.change(replace(self.nodes[name], is_ready=True, is_silent=False, ready_at=self.now))
+        """Let the node report again, in the same boot; if its machine is gone, by another one."""
+        node = self.nodes[name]
+        boot = self._boot() if name in self.left else node.boot_id
+        self.left.discard(name)
+        self.change(replace(node, is_ready=True, is_silent=False, ready_at=self.now, boot_id=boot))
 
     def join_late(self, name: str) -> None:
         """Let the machine of a `late` order join after all."""
@@ -243,6 +248,11 @@ class World:
             node = replace(node, health=Health(patch.labels[HEALTH]))
         if patch.taint is not None:
             node = replace(node, has_taint=patch.taint)
+        if patch.is_out_of_service is not None:
+            awaited = node.is_awaited and not patch.is_out_of_service
+            node = replace(node, is_fenced=patch.is_out_of_service, is_awaited=awaited)
+        if FENCE in patch.annotations:
+            node = replace(node, is_fence_asked=False, is_awaited=False)
         if REPAIR in patch.annotations:
             node = replace(node, order="")
         if VERIFIED in patch.annotations:
@@ -254,8 +264,9 @@ class World:
     def _execute(self, order: RepairOrder) -> OrderStatus:
         """Execute an order with one of the outcomes.
 
-        They are done, failed, unsupported, gone, `never` (the node does not come back), `stuck`, or
-        `late`: the replacement is known, but has not joined.
+        They are done, failed, unsupported, gone, `never` (the node does not come back), `stuck`,
+        `late`: the replacement is known, but has not joined, or `left`: the machine is gone, and
+        its Node object is not.
         """
         is_new = order.id not in self.orders
         outcome = self.orders.setdefault(order.id, self.outcome(order))
@@ -271,12 +282,17 @@ class World:
         if is_new:
             self.executions.append(Execution(order.node, order.action, order.boot_id, False))
             self._happen(order, outcome, replacement)
-        if outcome == "gone":
+        if outcome in ("gone", "left"):
             return OrderStatus(Answer.GONE, "nothing of it runs")
         return OrderStatus(Answer.DONE, replacement=replacement)
 
     def _happen(self, order: RepairOrder, outcome: str, replacement: str) -> None:
         node = self.nodes.get(order.node)
+        if outcome == "left":
+            self.left.add(order.node)
+            if node is not None:
+                self.silence(order.node)
+            return
         if order.action is Action.REPLACE:
             self.remove(order.node)
             if outcome == "done":

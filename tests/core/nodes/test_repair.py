@@ -299,6 +299,84 @@ def test_a_silent_node_whose_fence_a_job_waits_for_is_replaced_earlier(
     assert found.done() == ([("node-0", Action.REPLACE)] if is_early else [])
 
 
+def awaited(found: World, name: str) -> None:
+    """Let the node fall silent under a pod of a job, which asks for its fence."""
+    found.tell(PodsSeen(name, ("lm-0",)))
+    found.silence(name)
+    found.change(replace(found.nodes[name], is_awaited=True, is_fence_asked=True))
+
+
+def test_the_node_object_that_is_left_of_a_replaced_machine_is_out_of_service() -> None:
+    found = world(awaited_seconds=60.0, outcome=lambda _: "left")
+    awaited(found, "node-0")
+    found.wait(50)
+    assert not found.nodes["node-0"].is_fenced
+    found.wait(30)
+    assert found.done() == [("node-0", Action.REPLACE)]
+    assert found.nodes["node-0"].is_fenced
+    assert not [one for one in found.nodes.values() if one.is_fenced and one.name != "node-0"]
+    assert history(found, "node-0") == [(Action.REPLACE, RepairState.DONE)]
+    found.wait(86400)
+    assert found.done() == [("node-0", Action.REPLACE)], "the machine is not replaced twice"
+    # Another machine takes its name.
+    found.speak("node-0")
+    found.wait(86400)
+    node = found.nodes["node-0"]
+    assert (node.is_fenced, node.is_fence_asked, node.has_taint) == (False, False, False)
+    assert node.health is Health.SCHEDULABLE
+    assert found.done() == [("node-0", Action.REPLACE)]
+
+
+def test_a_machine_that_takes_the_name_of_one_that_is_gone_is_tested() -> None:
+    found = world(outcome=lambda _: "stuck")
+    found.order("node-0", "replace")
+    found.wait(1)
+    found.orders = dict.fromkeys(found.orders, "left")
+    found.wait(20)
+    assert found.state("node-0") is RepairState.ACTING, "its Node is not silent yet"
+    found.change(replace(found.nodes["node-0"], boot_id="another"))
+    found.wait(20)
+    assert history(found, "node-0") == [(Action.REPLACE, RepairState.DONE)]
+    assert is_well(found, "node-0")
+    assert len(found.checks) == 1
+
+
+def test_a_node_that_comes_back_by_itself_keeps_no_request_for_a_fence() -> None:
+    found = world(awaited_seconds=60.0)
+    awaited(found, "node-0")
+    found.wait(30)
+    found.speak("node-0")
+    found.wait(300)
+    assert not found.nodes["node-0"].is_fence_asked
+    assert not found.done()
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "is_silent", "boot"),
+    [
+        (Action.REPLACE, "left", False, None),
+        (Action.REPLACE, "left", True, "another"),
+        (Action.REPLACE, "stuck", True, None),
+        (Action.REPLACE, "failed", True, None),
+        (Action.REBOOT, "never", True, None),
+    ],
+    ids=["its kubelet reports", "it booted since", "not yet", "refused", "rebooted"],
+)
+def test_a_node_of_which_something_may_run_stays_in_service(
+    action: Action, outcome: str, is_silent: bool, boot: str | None
+) -> None:
+    found = world(outcome=lambda _: "stuck")
+    found.order("node-0", action.value)
+    found.wait(1)
+    assert found.state("node-0") is RepairState.ACTING
+    down = replace(found.nodes["node-0"], is_ready=False, is_silent=is_silent, ready_at=found.now)
+    found.change(replace(down, boot_id=boot or down.boot_id))
+    found.settle()
+    found.orders = dict.fromkeys(found.orders, outcome)
+    found.wait(30)
+    assert not found.nodes["node-0"].is_fenced
+
+
 def test_a_node_that_reports_is_not_replaced_earlier_for_a_job() -> None:
     found = world(lost_seconds=300.0, awaited_seconds=60.0)
     found.tell(PodsSeen("node-0", ("lm-0",)))

@@ -35,7 +35,8 @@ COURSE = st.one_of(
 )
 STEPS = st.lists(st.one_of(MISFORTUNES, COURSE, COURSE), max_size=50)
 ENDS = st.lists(
-    st.sampled_from(["done", "done", "failed", "never", "gone", "stuck", "unsupported"]), min_size=1
+    st.sampled_from(["done", "done", "failed", "never", "gone", "left", "stuck", "unsupported"]),
+    min_size=1,
 )
 VERDICTS = st.lists(st.sampled_from(list(CheckPhase)), min_size=1)
 KINDS = {"reset": Action.RESET_GPU, "reboot": Action.REBOOT, "replace": Action.REPLACE}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from unbroken.spec.keys import (
     FAULT_DETAILS,
     FAULT_REASONS,
     FAULT_TYPES,
+    FENCE,
     GPU_UNHEALTHY,
     HEALTH,
+    OUT_OF_SERVICE,
     REPAIR,
     VERIFIED,
 )
@@ -43,6 +46,7 @@ from unbroken.spec.nodes.values import Action, Recovery
 
 NUMBERS = itertools.count(1)
 QUICK = RepairSettings(check=(), ask_seconds=0.1, share=1.0)
+AWAITED = replace(QUICK, awaited_seconds=0.0)
 INFO = dict.fromkeys(
     [
         *("machineID", "systemUUID", "kernelVersion", "osImage", "containerRuntimeVersion"),
@@ -76,10 +80,10 @@ class Fleet(PlainRequests):
         await self.boot(name, "boot-1")
         return name
 
-    async def boot(self, name: str, boot_id: str) -> None:
-        """Set the node's status to that of a booted kubelet."""
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(wall())}
-        status = {"nodeInfo": {**INFO, "bootID": boot_id}, "conditions": [ready]}
+    async def boot(self, name: str, boot_id: str, ready: str = "True") -> None:
+        """Set the node's status to that of a booted kubelet; `ready` Unknown: a silent one."""
+        condition = {"type": "Ready", "status": ready, "lastTransitionTime": rfc3339(wall())}
+        status = {"nodeInfo": {**INFO, "bootID": boot_id}, "conditions": [condition]}
         await self.merge(f"api/v1/nodes/{name}/status", {"status": status})
 
     async def fault(self, name: str, health: str = "UnschedulablePendingReboot") -> None:
@@ -203,6 +207,41 @@ async def test_faulty_node_is_rebooted_and_all_that_told_of_it_taken_away(fleet:
         assert record.history[-1].reason == "Xid79: GPU has fallen off the bus"
         assert [one.kind for one in record.blame] == [BlameKind.FAULT]
         assert record.probation_until is not None
+
+
+async def test_silent_node_that_a_job_waits_for_is_out_of_service_once_its_machine_is_replaced(
+    fleet: Any,
+) -> None:
+    async with fleet() as found:
+        options = RepairOptions(
+            "command", found.script(f"test -e {found.folder}/off || exit 75"), AWAITED
+        )
+        name = await found.node()
+        path, pods = f"api/v1/nodes/{name}", "api/v1/namespaces/default/pods"
+        body = {
+            "metadata": {"name": f"lm-{name}", "labels": {"ray.io/cluster": "lm"}},
+            "spec": {"nodeName": name, "containers": [{"name": "ray", "image": "any"}]},
+        }
+        await found.call("POST", pods, body=body)
+        async with found.repairer(options):
+            await found.merge(path, {"metadata": {"annotations": {FENCE: f"pod lm-{name}"}}})
+            await found.boot(name, "boot-1", ready="Unknown")
+            asked = await found.until(path, lambda _: len(found.calls()) > 1)
+            assert not proofs(asked), "its machine may still run"
+            (found.folder / "off").touch()
+            await found.until(path, proofs)
+            await found.boot(name, "boot-2")
+            await found.until(path, lambda one: not proofs(one))
+            node = await found.returned(name)
+        assert FENCE not in node["metadata"]["annotations"]
+        assert HEALTH not in [one["key"] for one in node["spec"].get("taints") or ()]
+        assert set(found.calls()) == {f"replace {name}"}
+
+
+def proofs(node: Object) -> list[str]:
+    """Return the effects of the taints by which Kubernetes removes the pods of a dead node."""
+    taints = node["spec"].get("taints") or ()
+    return [one["effect"] for one in taints if one["key"] == OUT_OF_SERVICE]
 
 
 async def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any) -> None:

@@ -44,6 +44,26 @@ def test_a_job_waits_for_the_fence_of_a_node_until_it_is_given() -> None:
     assert not repair_node(node({}, {}, {"Ready": "Unknown"})).is_awaited
 
 
+def test_the_taint_of_a_replaced_machine_is_set_once_and_a_persons_never_removed() -> None:
+    put, lifted = (PatchNode("n", is_out_of_service=value) for value in (True, False))
+    other = {"key": "a", "effect": "NoExecute"}
+    persons = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+    bare = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [other]}}
+    taints = node_patch(bare, put)["spec"]["taints"]
+    assert taints == [other, {**persons, "value": "machine-replaced"}]
+    after = {**bare, "spec": {"taints": taints}}
+    assert node_patch(after, put)["spec"]["taints"] == taints
+    assert node_patch(after, lifted)["spec"]["taints"] == [other]
+    by_hand = {**bare, "spec": {"taints": [persons]}}
+    assert node_patch(by_hand, put)["spec"]["taints"] == [persons]
+    assert node_patch(by_hand, lifted)["spec"]["taints"] == [persons]
+    assert node_patch({"metadata": {"resourceVersion": "7"}}, put)["spec"]["taints"] == taints[1:]
+    seen = node({}, {FENCE: "pod lm-0"})
+    for value, is_fenced in (("machine-replaced", True), ("nodeshutdown", False), (None, False)):
+        seen.spec = NodeSpec(taints=[Taint("NoExecute", OUT_OF_SERVICE, value=value)])
+        assert (repair_node(seen).is_fenced, repair_node(seen).is_fence_asked) == (is_fenced, True)
+
+
 def test_node_with_a_fault() -> None:
     labels = {HEALTH: "UnschedulablePendingReboot", "sagemaker.amazonaws.com/fault-reason": "Xid79"}
     states = {"Ready": "Unknown", "NvidiaGPUUnhealthy": "True", "HardwareUnhealthy": "False"}

@@ -57,12 +57,19 @@ from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.keys import HEALTH
+from unbroken.spec.keys import HEALTH, OUT_OF_SERVICE
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 
 from .providers import parse_command, provider_name, provider_of
-from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
+from .repair_views import (
+    OUR_FENCE,
+    check_seen,
+    is_of_a_job,
+    is_our_fence,
+    record_patch,
+    repair_node,
+)
 
 log = Log(__name__)
 
@@ -298,11 +305,16 @@ class NodeRepair:
 def node_patch(found: Object, effect: PatchNode) -> Object:
     """Return a merge patch of a node; with its taints, which are one list, its version too."""
     metadata: Object = {"labels": dict(effect.labels), "annotations": dict(effect.annotations)}
-    if effect.taint is None:
+    if effect.taint is None and effect.is_out_of_service is None:
         return {"metadata": metadata}
-    held = (found.get("spec") or {}).get("taints") or []
-    taints = [item for item in held if item.get("key") != HEALTH]
+    taints: list[Object] = (found.get("spec") or {}).get("taints") or []
+    if effect.taint is not None:
+        taints = [item for item in taints if item.get("key") != HEALTH]
+    if effect.is_out_of_service is not None:
+        taints = [item for item in taints if not is_our_fence(item)]
     if effect.taint:
         taints.append({"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT})
+    if effect.is_out_of_service and not any(item.get("key") == OUT_OF_SERVICE for item in taints):
+        taints.append(dict(OUR_FENCE))
     metadata["resourceVersion"] = found["metadata"]["resourceVersion"]
     return {"metadata": metadata, "spec": {"taints": taints or None}}

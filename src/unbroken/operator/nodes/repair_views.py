@@ -26,6 +26,8 @@ CONDITIONS = FAULTS | {keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY}
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
 """Taint of a new node until the cloud's controller has set its provider ID."""
 MESSAGE_MAX = 300
+OUR_FENCE = {"key": keys.OUT_OF_SERVICE, "value": "machine-replaced", "effect": "NoExecute"}
+"""The taint of a node whose machine a provider has replaced; others use other values."""
 APPEAL = ("clearedAt", "clearedBy")
 """Fields of a NodeRecord that only a person writes."""
 
@@ -35,6 +37,7 @@ def repair_node(node: Node) -> RepairNode:
     metadata, view = node.metadata, node_view(node)
     assert metadata is not None
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    taints = (node.spec and node.spec.taints) or ()
     conditions = {
         node_condition.type: node_condition
         for node_condition in (node.status and node.status.conditions) or ()
@@ -47,6 +50,8 @@ def repair_node(node: Node) -> RepairNode:
         ready_at=_seconds(ready.lastTransitionTime if ready else metadata.creationTimestamp),
         is_silent=ready is not None and ready.status == "Unknown",
         is_awaited=bool(annotations.get(keys.FENCE)) and not view.is_fenced,
+        is_fence_asked=keys.FENCE in annotations,
+        is_fenced=any(is_our_fence(taint.to_dict()) for taint in taints),
         boot_id=(info.bootID if info else "") or "",
         uid=metadata.uid or "",
         machine=(node.spec and node.spec.providerID) or "",
@@ -68,6 +73,11 @@ def repair_node(node: Node) -> RepairNode:
         has_failed_check=labels.get(keys.DEEP_CHECK) == DeepCheck.FAILED.value,
         is_in_deep_check=labels.get(keys.DEEP_CHECK) == DeepCheck.IN_PROGRESS.value,
     )
+
+
+def is_our_fence(taint: Mapping[str, object]) -> bool:
+    """True if a taint is the out-of-service taint as the repairer sets it."""
+    return taint.get("key") == keys.OUT_OF_SERVICE and taint.get("value") == OUR_FENCE["value"]
 
 
 def _rack(topology: tuple[str, ...]) -> str:

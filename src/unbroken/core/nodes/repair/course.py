@@ -24,6 +24,7 @@ from .events import (
     MakeCheck,
     OrderRepair,
     OrderStatus,
+    PatchNode,
     RepairNode,
     RepairOrder,
     RepairSettings,
@@ -172,8 +173,10 @@ class RepairCourse:
             case Answer.UNSUPPORTED:
                 self._leave_to_person(name, repair, order_status.text, now)
             case Answer.GONE:
-                self.end(name, RepairState.DONE, order_status.text or "the machine is gone", now)
+                self._await_end(name, repair, order_status, now)
             case Answer.DONE:
+                if repair.action is Action.REPLACE:
+                    self._prove(name, repair)
                 self._await_return(name, repair, order_status, now)
             case Answer.WORKING:
                 limit = limit_seconds(repair.action, self._settings)
@@ -188,6 +191,29 @@ class RepairCourse:
                     self._desk.set_message(name, order_status.text)
                 order = order_of(name, repair)
                 self._ask(replace(order, is_tested=bool(self._settings.check)), now)
+
+    def _prove(self, name: str, repair: RepairRecord) -> None:
+        """Taint the Node that is left of a machine of which nothing runs any more."""
+        node = self._facts.nodes.get(name)
+        if node is None or not node.is_silent or node.is_fenced:
+            return
+        if node.boot_id == repair.boot_id:
+            self._desk.patch(node, PatchNode(name, is_out_of_service=True))
+
+    def _await_end(
+        self, name: str, repair: RepairRecord, order_status: OrderStatus, now: float
+    ) -> None:
+        """End the repair of a machine that is gone when its Node is gone or out of service."""
+        node, limit = self._facts.nodes.get(name), limit_seconds(repair.action, self._settings)
+        if node is None or node.is_fenced:
+            self.end(name, RepairState.DONE, order_status.text or "the machine is gone", now)
+        elif node.boot_id != repair.boot_id:
+            self._await_return(name, repair, order_status, now)  # Another machine has its name.
+        elif node.is_silent or now < (repair.acted_at or now) + limit:
+            self._prove(name, repair)
+            self._desk.set_message(name, "its machine is gone; its Node is to be silent or deleted")
+        else:
+            self.fail(name, f"its machine is gone, and its Node reports for {limit:.0f} s", now)
 
     def _ask(self, order: RepairOrder, now: float) -> None:
         identity, at = self._asked.get(order.node, ("", 0.0))

@@ -39,6 +39,10 @@ class RepairNode:
     """The node is silent: Ready is Unknown, which its own kubelet would never report."""
     is_awaited: bool = False
     """A job waits for the proof that nothing runs on the node, and nobody has given it."""
+    is_fence_asked: bool = False
+    """It has the annotation by which the operator asks for this proof."""
+    is_fenced: bool = False
+    """It has the taint out-of-service, as `PatchNode.is_out_of_service` sets it."""
     boot_id: str = ""
     uid: str = ""
     machine: str = ""
@@ -224,6 +228,9 @@ class PatchNode:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     taint: bool | None = None
     """Set or remove the taint of `node-health-status`; None: leave it."""
+    is_out_of_service: bool | None = None
+    """Set or remove the taint out-of-service, by which Kubernetes removes the node's pods and
+    detaches their volumes; None: leave it. A taint that a person has set is never removed."""
     repair_of: str = ""
     """Node whose repair needs this, if it is another one. A record that the repair has ended must
     not be written before the node that replaced it is patched."""

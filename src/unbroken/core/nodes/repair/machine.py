@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unbroken.core.nodes import blame
-from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
+from unbroken.spec.keys import FENCE, GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
@@ -148,6 +148,8 @@ class Repairer:
         node = self._facts.nodes.get(name)
         is_news = node is not None and self._desk.is_news(node)
         if node is not None and is_news:
+            if self._lift_fence(node):
+                return
             self._hold_against(node, now)
             self._take_order(node)
             if node.unknown_health:
@@ -178,6 +180,23 @@ class Repairer:
             return
         if is_wanted or record.quarantined_at is None:
             self._desk.patch(node, PatchNode(node.name, taint=is_wanted))
+
+    def _lift_fence(self, node: RepairNode) -> bool:
+        """Remove a fence, and the request for one, from a node that is back.
+
+        Return True if another machine has taken the name of one whose repair is over.
+        """
+        is_fenced = node.is_fence_asked or node.is_fenced
+        if not node.is_ready or not is_fenced or self._settings.is_dry_run:
+            return False
+        asked = {FENCE: None} if node.is_fence_asked else {}
+        lifted = False if node.is_fenced else None
+        self._desk.patch(node, PatchNode(node.name, {}, asked, is_out_of_service=lifted))
+        is_over = self._facts.record(node.name).repair is None
+        is_replaced = is_over and node.is_fenced and node.health in PENDING
+        if is_replaced:
+            self._desk.give_back(node.name, node, node.boot_id, is_kept=False)
+        return is_replaced
 
     # Facts seen of a node.
 

@@ -55,13 +55,13 @@ def need_of(
 ) -> Need | None:
     """Return the node's need at `now`.
 
-    A person's order takes precedence. Without automatic recovery and in quarantine, only such an
-    order counts.
+    A person's order takes precedence. Without automatic recovery, in quarantine, and once the
+    machine is gone, only such an order counts.
     """
     ordered = ORDERS.get(node.order)
     if ordered is not None:
         return Need(ordered, f"ordered: {node.order}", PERSON)
-    if recovery is Recovery.NONE or record.quarantined_at is not None:
+    if recovery is Recovery.NONE or record.quarantined_at is not None or node.is_fenced:
         return None
     if node.health in PENDING:
         return _labelled(node)
