@@ -18,6 +18,7 @@ from tests.virtual_time import in_virtual_time
 from tests.watching import Watcher, running, until
 from unbroken.errors import SpecError
 from unbroken.kube.informer import COMMAS_MAX, Informer, _require_bounded
+from unbroken.kube.nesting import is_too_deep
 from unbroken.kube.postponed import NAMESPACE, ObjectBudgets, Postponed
 from unbroken.kube.refusals import Refusals, head_of
 from unbroken.operator.kinds import JobObject
@@ -148,3 +149,9 @@ def test_refusals_of_one_namespace_write_few_lines(caplog: pytest.LogCaptureFixt
         other = json.dumps({"metadata": {"name": "b", "namespace": "other"}}).encode()
         refusals.unreadable(head_of(other), ValueError("odd"))
     assert len(caplog.records) == NAMESPACE.lines_a_minute + 1
+
+
+def test_a_text_of_strings_that_do_not_end_is_read_once() -> None:
+    """Each of 200,000 quotes was taken for the begin of a string, and read to the end: 140 s."""
+    assert is_too_deep(b"[" * 65 + b"]" * 65 + b'"\\' * 200_000)
+    assert not is_too_deep(b"[" * 9 + b'"\\' * 200_000 + b"[" * 99)
