@@ -2,17 +2,21 @@
 
 `control_plane.py` starts it with the operator's own arguments. A SIGUSR1 writes the counts to the
 file in CONTROL_PLANE_COUNTS. With CONTROL_PLANE_PROFILE, a SIGUSR2 starts the profiler, and a
-second one ends it and writes its figures there.
+second one ends it and writes its figures there. With CONTROL_PLANE_TURNS, each turn of the loop
+that takes longer than TURN_SECONDS becomes a line of that file: seconds, processor seconds, what
+ran.
 """
 
 from __future__ import annotations
 
+import asyncio
 import cProfile
 import json
 import os
 import re
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ import httpx2
 from unbroken.kube.transport import AiohttpTransport
 
 COUNTS: Counter[str] = Counter()
+TURN_SECONDS, TURN_CHARACTERS = 0.02, 400
 _NAMES = re.compile(r"(?<=/pods/)[^/]+|(?<=/leases/)[^/]+|(?<=incidents/)[^/]+|(?<=jobs/)[^/]+")
 
 
@@ -63,8 +68,26 @@ class Profile:
         self._running = None
 
 
+def note_turns(target: Path) -> None:
+    """Write down the long turns of the event loop from now on."""
+    run = asyncio.Handle._run  # type: ignore[attr-defined]
+
+    def timed(handle: Any) -> None:
+        began, work = time.perf_counter(), time.thread_time()
+        run(handle)
+        seconds = time.perf_counter() - began
+        if seconds > TURN_SECONDS:
+            with target.open("a") as lines:
+                used = time.thread_time() - work
+                lines.write(f"{seconds:.4f} {used:.4f} {handle!r}"[:TURN_CHARACTERS] + "\n")
+
+    asyncio.Handle._run = timed  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """Run the operator."""
+    if "CONTROL_PLANE_TURNS" in os.environ:
+        note_turns(Path(os.environ["CONTROL_PLANE_TURNS"]))
     import unbroken.kube.client as client
 
     client.AiohttpTransport = CountingTransport  # type: ignore[misc]
