@@ -98,6 +98,8 @@ NODE_DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "probation_until": "Time until which a new fault counts as a failure of the last repair.",
         "cleared_at": "When a person last cleared the node.",
         "cleared_by": "Person who cleared the node, and why.",
+        "node_uid": "Uid of the Node that `machine` was taken from.",
+        "machine": "Provider ID that the Node had when it joined; only this machine is repaired.",
     },
     "BlameEntry": {
         "at": "When the fault was seen.",
