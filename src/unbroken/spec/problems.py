@@ -13,6 +13,8 @@ from unbroken.errors import SpecError
 
 VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]{0,100}\}|^\$[A-Za-z_]\w{0,100}$", re.ASCII)
 """A shell's variable in a value: `${NAME}` anywhere, or a value that is `$NAME` alone."""
+PROBLEMS_MAX = 100
+"""Problems, and warnings, that are kept of one object: a hostile one may have 100,000."""
 SHOWN_LENGTH = 80
 """Characters of a bad value in a message; the rest is cut."""
 
@@ -49,7 +51,8 @@ class ManifestError(SpecError):
 
 @dataclass(slots=True)
 class Report:
-    """Problems and warnings found so far; the first of each place counts."""
+    """Problems and warnings found so far, the first PROBLEMS_MAX of them; the first of each place
+    counts."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -58,7 +61,8 @@ class Report:
     def _add(self, path: str, message: str, reason: str) -> None:
         if path not in self._places:
             self._places.add(path)
-            self.problems.append(Problem(path, message, reason))
+            if len(self.problems) < PROBLEMS_MAX:
+                self.problems.append(Problem(path, message, reason))
 
     def required(self, path: str, why: str = "") -> None:
         """Report that a value is required here."""
@@ -87,6 +91,9 @@ class Report:
     def unknown(self, path: str, key: str, known: Sequence[str]) -> None:
         """Report that `key` is not known at `path`."""
         key = key[:SHOWN_LENGTH]
+        if len(self.problems) >= PROBLEMS_MAX:  # near names take long to find
+            self._places.add(below(path, key))
+            return
         near = get_close_matches(key.lower(), by_lower := {k.lower(): k for k in known}, 1)
         hint = (
             f"did you mean {by_lower[near[0]]}?"
@@ -97,7 +104,7 @@ class Report:
 
     def warn(self, text: str) -> None:
         """Warn the user without refusing anything; once."""
-        if text not in self.warnings:
+        if len(self.warnings) < PROBLEMS_MAX and text not in self.warnings:
             self.warnings.append(text)
 
     def has(self, path: str) -> bool:

@@ -137,7 +137,7 @@ def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
     if not isinstance(containers, list | tuple):
         report.invalid(f"{path}.containers", containers, "must be a list")
         return
-    names = []
+    names: set[str] = set()
     for index, container in enumerate(containers):
         place = f"{path}.containers[{index}]"
         name = container.get("name") if isinstance(container, Mapping) else None
@@ -149,7 +149,8 @@ def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
             report.invalid(f"{place}.name", name, NOT_A_LABEL)
         elif name in names:
             report.duplicate(f"{place}.name", name)
-        names.append(name)
+        else:
+            names.add(name)
         if isinstance(container, Mapping):
             _check_container(container, place, report)
 

@@ -52,20 +52,23 @@ def merged_list(
     """Return a list of LIST_KEYS with the changes of a patch: known items in their places, new ones
     at the end."""
     key, result = LIST_KEYS[field], list(base)
+    places: dict[str, int] = {}
+    for number, item in enumerate(result):
+        if (name := _named(item, key)) is not None:
+            places.setdefault(name, number)
     for item in patch:
-        name = item.get(key) if isinstance(item, Mapping) else None
-        place = next(
-            (
-                number
-                for number, one in enumerate(result)
-                if isinstance(one, Mapping) and name is not None and one.get(key) == name
-            ),
-            None,
-        )
-        if place is None:
+        name = _named(item, key)
+        place = None if name is None else places.setdefault(name, len(result))
+        if place is None or place == len(result):
             result.append(item)
         elif field in REPLACED:
             result[place] = item
         else:
             result[place] = merged(result[place], item, depth)
     return result
+
+
+def _named(item: Any, key: str) -> str | None:
+    """Return the text by which an item of a list is found; None: it has none."""
+    name = item.get(key) if isinstance(item, Mapping) else None
+    return name if isinstance(name, str) else None
