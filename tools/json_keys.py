@@ -36,6 +36,10 @@ Pod Name | text | name of the pod
 Resource Version | text | resource version of the job
 Spec | object | spec of the job, with --verbose
 State | text? | state of the job
+coldBecause | text | why the next start of the workers is cold; empty: it is warm
+leftOut | text[] | modules that each warm worker imports itself, with the reason
+modules | integer | modules that a warm worker finds imported
+describe:pods[].agent.warm.seconds | number | seconds that these imports took; 0: not known
 hyperpod get-job:Status | object? | status of the job, as Kubernetes has it
 Status | text? | phase of the pod
 TotalNodes | integer | nodes of the type
@@ -207,6 +211,7 @@ url | text | address of the Kubernetes API
 verified | text | result of the test after the last repair; empty: none
 waiting | text[] | what the job waits for
 waits | object[] | operations that ranks wait in
+warm | object? | how the workers start next; null: always cold, or no start so far
 wasQuarantined | boolean | true if the node was in quarantine
 watch | object[] | what the watchdog of each rank sees
 what | text | what is wrong

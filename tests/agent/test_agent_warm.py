@@ -236,6 +236,10 @@ async def first_start(tmp_path: Path, **environ: str) -> tuple[set[str], str]:
             began = {worker.start for worker in report.workers}
             assert told(agent, 0)["value"] == 1
             await until_parked(agent)
+            # Used workers are replaced a moment later.
+            warm = (await operator.report(lambda r: bool(r.warm and not r.warm.cold_because))).warm
+            assert warm is not None
+            assert (warm.modules > 3, warm.seconds > 0) == (True, True)
             agent.process.terminate()
             log = (await asyncio.to_thread(agent.stderr.all)).decode()
     shutil.rmtree(tmp_path / "logs")

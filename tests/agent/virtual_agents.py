@@ -120,6 +120,9 @@ class Workers:
         """Return None: no worker starts warm."""
         return None
 
+    def warm(self) -> None:
+        """Return None: no worker starts warm."""
+
     def import_beforehand(self, names: Sequence[str]) -> None:
         """Do nothing: no worker starts warm."""
 

@@ -31,6 +31,7 @@ from unbroken.wire.agent import (
     StartCommand,
     StopCommand,
     WarmCommand,
+    WarmReport,
     WorkerFault,
     WorkerReport,
 )
@@ -256,6 +257,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
         a_report(1), workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
         message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0, unvouched=4,
         unreached="10.0.0.1:8080", has_ended=True,
+        warm=WarmReport("why", 3, 1.5, ("a: why",)),
     )  # fmt: skip
     whole = json.loads(encode_report(report))
     assert {"type", *asdict(report)} == whole.keys(), "a field is not tried"

@@ -24,6 +24,7 @@ from unbroken.wire.agent import (
     StartCommand,
     StopCommand,
     WarmCommand,
+    WarmReport,
     WorkerFault,
     WorkerReport,
 )
@@ -74,6 +75,13 @@ RULES = st.builds(
     last_rank=st.none() | COUNTS,
     last_line=TEXTS,
 )
+WARMTHS = st.builds(
+    WarmReport,
+    cold_because=TEXTS,
+    modules=COUNTS,
+    seconds=st.floats(0, 1e6),
+    left_out=st.lists(TEXTS, max_size=3).map(tuple),
+)
 RECEIPTS = st.builds(
     Receipt,
     rank=COUNTS,
@@ -111,6 +119,7 @@ REPORTS = st.builds(
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
     copies=st.lists(COUNTS, max_size=3).map(tuple),
     imports=st.none() | COUNTS,
+    warm=st.none() | WARMTHS,
 )
 STARTS = st.builds(
     StartCommand,

@@ -61,6 +61,7 @@ from unbroken.wire.agent import (
     Request,
     StartCommand,
     WarmCommand,
+    WarmReport,
     WorkerReport,
 )
 from unbroken.wire.agent_bodies import Status
@@ -127,6 +128,9 @@ class Owner(Protocol):
     def imports(self) -> Collection[str] | None:
         """Return the names of modules that workers started warm have imported; None: no worker ever
         starts warm."""
+
+    def warm(self) -> WarmReport | None:
+        """Return how the workers would start next; None: always cold, or nothing has started."""
 
     def import_beforehand(self, names: Sequence[str]) -> None:
         """Take the names of modules that workers of other agents import."""
@@ -363,7 +367,8 @@ class Driver:
         known = self.imports()
         count = None if known is None else len(known)
         whole = self._conversation.snapshots.add_to(report)
-        return replace(whole, imports=count, unreached=self._peers.unreached)
+        away, warm = self._peers.unreached, self._processes.warm()
+        return replace(whole, imports=count, unreached=away, warm=warm)
 
     def status(self) -> Status:
         """Return the rest of the documented status."""

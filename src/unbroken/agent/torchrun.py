@@ -202,6 +202,9 @@ class TorchWorkers:
     def imports(self) -> None:
         """Return None: torchrun starts every worker cold."""
 
+    def warm(self) -> None:
+        """Return None: no worker starts warm."""
+
     def import_beforehand(self, names: Sequence[str]) -> None:
         """Do nothing: no worker starts warm."""
 

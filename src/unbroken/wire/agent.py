@@ -23,6 +23,8 @@ LEASE_PATH = "/v1/lease"
 IMPORTS_PATH = "/v1/imports"
 """Path of the modules that workers import, for agents that have started none: `modules`, names in
 order."""
+LEFT_OUT_MAX = 5
+"""Reasons in a report for which modules are not imported beforehand."""
 IMPORTS_MAX = 20_000
 WARM_PEERS_MAX = 3
 WORKERS_MAX = 1024
@@ -136,6 +138,20 @@ class WorkerReport:
     recurring_line_at: float | None = None
     """First line of the attempt of a kind that recurs in training, such as losses; None: not known,
     or an older agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmReport:
+    """How the workers will start next."""
+
+    cold_because: str = ""
+    """Why the next start is cold; empty: it is warm."""
+    modules: int = 0
+    """Modules that a warm worker does not import itself."""
+    seconds: Annotated[float, Limits(least=0)] = 0.0
+    """Duration of these imports in the template; 0: not known."""
+    left_out: Annotated[tuple[str, ...], Limits(LEFT_OUT_MAX)] = ()
+    """Modules that a warm worker imports itself, and why: a line for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +359,8 @@ class AgentReport:
 
     None: the agent starts no workers warm, or the job names the modules.
     """
+    warm: WarmReport | None = None
+    """None: the agent starts no workers warm, or none so far."""
     lease_seconds: Annotated[float, Limits(least=0)] | None = None
     """Lease of the newest attempt that it has started, in seconds; 0: none. None: the agent does
     not support leases."""

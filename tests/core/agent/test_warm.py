@@ -34,6 +34,7 @@ from unbroken.core.agent.warm import (
     Warm,
     WarmEffect,
     WarmEvent,
+    left_out_lines,
 )
 from unbroken.core.tick import Tick
 
@@ -79,6 +80,17 @@ def test_it_prepares_no_longer_once_the_template_has_failed(ready: tuple[WarmEve
     machine = Warm(2)
     fed(machine, Named(), *ready, TemplateFailed("unsafe: it has started threads"))
     assert not machine.is_preparing
+
+
+def test_what_is_left_out_is_told_in_a_line_for_each_reason() -> None:
+    assert left_out_lines({}) == ()
+    rank = "RANK is read while it is imported"
+    assert left_out_lines({"a": rank, "b": "has started threads: c", "d": rank, "e": rank}) == (
+        f"a and 2 more: {rank}",
+        "b: has started threads: c",
+    )
+    lines = left_out_lines({f"m{number}": f"reason {number // 2}" for number in range(20)})
+    assert lines == (*(f"m{2 * n} and 1 more: reason {n}" for n in range(4)), "12 more modules")
 
 
 def test_without_steps_it_is_started_when_imports_are_quiet() -> None:

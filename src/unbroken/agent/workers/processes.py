@@ -38,7 +38,7 @@ from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
 from unbroken.core.agent.recurring_lines import RecurringLines
 from unbroken.errors import WorldError
 from unbroken.log_lines import Log
-from unbroken.wire.agent import StartCommand
+from unbroken.wire.agent import StartCommand, WarmReport
 
 from . import facts, learned, lineage
 from .environment import BOOT, Program, kind_of, programs, python
@@ -157,6 +157,10 @@ class Processes:
         if not self._boots or self._options.preload:
             return None
         return () if self._warm is None else self._warm.imports()
+
+    def warm(self) -> WarmReport | None:
+        """Return how the workers would start next; None: always cold, or nothing has started."""
+        return None if self._warm is None else self._warm.report()
 
     def import_beforehand(self, names: Sequence[str]) -> None:
         """Take the names of modules that workers of other agents import."""

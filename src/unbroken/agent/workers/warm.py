@@ -25,7 +25,7 @@ from unbroken.core.agent import warm as core
 from unbroken.core.tick import Tick
 from unbroken.log_lines import Log
 from unbroken.runtime.drive import Alarm
-from unbroken.wire.agent import IMPORTS_MAX
+from unbroken.wire.agent import IMPORTS_MAX, WarmReport
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
 from . import facts, learned, lineage
@@ -104,9 +104,10 @@ class WarmStarts:
         self._ending: set[int] = set()
         self._alarm = Alarm(clock, lambda: self._feed(Tick()))
         self._loop = asyncio.get_running_loop()
-        self._refusal = ""
-        self._is_first = True
-        self._imports_count: int | None = 0
+        self._refusal, self._is_first = "", True
+        self._modules_count, self._seconds = 0, 0.0
+        """Modules that the template has imported, and the longest that it took."""
+        self._published: tuple[int | None, WarmReport | None] = 0, None
 
     def pids(self) -> Collection[int]:
         """Return the processes that descend from no worker."""
@@ -119,12 +120,18 @@ class WarmStarts:
             self._program = program
             self._feed(core.Named())
 
+    def report(self) -> WarmReport:
+        """Return how the workers would start next."""
+        lines = core.left_out_lines(self._left_out)
+        return WarmReport(self._machine.obstacle(), self._modules_count, self._seconds, lines)
+
     async def recall(self, program: Program, known: learned.Learned) -> None:
         """Begin with what an earlier run has learned; return when workers are parked, or will not
         be soon."""
         self._program, self._recalled = program, known
         self._old_imports.update(dict.fromkeys(known.modules))
         self._left_out, self._files = dict(known.left_out), dict(known.files)
+        self._seconds = known.seconds
         self._feed(core.Named())
         seconds = min(RECALL_SECONDS + 2 * known.seconds, RECALL_SECONDS_MAX)
         try:
@@ -278,9 +285,9 @@ class WarmStarts:
 
     def _restate(self) -> None:
         known = self.imports()
-        count = None if known is None else len(known)
-        if count != self._imports_count:
-            self._imports_count = count
+        state = None if known is None else len(known), self.report()
+        if state != self._published:
+            self._published = state
             self._loop.call_soon(self._imports_changed)
 
     def _act(self, effects: Sequence[core.WarmEffect]) -> None:
@@ -386,21 +393,21 @@ class WarmStarts:
     def _ready(self, message: Mapping[str, Any]) -> None:
         for name, why in message["skipped"].items():
             log.debug("module not imported beforehand", module=name, error=why)
-        self._fit = dict(self._modules)
+        self._fit, self._modules_count = dict(self._modules), message["modules"]
+        # A lesson took less than all of the imports.
+        self._seconds = max(self._seconds, message["seconds"])
         log.info("template is ready for warm starts", count=message["modules"])
         if not self._preload:
-            self._write(message["seconds"])
+            self._write()
         self._feed(core.TemplateReady())
 
-    def _write(self, seconds: float) -> None:
+    def _write(self) -> None:
         """Keep what the template has learned for the next start of the program."""
         assert self._program is not None
-        before = self._recalled or learned.Learned()
-        # A lesson took less than all of the imports.
-        longest = max(before.seconds, seconds)
-        known = (dict(self._left_out), dict(self._files), longest)
+        known = (dict(self._left_out), dict(self._files), self._seconds)
         now = learned.Learned(tuple(self._modules), *known)
-        if replace(before, seconds=longest) != now:
+        before = self._recalled
+        if before is None or replace(before, seconds=self._seconds) != now:
             self._recalled = now
             place = learned.folder(), learned.entry_of(self._program)
             self._loop.run_in_executor(None, learned.write, *place, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from unbroken.cli.connection import SECRETS, Cluster, Object
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.times import time_text
-from unbroken.wire.agent import PORT, AgentReport, RuleView, WorkerReport
+from unbroken.wire.agent import PORT, AgentReport, RuleView, WarmReport, WorkerReport
 from unbroken.wire.agent_bodies import parse_json, report_of_status
 from unbroken.wire.agent_codec import decode_report
 from unbroken.wire.observation import Evidence
@@ -164,9 +164,36 @@ def agent_value(report: AgentReport) -> dict[str, Any]:
         "nodeRank": report.rank,
         "pid": report.pid,
         "workers": workers,
+        "warm": None if report.warm is None else _warm_value(report.warm),
         "watch": [watch_value(one) for one in report.watch],
         "logRules": [_rule_value(view) for view in report.log_rules],
     }
+
+
+def _warm_value(warm: WarmReport) -> dict[str, Any]:
+    return {
+        "coldBecause": warm.cold_because,
+        "modules": warm.modules,
+        "seconds": warm.seconds,
+        "leftOut": list(warm.left_out),
+    }
+
+
+def warm_lines(agents: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """How the workers of each pod would start next, pods of one answer together."""
+    pods: dict[str, list[str]] = {}
+    for pod, agent in agents.items():
+        if (warm := agent["warm"]) is not None:
+            said = f"cold: {warm['coldBecause']}"
+            if not warm["coldBecause"]:
+                took = f" ({warm['seconds']:.1f} s)" if warm["seconds"] else ""
+                said = f"warm: {warm['modules']} modules are imported by then{took}"
+            lines = [said, *(f"  imported at each start: {line}" for line in warm["leftOut"])]
+            pods.setdefault("\n".join(lines), []).append(pod)
+    for said, names in pods.items():
+        first, *more = said.split("\n")
+        yield f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {first}"
+        yield from more
 
 
 def _rule_value(view: RuleView) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
 from . import resumed
-from .agents import agent_value, reports
+from .agents import agent_value, reports, warm_lines
 from .dead_nodes import fence_waits
 from .detectors import detector_values, promotion
 from .explain import as_value
@@ -100,7 +100,9 @@ def _show(found: dict[str, Any], *, is_local: bool) -> None:
     waiting = found["waiting"].copy()
     if is_local and (advice := advised(waiting)):
         waiting.append(advice)
+    agents = {pod["name"]: pod["agent"] for pod in found["pods"] if pod["agent"]}
     sections = {
+        "next start": warm_lines(agents),
         "detectors": [*_detectors(found), *bound_lines(_ranks(found))],
         "waiting": waiting,
         "incidents": _incidents(found),

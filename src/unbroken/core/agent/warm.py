@@ -14,10 +14,12 @@ workers import later are added to it from time to time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from unbroken.core.tick import Tick
+from unbroken.wire.agent import LEFT_OUT_MAX
 
 QUIET_SECONDS = 10.0
 FRESH_SECONDS = 1.0
@@ -155,6 +157,19 @@ WarmEffect = (
 )  # fmt: skip
 
 
+def left_out_lines(left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each reason, with its first module; the last line counts the others."""
+    modules: dict[str, list[str]] = {}
+    for module, reason in left_out.items():
+        modules.setdefault(reason, []).append(module)
+    lines = []
+    for reason, names in [*modules.items()][: LEFT_OUT_MAX - 1]:
+        others = f" and {len(names) - 1} more" if names[1:] else ""
+        lines.append(f"{names[0]}{others}: {reason}")
+    rest = sum(len(names) for names in [*modules.values()][LEFT_OUT_MAX - 1 :])
+    return (*lines, f"{rest} more modules") if rest else tuple(lines)
+
+
 class Template(Enum):
     """The state of the template."""
 
@@ -212,13 +227,17 @@ class Warm:
 
     def refusal(self, now: float) -> str:
         """Return why a start has to be cold now; empty: it may be warm."""
+        return self.obstacle() or ("" if self._is_fresh(now) else "the template does not answer")
+
+    def obstacle(self) -> str:
+        """Return why a start would be cold, whether or not files have changed; empty: nothing."""
         if self.template is Template.MISSING:
             return self._why_missing
         if self.template is Template.IMPORTING:
             return "the template is not ready yet"
         if not self._parked:
             return "nobody is parked yet"
-        return "" if self._is_fresh(now) else "the template does not answer"
+        return ""
 
     def ask(self, count: int, now: float) -> list[WarmEffect]:
         """Return the orders to check files and park workers for a start of this size, unless
