@@ -28,6 +28,8 @@ class Plain:
         self.requests: list[str] = []
         self.links = 0
         """Attempts to open a link."""
+        self.initialized = "2026-01-01T00:00:00.000000+00:00"
+        """Time of its start, which is its identity."""
         self._refusal = refusal
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -36,7 +38,7 @@ class Plain:
             self.links += 1
             return web.Response(status=self._refusal)
         self.requests.append(request.path)
-        entered = {"INIT": "2026-01-01T00:00:00.000000+00:00"}
+        entered = {"INIT": self.initialized}
         return web.json_response({"status": "ready", "transitions": entered})
 
     @asynccontextmanager

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from tests.core.job.drive_job import Script, begun, running
-from unbroken.core.job.events import AgentReported, PodPhase, PodSeen, StartWorkers
-from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.events import AgentReported, PodHeld, PodPhase, PodSeen, StartWorkers
+from unbroken.core.job.obstacles import AGENT_SHARED, split_wait
 from unbroken.spec.job.detectors import read_detectors
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
@@ -238,6 +238,22 @@ def addressed(script: Script, **addresses: str) -> None:
         pod = name.replace("_", "-")
         script.views[pod] = replace(script.views[pod], address=address, phase=PodPhase.RUNNING)
         script.give(PodSeen(script.views[pod]), 1.0)
+
+
+def test_a_pod_at_whose_address_an_agent_of_another_job_answers_says_so() -> None:
+    script = begun(2)
+    addressed(script, w_0="127.77.0.3", w_1="127.77.1.3")
+    text = "the agent of a pod of job team/other answers at its port 8080"
+    script.give(PodHeld(script.views["w-0"].uid, AGENT_SHARED, text), 2.0)
+    says(script, "w-1", 2, "ready", INIT=1.5, READY=2)
+    script.run("60 tick")
+    assert started(script) == []
+    (line,) = split_wait(script.condition.message)[1]
+    assert line.startswith("pod j-w-0: AgentShared: the agent of a pod of job team/other answers")
+    assert "--server-host=$(AGENT_HOST)" in line
+    says(script, "w-0", 61, "ready", INIT=60, READY=61)
+    script.run("62 tick")
+    assert started(script) == ["w-0", "w-1"]
 
 
 @pytest.mark.parametrize("host", ["127.77.0.3 127.77.1.3", "10.0.0.7 10.0.0.7"])

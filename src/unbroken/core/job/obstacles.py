@@ -57,8 +57,8 @@ _ADVICE = {
     "FailedMount": "create what is missing: the container then starts by itself",
     REFUSED: "the pod is created as soon as the API server accepts it",
     NOT_READY: "see what they wrote with `kubectl logs {pod} --all-containers`",
-    NO_AGENT: "its command must run hyperpodrun or unbrokenrun; or let the operator add an agent, "
-    f"by the annotation {AGENT}: injected",
+    NO_AGENT: "its command must run hyperpodrun or unbrokenrun: see what it wrote with `kubectl "
+    f"logs {{pod}}`; or let the operator add an agent, by the annotation {AGENT}: injected",
 }
 """Advice to the user, by reason."""
 

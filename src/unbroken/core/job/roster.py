@@ -54,7 +54,8 @@ def is_stock(report: AgentReport) -> bool:
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """True if pods with such addresses are processes of one machine."""
     return address.startswith("127.")
 
 
@@ -307,11 +308,11 @@ class Roster:
         is_same = known is not None and known.agent_id == report.agent_id
         if view.address is None or is_same or not is_stock(report):
             return None
-        is_local = _is_loopback(view.address)
+        is_local = is_loopback(view.address)
         near = self.members if is_local else self._placed.get(view.node or NodeName(""), {})
         for other in near.values():
             address = other.view.address or ""
-            is_near = address == view.address or (is_local and _is_loopback(address))
+            is_near = address == view.address or (is_local and is_loopback(address))
             theirs = other.report
             is_theirs = theirs is not None and theirs.agent_id == report.agent_id
             if is_near and is_theirs and other is not member:

@@ -82,6 +82,9 @@ class Waits:
             self._up.pop(view.uid, None)
             # The operator's link has recorded the event.
             self.state.trouble[view.name] = Obstacle(view.name, reason, printable(message))
+        if reason == AGENT_SHARED:
+            self._up.pop(view.uid, None)
+            self.note(Obstacle(view.name, reason, printable(message)))
         if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
             self.note(Obstacle(view.name, as_reason(reason), printable(message)))
 

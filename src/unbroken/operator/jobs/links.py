@@ -19,7 +19,8 @@ from unbroken.core.job.events import (
     PodUid,
     PodView,
 )
-from unbroken.core.job.obstacles import NOT_PROVEN
+from unbroken.core.job.obstacles import AGENT_SHARED, NOT_PROVEN
+from unbroken.core.job.roster import is_loopback, is_stock
 from unbroken.spec.job.ledger import PROVEN, Ledger
 from unbroken.wire.agent import AgentReport, ToAgent
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -35,10 +36,44 @@ class _Held:
     link: AgentLink
     task: asyncio.Task[None]
     is_up: bool = False
+    stock_id: str = ""
+    """ID of HyperPod's own agent that serves the pod; empty: none does."""
     received: AgentReport | None = None
     """Newest report as the agent sent it; heartbeats repeat this very object."""
     report: AgentReport | None = None
     """The same report as passed to the job."""
+
+
+StockHolders = dict[tuple[str, str], tuple[PodUid, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class StockAgents:
+    """The pod that each of HyperPod's own agents serves, for one job.
+
+    Such an agent may listen on all addresses of its machine, and so answer at those of other pods
+    there. Those of the same job are known to the job (`Roster.other_with`).
+    """
+
+    holders: StockHolders
+    """The first pod at whose address an agent answered, and its job; of all jobs."""
+    job: str
+
+    def other_job(self, address: str, agent_id: str, uid: PodUid) -> str:
+        """Return the other job whose pod the agent serves; empty: it may serve this pod."""
+        _, job = self.holders.setdefault(_agent_key(address, agent_id), (uid, self.job))
+        return "" if job == self.job else job
+
+    def release(self, address: str, agent_id: str, uid: PodUid) -> None:
+        """Note that the pod is served by this agent no longer."""
+        key = _agent_key(address, agent_id)
+        if self.holders.get(key, ("", ""))[0] == uid:
+            del self.holders[key]
+
+
+def _agent_key(address: str, agent_id: str) -> tuple[str, str]:
+    """Return what tells an agent from those of other machines, which may choose the same ID."""
+    return ("" if is_loopback(address) else address, agent_id)
 
 
 class AgentLinks:
@@ -52,6 +87,7 @@ class AgentLinks:
         tasks: asyncio.TaskGroup,
         memory: AgentMemory,
         shared: LinkResources,
+        stock_agents: StockAgents,
     ) -> None:
         self._key = key
         self._proofs = proofs
@@ -59,6 +95,7 @@ class AgentLinks:
         self._tasks = tasks
         self._shared = shared
         self._memory = memory
+        self._stock_agents = stock_agents
         self._held: dict[PodUid, _Held] = {}
 
     def found(self, ledger: Ledger) -> None:
@@ -82,6 +119,7 @@ class AgentLinks:
         held = self._held.pop(uid, None)
         if held is not None:
             held.task.cancel()
+            self._stock_agents.release(held.address, held.stock_id, uid)
             self._memory.drop(uid)
 
     def counts(self) -> tuple[int, int]:
@@ -102,7 +140,8 @@ class AgentLinks:
 
         def on_report(report: AgentReport) -> None:
             held.is_up = True
-            self._report(uid, held, report)
+            if not self._is_of_other_job(uid, held, report):
+                self._report(uid, held, report)
 
         def on_lost(why: str) -> None:
             held.is_up = False
@@ -116,7 +155,7 @@ class AgentLinks:
             self._receive(PodHeld(uid, NOT_PROVEN, why))
 
         def on_unproven() -> None:
-            if not self._proofs.is_served:
+            if held.stock_id and not self._proofs.is_served:
                 self._proofs.is_served = True
                 self._shared.on_unproven()
 
@@ -135,6 +174,21 @@ class AgentLinks:
         link = AgentLink(address, place.port, identity, *heard, shared)
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held
+
+    def _is_of_other_job(self, uid: PodUid, held: _Held, report: AgentReport) -> bool:
+        """Return whether the agent serves a pod of another job; say so if it does."""
+        if not is_stock(report):
+            return False
+        if held.stock_id != report.agent_id:
+            self._stock_agents.release(held.address, held.stock_id, uid)
+            held.stock_id = ""
+        job = self._stock_agents.other_job(held.address, report.agent_id, uid)
+        if job:
+            text = f"the agent of a pod of job {job} answers at its port {held.place.port}"
+            self._receive(PodHeld(uid, AGENT_SHARED, text))
+            return True
+        held.stock_id = report.agent_id
+        return False
 
     def _report(self, uid: PodUid, held: _Held, report: AgentReport) -> None:
         """Pass a report to the job, within its budget."""

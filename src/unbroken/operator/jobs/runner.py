@@ -75,7 +75,7 @@ from unbroken.spec.keys import ConditionType
 
 from .agent_memory import AgentMemory
 from .injection import AgentToInject
-from .links import AgentLinks
+from .links import AgentLinks, StockAgents, StockHolders
 from .pod_troubles import newest_warning
 from .pods import JobIdentity, build_pod
 from .requests import JobRequests
@@ -130,6 +130,8 @@ class JobResources:
     """Asked before a job's events are evaluated, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
     """Turns for connecting to agents, of all jobs together."""
+    stock_agents: StockHolders = field(default_factory=dict)
+    """The pod and the job that each of HyperPod's own agents serves (`links.StockAgents`)."""
     is_proof_required: bool = False
     """Refuse agents that offer no proof of their job's key, as HyperPod's own does."""
     dead_seconds: float = 0.0
@@ -257,8 +259,9 @@ class JobRunner:
                 on_stranger=partial(self.complain, NOT_PROVEN),
                 on_unproven=partial(self.complain, UNPROVEN_AGENT, UNPROVEN_TEXT),
             )
+            stock = StockAgents(shared.stock_agents, self.title)
             links = AgentLinks(
-                self._key, proofs, self.receive, self._tasks, self._memory, resources
+                self._key, proofs, self.receive, self._tasks, self._memory, resources, stock
             )
             self._links = links
             async for event in self._inbox:
