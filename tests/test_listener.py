@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from unbroken.listener import Connections, Limits, bound
+from unbroken.listener import Connections, Limits, admitted, bound
 
 
 async def test_a_client_that_leaves_during_its_answer_is_no_error(
@@ -43,3 +45,61 @@ async def test_a_client_that_leaves_during_its_answer_is_no_error(
     connections.close()
     await runner.cleanup()
     assert [record.getMessage() for record in caplog.records] == []
+
+
+@asynccontextmanager
+async def serving(limits: Limits) -> AsyncIterator[int]:
+    """Serve with these bounds; yield the port. What is asked without end is never answered."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        admitted(request)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begun")
+        await asyncio.Event().wait()
+        return response
+
+    async def refuse(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    app.router.add_route("*", "/stranger", refuse)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, limits)
+    (listening,) = await bound("127.0.0.1", 0)
+    connections.listen(listening)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        connections.close()
+        await runner.cleanup()
+
+
+OPENINGS = (
+    b"",
+    b"GET / HTTP/1.1\r\nHost: x\r\n",
+    b"POST /stranger HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    b"GET /stranger HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("opening", OPENINGS, ids=["nothing", "head", "body", "not-admitted"])
+async def test_a_connection_without_an_admitted_request_is_closed(opening: bytes) -> None:
+    async with serving(Limits(8, 0.2)) as port:
+        admitted_one = await asyncio.open_connection("127.0.0.1", port)
+        admitted_one[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"begun" in await admitted_one[0].readuntil(b"begun")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(opening)
+        with suppress(ConnectionError):
+            while await reader.read(1024):
+                pass
+        # The one that is being answered is still open.
+        assert not admitted_one[0].at_eof()
+        writer.close()
+        admitted_one[1].close()

@@ -28,6 +28,7 @@ from unbroken.operator.webhook.server import (
     BODY_BYTES,
     CONNECTIONS_MAX,
     REVIEWS_MAX,
+    SILENCE_SECONDS,
 )
 
 pytestmark = pytest.mark.slow
@@ -42,11 +43,16 @@ def review(manifest: Any, user: str = "eve", namespace: str = "kube-system") -> 
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-def served(folder: Path, check: Callable[[Webhook], Awaitable[None]], authority: str = "") -> None:
+def served(
+    folder: Path,
+    check: Callable[[Webhook], Awaitable[None]],
+    authority: str = "",
+    silence_seconds: float = SILENCE_SECONDS,
+) -> None:
     """Run a check of a webhook."""
 
     async def run() -> None:
-        async with webhook(folder, authority) as made:
+        async with webhook(folder, authority, silence_seconds) as made:
             await check(made)
 
     asyncio.run(run())
@@ -151,7 +157,13 @@ def test_connections_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
     openings = (b"", head.encode(), head.encode() + b"Content-Length: 1000\r\n\r\n{")
 
     async def check(made: Webhook) -> None:
-        await made.post(review(job()))
+        async def honest() -> int:
+            # On a busy machine its connection can be closed for silence, too.
+            with suppress(aiohttp.ClientError):
+                return (await made.post(review(job())))[0]
+            return 0
+
+        await until(honest, lambda status: status == 200)
         async with AsyncExitStack() as stack:
             for number in range(CONNECTIONS_MAX + 40):
                 if number % 8 == 0:
@@ -160,13 +172,11 @@ def test_connections_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
                 _, writer = await made.open()
                 stack.callback(writer.close)
                 writer.write(openings[number % 3])
-            status, _ = await made.post(review(job()))
-            assert status in (200, 503)
+            await until(honest, lambda status: status in (200, 503))
             await until(lambda: len(os.listdir(f"/proc/{made.pid}/fd")), lambda n: n <= 40)
-            status, _ = await made.post(review(job()))
-            assert status == 200
+            await until(honest, lambda status: status == 200)
 
-    served(tmp_path, check)
+    served(tmp_path, check, silence_seconds=1.0)
 
 
 def test_reviews_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:

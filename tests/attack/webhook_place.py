@@ -27,7 +27,7 @@ from tests.watching import running, until
 from unbroken.kube.clock import wall
 from unbroken.operator.webhook.certificates import Authority
 from unbroken.operator.webhook.process import WebhookProcess
-from unbroken.operator.webhook.server import Settings
+from unbroken.operator.webhook.server import SILENCE_SECONDS, Settings
 
 Object = dict[str, Any]
 SECRET_PATH = "/validate/5ec2e7"
@@ -92,7 +92,9 @@ class Webhook:
 
 
 @asynccontextmanager
-async def webhook(folder: Path, client_authority: str = "") -> AsyncIterator[Webhook]:
+async def webhook(
+    folder: Path, client_authority: str = "", silence_seconds: float = SILENCE_SECONDS
+) -> AsyncIterator[Webhook]:
     """Run a webhook until the block ends."""
     authority = Authority.of(secrets.token_bytes(32))
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -103,6 +105,7 @@ async def webhook(folder: Path, client_authority: str = "") -> AsyncIterator[Web
         authority.issue(["127.0.0.1"], wall()),
         client_authority,
         str(kubeconfig),
+        silence_seconds=silence_seconds,
     )
     process = WebhookProcess(listening, settings)
     made = Webhook(listening.getsockname()[1], authority.certificate, process)

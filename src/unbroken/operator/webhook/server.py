@@ -73,6 +73,7 @@ class Settings(msgspec.Struct):
     """PEM of the authority that signs the API server's client certificate; empty: it uses none."""
     kubeconfig: str | None = None
     context: str | None = None
+    silence_seconds: float = SILENCE_SECONDS
 
 
 class _TooLong(Exception):
@@ -228,7 +229,7 @@ async def _serve(lines: asyncio.StreamReader, settings: Settings) -> None:
         runner = web.AppRunner(application, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None
-        limits = Limits(CONNECTIONS_MAX, SILENCE_SECONDS)
+        limits = Limits(CONNECTIONS_MAX, settings.silence_seconds)
         connections = Connections(runner.server, limits, lingering_time=1.0)
         connections.listen(socket.socket(fileno=settings.descriptor), context)
         while line := await lines.readline():
