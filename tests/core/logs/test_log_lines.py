@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unbroken.core.logs.lines import LINE_BYTES_MAX, LineAssembler
@@ -123,6 +123,8 @@ def test_reads_may_split_anywhere(data: bytes, cuts: list[int]) -> None:
     assert found + split.close() == expected
 
 
+@example([b"\raaloss=1xxxxxxxxx \xff", b"!"], True)
+@example([b"\raaloss=1xxxxxxxxx \x1b", b"!"], True)
 @given(st.lists(DATA), st.booleans())
 def test_lines_are_clean_and_bounded_whatever_comes(chunks: list[bytes], is_drained: bool) -> None:
     assembler = LineAssembler(20)

@@ -52,6 +52,7 @@ class LineAssembler:
         if carriage_return >= 0:
             text = text.replace(b"\r", b"\n")
         lines = text.split(b"\n")
+        is_plain = _is_plain(text) and _is_plain(self._pending)
         if self._pending:
             lines[0] = self._pending + lines[0]
         tail = lines.pop()
@@ -62,7 +63,6 @@ class LineAssembler:
             if max(map(len, lines)) >= self._max:
                 lines = [piece for line in lines for piece in self._pieces(line)]
         lines.extend(self._keep(tail, is_drained))
-        is_plain = text.isascii() and b"\x1b" not in text and b"\a" not in text
         return self._clean(lines, is_plain)
 
     def close(self) -> list[bytes]:
@@ -99,10 +99,8 @@ class LineAssembler:
         return lines
 
     def _clean(self, lines: list[bytes], is_plain: bool = False) -> list[bytes]:
-        """Return the lines cleaned. `is_plain`: after the first, lines are ASCII without terminal
-        sequences."""
-        if is_plain and len(lines) > 1:
-            lines[0] = self._line(lines[0])
+        """Return the lines cleaned. `is_plain`: they need no cleaning."""
+        if is_plain:
             return [line for line in lines if line]
         return [clean for line in lines if line and (clean := self._line(line))]
 
@@ -110,3 +108,8 @@ class LineAssembler:
         if b"\x1b" in line or b"\a" in line:
             line = _TERMINAL.sub(b"", line)
         return line if line.isascii() else line.decode(errors="replace").encode()
+
+
+def _is_plain(text: bytes) -> bool:
+    """Return True for ASCII without terminal sequences."""
+    return text.isascii() and b"\x1b" not in text and b"\a" not in text
