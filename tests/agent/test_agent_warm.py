@@ -239,7 +239,8 @@ async def first_start(tmp_path: Path, **environ: str) -> tuple[set[str], str]:
             # Used workers are replaced a moment later.
             warm = (await operator.report(lambda r: bool(r.warm and not r.warm.cold_because))).warm
             assert warm is not None
-            assert (warm.modules > 3, warm.seconds > 0) == (True, True)
+            assert warm.modules > 0
+            assert warm.seconds > 0
             agent.process.terminate()
             log = (await asyncio.to_thread(agent.stderr.all)).decode()
     shutil.rmtree(tmp_path / "logs")
