@@ -66,6 +66,41 @@ async def test_a_namespace_over_its_budget_waits_alone_and_its_newest_change_is_
 
 
 @in_virtual_time
+async def test_a_turn_of_the_loop_takes_one_change_of_all_namespaces() -> None:
+    clock, loop = Clock(), asyncio.get_running_loop()
+    changes, order = postponed(clock), list[str]()
+
+    def change() -> None:
+        order.append("change")
+        loop.call_soon(order.append, "turn")
+        clock.change("")
+
+    for number in range(2 * CHANGES):
+        changes.take(f"bad{number % CHANGES}", number, change)
+    at_once = len(order)
+    assert at_once < 2 * CHANGES, "the longest waits are over at the same time"
+    await clock.taken.until(lambda seen: len(seen) == 2 * CHANGES)
+    later = order[2 * at_once :]
+    assert later[:-1:2] == ["change"] * len(later[:-1:2])
+    assert later[1::2] == ["turn"] * len(later[1::2])
+
+
+async def test_a_new_callback_hears_of_the_jobs_of_others_before_many_costly_ones(
+    tmp_path: Path,
+) -> None:
+    bad = [item(f"bad{number}", 3) for number in range(CHANGES)]
+    server, clock = Server([*bad, item("good", 3).replace("ns", "other")], []), Clock()
+    async with server.client(tmp_path) as client:
+        client.objects = ObjectBudgets(asyncio.get_running_loop().time, lambda: clock.seconds)
+        informer: Informer[JobObject] = Informer(client, JobObject)
+        async with running(informer.run()):
+            await informer.synced.wait()
+            informer.subscribe_in_turn(lambda _, new: clock.change((new or {})["metadata"]["name"]))
+            assert "good" in clock.taken.seen
+            assert len(clock.taken.seen) < CHANGES / 2
+
+
+@in_virtual_time
 async def test_a_change_that_fails_loses_no_other() -> None:
     clock = Clock()
     changes = postponed(clock)

@@ -129,6 +129,8 @@ class Informer(Generic[T]):
         """Objects that cannot be read now; the oldest are forgotten beyond REMEMBERED."""
         self._on_refusal: list[Callable[[Refusal], None]] = []
         self._postponed = Postponed(client.objects)
+        self._existing = Postponed(client.objects)
+        """Calls of new callbacks for existing objects."""
         self._events: EventRecorder | None = None
         self._random: Random = entropy()
 
@@ -148,6 +150,19 @@ class Informer(Generic[T]):
         self._handlers.append(on_change)
         for item in list(self._cache):
             self._call(on_change, None, item)
+
+    def subscribe_in_turn(self, on_change: OnChange[T]) -> None:
+        """Add a callback; it is called for existing objects within the budgets of their namespaces,
+        perhaps after a later change of the same object."""
+        self._handlers.append(on_change)
+        for key in [key_of(item) for item in self._cache]:
+            call = partial(self._call_existing, on_change, key)
+            self._existing.take(key.namespace, (on_change, key), call)
+
+    def _call_existing(self, handler: OnChange[T], key: Key) -> None:
+        item = self._cache.get(key)
+        if item is not None:
+            self._call(handler, None, item)
 
     def on_refusal(self, handler: Callable[[Refusal], None]) -> None:
         """Add a callback for objects that cannot be decoded; it is called at once for known
@@ -174,6 +189,7 @@ class Informer(Generic[T]):
                 await self._follow()
         finally:
             self._postponed.clear()
+            self._existing.clear()
 
     async def _follow(self) -> None:
         backoff, failures = Backoff(), 0

@@ -20,8 +20,8 @@ FREE_SECONDS = 0.001
 has tens of thousands of them at its start."""
 MOST_SECONDS = 0.1
 """Most work that a change is charged: more than that is due to Python's garbage collection."""
-NAMESPACE = Limits(work=Flow(0.1, 2.0), lines_a_minute=6)
-TOTAL = Limits(work=Flow(0.3, 6.0), lines_a_minute=30)
+NAMESPACE = Limits(work=Flow(0.1, 1.0), lines_a_minute=6)
+TOTAL = Limits(work=Flow(0.3, 3.0), lines_a_minute=30)
 """Limits of all namespaces together: a namespace takes a third."""
 
 
@@ -63,7 +63,9 @@ class Postponed:
         self._budgets = budgets
         self._waiting: dict[str, dict[Hashable, Callable[[], None]]] = {}
         """Changes by namespace and object.  A namespace that is here is over its budget."""
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._due: dict[str, float] = {}
+        """When the next change of each of these is taken, by the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def __bool__(self) -> bool:
         """True while a namespace is over its budget."""
@@ -84,27 +86,35 @@ class Postponed:
 
     def clear(self) -> None:
         """Forget what waits: the whole list of objects was read again."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._due.clear()
+        self._arm()
         self._waiting.clear()
 
     def _later(self, namespace: str, delay: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers[namespace] = loop.call_later(delay, self._next, namespace)
+        self._due[namespace] = asyncio.get_running_loop().time() + delay
+        self._arm()
 
-    def _next(self, namespace: str) -> None:
-        """Take the oldest change that waits."""
-        del self._timers[namespace]
+    def _arm(self) -> None:
+        """Set the one timer: a turn of the loop takes one change, of whatever namespace."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(min(self._due.values()), self._next)
+
+    def _next(self) -> None:
+        """Take the oldest change of the namespace that is due first."""
+        namespace = min(self._due, key=self._due.__getitem__)
+        del self._due[namespace]
         waiting = self._waiting.pop(namespace)
-        if not waiting:
-            return
-        key = next(iter(waiting))
-        change = waiting.pop(key)
         try:
-            self.take(namespace, key, change)
+            if waiting:
+                key = next(iter(waiting))
+                self.take(namespace, key, waiting.pop(key))
         finally:
             if waiting:
                 self._waiting[namespace] = waiting
-                if namespace not in self._timers:
+                if namespace not in self._due:
                     self._later(namespace, 0.0)
+            self._arm()

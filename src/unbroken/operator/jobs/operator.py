@@ -133,7 +133,7 @@ class Operator:
             watches.nodes.subscribe(self._on_node)
             watches.pods.subscribe(self._on_pod)
             watches.jobs.on_refusal(self._on_unreadable)
-            watches.jobs.subscribe(self._on_job)
+            watches.jobs.subscribe_in_turn(self._on_job)
             log.info("operator runs", jobs=len(self._tasks), nodes=len(self._nodes))
             # A group without members would end.
             await asyncio.Event().wait()
