@@ -2,8 +2,9 @@
 
     python flooding_agents.py '{"first": 100, "count": 100, "kinds": ["lists", "flood"]}'
 
-Writes a line when all of them listen, and a line for each whose attack the operator has taken in
-once.  Ends when its stdin does.
+Writes a line when all of them listen, a line for each whose attack the operator has taken in once,
+and a line for each connection that the operator has ended: `cut KIND BYTES`, with what it had
+taken.  Ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import cache
 from itertools import count
@@ -26,7 +28,7 @@ os.environ["CONTROL_PLANE_NET"] = "240"
 
 from control_plane_agents import PORT, WEBSOCKET, address
 
-CHUNK = 256 * 1024
+CHUNK = 64 * 1024
 Attack = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -177,8 +179,10 @@ async def repeat(out: asyncio.StreamWriter, frames: list[bytes] | Iterator[bytes
     number = 0
     while True:
         for one in frames:
-            out.write(one)
-            await out.drain()
+            for at in range(0, len(one), CHUNK):
+                out.write(one[at : at + CHUNK])
+                await out.drain()
+                SENT[out] += len(one[at : at + CHUNK])
             if (number := number + 1) == 3:
                 note(out)
             await asyncio.sleep(0)
@@ -192,6 +196,8 @@ def note(out: asyncio.StreamWriter) -> None:
         os.write(1, b"taken\n")
 
 
+SENT: Counter[asyncio.StreamWriter] = Counter()
+"""Bytes that were sent on each connection."""
 TAKEN: set[str] = set()
 """Addresses of the agents for which a line was written."""
 
@@ -224,9 +230,10 @@ async def serve(kind: str, source: asyncio.StreamReader, out: asyncio.StreamWrit
             )
         await (LINKED | PLAIN)[kind](head, out)
     except (ConnectionError, asyncio.IncompleteReadError):
-        pass  # The operator has ended the connection.
+        os.write(1, f"cut {kind} {SENT[out]}\n".encode())  # The operator has ended the connection.
     finally:
         note(out)
+        del SENT[out]
         out.close()
 
 
@@ -239,6 +246,8 @@ async def main() -> None:
     for i in range(options["count"]):
         kind = kinds[i % len(kinds)]
         listener = socket.create_server((address(options["first"] + i), PORT), backlog=8)
+        # What is sent is soon what the operator has taken, and not what the kernel holds.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
         await asyncio.start_server(
             lambda source, out, kind=kind: serve(kind, source, out), sock=listener
         )

@@ -35,18 +35,21 @@ from control_plane_world import (
     server,
 )
 
-from tests.watching import until
+from tests.watching import PATIENCE_SECONDS, until
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal
 
 pytestmark = pytest.mark.slow
 
-SIZE = 30
-"""Agents of the hostile job; the honest one has fewer."""
-HONEST = 4
+FAT = 24
+"""Agents of the job that reports as much as each may: together more than a job may."""
+HONEST = 2
 MEBIBYTES_MAX = 100
 """Growth of the operator: 20 and 57 MiB were measured; one report that is read whole takes 130."""
-RECOVERIES = 3
+RECOVERIES = 1
+CUT = {"body": 1, "deep": 8, "headers": 4, "informed": 1, "lists": 1, "numbers": 8, "unread": 1}
+"""Kinds whose messages are more than an agent may send, and MiB that the operator takes at most
+before it ends the connection.  A message of `lists` has 4 MiB, and is refused by its length."""
 KINDS = sorted((flooding_agents.LINKED | flooding_agents.PLAIN).keys() - {"fat"})
 
 
@@ -59,6 +62,8 @@ class World:
     client: KubeClient
     honest: Agents
     hostile: subprocess.Popen[bytes]
+    size: int
+    """Number of hostile agents."""
     number: int = 0
     """Number of the honest job's newest attempt."""
 
@@ -94,12 +99,19 @@ class World:
 
         await until(is_made)
 
-    async def attack(self) -> None:
-        """Create the hostile job, and return once each of its agents has attacked."""
-        await self.create(1, SIZE)
+    async def attack(self) -> dict[str, int]:
+        """Create the hostile job, and return once each of its agents has attacked, and the operator
+        has ended a connection of each kind in CUT; with the most bytes that it took of one."""
+        await self.create(1, self.size)
         assert self.hostile.stdout is not None
-        for _ in range(SIZE):
-            await asyncio.to_thread(self.hostile.stdout.readline)
+        taken, cut = 0, dict.fromkeys(CUT, -1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while taken < self.size or min(cut.values()) < 0:
+                words = (await asyncio.to_thread(self.hostile.stdout.readline)).decode().split()
+                taken += words == ["taken"]
+                if words[0] == "cut" and words[1] in cut:
+                    cut[words[1]] = max(cut[words[1]], int(words[2]))
+        return cut
 
     async def conditions(self, job: int) -> list[dict[str, Any]]:
         """Return the conditions of a job."""
@@ -122,11 +134,11 @@ class HonestKubelet(Kubelet):
 
 
 @asynccontextmanager
-async def world(kinds: list[str]) -> AsyncIterator[World]:
-    """Run a real operator and API server with a running job, and hostile agents."""
+async def world(kinds: list[str], size: int) -> AsyncIterator[World]:
+    """Run a real operator and API server with a running job, and `size` hostile agents."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = {"first": SIZE, "count": SIZE, "kinds": kinds}
+    options = {"first": size, "count": size, "kinds": kinds}
     hostile = subprocess.Popen(
         [sys.executable, flooding_agents.__file__, json.dumps(options)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -143,8 +155,8 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
             assert hostile.stdout is not None
             hostile.stdout.readline()
             async with agents(HONEST, 8, 1, False) as honest, asyncio.TaskGroup() as tasks:
-                kubelet = tasks.create_task(HonestKubelet(client, SIZE, honest).run())
-                found = World(program.pid, port, client, honest, hostile)
+                kubelet = tasks.create_task(HonestKubelet(client, size, honest).run())
+                found = World(program.pid, port, client, honest, hostile, size)
                 await found.create(0, HONEST)
                 await until(honest.state, lambda state: state["running"] == HONEST)
                 await found.recover()
@@ -161,17 +173,18 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
 
 
 async def test_hostile_agents_of_one_job_harm_no_other() -> None:
-    async with world(KINDS) as found:
+    async with world(KINDS, len(KINDS)) as found:
         before, _ = found.rss()
-        await found.attack()
+        cut = await found.attack()
+        assert all(size < CUT[kind] << 20 for kind, size in cut.items()), cut
         await found.recover()
         check(found, before)
 
 
 async def test_a_job_that_takes_too_much_memory_fails_alone() -> None:
-    async with world(["fat"]) as found:
+    async with world(["fat"], FAT) as found:
         before, _ = found.rss()
-        await found.create(1, SIZE)
+        await found.create(1, found.size)
         conditions = await until(
             lambda: found.conditions(1), lambda all: any(one["type"] == "Failed" for one in all)
         )
