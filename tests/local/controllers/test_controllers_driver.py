@@ -430,13 +430,14 @@ async def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path
     """Keep the volume when the claim is deleted."""
     async with world(cluster, tmp_path) as it:
         size: Object = {"storage": "1Gi"}
+        modes = ["ReadOnlyMany"]  # A claim that another test has left wants to write.
         body: Object = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": "data"},
             "spec": {
                 "storageClassName": "",
-                "accessModes": ["ReadWriteOnce"],
+                "accessModes": modes,
                 "resources": {"requests": size},
             },
         }
@@ -450,7 +451,7 @@ async def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path
             "metadata": {"name": name},
             "spec": {
                 "capacity": size,
-                "accessModes": ["ReadWriteOnce"],
+                "accessModes": modes,
                 "persistentVolumeReclaimPolicy": "Retain",
                 "hostPath": {"path": str(tmp_path / "mine")},
             },
