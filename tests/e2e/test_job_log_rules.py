@@ -57,6 +57,7 @@ def test_a_loss_that_stops_restarts_the_job(cluster: Cluster, tmp_path: Path) ->
     culprit = incident["culprit"]
     assert (culprit["fault"], culprit["rank"]) == ("LogRule", 0)
     assert culprit["text"].startswith("LogHang_loss: ")
+    assert incident["fault"] == "LogHang_loss"
     assert culprit["evidence"] == ["step 4 loss=0.5"]
     assert incident["outcome"] == "recovered"
     ((heard,), (silent,)) = rules[0], rules[1]

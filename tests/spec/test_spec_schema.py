@@ -273,6 +273,7 @@ def incident(**changes: Any) -> Incident:
         "remedy": Remedy.PROCESS,
         "reason": "the node is well",
         "detected_at": 1769860800.25,
+        "fault": "SegmentationFault",
         "progress_at": 1769860802.5,
         "outcome": "recovered",
     }

@@ -75,7 +75,7 @@ def incident_value(metadata: dict[str, Any], incident: Incident) -> dict[str, An
         "number": incident.number,
         "detectedAt": moment(incident.detected_at),
         "culprit": culprit_text(incident.culprit),
-        "fault": incident.culprit.fault,
+        "fault": incident.fault or incident.culprit.fault,
         "remedy": incident.remedy.value,
         "seconds": seconds_lost(incident),
         "outcome": incident.outcome,

@@ -120,6 +120,7 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "number": "Number of the incident within the job, from 1.",
         "attempt": "Number of the attempt that failed.",
         "culprit": "The first cause.",
+        "fault": "Fault of the culprit, as the condition of the job names it.",
         "signals": "All signs of the fault, in order of time.",
         "remedy": "Level of recovery: in-process, process, pod or job.",
         "reason": "Why this remedy was chosen.",

@@ -128,6 +128,9 @@ class Incident:
     """Training has resumed: the first step of the next attempt. Without steps: its first line of a
     kind that recurred in training. None: not known."""
     ended_at: Time | None = None
+    fault: str = ""
+    """Fault of the culprit, as the job's condition names it: LogHang_RULE, SIGKILL, or its class.
+    Set when the incident is written."""
     outcome: str = ""
     """`recovered`, or why not; empty while open."""
     confidence: str = ""

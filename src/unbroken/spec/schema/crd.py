@@ -218,7 +218,7 @@ def incident_definition() -> dict[str, Any]:
     cost = "Seconds from the fault to the next progress, or to the end; absent: open, or not known."
     spec["properties"][SECONDS] = {"type": "number", "description": cost}
     columns = [
-        _column("Fault", ".spec.culprit.fault", "Class of the fault."),
+        _column("Fault", ".spec.fault", "Fault, as the job's condition names it."),
         _column("Pod", ".spec.culprit.pod", "The pod that failed first."),
         _column("Rank", ".spec.culprit.rank", "The rank that failed first.", "integer"),
         _column("Remedy", ".spec.remedy", "What was done."),

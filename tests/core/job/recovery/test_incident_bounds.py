@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.job.recovery.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
+from unbroken.core.job.recovery import signals as signals_of
+from unbroken.core.job.recovery.incident_bounds import (
+    OBJECT_BYTES,
+    TEXT_BYTES,
+    bounded,
+    cut,
+    writable,
+)
 from unbroken.spec.job.codec import incident_to
 from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
 
@@ -44,6 +52,22 @@ def test_what_is_usual_is_kept_as_it_is() -> None:
     group = StackGroup("0-2", 3, "waits in all_reduce", ("all_reduce (d.py:1)",) * 16)
     incident = Incident(1, 0, culprit, (culprit,), Remedy.POD, "why", 1.0, groups=(group,) * 8)
     assert bounded(incident) == incident
+
+
+@pytest.mark.parametrize(
+    ("culprit", "fault"),
+    [
+        (Signal(1.0, "LogRule", "LogHang_loss: no match for 5 s", rank=0), "LogHang_loss"),
+        (Signal(1.0, "Signal", "killed by SIGKILL", rank=0, exit_code=137), "SIGKILL"),
+        (Signal(1.0, "NodeLost", "node n has gone", "p", "n"), "NodeLost"),
+    ],
+)
+def test_a_written_incident_names_the_fault_as_the_condition_does(
+    culprit: Signal, fault: str
+) -> None:
+    incident = Incident(1, 0, culprit, (culprit,), Remedy.POD, "why", 1.0)
+    assert writable(incident).fault == signals_of.reason_of(culprit) == fault
+    assert incident_to(writable(incident), JOB)["spec"]["fault"] == fault
 
 
 def test_the_last_lines_of_a_culprit_are_kept() -> None:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from unbroken.core.job.record.redaction import clean_incident
 from unbroken.spec.job.incident import Incident, Restored, Signal, StackGroup
 
+from .signals import reason_of
+
 SIGNALS_MAX = 64
 """Signals kept with an incident; an object of the API must not grow with the job's size."""
 OBJECT_BYTES = 256 * 1024
@@ -35,7 +37,8 @@ _LETTER_BYTES = 12
 
 def writable(incident: Incident) -> Incident:
     """Return the incident as it is to be written."""
-    return bounded(clean_incident(incident))
+    result = bounded(clean_incident(incident))
+    return replace(result, fault=reason_of(result.culprit))
 
 
 def bounded(incident: Incident) -> Incident:
