@@ -6,6 +6,7 @@ import os
 import random
 import re
 import socket
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -78,10 +79,20 @@ def error_path(directory: str) -> str:
 def error_file(directory: str) -> str:
     """Return the text that `@record` left there; empty: none, or it cannot be read."""
     try:
-        with open(error_path(directory), encoding="utf-8", errors="replace") as file:
+        path = error_path(directory)
+        with open(path, encoding="utf-8", errors="replace", opener=_regular) as file:
             return file.read(ERROR_FILE_BYTES_MAX)
     except OSError:
         return ""
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a regular file only: a pipe that a worker put there would hold the agent up."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no regular file")
+    return handle
 
 
 def free_port(taken: Collection[int], source: random.Random) -> int:
