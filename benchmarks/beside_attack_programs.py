@@ -210,7 +210,7 @@ async def write(client: KubeClient, kind: str, counts: dict[str, list[float]]) -
         took = time.monotonic() - began
         found[2] += took
         found[3] = max(found[3], took)
-        await asyncio.sleep(WRITE_SECONDS * (25 if kind in LARGE else 1))
+        await asyncio.sleep(WRITE_SECONDS * (300 if kind in LARGE else 1))
 
 
 # --- what is measured
