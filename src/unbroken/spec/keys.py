@@ -53,7 +53,7 @@ PLANNED_MOVES = f"{OWN_PREFIX}planned-moves"
 its pods may be evicted."""
 PRELOAD = f"{OWN_PREFIX}preload"
 """Modules that warm workers import before they start: `torch,numpy`.  Without it: the modules
-that the first attempt imported."""
+that earlier attempts and runs of the program imported."""
 RESTART = f"{OWN_PREFIX}restart"
 """Time of the newest order to restart (RFC 3339).  A new value orders a restart; `unbroken
 restart` writes it."""

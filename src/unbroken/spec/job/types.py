@@ -190,7 +190,7 @@ class JobOptions:
     warm: Switch = Switch.ON
     """ON: restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
-    """Modules that warm workers begin with; empty: those that the first attempt imported."""
+    """Modules that warm workers begin with; empty: those that earlier ones imported."""
     buddy: Switch = Switch.ON
     """ON: snapshots are copied to an agent on another node."""
     packing: Switch = Switch.ON
