@@ -22,13 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from tests.attack.hostile_objects import JSON, nested
 from tests.attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
 from tests.operator.conftest import job
-from tests.watching import until
+from tests.watching import PATIENCE_SECONDS, until
 from unbroken.operator.webhook.registration import WebhookOptions, configuration
 from unbroken.operator.webhook.server import (
     BODY_BYTES,
     CONNECTIONS_MAX,
     REVIEWS_MAX,
-    SILENCE_SECONDS,
 )
 
 pytestmark = pytest.mark.slow
@@ -47,7 +46,7 @@ def served(
     folder: Path,
     check: Callable[[Webhook], Awaitable[None]],
     authority: str = "",
-    silence_seconds: float = SILENCE_SECONDS,
+    silence_seconds: float = PATIENCE_SECONDS,
 ) -> None:
     """Run a check of a webhook."""
 

@@ -23,14 +23,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.apiservers import kubeconfig_of
-from tests.watching import running, until
+from tests.watching import PATIENCE_SECONDS, running, until
 from unbroken.kube.clock import wall
 from unbroken.operator.webhook.certificates import Authority
 from unbroken.operator.webhook.process import WebhookProcess
-from unbroken.operator.webhook.server import SILENCE_SECONDS, Settings
+from unbroken.operator.webhook.server import Settings
 
 Object = dict[str, Any]
 SECRET_PATH = "/validate/5ec2e7"
+PATIENT = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+"""The default has 30 s for a connection, and a process that starts on a busy machine takes long."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Webhook:
         """Send one review; return status and answer."""
         connector = aiohttp.TCPConnector(ssl=tls or self.tls())
         async with (
-            aiohttp.ClientSession(connector=connector) as session,
+            aiohttp.ClientSession(connector=connector, timeout=PATIENT) as session,
             session.post(
                 f"{self.address}{path}",
                 **({"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}),
@@ -93,7 +95,7 @@ class Webhook:
 
 @asynccontextmanager
 async def webhook(
-    folder: Path, client_authority: str = "", silence_seconds: float = SILENCE_SECONDS
+    folder: Path, client_authority: str, silence_seconds: float
 ) -> AsyncIterator[Webhook]:
     """Run a webhook until the block ends."""
     authority = Authority.of(secrets.token_bytes(32))
