@@ -71,9 +71,14 @@ def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **envir
     return asyncio.run(main())
 
 
+async def parked_once(agent: Running, count: int = 2) -> None:
+    """Wait until workers have been parked, perhaps for a start that has used them meanwhile."""
+    await asyncio.to_thread(agent.stderr.wait_for, f"are parked count={count}")
+
+
 async def until_parked(agent: Running, count: int = 2) -> list[int]:
     """Wait for a template and its parked workers; return their pids, the template's first."""
-    await asyncio.to_thread(agent.stderr.wait_for, f"are parked count={count}")
+    await parked_once(agent, count)
     workers = {worker.pid for worker in agent.report().workers}
     found = [pid for pid in agent.processes() if pid not in {*workers, agent.report().pid}]
     return sorted(found, key=lambda pid: b"template" not in cmdline(pid))
@@ -235,7 +240,7 @@ async def first_start(tmp_path: Path, **environ: str) -> tuple[set[str], str]:
             report = await operator.workers(0)
             began = {worker.start for worker in report.workers}
             assert told(agent, 0)["value"] == 1
-            await until_parked(agent)
+            await parked_once(agent)
             # Used workers are replaced a moment later.
             warm = (await operator.report(lambda r: bool(r.warm and not r.warm.cold_because))).warm
             assert warm is not None
