@@ -351,6 +351,13 @@ def test_a_node_that_comes_back_by_itself_keeps_no_request_for_a_fence() -> None
     assert not found.done()
 
 
+def test_a_fence_that_is_asked_for_while_the_node_is_ready_is_left_to_who_carries_it_out() -> None:
+    found = world()
+    found.change(replace(found.nodes["node-0"], is_fence_asked=True))
+    found.wait(30)
+    assert found.nodes["node-0"].is_fence_asked
+
+
 @pytest.mark.parametrize(
     ("action", "outcome", "is_silent", "boot"),
     [

@@ -73,6 +73,8 @@ class Repairer:
         self._desk = RepairDesk(settings, self._facts)
         self._course = RepairCourse(settings, self._facts, self._desk)
         self._due: dict[str, float] = {}
+        self._asked_in_silence: set[str] = set()
+        """Nodes whose fence was asked for while they were not ready."""
         self._early: list[Blamed] = []
         """Incidents that came before all records were known."""
 
@@ -91,6 +93,7 @@ class Repairer:
             case RepairNodeGone(name):
                 self._desk.forget(name)
                 self._course.forget(name)
+                self._asked_in_silence.discard(name)
             case Blamed(name):
                 self._early.append(event)
                 touched = [name]
@@ -184,16 +187,22 @@ class Repairer:
     def _lift_fence(self, node: RepairNode) -> bool:
         """Remove a fence, and the request for one, from a node that is back.
 
-        Return True if another machine has taken the name of one whose repair is over.
+        A request that a ready node gets is a person's, and stays for whoever carries it out. Return
+        True if another machine has taken the name of one whose repair is over.
         """
-        is_fenced = node.is_fence_asked or node.is_fenced
-        if not node.is_ready or not is_fenced or self._settings.is_dry_run:
+        is_over = node.is_fence_asked and node.name in self._asked_in_silence
+        self._asked_in_silence.discard(node.name)
+        if not node.is_ready:
+            if node.is_fence_asked:
+                self._asked_in_silence.add(node.name)
             return False
-        asked = {FENCE: None} if node.is_fence_asked else {}
+        if not (is_over or node.is_fenced) or self._settings.is_dry_run:
+            return False
+        asked = {FENCE: None} if is_over else {}
         lifted = False if node.is_fenced else None
         self._desk.patch(node, PatchNode(node.name, {}, asked, is_out_of_service=lifted))
-        is_over = self._facts.record(node.name).repair is None
-        is_replaced = is_over and node.is_fenced and node.health in PENDING
+        is_repaired = self._facts.record(node.name).repair is None
+        is_replaced = is_repaired and node.is_fenced and node.health in PENDING
         if is_replaced:
             self._desk.give_back(node.name, node, node.boot_id, is_kept=False)
         return is_replaced
