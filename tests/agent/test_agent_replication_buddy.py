@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -22,8 +23,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def buddy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Start an agent that has started no worker."""
-    directory = tmp_path_factory.mktemp("buddy")
+    """Provide an agent that has started no worker; each test has ranks of its own."""
+    with started(tmp_path_factory.mktemp("buddy")) as agent:
+        yield agent
+
+
+@contextlib.contextmanager
+def started(directory: Path) -> Iterator[Running]:
+    """Run an agent that has started no worker."""
     with running(directory, program(directory, ""), UNBROKEN_JOB="job") as agent:
         yield agent
 
@@ -44,7 +51,7 @@ def test_the_newest_two_are_kept_and_given_back(buddy: Running) -> None:
     assert put(buddy, 0, (1, 3), slot(0, 1, 3)) == 200, "again"
     assert copies(buddy, 0) == [Copy(1, 3), Copy(1, 2)]
     assert buddy.request("GET", path(0, 1, 1))[0] == 404
-    assert buddy.report().copies == (0,), "the operator is told of whom"
+    assert 0 in buddy.report().copies, "the operator is told of whom"
 
 
 def test_an_older_attempts_go_when_a_newer_one_has_two(buddy: Running) -> None:
@@ -204,7 +211,8 @@ def test_a_newer_transfer_of_a_rank_takes_the_place_of_a_hanging_one(buddy: Runn
     assert copies(buddy, 8) == [Copy(1, 2)]
 
 
-def test_copies_of_too_many_ranks_are_refused(buddy: Running) -> None:
-    answers = {put(buddy, rank, (1, 1), slot(rank, 1, 1, 64)) for rank in range(1000, 1300)}
-    assert answers == {200, 507}
-    assert whole(buddy.request("GET", path(1000, 1, 1))[1]).step == 1
+def test_copies_of_too_many_ranks_are_refused(tmp_path: Path) -> None:
+    with started(tmp_path) as agent:
+        answers = {put(agent, rank, (1, 1), slot(rank, 1, 1, 64)) for rank in range(1000, 1300)}
+        assert answers == {200, 507}
+        assert whole(agent.request("GET", path(1000, 1, 1))[1]).step == 1

@@ -17,6 +17,7 @@ from tests.e2e.clusters import Cluster
 from tests.e2e.control import api_of
 from tests.e2e.job_events import places
 from tests.e2e.jobs import Job, job
+from tests.watching import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODES = 3
@@ -39,10 +40,18 @@ def api(machines: Cluster) -> Iterator[Api]:
     made = api_of(machines)
     yield made
     for index in range(NODES):
-        machines.kubectl("uncordon", f"node-{index}")
+        nodes(machines, "uncordon", f"node-{index}")
         for key in MARKS:
             machines.kubectl("taint", "node", f"node-{index}", f"{key}-", check=False)
+    wait_until(lambda: machines.get("nodes")["items"], lambda all_: all(map(takes_pods, all_)))
     made.close()
+
+
+def takes_pods(node: dict[str, Any]) -> bool:
+    """Return True for a ready node without a notice, also after a reboot."""
+    conditions = {one["type"]: one["status"] for one in node["status"].get("conditions", ())}
+    is_marked = node["spec"].get("unschedulable") or node["spec"].get("taints")
+    return conditions.get("Ready") == "True" and not is_marked
 
 
 def nodes(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:

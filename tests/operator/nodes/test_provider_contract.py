@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,19 @@ async def order(ground: Ground, node: str, action: Action, identity: str = "1") 
 
 
 async def asked(ask: Ask, wanted: RepairOrder) -> OrderStatus:
-    """Ask a provider, again while its object changes meanwhile, as the operator's queue does."""
+    """Ask a provider, again while its object changes meanwhile, as the operator's queue does.
+
+    And again after an equal call of the same second, which has the same signature.
+    """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            with suppress(Conflict):
+            try:
                 return await ask(wanted)
+            except Conflict:
+                continue
+            except WorldError as error:
+                if "Send it again" not in str(error):
+                    raise
 
 
 async def asked_often(ground: Ground, wanted: RepairOrder) -> None:
