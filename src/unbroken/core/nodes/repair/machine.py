@@ -190,12 +190,13 @@ class Repairer:
         A request that a ready node gets is a person's, and stays for whoever carries it out. Return
         True if another machine has taken the name of one whose repair is over.
         """
-        is_over = node.is_fence_asked and node.name in self._asked_in_silence
-        self._asked_in_silence.discard(node.name)
+        if not node.is_fence_asked:
+            self._asked_in_silence.discard(node.name)
+        elif not node.is_ready:
+            self._asked_in_silence.add(node.name)
         if not node.is_ready:
-            if node.is_fence_asked:
-                self._asked_in_silence.add(node.name)
             return False
+        is_over = node.name in self._asked_in_silence
         if not (is_over or node.is_fenced) or self._settings.is_dry_run:
             return False
         asked = {FENCE: None} if is_over else {}
