@@ -108,6 +108,7 @@ class Checkers:
     def worker_started(self, worker: Worker) -> None:
         """Attempts never overlap, no rank lives twice, and all of an attempt agree."""
         self.barriers.worker_started(worker)
+        self._truth.have_worked.add(worker.pod)
         require = self.require
         for other in self._live.values():
             is_over = other.is_lease_over or self._may_linger(other) or self._may_linger(worker)
@@ -465,8 +466,10 @@ class Checkers:
             or pod.node in self._suspects.values()
         )
         was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
-        has_trained = effect.uid in truth.rank_of
-        is_right = is_wanted or was_hurt or not has_trained
+        _, generation = truth.rank_of.get(effect.uid, (0, -1))
+        # An operator may die with an order that no agent has heard.
+        is_needed = generation == self.generation or effect.uid in truth.have_worked
+        is_right = is_wanted or was_hurt or not is_needed
         self.require(is_right, "a pod is deleted that was well", effect, pod)
 
     def _incident_ordered(self, incident: Incident) -> None:

@@ -42,6 +42,8 @@ class Truth:
     faults: list[Fault] = field(default_factory=list)
     rank_of: dict[PodUid, tuple[int, int]] = field(default_factory=dict)
     """Node ranks that pods were last ordered to take, and the generation of that operator."""
+    have_worked: set[PodUid] = field(default_factory=set)
+    """Pods in which workers have started."""
     ended: dict[int, Fault | None] = field(default_factory=dict)
     """Attempts that were ended, and for what; None: by its user."""
     epochs: int = 0
