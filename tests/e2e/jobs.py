@@ -64,11 +64,15 @@ class Job:
 
     def kill(self, *victims: Event) -> None:
         """Send SIGKILL to workers, which must live."""
-        if len(victims) > 1:  # else one dies of the loss of another before its own turn
-            for victim in victims:
-                assert self.signal(victim.pid, signal.SIGSTOP), f"rank {victim.rank} is dead"
+        # Else one dies of the loss of another, or is killed by its agent, before its own turn.
+        several = victims if len(victims) > 1 else ()
+        agents = {victim.more["agent"] for victim in several}
+        for pid in [*agents, *(victim.pid for victim in several)]:
+            assert self.signal(pid, signal.SIGSTOP), f"process {pid} is dead"
         for victim in victims:
             assert self.signal(victim.pid, signal.SIGKILL), f"rank {victim.rank} is dead already"
+        for pid in agents:
+            self.signal(pid, signal.SIGCONT)
 
     def signal(self, pid: int, number: int) -> bool:
         """Send a signal to a process of the job; return False if there is no such process."""
