@@ -42,7 +42,6 @@ def repair_node(node: Node) -> RepairNode:
         node_condition.type: node_condition
         for node_condition in (node.status and node.status.conditions) or ()
     }
-    taints = (node.spec and node.spec.taints) or ()
     ready, info = conditions.get("Ready"), node.status.nodeInfo if node.status else None
     return RepairNode(
         name=view.name,

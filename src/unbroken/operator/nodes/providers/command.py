@@ -76,22 +76,24 @@ class CommandProvider:
 
     async def status(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.status`."""
-        return await self._call(order)
+        return await self._call(order, await self._node(order))
 
     async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
         over = stale(order, await node_boot(self._client, order.node))
         if over is not None and order.action is Action.REBOOT:
             return over
-        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
+        node = await self._node(order)
         machine = "" if node is None else _named(node)
         if machine and (other := await namesake(self._client, order.node, machine, _named)):
             text = f"nodes {order.node} and {other} both say that they are {machine}"
             return OrderStatus(Answer.UNSUPPORTED, text[:TEXT_MAX])
-        return await self._call(order)
+        return await self._call(order, node)
 
-    async def _call(self, order: RepairOrder) -> OrderStatus:
-        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
+    async def _node(self, order: RepairOrder) -> Object | None:
+        return await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
+
+    async def _call(self, order: RepairOrder, node: Object | None) -> OrderStatus:
         provider_id = await machine_of(self._client, order.node, node)
         if isinstance(provider_id, OrderStatus):
             return provider_id
