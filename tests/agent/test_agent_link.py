@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.agent.running import Operator, linked, start, stop
 from tests.agent.virtual_agents import agent
 from tests.virtual_time import advance, in_virtual_time
@@ -262,13 +263,8 @@ class Stumbling:
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[int]:
         """Serve at a port of its own."""
-        runner = web.AppRunner(self.app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield runner.addresses[0][1]
-        finally:
-            await runner.cleanup()
+        async with loopback.serving(self.app) as port:
+            yield port
 
 
 @pytest.mark.parametrize(("command", "path"), [(start(0), "/start"), (stop(0), "/stop")])
@@ -318,14 +314,8 @@ async def test_the_lease_of_an_agent_that_has_not_reported_is_not_renewed() -> N
 
     app = web.Application()
     app.router.add_get("/v1/link", link)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with linked(runner.addresses[0][1], key=None):
-            assert decode_command(await heard.get()) == Renewal(2.0)
-    finally:
-        await runner.cleanup()
+    async with loopback.serving(app) as port, linked(port, key=None):
+        assert decode_command(await heard.get()) == Renewal(2.0)
 
 
 class Deaf:

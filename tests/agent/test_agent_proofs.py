@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.agent.running import SLEEPER, linked, program, running, start
 from tests.watching import until
 from unbroken.agent_http.client import LinkResources
@@ -46,13 +47,8 @@ class Plain:
         """Serve at a port of its own."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield runner.addresses[0][1]
-        finally:
-            await runner.cleanup()
+        async with loopback.serving(app) as port:
+            yield port
 
 
 @pytest.mark.parametrize("refusal", [404, 403])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.agent.running import linked
 from tests.virtual_time import in_virtual_time
 from unbroken.agent_http.rates import AGENT, CONNECTION_MESSAGES
@@ -54,13 +55,8 @@ async def serving(flood: Flood) -> AsyncIterator[int]:
     """Serve the flood; yield its port."""
     application = web.Application()
     application.router.add_get("/v1/link", flood.link)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    async with loopback.serving(application) as port:
+        yield port
 
 
 @pytest.mark.parametrize(

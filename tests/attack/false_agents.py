@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from tests import loopback
 from tests.watching import until
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_codec import encode_report
@@ -63,14 +64,8 @@ async def false_agent(agent: FalseAgent) -> AsyncIterator[FalseAgent]:
     """Serve it during the block."""
     application = web.Application()
     application.router.add_get("/v1/link", agent.link)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    agent.port = runner.addresses[0][1]
-    try:
+    async with loopback.serving(application) as agent.port:
         yield agent
-    finally:
-        await runner.cleanup()
 
 
 async def until_linked(agent: FalseAgent, count: int) -> None:

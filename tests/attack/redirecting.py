@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from zlib import compress
 
 from aiohttp import web
+
+from tests import loopback
 
 BOMB = compress(bytes(64 << 20))
 """64 KiB that decompress to 64 MiB."""
@@ -48,17 +50,10 @@ class Redirecting:
 @asynccontextmanager
 async def redirecting(pod: Redirecting) -> AsyncIterator[Redirecting]:
     """Serve both during the block."""
-    runners = []
-    for handler in (pod.elsewhere, pod.pod):
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        runners.append(runner)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        pod.target, pod.port = pod.port, runner.addresses[0][1]
-    try:
+    async with AsyncExitStack() as stack:
+        for handler in (pod.elsewhere, pod.pod):
+            application = web.Application()
+            application.router.add_route("*", "/{path:.*}", handler)
+            port = await stack.enter_async_context(loopback.serving(application))
+            pod.target, pod.port = pod.port, port
         yield pod
-    finally:
-        for runner in runners:
-            await runner.cleanup()

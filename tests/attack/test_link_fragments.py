@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.attack.flooding_agents import report, serve
 from tests.watching import Watcher, running, until
 from unbroken.agent_http.client import AgentLink, LinkResources
@@ -116,17 +117,12 @@ async def test_the_link_of_an_agent_with_little_to_say_is_closed(closed: Watcher
 
     app = web.Application()
     app.add_routes([web.get(LINK_PATH, quiet)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with agent_session() as session:
+    async with loopback.serving(app) as port, agent_session() as session:
         shared = LinkResources(session=session)
-        port = runner.addresses[0][1]
         link = AgentLink("127.0.0.1", port, None, reports, lambda _: None, shared=shared)
         async with running(link.run()):
             await reports.until(bool)
         await pieces.until(bool)
-    await runner.cleanup()
     assert pieces.seen == ["CLOSE"]
 
 

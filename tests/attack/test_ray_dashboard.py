@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.watching import Watcher, running
 from unbroken.agent_http.sessions import plain_session, small_socket
 from unbroken.budget import Budget, Limits
@@ -81,13 +82,8 @@ async def serving(routes: list[web.RouteDef]) -> AsyncIterator[str]:
     """Serve at a free port of this machine; its address."""
     app = web.Application()
     app.add_routes(routes)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with loopback.serving(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
+from tests import loopback
 from tests.apiservers import Cluster, kubeconfig_of
 from tests.attack.hostile_objects import JSON, mutated, nested
 from tests.operator.conftest import conditions, job
@@ -131,17 +132,11 @@ class Server:
         """A client of this server."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        path = folder / "kubeconfig"
-        path.write_text(kubeconfig_of(f"http://127.0.0.1:{runner.addresses[0][1]}", "", "t"))
-        try:
+        async with loopback.serving(application) as port:
+            path = folder / "kubeconfig"
+            path.write_text(kubeconfig_of(f"http://127.0.0.1:{port}", "", "t"))
             async with connect(path) as client:
                 yield client
-        finally:
-            await runner.cleanup()
 
 
 def item(name: str, version: int, *, spec: str = "{}", uid: str = "") -> str:

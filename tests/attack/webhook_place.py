@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests import loopback
 from tests.apiservers import kubeconfig_of
 from tests.watching import PATIENCE_SECONDS, running, until
 from unbroken.kube.clock import wall
@@ -113,17 +114,12 @@ async def webhook(
     made = Webhook(listening.getsockname()[1], authority.certificate, process)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    kubeconfig.write_text(kubeconfig_of(f"http://127.0.0.1:{runner.addresses[0][1]}", "", "t"))
-    try:
+    async with loopback.serving(application) as port:
+        kubeconfig.write_text(kubeconfig_of(f"http://127.0.0.1:{port}", "", "t"))
         with listening:
             async with running(process.run()):
                 await until(lambda: process._process, lambda found: found is not None)
                 yield made
-    finally:
-        await runner.cleanup()
 
 
 def client_certificate(folder: Path) -> tuple[str, Path]:

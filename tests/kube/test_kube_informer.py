@@ -12,6 +12,8 @@ from aiohttp import web
 from lightkube import KubeConfig
 from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim
 
+from tests import loopback
+from tests.apiservers import kubeconfig_of
 from tests.event_loops import PauseLoop, run_on
 from tests.watching import Watcher, running
 from unbroken.kube.client import connect
@@ -89,26 +91,10 @@ class Script:
         """A kubeconfig's path for a server on loopback."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        path = tmp / "kubeconfig"
-        path.write_text(
-            json.dumps(
-                {
-                    "current-context": "c",
-                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                    "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-                    "users": [{"name": "u", "user": {"token": "t"}}],
-                }
-            )
-        )
-        try:
+        async with loopback.serving(app) as port:
+            path = tmp / "kubeconfig"
+            path.write_text(kubeconfig_of(f"http://127.0.0.1:{port}", "", "t"))
             yield str(path)
-        finally:
-            await runner.cleanup()
 
 
 def page(version: int, *names: str, more: str | None = None) -> Object:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import WSMsgType, web
 
+from tests import loopback
 from tests.apiservers import Cluster
 from tests.watching import Watcher, running
 from unbroken.agent_http.client import AgentLink, LinkResources
@@ -47,13 +48,8 @@ class Agent:
             app.router.add_get(LINK_PATH, self._link)
         app.router.add_get("/status", self._status)
         app.router.add_post("/{what}", self._post)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield runner.addresses[0][1]
-        finally:
-            await runner.cleanup()
+        async with loopback.serving(app) as port:
+            yield port
 
     async def _link(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()

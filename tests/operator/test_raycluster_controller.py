@@ -10,6 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from tests import loopback
 from tests.job_samples import MANIFESTS
 from tests.operator.conftest import Place, conditions, own_address
 from tests.watching import Watcher, running
@@ -187,21 +188,16 @@ async def test_a_head_that_asks_for_no_token_is_named(place: Open, status: int) 
 
     app = web.Application()
     app.add_routes([web.get("/api/jobs/", jobs)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, address, DASHBOARD_PORT).start()
-        async with place() as here, controller(here):
-            await here.post("rayclusters", sample())
-            await say_ready(here, await pod_of(here, "head"), address)
-            if status == 200:
-                await told(here, "RayIsOpen")
-            await asked.until(bool)
-            await pod_of(here, "worker")
-            assert set(asked.seen) == {""}  # heads of earlier tests are asked, too
-            assert ("RayIsOpen" in await reasons(here)) is (status == 200)
-    finally:
-        await runner.cleanup()
+    dashboard = loopback.serving(app, address, DASHBOARD_PORT)
+    async with dashboard, place() as here, controller(here):
+        await here.post("rayclusters", sample())
+        await say_ready(here, await pod_of(here, "head"), address)
+        if status == 200:
+            await told(here, "RayIsOpen")
+        await asked.until(bool)
+        await pod_of(here, "worker")
+        assert set(asked.seen) == {""}  # heads of earlier tests are asked, too
+        assert ("RayIsOpen" in await reasons(here)) is (status == 200)
 
 
 async def told(place: Place, reason: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from tests import loopback
 from tests.job_samples import MANIFESTS
 from tests.operator.conftest import Place, conditions, own_address
 from tests.operator.test_raycluster_controller import controller, pod_of, say_ready
@@ -222,13 +223,8 @@ class Dashboard:
         app.add_routes(
             [web.post("/api/jobs/", self.submitted), web.get("/api/jobs/{id}", self.job)]
         )
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, HOST, DASHBOARD_PORT).start()
+        async with loopback.serving(app, HOST, DASHBOARD_PORT):
             yield
-        finally:
-            await runner.cleanup()
 
 
 def is_deployed(status: str) -> Callable[[Object], bool]:

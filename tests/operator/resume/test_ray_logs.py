@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.virtual_time import in_virtual_time
 from tests.watching import running
 from unbroken.agent_http.sessions import plain_session
@@ -167,14 +168,8 @@ class Logs:
         """Serve at a free port of this machine; its address."""
         app = web.Application()
         app.add_routes([web.get("/api/jobs/one/logs/tail", self.tail)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with loopback.serving(app) as port:
+            yield f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager

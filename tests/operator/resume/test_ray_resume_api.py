@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests import loopback
 from tests.operator.conftest import Place
 from tests.operator.pytorchjobs import BOTH, add_node
 from tests.operator.resume.faults import UNHEALTHY, annotations, is_leaving, kubelet_ends, node
@@ -152,15 +153,8 @@ class Dashboard:
         """Serve at a free port of this machine."""
         app = web.Application()
         app.add_routes(self.routes())
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, HOST, 0)
-            await site.start()
-            (self.port,) = (address[1] for address in runner.addresses)
+        async with loopback.serving(app, HOST) as self.port:
             yield
-        finally:
-            await runner.cleanup()
 
 
 async def test_a_worker_of_an_unhealthy_node_is_deleted_alone(place: Open) -> None:
