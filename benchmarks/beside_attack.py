@@ -45,7 +45,7 @@ TRIES = 5
 
 @dataclass
 class Look:
-    """What was seen of the operator while one half of a pair lasted."""
+    """Figures of the operator during one half of a pair."""
 
     is_attacked: bool
     load: float
@@ -332,6 +332,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     options = parser.parse_args()
     options.faults = [one for one in options.faults.split(",") if one]
+    unknown = set(options.faults) - set(FAULTS)
+    if unknown:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
     return options
 
 

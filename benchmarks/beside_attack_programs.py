@@ -38,7 +38,7 @@ JOBS = f"apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 PROBE_SECONDS = 0.05
 WRITE_SECONDS = 0.2
 """Seconds between two writes of a kind; LARGE kinds are written more rarely.  The API server of the
-local cluster is one process, and not what is attacked here."""
+local cluster is one process, which is not under attack here."""
 Object = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ FRAMES = {
     "fill": bytes((0x81, 127)) + (4 * 1024 * 1024).to_bytes(8, "big"),
     "fill-small": bytes((0x81, 127)) + (255 * 1024).to_bytes(8, "big") + b"a" * 250 * 1024,
 }
-"""What a log begins with, by kind: pings, messages without text, and messages that never end."""
+"""Beginning of a log, by kind: pings, messages without text, and messages that never end."""
 REPEATED = ("ping", "empty")
 LISTED = {"quiet": 4000, "fill": 150, "fill-small": 150, "new": 45_000}
 """Running jobs in the answer of each kind; one, if the kind is not here."""

@@ -273,7 +273,7 @@ async def test_the_second_run_of_a_program_is_warm_from_its_first_start(
     known = json.loads(entry.read_text())
     assert {"decimal", "unbroken.worker"} <= {*known["modules"]}
     assert (await first_start(tmp_path))[0] == {"warm"}
-    # What has changed is learned anew.
+    # A changed file is learned anew.
     (file,) = (each for each in known["files"] if each["name"].endswith("/decimal.py"))
     file["text"] = "1:1"
     entry.write_text(json.dumps(known))

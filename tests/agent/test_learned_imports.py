@@ -1,4 +1,4 @@
-"""The cache of learned imports: what is kept, when it counts, and what is refused."""
+"""The cache of learned imports: its contents, when they count, and files that are refused."""
 
 from __future__ import annotations
 

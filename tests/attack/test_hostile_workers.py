@@ -1,4 +1,4 @@
-"""What a worker leaves for its agent, which reads it in its only thread.
+"""Files of a worker that its agent reads in its only thread.
 
 A worker that put a named pipe in the place of its error file held its agent up for ever: the agent
 answered nobody, and its job could not be stopped.

@@ -1,4 +1,4 @@
-"""What a worker gets when its job ends: each row of the table of docs/guide/migrate-torchrun.md.
+"""Ends of a job, as a worker sees them: each row of the table of docs/guide/migrate-torchrun.md.
 
 The test reads the rows from the page, ends a job in each of the ways that a row names, and compares
 what rank 0 really got with the row.  A limit is shown to count without a clock: the other limit is

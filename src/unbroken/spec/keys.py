@@ -137,8 +137,8 @@ DAEMON_MEMORY = f"{OWN_PREFIX}node-daemon"
 POWER = f"{OWN_PREFIX}power"
 """`off`: the pool of the local cluster cuts the machine's power; `unbroken chaos` writes it."""
 FENCE = f"{OWN_PREFIX}fence"
-"""The reason why the operator wants proof that nothing runs on the node; removed when the node is
-Ready."""
+"""The reason why the operator wants proof that nothing runs on the node; removed when a node that
+was silent is back."""
 FENCES = f"{OWN_PREFIX}fences"
 """By the operator: the latest fences that it asked for, each `TIME POD-UID`, separated by commas.
 Remove it to allow more fences of the node within the hour."""

@@ -111,7 +111,8 @@ def entry_of(program: Program) -> str:
 
 
 def read(directory: str, entry: str) -> Learned | None:
-    """Return what is known of a program; None: nothing that can be used."""
+    """Return the result of an earlier run of a program; None: there is none, or it is no longer
+    true."""
     try:
         with _opened(directory) as there:
             found = _decoded(_contents(there, entry))
@@ -129,7 +130,7 @@ def read(directory: str, entry: str) -> Learned | None:
 
 
 def write(directory: str, entry: str, learned: Learned) -> None:
-    """Keep what was learned of a program, and remove what has been used least."""
+    """Write the entry of a program, and remove those that were used least recently."""
     data = _encoded(learned)
     if len(data) > ENTRY_BYTES_MAX or len(learned.files) > FILES_MAX:
         log.info("learned imports are not kept: there are too many", count=len(learned.files))
@@ -148,7 +149,7 @@ def write(directory: str, entry: str, learned: Learned) -> None:
 
 
 def forget(directory: str, entry: str) -> None:
-    """Remove what is kept of a program, if there is anything."""
+    """Remove the entry of a program, if there is one."""
     with contextlib.suppress(OSError), _opened(directory) as there:
         os.unlink(entry, dir_fd=there)
 

@@ -92,7 +92,7 @@ class WarmStarts:
         self._files: dict[str, str] = {}
         """States of the files that they have read."""
         self._recalled: learned.Learned | None = None
-        """What an earlier run has learned, unless a template has failed with it."""
+        """Result of an earlier run; None: there is none, or a template has failed with it."""
         self._is_prepared = asyncio.Event()
         """Workers are parked, or will not be soon."""
         self._program: Program | None = None

@@ -214,7 +214,7 @@ def _check_version(request: web.BaseRequest) -> None:
 
 @contextlib.contextmanager
 def _answering(pod: Object) -> Iterator[None]:
-    """Turn a refusal of a pod's node into ApiError 400, and what is no answer into 503."""
+    """Turn a refusal of a pod's node into ApiError 400, and a missing answer into 503."""
     node = pod["spec"]["nodeName"]
     try:
         yield
