@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.core.job.drive_job import Script
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
@@ -13,7 +15,7 @@ from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
-from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.observation import CollectCommand, Evidence, RankWatch
 
 SILENT, STOPPED, STUCK = Detector.SILENT, Detector.STOPPED, Detector.STUCK
 STOP = "stop w-0 in 0 keep, stop w-1 in 0 keep, incident 1 open"
@@ -402,14 +404,44 @@ def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:
     assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 44.5, 7)
 
 
+def stepless(at: float) -> RankWatch:
+    """Return a rank that reports no steps; its last sign of life was seen then."""
+    return replace(well(0, at), step=None, step_at=None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "before"),
+    [
+        ("21 failed w-1 0 at=21", 21),
+        ("25 failed w-1 0 at=22.9", 22.9),
+        ("29 failed w-1 0 at=29", 20),
+        ("21 failed w-1 0 at=5", 20),
+        ("21 failed w-1 0 at=21 kind=PeerLost", 20),
+        ("21 gone w-1", 20),
+    ],
+)
+def test_a_worker_that_was_not_silent_has_trained_until_its_end(fault: str, before: float) -> None:
+    job = WatchedJob()
+    job.tell("w-0", 20, stepless(20))
+    job.run(fault)
+    assert job.incidents[1].progress_before == before
+
+
+def test_with_steps_the_newest_step_is_the_last_progress() -> None:
+    job = WatchedJob()
+    job.tell("w-0", 20, well(0, 20))
+    job.run("21 failed w-1 0 at=21")
+    assert job.incidents[1].progress_before == 20
+
+
 def test_a_job_without_steps_makes_progress_with_a_line_that_recurs() -> None:
     job = WatchedJob()
-    job.tell("w-0", 20, replace(well(0, 20), step=None, step_at=None))
-    job.run("21 failed w-1 0\n22 ready w-0 0\n22 ready w-1 0")
+    job.tell("w-0", 20, stepless(20))
+    job.run("21 failed w-1 0 at=21\n22 ready w-0 0\n22 ready w-1 0")
     job.run_ordered(23)
     job.run("24 runs w-0 1 output=24 ->\n30 runs w-0 1 output=24 trains=29.5")
     found = job.incidents[1]
-    assert (found.step, found.progress_before, found.progress_at) == (None, 20, 29.5)
+    assert (found.step, found.progress_before, found.progress_at) == (None, 21, 29.5)
     assert found.first_output_at == 24
 
 

@@ -11,7 +11,7 @@ from unbroken.core.job.life import JobEnd, Life
 from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
-from unbroken.core.job.watch.progress import before
+from unbroken.core.job.watch.progress import before, own_end
 from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job.types import FaultyPods, SameError
 from unbroken.spec.keys import ConditionType
@@ -118,7 +118,7 @@ class Recovery:
         found += reading.in_early_ends(state, found, now)
         first = culprit(found)
         state.broken = (broken, first.fault)
-        was = before(state.watched, now)
+        was = before(state.watched, now, own_end(first))
         decision = decide(state, found, was, now)
         charge = decision.charge
         if decision.suspect:

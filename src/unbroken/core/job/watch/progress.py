@@ -11,12 +11,16 @@ from typing import TypedDict
 
 from unbroken.core.job.events import PodUid
 from unbroken.spec.job.incident import Incident, Signal
+from unbroken.wire.agent import FaultKind
 from unbroken.wire.observation import RankWatch
 
 Watched = dict[PodUid, tuple[RankWatch, ...]]
 FIRST_SECONDS = 600.0
 """Without steps, an attempt that ran for so long has made progress, and errors are at the same
 place if they come sooner.  73 % of the tasks that fail at all do so in their first ten minutes."""
+SIGN_SECONDS = 3.0
+"""Age of a sign of life that may as well be of now: an agent looks at output once a second and
+reports once a second, and a busy machine is late."""
 
 
 class Before(TypedDict):
@@ -27,19 +31,33 @@ class Before(TypedDict):
     step_seconds: float | None
 
 
-def before(watched: Watched, now: float) -> Before:
-    """Return the progress of the job; without steps, any sign of life is progress."""
+def before(watched: Watched, now: float, ended_at: float | None = None) -> Before:
+    """Return the progress of the job; without steps, any sign of life is progress.
+
+    `ended_at` is the time of `own_end`. Without steps a worker that was not silent before its end
+    has trained until then: the newest sign is older only because signs are read at intervals.
+    """
     ranks = _ranks(watched)
     steps = [rank for rank in ranks if rank.step is not None]
     times = [rank.step_at for rank in steps if rank.step_at is not None]
     signs = times or [rank.sign_at for rank in ranks if rank.sign_at is not None]
+    # An agent's clock may be wrong.
+    newest = min(max(signs), now) if signs else None
+    if newest is not None and ended_at is not None and not times:
+        newest = ended_at if abs(newest - ended_at) <= SIGN_SECONDS else newest
     paces = [rank.step_seconds for rank in steps if rank.step_seconds is not None]
     return Before(
-        # An agent's clock may be wrong.
-        progress_before=min(max(signs), now) if signs else None,
+        progress_before=newest,
         step=max((rank.step for rank in steps if rank.step is not None), default=None),
         step_seconds=median_low(paces) if paces else None,
     )
+
+
+def own_end(culprit: Signal) -> float | None:
+    """Return when a worker has ended of itself; None: no worker has, or it missed another, which
+    may have been lost before."""
+    is_own = culprit.exit_code is not None and culprit.fault != FaultKind.PEER_LOST.value
+    return culprit.at if is_own else None
 
 
 def made(
