@@ -19,7 +19,7 @@ from unbroken.agent.evidence.examine import Examination, Subject
 from unbroken.agent.evidence.flight_recorder import Request
 from unbroken.core.diagnosis.rank_activity import GIL_IDLE_SHARE, Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
-from unbroken.core.job.watch.activity import is_active
+from unbroken.core.job.watch.still_ranks import is_active
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence

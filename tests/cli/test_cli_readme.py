@@ -10,7 +10,7 @@ import pytest
 
 from unbroken.cli.job.story import story
 from unbroken.cli.job.views import incident_line
-from unbroken.core.job.recovery import budgets
+from unbroken.core.job.recovery import decision
 from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job.types import RestartStatus, RunPolicy
 
@@ -26,8 +26,8 @@ def at(time: str) -> float:
 
 def why(step: int) -> str:
     """The reason of the first restart of a job that sets no limit."""
-    limits, progress = budgets.limits(RunPolicy()), f"step {step}"
-    charge = budgets.charge(limits, RestartStatus(), 0, 60.0, progress)
+    limits, progress = decision.restart_limits(RunPolicy()), f"step {step}"
+    charge = decision.charge(limits, RestartStatus(), 0, 60.0, progress)
     return f"all pods are healthy; {charge.reason}"
 
 

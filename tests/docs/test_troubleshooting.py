@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from unbroken.core.job import deadlines, machine, obstacles
-from unbroken.core.job.recovery import repeats
+from unbroken.core.job.recovery import decision
 from unbroken.operator.jobs.operator import INVALID
 from unbroken.spec.job.types import RunPolicy
 
@@ -33,7 +33,7 @@ def test_each_reason_of_a_failed_job_is_in_the_page() -> None:
     places = set(FAILS.findall(source))
     named = {one.strip('"') for one in places if one.startswith('"')}
     assert places - {f'"{one}"' for one in named} == {"AGENTS_TOO_LARGE", "failure", "reached[1]"}
-    reasons = named | limits() | {machine.AGENTS_TOO_LARGE, repeats.SAME_ERROR}
+    reasons = named | limits() | {machine.AGENTS_TOO_LARGE, decision.SAME_ERROR}
     reasons |= {"RetriesExhausted", INVALID}
     failed = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `Failed`"))
     assert set(re.findall(r"`(\w+)`", failed.replace("`Failed`", ""))) >= reasons

@@ -21,7 +21,7 @@ from tests.apiclient import Api, Object
 from tests.apiservers import Cluster
 from tests.job_samples import changed, job, published
 from tests.samples import CUSTOM_RESOURCES, define_missing
-from unbroken.core.job.recovery.incident_bounds import UNKNOWN, writable
+from unbroken.core.job.recovery.incidents import UNKNOWN, writable
 from unbroken.spec.job import codec
 from unbroken.spec.job.descriptions import DESCRIPTIONS
 from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup

@@ -14,12 +14,12 @@ from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.watch.examination import (
+    BLIND_SECONDS,
     REPEAT_FACTOR,
     REPEATS_MAX,
     SECONDS_MAX,
     SLOW_PAUSE_SECONDS,
 )
-from unbroken.core.job.watch.looks import BLIND_SECONDS
 from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS, SLOW_SECONDS
 from unbroken.sim.actors.agents import Agent, AgentResources
 from unbroken.sim.actors.agents import Machine as AgentMachine

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
-from unbroken.core.job.ranks import Ranks
-from unbroken.core.job.roster import Member, Roster
+from unbroken.core.job.roster import Member, Ranks, Roster
 from unbroken.spec.job.types import ReplicaSpec
 
 

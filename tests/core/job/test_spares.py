@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.job.drive_job import Script, running
 from unbroken.core.job.events import AskAgent
-from unbroken.core.job.spares import REPEAT_SECONDS
+from unbroken.core.job.moves import REPEAT_SECONDS
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from unbroken.wire.agent import AgentReport, AgentState
 from .events import PodPhase, PodUid
 from .gang import GangStage
 from .life import Life, as_port
-from .ranks import Ranks
 from .recovery import signals
-from .roster import UNHEARD, Member, is_stock
+from .roster import UNHEARD, Member, Ranks, is_stock
 from .state import JobState
 from .transitions import Phase
 

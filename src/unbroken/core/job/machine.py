@@ -15,10 +15,9 @@ from unbroken.core.job.record.conditions import ENDS
 from unbroken.core.job.record.receipts import Receipts
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
-from unbroken.core.job.watch.examination import Examination
+from unbroken.core.job.watch.examination import Examination, Stragglers
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
-from unbroken.core.job.watch.stragglers import Stragglers
 from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
@@ -55,16 +54,13 @@ from .gang import GangStage
 from .kueue import Gate, Hold, moved
 from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
-from .moves import Moves
-from .recovery import reading, signals
-from .recovery.reading import Received
+from .moves import Moves, Spares
+from .recovery import recovery, signals
+from .recovery.recovery import Received
 from .roster import of_ranks
-from .spares import Spares
 from .state import JobState
 from .transitions import Phase
-from .unanswered import Unanswered
-from .unstarted import Unstarted
-from .waiting import Waits
+from .waiting import Unanswered, Unstarted, Waits
 
 AGENT_BACK_SECONDS = 20.0
 """Seconds that an agent may be away, with pod and node healthy, before its pod is replaced."""
@@ -415,9 +411,9 @@ class Job:
         is_early = state.gang.stage is GangStage.HALTED and member.broke_early
         if is_early:
             self._unstarted.broke(member, report, now)
-        found = [] if is_early else reading.in_report(state, received)
+        found = [] if is_early else recovery.in_report(state, received)
         is_rule = all(one.fault == FaultKind.LOG_RULE.value for one in found)
-        is_suspicion = state.gang.is_training(member.uid) and is_rule and reading.is_hang(report)
+        is_suspicion = state.gang.is_training(member.uid) and is_rule and recovery.is_hang(report)
         self._recovery.fault([] if is_suspicion else found, now)
         if state.gang.is_training(member.uid) and report.state in _WELL:
             self._life.progressed(report, now)
@@ -439,7 +435,7 @@ class Job:
             self._recovery.lose_all([member], signals.NODE_LOST, why, now)
         else:
             why = member.lost_why
-            found = reading.in_loss(state, member, signals.AGENT_LOST, why, now)
+            found = recovery.in_loss(state, member, signals.AGENT_LOST, why, now)
             self._recovery.fault(found, now)
 
     def _pod_seen(self, view: PodView, now: float) -> None:
@@ -470,7 +466,7 @@ class Job:
         found = []
         if member is not None:
             text = "the pod is gone"
-            found = reading.in_loss(state, member, signals.POD_DELETED, text, now)
+            found = recovery.in_loss(state, member, signals.POD_DELETED, text, now)
             self._recovery.escalate(member)
         state.roster.remove_pod(uid)
         self._adoption.answered(uid)

@@ -43,9 +43,8 @@ from .gang import Gang
 from .kueue import Admission, Gate, Hold
 from .obstacles import Obstacle, with_wait
 from .pods import PodPlan
-from .ranks import Ranks
 from .recovery import ladder
-from .roster import Roster
+from .roster import Ranks, Roster
 from .transitions import Phase, check
 
 EVENT_CHARACTERS = 1000
@@ -88,7 +87,7 @@ class JobState:
         self.condition = current_condition(status.conditions)
         self.has_run = any(c.type == ConditionType.RUNNING.value for c in status.conditions)
         self.questions = 0
-        """Number of the newest question to the agents (`core.job.watch.questions`)."""
+        """Number of the newest question to the agents (`core.job.watch.unreached`)."""
         self.has_changed = False
         """True if an event may allow a waiting job to continue."""
         self.commands: list[JobEffect] = []

@@ -1,15 +1,32 @@
-"""Reasons why a job that is to start has not started yet.
+"""Pods of a job that is to start and has not: what they wait for, and which are replaced.
 
-The cause is in the message of the job's newest condition, and in one event for each cause.
+`Waits` gives the reasons. The cause is in the message of the job's newest condition, and in one
+event for each cause.
+
+`Unanswered` replaces pods whose agent never answers, of a job that has trained before. Its image
+and its template work, so the node is to blame: it does not load the image, does not start the
+container, or does not connect it. A first start waits instead, because any image may be slow.
+
+`Unstarted` replaces pods with workers that do not wait for their rank: they have ended, or take too
+long. With `--inprocess-restart` workers start before their rank is known, and wait for it at a
+barrier. An agent of this project reports a worker that ends before that. HyperPod's agent reports
+one only if all workers were at the barrier before; else it stays in INIT, as for workers that take
+long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from itertools import takewhile
 
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.recovery.signals import as_reason
+from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.types import Condition
+from unbroken.wire.agent import AgentReport, AgentState
 
 from .deadlines import earliest
 from .events import PodName, PodPhase, PodUid, PodView
@@ -18,12 +35,15 @@ from .obstacles import (
     MARK,
     NO_AGENT,
     NOT_PROVEN,
+    NOT_READY,
     REFUSED,
     Obstacle,
     printable,
     summary,
     with_wait,
 )
+from .recovery import signals
+from .recovery.recovery import Recovery
 from .roster import Member
 from .state import JobState
 from .transitions import Phase
@@ -146,3 +166,200 @@ class Waits:
                 port = member.view.agent_port
                 text = f"its container runs, and no agent has answered at its port {port} yet"
                 self.note(Obstacle(member.view.name, NO_AGENT, text))
+
+
+class Stage(Enum):
+    """Stage of a pod's start."""
+
+    STARTS = "starts"
+    """It has a node, which reports nothing: it may still load a large image."""
+    IS_HELD = "is held"
+    """The node or the container reports why it does not start."""
+    RUNS = "runs"
+    """Its container runs, and its agent does not answer."""
+
+
+SECONDS = {Stage.STARTS: 3600.0, Stage.IS_HELD: 600.0, Stage.RUNS: 600.0}
+"""Seconds that a pod may stay in a stage."""
+
+
+class Unanswered:
+    """The pods of one job that have a node and no agent yet."""
+
+    def __init__(self, state: JobState, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._since: dict[Stage, dict[PodUid, float]] = {stage: {} for stage in Stage}
+        """Time since when each is in its stage; the longest first."""
+
+    def deadline(self) -> float | None:
+        """Return when the next pod is to be replaced."""
+        if not self._is_on():
+            return None
+        first = ((stage, next(iter(since.values()), None)) for stage, since in self._since.items())
+        return earliest(*(None if at is None else at + SECONDS[stage] for stage, at in first))
+
+    def see(self, member: Member, now: float) -> None:
+        """Take a pod as it is now."""
+        view, uid = member.view, member.uid
+        if member.report is not None or view.node is None or member.condemned:
+            return
+        stage = Stage.STARTS
+        if view.phase is PodPhase.RUNNING:
+            stage = Stage.RUNS
+        elif view.name in self._state.trouble or uid in self._since[Stage.IS_HELD]:
+            stage = Stage.IS_HELD  # The reason comes and goes with each try.
+        if uid not in self._since[stage]:
+            self.forget(uid)
+            self._since[stage][uid] = now
+
+    def forget(self, uid: PodUid) -> None:
+        """Forget a pod that is gone, or whose agent has answered."""
+        for since in self._since.values():
+            since.pop(uid, None)
+
+    def advance(self, now: float) -> None:
+        """Replace the pods that have taken too long, elsewhere."""
+        for stage, since in self._since.items() if self._is_on() else ():
+            begun_by = now - SECONDS[stage]
+            for uid in list(takewhile(partial(_began_by, since, begun_by), since)):
+                del since[uid]
+                member = self._state.roster.members.get(uid)
+                if member is None or member.condemned or member.view.node is None:
+                    continue
+                if self._has_peer(member):
+                    self._replace(member, stage, now)
+                else:
+                    since[uid] = now  # The spec may have changed: its image may never have worked.
+
+    def _replace(self, member: Member, stage: Stage, now: float) -> None:
+        assert member.view.node is not None
+        self._state.plan.avoid |= {member.view.node}
+        text = f"its agent has not answered within {SECONDS[stage] // 60:g} minutes"
+        self._recovery.lose_all([member], signals.NOT_READY, text, now)
+
+    def _is_on(self) -> bool:
+        state = self._state
+        return state.has_run and state.phase in (Phase.PREPARING, Phase.TRAINING)
+
+    def _has_peer(self, member: Member) -> bool:
+        """True if an agent of another pod of the same replica spec has answered."""
+        kind = member.view.replica_spec
+        members = self._state.roster.members.values()
+        return any(one.report is not None and one.view.replica_spec == kind for one in members)
+
+
+def _began_by(since: Mapping[PodUid, float], time: float, uid: PodUid) -> bool:
+    return since[uid] <= time
+
+
+TELL_SECONDS = 30.0
+"""Seconds in INIT after which the wait for the workers of a pod is reported."""
+READY_SECONDS = 600.0
+"""Seconds in INIT after which the pod is replaced, at the cost of a restart.
+
+A watched worker without any sign of life gets as long. Rules of the job about its start may give
+the workers more time.
+"""
+WAITS = "not all of its workers wait for their rank; one has ended before, or they take long"
+
+
+class Unstarted:
+    """The workers of one job that have no rank yet."""
+
+    def __init__(self, state: JobState, recovery: Recovery, waits: Waits) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._waits = waits
+        self._since: dict[PodUid, tuple[float, str]] = {}
+        """Time since when an agent process reports INIT, and its id; the longest first."""
+        self._untold: dict[PodUid, float] = {}
+        """Agents among them whose wait is not reported yet."""
+        self._is_preparing = False
+
+    def deadline(self) -> float | None:
+        """Return when a wait is to be reported, or a pod to be replaced."""
+        if self._state.phase is not Phase.PREPARING or not self._since:
+            return None
+        first, by = next(iter(self._since.values()))[0], self._seconds()
+        untold = next(iter(self._untold.values()), None)
+        return earliest(
+            None if untold is None else untold + TELL_SECONDS,
+            None if by is None else first + by,
+        )
+
+    def heard(self, member: Member, now: float) -> None:
+        """Take an agent's report."""
+        report, uid = member.report, member.uid
+        waits = report.agent_id if report and report.state is AgentState.INIT else None
+        known = self._since.get(uid)
+        if known is not None and known[1] == waits:
+            return
+        self._forget(uid)
+        self._waits.forget(member.view)
+        if waits is not None:
+            self._since[uid], self._untold[uid] = (now, waits), now
+
+    def broke(self, member: Member, report: AgentReport, now: float) -> None:
+        """Charge the fault of workers that ended before they had a rank.
+
+        It joins the open incident, unless the agent has started other workers since.
+        """
+        state, incident = self._state, self._state.incidents.open
+        if state.phase is not Phase.PREPARING or member.condemned:
+            return
+        if state.is_incident_unwritten and member.early_attempt < state.attempt:
+            return  # An earlier operator has charged it, and this one has told the agent to stop.
+        found = signals.of_unstarted(member, report, now)
+        if incident is not None and member.early_attempt <= incident.attempt:
+            self._recovery.fault(found, now)
+        else:
+            self._recovery.open(found, now)
+
+    def advance(self, now: float) -> None:
+        """Report the waits, and replace the pods whose workers took too long."""
+        members, was_preparing = self._state.roster.members, self._is_preparing
+        self._is_preparing = self._state.phase is Phase.PREPARING
+        if not self._is_preparing:
+            self._since.clear()
+            self._untold.clear()
+            return
+        if not was_preparing:
+            # An agent may have reported its state before a new operator prepares, and only once.
+            for member in list(members.values()):
+                if member.state is AgentState.INIT:
+                    self.heard(member, now)
+                elif member.broke_early and member.report is not None:
+                    self.broke(member, member.report, now)
+        untold = self._untold.items()
+        for uid in [u for u, _ in takewhile(lambda one: now >= one[1] + TELL_SECONDS, untold)]:
+            del self._untold[uid]
+            if uid in members:
+                self._waits.note(Obstacle(members[uid].view.name, NOT_READY, WAITS))
+        self._replace(now)
+
+    def _replace(self, now: float) -> None:
+        by, since = self._seconds(), self._since.items()
+        if by is None:
+            return
+        for uid in [u for u, _ in takewhile(lambda one: now >= one[1][0] + by, since)]:
+            self._forget(uid)
+            member = self._state.roster.members.get(uid)
+            if member is not None and not member.condemned:
+                self._recovery.never_ready(member, f"{WAITS} ({by:g} s)", now)
+
+    def _forget(self, uid: PodUid) -> None:
+        self._since.pop(uid, None)
+        self._untold.pop(uid, None)
+
+    def _seconds(self) -> float | None:
+        """Return the time that workers have; None: no limit."""
+        state = self._state
+        if state.spec is None or state.options.detectors[Detector.SILENT] is not Mode.ACT:
+            return None
+        policy = state.spec.run_policy
+        starts = [
+            rule.expected_start_cut_off_in_seconds for rule in policy.log_monitoring_configuration
+        ]
+        given = [policy.startup_deadline_seconds, *starts]
+        return max([READY_SECONDS, *(one for one in given if one is not None)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.core.job.recovery.budgets import limits
+from unbroken.core.job.recovery.decision import restart_limits
 from unbroken.core.job.recovery.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
 from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus, RestartStatus
@@ -71,7 +71,7 @@ class Ending:
 
     def _is_budget_used(self) -> bool:
         """Return whether no restart is left, and there was one fault more."""
-        used, status = limits(self.spec.run_policy), self.status
+        used, status = restart_limits(self.spec.run_policy), self.status
         is_begun = status.restart_count <= self.checkers.newest
         if not self.truth.end(status.restart_count, is_begun=is_begun):
             return False
@@ -108,7 +108,7 @@ class Ending:
         """No restart beyond the limits; an operator that was killed may have forgotten some."""
         if not self.truth.is_undisturbed:
             return
-        used, charged = limits(self.spec.run_policy), self.truth.charged() - is_failed
+        used, charged = restart_limits(self.spec.run_policy), self.truth.charged() - is_failed
         if used.without_progress is not None and not any(
             fault.kind == USER_RESTART for fault in self.truth.faults
         ):

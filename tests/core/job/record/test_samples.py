@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.job.record.samples import SAMPLES_MAX, Accounted, Track, Tracks, account, observe
+from unbroken.core.job.record.receipts import (
+    SAMPLES_MAX,
+    Accounted,
+    Track,
+    Tracks,
+    account,
+    observe,
+)
 from unbroken.wire.observation import RankWatch
 
 

@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.core.job.recovery import signals as signals_of
-from unbroken.core.job.recovery.incident_bounds import (
-    OBJECT_BYTES,
-    TEXT_BYTES,
-    bounded,
-    cut,
-    writable,
-)
+from unbroken.core.job.recovery.incidents import OBJECT_BYTES, TEXT_BYTES, bounded, cut, writable
 from unbroken.spec.job.codec import incident_to
 from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from unbroken.core.job.events import NodeName, WriteIncident
-from unbroken.core.job.recovery.incident_bounds import SIGNALS_MAX
 from unbroken.core.job.recovery.incidents import (
     INCIDENTS_MAX,
     RESTART_REQUESTED,
+    SIGNALS_MAX,
     Incidents,
     culprit,
 )

@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.job.drive_job import Script, spec
 from unbroken.core.job.events import DeletePod, JobSeen, RecordEvent
+from unbroken.core.job.recovery.decision import FIRST_SECONDS, find_repeat
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
-from unbroken.core.job.recovery.repeats import FIRST_SECONDS, find_repeat
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.types import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 

@@ -9,10 +9,9 @@ import pytest
 from tests.core.job.drive_job import Script
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
-from unbroken.core.job.recovery.reading import is_hang
-from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS
-from unbroken.core.job.watch.looks import BLIND_SECONDS
-from unbroken.core.job.watch.questions import GRACE_SECONDS
+from unbroken.core.job.recovery.recovery import is_hang
+from unbroken.core.job.watch.examination import BLIND_SECONDS, DISMISSED, EXAMINE_SECONDS
+from unbroken.core.job.watch.unreached import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
 from unbroken.wire.observation import CollectCommand, Evidence, RankWatch

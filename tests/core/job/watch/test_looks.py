@@ -14,8 +14,13 @@ import pytest
 
 from tests.core.job.watch.drive_watch import ALL_REDUCE, IN_DATA, WatchedJob, ill, looked, well
 from unbroken.core.diagnosis.stacks import blame
-from unbroken.core.job.watch.examination import DISMISSED
-from unbroken.core.job.watch.looks import BLIND_SECONDS, QUIET_LOOKS, WORKING_SECONDS, Looks
+from unbroken.core.job.watch.examination import (
+    BLIND_SECONDS,
+    DISMISSED,
+    QUIET_LOOKS,
+    WORKING_SECONDS,
+    Looks,
+)
 from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import Activity, Bound, RankEvidence, RankWatch, ThreadStack

@@ -9,9 +9,9 @@ import pytest
 from tests.core.job.drive_job import Script
 from tests.core.job.watch.drive_watch import WatchedJob, alarm, ill, well
 from unbroken.core.job.events import AgentReported, AskAgent, PodUid
-from unbroken.core.job.watch.questions import GRACE_SECONDS
+from unbroken.core.job.watch.examination import SURVEY_SECONDS
 from unbroken.core.job.watch.stalls import COMPARE_SECONDS
-from unbroken.core.job.watch.stragglers import SURVEY_SECONDS
+from unbroken.core.job.watch.unreached import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import RankWatch
 

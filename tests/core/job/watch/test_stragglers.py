@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.core.job.watch.drive_watch import WatchedJob, ill, well
-from unbroken.core.job.watch.questions import GRACE_SECONDS
+from unbroken.core.job.watch.examination import SAMPLES_MIN, SURVEY_SECONDS, stragglers
 from unbroken.core.job.watch.stalls import COMPARE_SECONDS
-from unbroken.core.job.watch.stragglers import SAMPLES_MIN, SURVEY_SECONDS, stragglers
+from unbroken.core.job.watch.unreached import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import RankEvidence
 

@@ -1,17 +1,35 @@
-"""A look at all ranks before a suspected hang is taken for a fault.
+"""A look at all ranks before a suspected hang is taken for a fault, and at slow ones.
 
 Every agent is asked what its ranks do; once all have answered, or the time for it is over, the
 suspicion becomes a fault with its culprit, or is dismissed.  Whatever else ends the attempt
 meanwhile takes the suspicion along and waits for nobody.
+
+`Looks` limits a silence before looks end the attempt, by what the looks have shown. To stop a
+healthy job costs more than to find a hang late.  So only a rank that others wait for, and that is
+named in several looks in a row, is stopped soon. A job without a named rank is stopped soon only if
+no rank has done anything since the look before. An evaluation of all ranks works.
+
+`Stragglers` finds the straggler of a job in which all ranks became slow together. Ranks that train
+in step have the same step time, whichever rank causes it. But the rank that causes it does not wait
+for its peers, while they wait for it in each step. So the stacks of all ranks are sampled for a
+while, and the shares of samples in which they wait are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_high
 
-from unbroken.core.diagnosis.rank_activity import explaining_frames
-from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
+from unbroken.core.diagnosis.rank_activity import (
+    GPU,
+    WAITING,
+    Kind,
+    RankActivity,
+    activities_of,
+    explaining_frames,
+)
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame, works
 from unbroken.core.job.deadlines import earliest
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
@@ -26,21 +44,187 @@ from unbroken.core.watchdog.parts import STARTUP
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import PLANNED_MOVE, Signal
 from unbroken.wire.agent import AgentReport
-from unbroken.wire.observation import (
-    Alarm,
-    Bound,
-    Evidence,
-    RankEvidence,
-    RankWatch,
-)
+from unbroken.wire.observation import Activity, Alarm, Bound, Evidence, RankEvidence, RankWatch
 
-from .looks import QUIET_LOOKS, Looks, is_named
-from .origins import RankPlace
 from .progress import FIRST_SECONDS, before
-from .questions import Question, ask
-from .stalls import Stall, Stalls
-from .still_ranks import LOOKS_MIN, SLOW_SECONDS, StillRanks, is_unread, still_ranks
-from .unreached import NOT_REACHABLE, Unreached
+from .stalls import NOBODY_SECONDS, SPIN_SECONDS, RankPlace, Stall, Stalls, named
+from .still_ranks import (
+    LOOKS_MIN,
+    SLOW_SECONDS,
+    WATCH_SECONDS,
+    StillRanks,
+    functions_of,
+    is_active,
+    is_unread,
+    seconds_given,
+    still_ranks,
+    watched_seconds,
+)
+from .unreached import NOT_REACHABLE, Question, Unreached, ask
+
+UNSEEN_SECONDS, BLIND_SECONDS = 80.0, 600.0
+"""Silence that is given while some ranks, or all, cannot be looked at.  Their agents say that they
+are silent, and looks of a busy machine take up to 16 s."""
+WORKING_SECONDS = 1800.0
+"""Silence that is given where nobody is named and a rank computes, moves, asks again and again, or
+waits for its GPU.  NCCL ends a collective that hangs after 600 s by itself."""
+QUIET_LOOKS = 3
+"""Looks in a row at which nobody did anything, before that counts: chance shows a rank that works
+in the same place twice."""
+_ENDED = (Kind.STOPPED, Kind.GONE)
+
+
+class Looks:
+    """The looks at one silence, in a row."""
+
+    def __init__(self) -> None:
+        self._ranks: Mapping[int, RankEvidence] = {}
+        """Ranks that the newest look shows."""
+        self._known: Mapping[int, RankEvidence] = {}
+        """The newest evidence of each rank, to compare the next with."""
+        self._activities: Mapping[int, RankActivity] = {}
+        self._active: frozenset[int] = frozenset()
+        """Ranks that may have done something since the look before."""
+        self._moved: frozenset[int] = frozenset()
+        """Ranks that surely have, by counters, while the same ranks are named."""
+        self._named: tuple[int, ...] = ()
+        self._count = self._quiet = 0
+        """Looks in a row that name these ranks, or nobody; and at which no rank did anything."""
+        self._unanswered = 0
+        """Looks in a row that nobody answered."""
+        self._watched_seconds = 0.0
+        """Longest time between these looks in which counters show what the named ranks did."""
+
+    def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
+        """Compare a look with what is known.
+
+        A look that nobody answered changes nothing of that: the next one is compared with the one
+        before it, and counters show what happened between."""
+        before, self._known = self._known, {**self._known, **ranks}
+        self._ranks, self._activities = ranks, activities_of(ranks)
+        self._unanswered = 0 if ranks else self._unanswered + 1
+        if self._unanswered:
+            return
+        self._active = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if _does_something(before.get(rank), one, self._activities[rank])
+        )
+        moved = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if is_active(_counted(before.get(rank)), one, self._activities[rank])
+        )
+        is_watched = all(
+            what.kind in WAITING or _watched_seconds(before, ranks[rank], what) > 0.0
+            for rank, what in self._activities.items()
+        )
+        # A look of a busy machine that did not end in time says nothing of the time after it.
+        self._quiet = 0 if self._active else self._quiet + is_watched
+        named = what.ranks if is_named(what) else ()
+        self._moved = moved | (self._moved if named == self._named else frozenset())
+        if named != self._named:
+            self._count, self._watched_seconds = 0, 0.0
+        else:
+            seconds = [
+                _watched_seconds(before, ranks[rank], self._activities[rank]) for rank in named
+            ]
+            self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
+        self._named, self._count = named, self._count + 1
+
+    def clear(self) -> None:
+        """Forget a silence that is over."""
+        self._ranks, self._known, self._activities = {}, {}, {}
+        self._active = self._moved = frozenset()
+        self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
+        self._unanswered = 0
+
+    def is_enough(self, what: Blame) -> bool:
+        """True if so many looks as are needed have named the same ranks as `what`, or nobody as
+        it does; one process that does not run needs no second."""
+        if self._unanswered:
+            return self._unanswered >= LOOKS_MIN
+        if self._named != (what.ranks if is_named(what) else ()):
+            return False
+        if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
+            return True
+        is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
+        return self._count >= LOOKS_MIN and is_watched
+
+    def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
+        """True if the ranks that a look names did nothing since the look before it."""
+        activities = activities_of(ranks)
+        return all(
+            _watched_seconds(self._known, ranks[rank], activities[rank]) >= WATCH_SECONDS
+            and not is_active(_counted(self._known.get(rank)), ranks[rank], activities[rank])
+            for rank in what.ranks
+        )
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a rank that counts did something since the look before."""
+        return bool(self._active if len(self._ranks) == 1 else self._active.difference(self._named))
+
+    def seconds(self, what: Blame, world: int, quiet_looks: int = QUIET_LOOKS) -> float:
+        """Silence that is given, if so many looks count as quiet."""
+        is_quiet = self._quiet >= quiet_looks
+        if is_named(what) and (world > 1 or is_quiet):
+            return self._named_seconds(what)
+        if not self._activities:
+            return BLIND_SECONDS
+        if not is_quiet:
+            return WORKING_SECONDS
+        return NOBODY_SECONDS if self.is_whole(world) else UNSEEN_SECONDS
+
+    def is_whole(self, world: int) -> bool:
+        """True if the newest look has shown what each rank does."""
+        is_known = all(one.kind is not Kind.UNKNOWN for one in self._activities.values())
+        return is_known and len(self._activities) >= world
+
+    def _named_seconds(self, what: Blame) -> float:
+        given = SPIN_SECONDS if what.is_spinning else 0.0
+        # Another fault may have come before the end of the look that names them.
+        for rank in self._activities.keys() & what.ranks:
+            doing = self._activities[rank]
+            if doing.kind in WAITING:
+                given = max(given, SLOW_SECONDS)
+            elif doing.kind not in _ENDED:
+                is_busy = rank in self._moved
+                given = max(given, seconds_given(self._ranks[rank], doing, is_active=is_busy))
+        return given
+
+
+def is_named(what: Blame) -> bool:
+    """True if ranks are named with more than a guess."""
+    return bool(what.ranks) and what.confidence in (CERTAIN, LIKELY)
+
+
+def _watched_seconds(
+    before: Mapping[int, RankEvidence], one: RankEvidence, what: RankActivity
+) -> float:
+    return watched_seconds(_counted(before.get(one.rank)), one, what)
+
+
+def _counted(before: RankEvidence | None) -> Activity | None:
+    """Counters at the end of a look."""
+    return before.activity_after if before is not None else None
+
+
+def _does_something(before: RankEvidence | None, one: RankEvidence, what: RankActivity) -> bool:
+    """True if the rank may get on with something, other than to wait for its peers."""
+    if what.kind in (*_ENDED, Kind.UNKNOWN):
+        return False
+    # It may wait for its GPU, and that for a peer, or compute.
+    if what.kind is Kind.COMPUTE or what.words == GPU or one.is_same is False:
+        return True
+    if before is not None and before.pid == one.pid:
+        then, now = functions_of(before), functions_of(one)
+        if then and now and then != now:
+            return True
+    if what.kind in WAITING:
+        return False
+    return works(one, what) or is_active(_counted(before), one, what)
+
 
 REPEAT_FACTOR, REPEATS_MAX = 8.0, 2
 """Multiple of the silence that is given after each restart that did not help, and how often: 64
@@ -514,3 +698,75 @@ def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
     said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
     kept = (*frames[: signals.LINES_MAX - len(said)], *said)
     return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)
+
+
+SURVEY_SECONDS = 20.0
+SAMPLES_PER_SECOND = 3
+SAMPLES_MIN = 24
+"""Samples of each rank: with fewer, chance alone makes ranks differ."""
+WAITING_SHARE_MIN = 0.25
+"""Share of samples in which the other ranks wait, at least: a rank that takes half as long again
+keeps them waiting for a third of each step."""
+RATIO_MIN = 4.0
+"""The others wait so many times as often as a straggler.  If four equal ranks each wait in a
+third of their samples, one of them looks so once in 10,000 surveys of 60 samples."""
+
+
+class Stragglers:
+    """Surveys of one job, of which at most one is made at a time."""
+
+    def __init__(self, state: JobState, stalls: Stalls) -> None:
+        self._state = state
+        self._stalls = stalls
+        self._question: Question | None = None
+
+    def deadline(self) -> float | None:
+        """Return when time alone will change something here."""
+        return self._question.by if self._question is not None else None
+
+    @property
+    def question(self) -> Question | None:
+        """The survey that is being made."""
+        return self._question
+
+    def advance(self, now: float) -> list[Signal]:
+        """Begin a survey where ranks are slow and none is named; return the faults it shows."""
+        state = self._state
+        is_running = state.phase is Phase.TRAINING and state.gang.stage is not GangStage.HALTED
+        if not is_running or self._stalls.unplaced is None:
+            self._question = None
+            return []
+        if self._question is None:
+            self._question = ask(state, SURVEY_SECONDS, now, SAMPLES_PER_SECOND)
+        if not self._question.is_over(state, now):
+            return []
+        ranks, self._question = self._question.ranks(), None
+        ranks_of_node = max((len(told) for told in state.watched.values()), default=1)
+        found = stragglers(ranks, state.nnodes * ranks_of_node)
+        return self._stalls.place_slowness(found, _compared(ranks, found), now)
+
+
+def stragglers(ranks: Mapping[int, RankEvidence], world: int) -> tuple[int, ...]:
+    """Return the ranks that nearly never wait, while the others often do; none if they cannot be
+    determined.
+
+    A rank of which nothing is known may be the one, so that all of `world` must be sampled."""
+    if len(ranks) < world or any(one.samples < SAMPLES_MIN for one in ranks.values()):
+        return ()
+    shares = {rank: one.waiting / one.samples for rank, one in ranks.items()}
+    usual = median_high(shares.values())
+    if usual < WAITING_SHARE_MIN:
+        return ()
+    found = tuple(sorted(rank for rank, share in shares.items() if share * RATIO_MIN <= usual))
+    return found if len(found) * 2 <= len(shares) else ()
+
+
+def _compared(ranks: Mapping[int, RankEvidence], found: tuple[int, ...]) -> str:
+    if not found:
+        return "no rank differs from the others"
+    own = max(ranks[rank].waiting / ranks[rank].samples for rank in found)
+    usual = median_high(one.waiting / one.samples for one in ranks.values())
+    return (
+        f"the other ranks wait for {named(found)}: in {usual:.0%} of {SURVEY_SECONDS:.0f} s, "
+        f"it in {own:.0%}"
+    )

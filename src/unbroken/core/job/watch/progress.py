@@ -1,6 +1,6 @@
 """Progress of an attempt, by the steps that its ranks report.
 
-Progress is what a restart must not be charged for (`core.job.recovery.budgets`).
+Progress is what a restart must not be charged for (`core.job.recovery.decision`).
 """
 
 from __future__ import annotations
