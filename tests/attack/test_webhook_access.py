@@ -113,6 +113,7 @@ def test_large_deep_and_hostile_bodies_are_refused_and_the_honest_is_answered(
     tmp_path: Path,
 ) -> None:
     large = b'{"request":{"uid":"1","object":{"x":"' + b"a" * BODY_BYTES + b'"}}}'
+    wide = b'{"request":{"uid":"1","object":{"x":[%s]}}}' % b",".join([b"[]"] * (1 << 20))
     deep = f'{{"request":{{"uid":"1","object":{nested(100_000)}}}}}'.encode()
     pattern = {"name": "r", "logPattern": "(?:|){64}(?!)", "faultOnMatch": True}
     frozen = job(runPolicy={"logMonitoringConfiguration": [pattern]})
@@ -120,13 +121,14 @@ def test_large_deep_and_hostile_bodies_are_refused_and_the_honest_is_answered(
     async def check(made: Webhook) -> None:
         await made.post(review(job()))
         before = made.memory()
-        for body, wanted in ((large, 413), (deep, 400), (b"[]", 400), (b"", 400), (b"\xff", 400)):
-            for _ in range(3):
+        for body, wanted in ((large, 413), (b"[]", 400), (b"", 400), (b"\xff", 400)):
+            for _ in range(2):
                 with suppress(aiohttp.ClientError):  # it may close before all is sent
                     status, _ = await made.post(body)
                     assert status == wanted, body[:20]
-        status, answer = await made.post(review(frozen))
-        assert (status, answer["response"]["allowed"]) == (200, False)
+        for refused in (wide, deep, review(frozen)):
+            for answer in await asyncio.gather(*(made.post(refused) for _ in range(2))):
+                assert (answer[0], answer[1]["response"]["allowed"]) == (200, False)
         status, answer = await made.post(review(job()))
         assert (status, answer["response"]["allowed"]) == (200, True)
         assert made.memory() - before < 100 << 20

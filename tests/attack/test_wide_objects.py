@@ -7,16 +7,20 @@ names: 28 MB of text for one object, in events, statuses and answers of the webh
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.attack.hostile_objects import nested
 from tests.operator.conftest import job
 from tests.train_jobs import RUNTIME, patch, train_job
 from unbroken.core.auto_resume import Say
 from unbroken.core.train_jobs import ResultPod, TrainJobPicture, WriteResult, orders_for
+from unbroken.kube.bounds import COMMAS_MAX, DEPTH_MAX, OBJECT_BYTES_MAX, excess
+from unbroken.local.admissions import admit_job
 from unbroken.operator.webhook.review import answered, asked, judged
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.problems import PROBLEMS_MAX, Report
@@ -125,7 +129,7 @@ def test_the_answer_about_a_bad_job_is_bounded(place: str) -> None:
     else:
         made["spec"]["replicaSpecs"] = [many()] * 3
     review = {"request": {"uid": "u", "operation": "CREATE", "object": made, "userInfo": {}}}
-    said = asked(review)
+    said = asked(json.dumps(review).encode())
     verdict, _ = judged(said)
     assert verdict.problems
     assert len(json.dumps(answered(said, verdict))) < TEXT_MAX
@@ -139,3 +143,58 @@ def test_a_report_keeps_the_first_problems_and_knows_the_places_of_all() -> None
     assert [one.path for one in report.problems] == [f"spec.key{n}" for n in range(PROBLEMS_MAX)]
     assert report.has(f"spec.key{10 * PROBLEMS_MAX - 1}")
     assert len(report.warnings) == PROBLEMS_MAX
+
+
+BEYOND: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: "x" * OBJECT_BYTES_MAX,
+    "commas": lambda: [[]] * (COMMAS_MAX + 2),
+    "levels": lambda: json.loads("[" * DEPTH_MAX + "]" * DEPTH_MAX),
+}
+
+
+def with_annotations(made: Object, **more: Any) -> Object:
+    """Return the job with other annotations."""
+    changed = copy.deepcopy(made)
+    changed["metadata"]["annotations"] = more
+    return changed
+
+
+def reviewed(made: Object, old: Object | None = None) -> Any:
+    """Return the webhook's verdict on a job, or on a change of one."""
+    request = {"uid": "u", "name": "lm", "object": made, "oldObject": old, "userInfo": {}}
+    question = asked(json.dumps({"request": request}).encode())
+    verdict, _ = judged(question)
+    return answered(question, verdict)["response"]
+
+
+@pytest.mark.parametrize("bound", BEYOND)
+def test_no_job_is_admitted_that_the_operator_would_not_read(bound: str) -> None:
+    beyond = with_annotations(job(), other=BEYOND[bound]())
+    why = excess(json.dumps(beyond).encode())
+    assert why
+    for before in (None, job()):
+        response = reviewed(beyond, before)
+        assert response["allowed"] is False
+        assert why in response["status"]["message"]
+        assert response["status"]["details"]["name"] == "lm"
+    assert [one.message for one in admit_job(beyond).problems] == [why]
+
+
+@pytest.mark.parametrize("bound", BEYOND)
+def test_a_job_that_was_stored_beyond_the_bounds_can_be_changed_and_made_smaller(
+    bound: str,
+) -> None:
+    beyond = with_annotations(job(), other=BEYOND[bound]())
+    assert reviewed(with_annotations(job(), more="1", **beyond["metadata"]["annotations"]), beyond)[
+        "allowed"
+    ]
+    assert reviewed(job(), beyond)["allowed"]
+
+
+@pytest.mark.parametrize("levels", [500, 2_000, 10_000])
+def test_a_job_too_deep_for_any_decoder_is_refused_and_can_be_deleted(levels: int) -> None:
+    deep = f'{{"metadata":{{"name":"lm"}},"spec":{nested(levels)}}}'
+    for old, is_allowed in (("null", False), (json.dumps(job()), False), (deep, True)):
+        text = f'{{"request":{{"uid":"u","name":"lm","object":{deep},"oldObject":{old}}}}}'
+        verdict, _ = judged(asked(text.encode()))
+        assert (not verdict.problems) is is_allowed

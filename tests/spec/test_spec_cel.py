@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -65,7 +66,7 @@ def schema_rules(schema: Any) -> Iterator[str]:
 
 def refused_by_webhook(manifest: Object) -> str:
     """Return the problems that the webhook names; empty if it accepts the job."""
-    verdict, _ = judged(asked({"request": {"uid": "u", "object": manifest}}))
+    verdict, _ = judged(asked(json.dumps({"request": {"uid": "u", "object": manifest}}).encode()))
     return "\n".join(map(str, verdict.problems))
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from unbroken.cli.job.views import read_incidents
 from unbroken.errors import SpecError, WorldError
+from unbroken.kube.bounds import DEPTH_MAX, cut
 from unbroken.kube.errors import NotFound
-from unbroken.kube.nesting import DEPTH_MAX, cut
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD, OwnKind

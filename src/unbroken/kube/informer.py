@@ -24,12 +24,12 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 
 from .backoff import Backoff
+from .bounds import excess
 from .cache import Cache, Change, HasMetadata, Key, changed, key_of
 from .client import KubeClient, Scope
 from .clock import entropy, monotonic, pause, processor
 from .errors import Expired
 from .events import EventRecorder
-from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
 from .postponed import FREE_SECONDS, Postponed
 from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
@@ -57,13 +57,6 @@ SETTLED_SECONDS = 1.0
 T = TypeVar("T", bound=HasMetadata)
 OnChange = Callable[[T | None, T | None], None]
 
-
-OBJECT_BYTES_MAX = 1 << 20
-"""Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it takes
-about ten times that."""
-
-COMMAS_MAX = 64 * 1024
-"""Commas of such an object: they bound the values, whose decoding takes about 30 ms then."""
 
 TURN_SECONDS = 0.02
 """Work in one turn of the loop on objects of a list."""
@@ -295,8 +288,8 @@ class Informer(Generic[T]):
         """Return the object, or why it is left out."""
         content = bytes(raw)
         try:
-            if self._is_open:
-                _require_bounded(content)
+            if self._is_open and (why := excess(content)):
+                raise SpecError(why)
             item: T = decode_object(raw, self._type)
             _require_named(item)
             _forget_managers(item)
@@ -333,15 +326,6 @@ class Informer(Generic[T]):
         if self._events is not None:
             for reference, message in untold:
                 self._events.record(reference, "Warning", REASON, message)
-
-
-def _require_bounded(content: bytes) -> None:
-    if len(content) > OBJECT_BYTES_MAX:
-        raise SpecError(f"has more than {OBJECT_BYTES_MAX} bytes")
-    if content.count(b",") > COMMAS_MAX:
-        raise SpecError(f"has more than {COMMAS_MAX} commas")
-    if is_too_deep(content):
-        raise SpecError(f"is nested more than {DEPTH_MAX} levels deep")
 
 
 def _require_named(item: HasMetadata) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from unbroken.core.logs.rule_config import rule_warnings
+from unbroken.kube.bounds import excess
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
 from unbroken.local.apiserver.schema import structural
+from unbroken.local.apiserver.store import encode
 from unbroken.local.apiserver.validation import rules
 from unbroken.local.apiserver.validation.names import validate_metadata
 from unbroken.local.apiserver.write.defaults import apply_defaults
@@ -27,6 +29,8 @@ POD: Final = next(kind for kind in BUILTINS if kind.resource == "pods")
 
 def admit_job(job: Object) -> Verdict:
     """Check a HyperPodPyTorchJob and the pods that it would make."""
+    if why := excess(encode(job)):
+        return Verdict((Problem("", why, "FieldValueTooLong"),))
     parsed = parse_job(job)
     templates = (
         (f"spec.replicaSpecs[{index}].template", replica.template)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,7 +42,7 @@ def stands(job: Object, type: str) -> Object:
 def review(new: Object, old: Object | None = None) -> Object:
     """Return the response to a review."""
     request: Object = {"uid": "u1", "namespace": "ns", "object": new, "oldObject": old}
-    question = asked({"request": request})
+    question = asked(json.dumps({"request": request}).encode())
     verdict, _ = judged(question)
     response: Object = answered(question, verdict)["response"]
     assert response["uid"] == "u1"
@@ -108,7 +109,7 @@ def test_what_takes_effect_later_or_never_is_warned_of() -> None:
 )
 def test_what_is_no_review_is_told_so(body: object) -> None:
     with pytest.raises(PeerError):
-        asked(body)
+        asked(json.dumps(body).encode())
 
 
 # --- certificates

@@ -5,7 +5,6 @@ The user's template takes precedence; docs/design/training-jobs.md lists the add
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,9 +161,12 @@ def build_pod(
     it, the node has recovered.
     """
     replica = next(one for one in spec.replica_specs if one.name == order.replica_spec)
-    template = copy.deepcopy(dict(replica.template))
-    given = template.get("metadata") or {}
-    pod: Object = dict(template.get("spec") or {})
+    given = replica.template.get("metadata") or {}
+    # Copied as far as it is changed here: a copy of 1 MiB takes 60 ms, and a job has many pods.
+    pod: Object = dict(replica.template.get("spec") or {})
+    for kind in ("initContainers", "containers"):
+        if kind in pod:
+            pod[kind] = [dict(container) for container in pod[kind] or ()]
     pod.setdefault("restartPolicy", "Always")
     if not pod.get("serviceAccountName") and not pod.get("serviceAccount"):
         # The agent sends nothing to Kubernetes; a named service account is the user's wish.
@@ -276,8 +278,8 @@ def _shun(pod: Object, nodes: Collection[NodeName]) -> None:
 
 
 def _node_affinity(pod: Object) -> Object:
-    affinity = pod["affinity"] = pod.get("affinity") or {}
-    result: Object = affinity.get("nodeAffinity") or {}
+    affinity = pod["affinity"] = dict(pod.get("affinity") or {})
+    result: Object = dict(affinity.get("nodeAffinity") or {})
     affinity["nodeAffinity"] = result
     return result
 

@@ -10,9 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from unbroken.core.job.record.conditions import ENDS, current_condition
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
+from unbroken.foreign_numbers import whole_number
+from unbroken.kube.bounds import cut, excess
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import Parsed, parse_job
 from unbroken.spec.job.queues import queue_of
@@ -36,19 +40,56 @@ class Asked:
     old: Mapping[str, Any] | None = None
     user: Mapping[str, Any] = field(default_factory=dict)
     """The user of the request, as in a SubjectAccessReview."""
+    unread: Verdict | None = None
+    """The verdict on a job beyond the bounds, of which `job` has the name alone."""
 
 
-def asked(review: Any) -> Asked:
+class _Request(msgspec.Struct):
+    uid: str
+    object: msgspec.Raw
+    """Undecoded: it may be larger than is read."""
+    oldObject: msgspec.Raw = msgspec.Raw(b"null")
+    name: str | None = None
+    namespace: str | None = None
+    userInfo: Any = None
+
+
+class _Review(msgspec.Struct):
+    request: _Request
+
+
+def _request(body: bytes) -> _Request:
+    try:
+        return msgspec.json.decode(body, type=_Review).request
+    except RecursionError:  # No decoder skips what is so deep.
+        text, pieces = cut(body, 2)
+        request = msgspec.json.decode(text, type=_Review).request
+        for name in ("object", "oldObject"):
+            given = bytes(getattr(request, name)).decode("ascii", "replace")
+            number = whole_number(given, 0, len(pieces) - 1)
+            if number is not None:
+                setattr(request, name, msgspec.Raw(pieces[number]))
+        return request
+
+
+def asked(body: bytes) -> Asked:
     """Read the body of a review. Raises PeerError for anything but a review of a job."""
-    request = review.get("request") if isinstance(review, Mapping) else None
-    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
-        raise PeerError("the body is no AdmissionReview with a request")
-    job, old = request.get("object"), request.get("oldObject")
+    try:
+        request = _request(body)
+        user, namespace = _user(request.userInfo), request.namespace or "default"
+        is_read = not excess(bytes(request.oldObject))
+        if why := excess(bytes(request.object)):
+            # A job that was stored before this webhook existed may be changed, and deleted.
+            problems = (Problem("", why, "FieldValueTooLong"),) if is_read else ()
+            job = {"metadata": {"name": request.name}}
+            return Asked(request.uid, namespace, job, None, user, Verdict(problems))
+        job = msgspec.json.decode(request.object)
+        old = msgspec.json.decode(request.oldObject) if is_read else None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"the body is no review of a job: {str(error)[:300]}") from error
     if not isinstance(job, Mapping):
         raise PeerError("the request has no object; only CREATE and UPDATE are answered")
-    namespace = str(request.get("namespace") or "default")
-    before = old if isinstance(old, Mapping) else None
-    return Asked(request["uid"], namespace, job, before, _user(request.get("userInfo")))
+    return Asked(request.uid, namespace, job, old if isinstance(old, Mapping) else None, user)
 
 
 def _user(found: Any) -> dict[str, Any]:
@@ -60,6 +101,8 @@ def _user(found: Any) -> dict[str, Any]:
 
 def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
     """Evaluate the job alone; return the parsed job if its pods are to be tried, too."""
+    if asked.unread is not None:
+        return asked.unread, None
     metadata = asked.job.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
         # Removing a finalizer must always be possible, whatever the job contains.

@@ -66,7 +66,7 @@ def lacks_agent(container: Mapping[str, Any]) -> bool:
     Without an agent each pod would train on its own, all of them into one folder.
     """
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
-    if not container.get("command") or not all(isinstance(word, str) for word in words):
+    if not container.get("command"):
         return False
     name, rest = words[0].rpartition("/")[2], [word for word in words[1:] if word != "-u"]
     is_module = PYTHON.fullmatch(name) is not None and rest[:1] == ["-m"]
@@ -130,12 +130,7 @@ def check_launches(spec: JobSpec, report: Report) -> None:
 
 
 def _check(container: Mapping[str, Any], place: str, report: Report) -> None:
-    words: list[Any] = []
-    for part in (container.get("command") or (), container.get("args") or ()):
-        if not isinstance(part, list | tuple) or not all(isinstance(word, str) for word in part):
-            report.invalid(place, part, "must be a list of texts, as args must be")
-            return
-        words += part
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
     try:
         # Without a command the image's entry point runs, whose words are not known.
         read_launch(words if container.get("command") else ())

@@ -18,6 +18,9 @@ from .types import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 PODS_MAX = 50_000
 """Most pods of a job, spares included: four times the largest job that is tested.  The operator
 keeps some 30 kB of each pod, and its memory must not depend on what a user writes (judgement)."""
+TEMPLATES_MAX = 256 << 20
+"""Most characters of the templates of a job's pods together.  Without it, a job of 1 MiB with
+50,000 pods costs the operator an hour to make them, and some six times their size in memory."""
 PORT_MAX = 65_535
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_LENGTH = 63
@@ -27,11 +30,17 @@ NPROC_WORDS = ("auto", "cpu", "gpu")
 NOT_NPROC = "must be auto, cpu, gpu or a whole number of at least 1"
 NO_REPLICAS = "at least one replica must train: set replicas"
 TOO_MANY_PODS = f"a job has at most {PODS_MAX} pods, spares included"
+TOO_LARGE = f"the templates of all pods have at most {TEMPLATES_MAX >> 20} MiB together"
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
-POD_LISTS = ("volumes", "tolerations", "topologySpreadConstraints")
+POD_LISTS = ("initContainers", "volumes", "tolerations", "topologySpreadConstraints")
 POD_OBJECTS = ("affinity", "nodeSelector")
 POD_AFFINITIES = ("podAffinity", "podAntiAffinity")
+REQUIRED, PREFERRED = (
+    f"{name}DuringSchedulingIgnoredDuringExecution" for name in ("required", "preferred")
+)
 CONTAINER_LISTS = ("env", "ports", "volumeMounts")
+CONTAINER_OBJECTS = ("resources", "securityContext")
+CONTAINER_TEXTS = ("command", "args")
 """Parts of a template that the operator reads or adds to."""
 NO_ELASTIC = "elastic jobs are not supported yet; remove "
 
@@ -55,10 +64,18 @@ def check_spec(spec: JobSpec, report: Report) -> JobSpec:
     pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
     if pods > PODS_MAX:
         report.invalid("spec.replicaSpecs", pods, TOO_MANY_PODS)
+    elif pods > TEMPLATES_MAX >> 20 and (size := _templates_size(spec)) > TEMPLATES_MAX:
+        report.invalid("spec.replicaSpecs", f"{size >> 20} MiB", TOO_LARGE)
     if spec.elastic_policy is not None:
         _check_elastic(spec.elastic_policy, report)
         report.forbidden("spec.elasticPolicy", f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas")
     return replace(spec, run_policy=_check_run_policy(spec.run_policy, report))
+
+
+def _templates_size(spec: JobSpec) -> int:
+    """Return the characters of the templates of all pods; no job has more than 1 MiB itself."""
+    replicas = spec.replica_specs
+    return sum(len(str(one.template)) * (one.replicas + one.spares) for one in replicas)
 
 
 def _check_replicas(replica: ReplicaSpec, path: str, report: Report, *, is_elastic: bool) -> None:
@@ -111,20 +128,22 @@ def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:
     if isinstance(affinity, Mapping):
         path = f"{path}.affinity"
         _check_shape(affinity, path, (), ("nodeAffinity", *POD_AFFINITIES), report)
+        if isinstance(by_node := affinity.get("nodeAffinity"), Mapping):
+            place = f"{path}.nodeAffinity"
+            _check_shape(by_node, place, (PREFERRED,), (REQUIRED,), report)
+            if isinstance(terms := by_node.get(REQUIRED), Mapping):
+                _check_shape(terms, f"{place}.{REQUIRED}", ("nodeSelectorTerms",), (), report)
         for kind in POD_AFFINITIES:
             if isinstance(rules := affinity.get(kind), Mapping):
                 _check_pod_affinity(rules, f"{path}.{kind}", report)
 
 
 def _check_pod_affinity(rules: Mapping[str, Any], path: str, report: Report) -> None:
-    required, preferred = (
-        f"{name}DuringSchedulingIgnoredDuringExecution" for name in ("required", "preferred")
-    )
-    _check_shape(rules, path, (required, preferred), (), report)
-    wishes = rules.get(preferred)
+    _check_shape(rules, path, (REQUIRED, PREFERRED), (), report)
+    wishes = rules.get(PREFERRED)
     for index, wish in enumerate(wishes if isinstance(wishes, list | tuple) else ()):
         if isinstance(wish, Mapping):
-            _check_shape(wish, f"{path}.{preferred}[{index}]", (), ("podAffinityTerm",), report)
+            _check_shape(wish, f"{path}.{PREFERRED}[{index}]", (), ("podAffinityTerm",), report)
 
 
 def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
@@ -156,7 +175,16 @@ def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
 
 
 def _check_container(container: Mapping[str, Any], path: str, report: Report) -> None:
-    _check_shape(container, path, CONTAINER_LISTS, (), report)
+    _check_shape(container, path, CONTAINER_LISTS, CONTAINER_OBJECTS, report)
+    if isinstance(resources := container.get("resources"), Mapping):
+        _check_shape(resources, f"{path}.resources", (), ("requests", "limits"), report)
+    for key in CONTAINER_TEXTS:
+        words = container.get(key)
+        if words is None or (
+            isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+        ):
+            continue
+        report.invalid(f"{path}.{key}", words, "must be a list of texts")
     env = container.get("env")
     for index, entry in enumerate(env if isinstance(env, list | tuple) else ()):
         if not isinstance(entry, Mapping):

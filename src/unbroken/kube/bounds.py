@@ -1,8 +1,19 @@
-"""Cutting of JSON that is nested too deeply for a recursive decoder, without recursion. Pure."""
+"""Bounds of the objects of a kind without a fixed shape, and cutting of JSON that is nested too
+deeply for a recursive decoder, without recursion. Pure.
+
+The operator reads no object beyond the bounds, and its webhook admits none.
+"""
 
 from __future__ import annotations
 
 import re
+
+OBJECT_BYTES_MAX = 1 << 20
+"""Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it takes
+about ten times that."""
+
+COMMAS_MAX = 64 * 1024
+"""Commas of such an object: they bound the values, whose decoding takes about 30 ms then."""
 
 DEPTH_MAX = 64
 """Levels of an object of a kind without a fixed shape.
@@ -35,6 +46,17 @@ def cut(text: bytes, depth: int) -> tuple[bytes, list[bytes]]:
                 copied = token.end()
             level -= 1
     return b"".join([*kept, text[copied:]]), pieces
+
+
+def excess(content: bytes) -> str:
+    """Return the bound that an object exceeds; empty: none."""
+    if len(content) > OBJECT_BYTES_MAX:
+        return f"has more than {OBJECT_BYTES_MAX} bytes"
+    if content.count(b",") > COMMAS_MAX:
+        return f"has more than {COMMAS_MAX} commas"
+    if is_too_deep(content):
+        return f"is nested more than {DEPTH_MAX} levels deep"
+    return ""
 
 
 def is_too_deep(text: bytes) -> bool:
