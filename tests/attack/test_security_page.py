@@ -22,6 +22,14 @@ def test_each_test_that_the_page_names_is_where_it_says() -> None:
         assert re.search(rf"^(async )?def {name}\(", texts[place], re.MULTILINE), (name, place)
 
 
+def test_each_line_of_what_an_attacker_can_do_has_a_test_or_says_why_not() -> None:
+    section = PAGE.partition("## What each attacker")[2].partition("\n## ")[0]
+    cells = [line.split("|")[-2].strip() for line in section.splitlines() if line[:2] == "| "]
+    shown = [cell for cell in cells if cell != "test"]
+    assert len(shown) > 40
+    assert all(NAMED.search(cell) or cell.startswith(("Not tested: ", "Seen: ")) for cell in shown)
+
+
 def test_each_module_that_the_page_names_exists() -> None:
     section = PAGE.partition("## Findings")[2].partition("\n## ")[0]
     files = FILE.findall(section)

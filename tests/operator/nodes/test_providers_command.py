@@ -157,6 +157,7 @@ def test_output_without_end_is_not_kept(call: Call) -> None:
 CODE = (
     *("1; touch owned", "$(touch owned)", "`touch owned`", "1\ntouch owned", "a && touch owned"),
     *("-rf", "--host=other", "a b", "'", "\0", "\ud800", "\xe4", "~root", "x" * 2000),
+    *("aws:///a/../../etc", "a..b"),
 )
 
 

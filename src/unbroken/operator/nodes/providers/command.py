@@ -40,9 +40,10 @@ PASSES_MAX = 100
 TEXT_MAX = 300
 REPLACEMENT = "replacement="
 NAMES = ("node", "action", "provider_id", "boot_id", "order_id")
-PLAIN = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9:/._@+=,%-]{0,1000})?")
-"""Values that a command is given.  Provider and boot IDs are what a kubelet says, and a word of the
-command may be a shell's script: other values could be code, options, or no words at all."""
+PLAIN = re.compile(r"(?:(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9:/._@+=,%-]{0,1000})?")
+"""Values that a command is given, of which none leads out of a folder.  Provider and boot IDs are
+what a kubelet says, and a word of the command may be a shell's script: other values could be code,
+options, paths elsewhere, or no words at all."""
 MARK = "UNBROKEN_REPAIR_CALL"
 """In the environment of all that a call starts, by which it is found however it has left."""
 
@@ -103,7 +104,8 @@ class CommandProvider:
             if not PLAIN.fullmatch(value):
                 text = (
                     f"{name} of node {order.node} is {value[:SHOWN_CHARACTERS]!r}: a command is "
-                    "given letters, digits and :/._@+=,%- only, beginning with a letter or digit"
+                    "given letters, digits and :/._@+=,%- only, beginning with a letter or digit, "
+                    "and without .."
                 )
                 return OrderStatus(Answer.FAILED, text)
         words = [word.format(**told) for word in self._words]
