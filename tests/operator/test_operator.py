@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -144,6 +145,45 @@ async def test_a_strangers_pod_of_the_name_is_waited_for(place: Any) -> None:
         assert mine["metadata"]["uid"] == made["metadata"]["uid"]
         await here.delete(f"{PODS}/lm-pods-0", gracePeriodSeconds=0)
         await here.until(f"{PODS}/lm-pods-0", lambda pod: pod["metadata"]["labels"]["HPJob"])
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["operator runs", "operator is away"])
+async def test_a_job_created_again_waits_for_the_names_of_pods_that_still_end(
+    place: Any, is_away: bool
+) -> None:
+    held, free = {"metadata": {"finalizers": ["test/ends"]}}, {"metadata": {"finalizers": None}}
+    names = ("lm-pods-0", "lm-pods-1")
+    async with place() as here, AsyncExitStack() as first:
+        await first.enter_async_context(here.operator())
+        await here.post(JOBS, job())
+        before = pods(await here.until(PODS, lambda listed: len(listed["items"]) == 2))
+        old = await secret(here)
+        for name in names:
+            await here.merge(f"{PODS}/{name}", held)
+        if is_away:
+            await first.aclose()
+        await here.delete(f"{JOBS}/lm")
+        for name in names:
+            await here.delete(f"{PODS}/{name}")
+        again = await here.post(JOBS, job())
+        if is_away:
+            await first.enter_async_context(here.operator())
+        await here.until(f"{JOBS}/lm", conditions)
+        await here.merge(f"{PODS}/lm-pods-1", free)
+        uid = again["metadata"]["uid"]
+        await here.until(f"{PODS}/lm-pods-1", lambda pod: owner(pod) == uid)
+        kept = await here.get(f"{PODS}/lm-pods-0")
+        assert kept["metadata"]["uid"] == before["lm-pods-0"]
+        assert list(conditions(await here.get(f"{JOBS}/lm"))) == ["Created"]
+        await here.merge(f"{PODS}/lm-pods-0", free)
+        await here.until(f"{PODS}/lm-pods-0", lambda pod: owner(pod) == uid)
+        assert not before.items() & pods(await here.get(PODS)).items()
+        assert await secret(here) != old
+
+
+def owner(pod: Object) -> str:
+    """Uid of the job of a pod."""
+    return str(pod["metadata"]["ownerReferences"][0]["uid"])
 
 
 async def test_a_bad_change_is_told_and_not_taken(place: Any) -> None:

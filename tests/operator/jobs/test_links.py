@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.agent.test_agent_proofs import Plain
-from tests.watching import until
+from tests.watching import running, until
 from unbroken.agent_http.client import LinkResources
 from unbroken.agent_http.identity import Proofs
 from unbroken.core.job.events import (
@@ -24,14 +24,17 @@ from unbroken.core.job.events import (
 from unbroken.core.job.obstacles import AGENT_SHARED
 from unbroken.operator.jobs.agent_memory import AgentMemory
 from unbroken.operator.jobs.links import AgentLinks, StockAgents, StockHolders
+from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.jobs.views import AgentPlace
 
 
 class Job:
     """The links of one job, which has one pod at the address of the agent."""
 
-    def __init__(self, name: str, tasks: asyncio.TaskGroup, holders: StockHolders) -> None:
-        self.uid = PodUid(f"uid-of-{name}")
+    def __init__(
+        self, name: str, tasks: asyncio.TaskGroup, holders: StockHolders, uid: str = ""
+    ) -> None:
+        self.uid = PodUid(f"uid-of-{uid or name}")
         self.events: list[JobEvent] = []
         self.unproven = 0
         self.links = AgentLinks(
@@ -41,7 +44,7 @@ class Job:
             tasks,
             AgentMemory(lambda: None),
             LinkResources(on_unproven=self._count),
-            StockAgents(holders, f"team/{name}"),
+            StockAgents(holders, JobIdentity("team", name, uid or name)),
         )
 
     def _count(self) -> None:
@@ -77,9 +80,32 @@ async def test_an_agent_of_another_job_is_neither_heard_nor_commanded(leaves: st
             one.links.drop(one.uid)
         else:
             agent.initialized = "2027-01-01T00:00:00.000000+00:00"
-            await until(lambda: len(holders) == 1 and agent.initialized in str(holders), bool)
+            await until(lambda: agent.initialized in str(holders))
             one.links.drop(one.uid)
         await until(two.has(AgentReported), bool)
-        assert list(holders.values()) == [(two.uid, "team/two")]
+        assert one.uid not in str(holders)
         two.links.drop(two.uid)
-        assert holders == {}
+        assert holders == StockHolders()
+
+
+async def test_a_job_created_again_does_not_take_the_agents_of_pods_that_still_end() -> None:
+    agent, holders, made = Plain(404), StockHolders(), list[Job]()
+
+    async def run(port: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            made.append(Job("lm", tasks, holders, "old"))
+            made[0].follow(port)
+            await asyncio.Event().wait()
+
+    async with agent.served() as port, asyncio.TaskGroup() as tasks:
+        async with running(run(port)):
+            await until(lambda: made and made[0].has(AgentReported)())
+        new = Job("lm", tasks, holders, "new")
+        new.follow(port)
+        await until(new.has(PodHeld))
+        text = f"the agent of a pod of the earlier job team/lm answers at its port {port}"
+        assert set(new.events) == {PodHeld(new.uid, AGENT_SHARED, text)}
+        holders.release(made[0].uid)
+        await until(new.has(AgentReported))
+        new.links.drop(new.uid)
+    assert holders == StockHolders()

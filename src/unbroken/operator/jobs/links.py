@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unbroken.agent_http.client import AgentLink, LinkResources, heartbeat_seconds
 from unbroken.agent_http.identity import Identity, Proofs
@@ -26,6 +26,7 @@ from unbroken.wire.agent import AgentReport, ToAgent
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .agent_memory import AgentMemory, bare, weigh_report
+from .pods import JobIdentity
 from .views import AgentPlace
 
 
@@ -44,7 +45,32 @@ class _Held:
     """The same report as passed to the job."""
 
 
-StockHolders = dict[tuple[str, str], tuple[PodUid, str]]
+@dataclass(slots=True)
+class StockHolders:
+    """The pod that each of HyperPod's own agents serves, of all jobs.
+
+    A pod holds its agent until it is gone, also when its job is deleted before: a new job of the
+    same name must not take the agents of the old one.
+    """
+
+    _holders: dict[tuple[str, str], tuple[PodUid, JobIdentity]] = field(default_factory=dict)
+    """The first pod at whose address an agent answered, and its job."""
+    _agents: dict[PodUid, tuple[str, str]] = field(default_factory=dict)
+
+    def job(self, address: str, agent_id: str, uid: PodUid, job: JobIdentity) -> JobIdentity:
+        """Return the job that the agent serves: that of this pod, unless another one has it."""
+        agent = _agent_key(address, agent_id)
+        if agent not in self._holders:
+            self.release(uid)
+            self._holders[agent] = (uid, job)
+            self._agents[uid] = agent
+        return self._holders[agent][1]
+
+    def release(self, uid: PodUid) -> None:
+        """Note that the pod is gone, or served by its agent no longer."""
+        agent = self._agents.pop(uid, None)
+        if agent is not None:
+            del self._holders[agent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +82,15 @@ class StockAgents:
     """
 
     holders: StockHolders
-    """The first pod at whose address an agent answered, and its job; of all jobs."""
-    job: str
+    own: JobIdentity
 
     def other_job(self, address: str, agent_id: str, uid: PodUid) -> str:
-        """Return the other job whose pod the agent serves; empty: it may serve this pod."""
-        _, job = self.holders.setdefault(_agent_key(address, agent_id), (uid, self.job))
-        return "" if job == self.job else job
-
-    def release(self, address: str, agent_id: str, uid: PodUid) -> None:
-        """Note that the pod is served by this agent no longer."""
-        key = _agent_key(address, agent_id)
-        if self.holders.get(key, ("", ""))[0] == uid:
-            del self.holders[key]
+        """Name the other job whose pod the agent serves; empty: it may serve this pod."""
+        job, own = self.holders.job(address, agent_id, uid, self.own), self.own
+        if job.uid == own.uid:
+            return ""
+        is_earlier = (job.namespace, job.name) == (own.namespace, own.name)
+        return f"{'the earlier job' if is_earlier else 'job'} {job.namespace}/{job.name}"
 
 
 def _agent_key(address: str, agent_id: str) -> tuple[str, str]:
@@ -119,7 +141,7 @@ class AgentLinks:
         held = self._held.pop(uid, None)
         if held is not None:
             held.task.cancel()
-            self._stock_agents.release(held.address, held.stock_id, uid)
+            self._stock_agents.holders.release(uid)
             self._memory.drop(uid)
 
     def counts(self) -> tuple[int, int]:
@@ -180,11 +202,11 @@ class AgentLinks:
         if not is_stock(report):
             return False
         if held.stock_id != report.agent_id:
-            self._stock_agents.release(held.address, held.stock_id, uid)
+            self._stock_agents.holders.release(uid)
             held.stock_id = ""
         job = self._stock_agents.other_job(held.address, report.agent_id, uid)
         if job:
-            text = f"the agent of a pod of job {job} answers at its port {held.place.port}"
+            text = f"the agent of a pod of {job} answers at its port {held.place.port}"
             self._receive(PodHeld(uid, AGENT_SHARED, text))
             return True
         held.stock_id = report.agent_id

@@ -16,6 +16,7 @@ from unbroken.core.job.events import (
     NodeName,
     NodeSeen,
     NodeView,
+    PodUid,
     Synced,
 )
 from unbroken.core.job.kueue import Gate
@@ -161,6 +162,8 @@ class Operator:
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = changed(old, new)
+        if new is None and pod.metadata is not None:
+            self._shared.stock_agents.release(PodUid(pod.metadata.uid or ""))
         key = job_of(pod, HYPERPOD_JOB)
         runner = self._runners.get(key) if key is not None else None
         if runner is not None and is_owned(pod, runner.job.uid):

@@ -130,8 +130,8 @@ class JobResources:
     """Asked before a job's events are evaluated, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
     """Turns for connecting to agents, of all jobs together."""
-    stock_agents: StockHolders = field(default_factory=dict)
-    """The pod and the job that each of HyperPod's own agents serves (`links.StockAgents`)."""
+    stock_agents: StockHolders = field(default_factory=StockHolders)
+    """The pod that each of HyperPod's own agents serves, of all jobs."""
     is_proof_required: bool = False
     """Refuse agents that offer no proof of their job's key, as HyperPod's own does."""
     dead_seconds: float = 0.0
@@ -259,7 +259,7 @@ class JobRunner:
                 on_stranger=partial(self.complain, NOT_PROVEN),
                 on_unproven=partial(self.complain, UNPROVEN_AGENT, UNPROVEN_TEXT),
             )
-            stock = StockAgents(shared.stock_agents, self.title)
+            stock = StockAgents(shared.stock_agents, self.job)
             links = AgentLinks(
                 self._key, proofs, self.receive, self._tasks, self._memory, resources, stock
             )
