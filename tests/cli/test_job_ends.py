@@ -57,6 +57,8 @@ class Limits:
     signals: tuple[str, ...]
     saves: bool = False
     options: tuple[str, ...] = ()
+    continues: bool = False
+    """The workers are not to end."""
 
 
 TERM = ("SIGTERM",)
@@ -75,6 +77,7 @@ LIMITS = {
         ),
     ],
     ("SIGKILL", "at once"): [Limits(LONG, LONG, ())],
+    ("none", "they continue"): [Limits(SHORT, LONG, (), continues=True)],
 }
 """Jobs that show a row's signal and time until SIGKILL."""
 
@@ -124,9 +127,12 @@ class Job:
         return [pid for one, pid, word in self.words() if one == rank and word == "runs"]
 
     def got(self) -> tuple[str, ...]:
-        """Return the words of the first process of rank 0, when it has ended."""
+        """Return the words of the first process of rank 0, when it has ended if it is to end."""
         first = self.pids(0)[0]
-        wait_until(lambda: not os.path.exists(f"/proc/{first}/exe") or is_zombie(first))
+        if self.limits.continues:
+            assert not is_zombie(first)
+        else:
+            wait_until(lambda: not os.path.exists(f"/proc/{first}/exe") or is_zombie(first))
         return tuple(word for _, pid, word in self.words() if pid == first)[1:]
 
     def kubectl(self, *words: str, stdin: str = "") -> str:
@@ -145,10 +151,13 @@ class Job:
         items: list[Any] = json.loads(found)["items"]
         return items
 
+    def pods(self) -> list[Any]:
+        """Return the pods of the job."""
+        return self.objects("pods", "-l", f"HPJob={self.name}")
+
     def pod(self) -> Any:
         """Return the newest pod of the job."""
-        found = self.objects("pods", "-l", f"HPJob={self.name}")
-        return max(found, key=lambda one: one["metadata"]["creationTimestamp"])
+        return max(self.pods(), key=lambda one: one["metadata"]["creationTimestamp"])
 
     def state(self) -> str:
         """Return the job's state; empty if there is no such job."""
@@ -229,6 +238,18 @@ def lose_a_pods_rank(job: Job) -> None:
     lose_a_rank(job)
 
 
+def resize(job: Job) -> None:
+    job.manifest["spec"]["nprocPerNode"] = "1"
+    replica = job.manifest["spec"]["replicaSpecs"][0]
+    replica["replicas"] = 2
+    job.start()
+    replica["replicas"] = 1
+    job.write()
+    job.kubectl("apply", "-f", str(job.file))
+    about = f"--field-selector=involvedObject.name={job.name},reason=SpecChanged"
+    wait_until(lambda: job.objects("events", about))
+
+
 def with_kubectl(*words: str) -> Callable[[Job], None]:
     def end(job: Job) -> None:
         job.start()
@@ -280,6 +301,7 @@ WAYS: dict[str, tuple[Callable[[Job], None], ...]] = {
     "`unbroken down`": (down,),
     "the lease on the workers has run out": (),  # tests/e2e/test_job_lease.py
     "the agent was killed": (kill_the_agent,),
+    "fewer or more `replicas` in the manifest": (resize,),
 }
 """Functions that end a job, by the phrases of the first column."""
 
@@ -313,8 +335,17 @@ def has_ended(job: Job) -> None:
 
 
 def is_gone(job: Job) -> None:
-    wait_until(lambda: (job.state(), job.objects("pods", "-l", f"HPJob={job.name}")) == ("", []))
+    wait_until(lambda: (job.state(), job.pods()) == ("", []))
     assert len(job.pids(0)) == 1
+
+
+def gets_its_size(job: Job) -> None:
+    assert (len(job.pids(0)), len(job.pids(1)), len(job.pods())) == (1, 1, 2)
+    job.cli.call("suspend", job.name)
+    wait_until(job.state, lambda state: state == "Suspended")
+    job.cli.call("resume", job.name)
+    wait_until(lambda: len(job.pids(0)) == 2)
+    assert (len(job.pids(1)), len(job.pods())) == (1, 1)
 
 
 def comes_back(job: Job) -> None:
@@ -331,6 +362,7 @@ NEXT = {
     "a new pod, and a new attempt": runs_in_a_new_pod,
     "the job stays for the next `unbroken up`": comes_back,
     "a new attempt elsewhere": runs_in_a_new_pod,
+    "the new size begins with `unbroken suspend` and `unbroken resume`": gets_its_size,
 }
 
 
