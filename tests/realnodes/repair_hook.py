@@ -2,7 +2,8 @@
 
     repair_hook.py ROOM NODE ACTION ORDER_ID
 
-Does an order once, however often it is called, as docs/guide/node-repair.md asks.
+Does an order once, however often it is called, as docs/guide/node-repair.md asks. A replaced
+machine's Node is deleted with it, unless the room has the file `keeps-nodes`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.realnodes import machines
 
+KEEPS_NODES = "keeps-nodes"
 MARK = "UNBROKEN_REPAIR_CALL"
 """Variable whose holders are killed when the call is over; a machine must outlive it."""
 
@@ -43,9 +45,10 @@ def _carry_out(room: Path, node: str, action: str) -> str:
     if action != "replace":
         machines.switch_on(room, node, machines.number_of(room, node))
         return ""
-    # The machine goes for good, with all that it has kept, and its node with it.
-    kubectl = ["kubectl", f"--kubeconfig={room / 'kubeconfig'}", "delete", "node", node]
-    subprocess.run(kubectl, check=True, stdout=subprocess.DEVNULL)
+    # The machine goes for good, with all that it has kept.
+    if not (room / KEEPS_NODES).exists():
+        kubectl = ["kubectl", f"--kubeconfig={room / 'kubeconfig'}", "delete", "node", node]
+        subprocess.run(kubectl, check=True, stdout=subprocess.DEVNULL)
     number = machines.next_number(room)
     machines.discard(room, node)
     machines.switch_on(room, f"n{number}", number)

@@ -202,8 +202,11 @@ class Controllers:
                 elif is_true(job, "Failed"):
                     await self._condition(f"jobsets/{found['metadata']['name']}", "Failed")
                 elif job["metadata"]["annotations"][SUSPENDED] != suspended:
-                    body = {"metadata": {"annotations": {SUSPENDED: suspended}}}
-                    await self._do("PATCH", f"jobs/{name}", body)
+                    await self._do("PATCH", f"jobs/{name}", self._suspension(suspended))
+
+    def _suspension(self, suspended: str) -> Object:
+        """Return the patch that suspends a Job, or lets it run."""
+        return {"metadata": {"annotations": {SUSPENDED: suspended}}}
 
     def _new_job(self, found: Object, replicated: Object, name: str) -> Object:
         labels = {JOB_SET.pod_label: found["metadata"]["name"]}
