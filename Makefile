@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env demo-ray
+.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env frameworks-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -42,7 +42,7 @@ test-kube: setup
 	@$(RUN_TIER) kube
 	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" $(if $(ALL),$(JOB_PATH),tests/e2e/test_job_workers.py)
 
-# Ray, in an environment of its own (`make ray-env`).
+# Ray, and frameworks of training, in environments of their own (`make ray-env frameworks-env`).
 test-frameworks: setup
 	@$(BIN)/python -m pytest --complete --tier frameworks
 
@@ -144,6 +144,16 @@ $(RAY_ENV)/.with-torch:
 	@$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
 	@$(RAY_ENV)/bin/pip install --quiet --disable-pip-version-check "ray[default,train]==2.60.*" "lightning==2.6.*" \
 	    2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
+
+# Hugging Face Trainer, Accelerate and Lightning in an environment of their own (1.5 GB), all versions fixed.
+FRAMEWORKS_ENV ?= .frameworks-env
+frameworks-env: $(FRAMEWORKS_ENV)/.done
+
+$(FRAMEWORKS_ENV)/.done: tools/frameworks-requirements.txt
+	@echo "installing frameworks of training in $(FRAMEWORKS_ENV) (once, some minutes) ..."
+	@$(PYTHON) -m venv $(FRAMEWORKS_ENV)
+	@$(FRAMEWORKS_ENV)/bin/pip install --quiet --disable-pip-version-check --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
 	@touch $@
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.

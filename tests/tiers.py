@@ -9,7 +9,7 @@ A test belongs to exactly one tier. `tier_of` decides by its markers and its fol
 | kube | make test-kube | a real control plane |
 | clients | make test-clients | programs of others, and the commands of the documents |
 | attack | make test-attack | floods and long fuzzing |
-| frameworks | make test-frameworks | Ray in an environment of its own |
+| frameworks | make test-frameworks | Ray, Trainers and Accelerate in environments of their own |
 | nodes | make test-nodes | real kubelets and containers |
 | gpu | make test-gpu | GPUs of this machine |
 
@@ -41,6 +41,9 @@ FOLDERS = {
 DECISIVE_MARKERS = ("frameworks", "clients")
 """Markers that decide the tier wherever the test is."""
 ROOT = Path(__file__).parents[1]
+FRAMEWORKS_ENV = Path(
+    os.environ.get("UNBROKEN_FRAMEWORKS_ENV") or ROOT / ".frameworks-env"
+).absolute()
 CONTROL_PLANE = {"etcd": "etcd-server", "zstd": "zstd", "openssl": "openssl"}
 REAL_NODES = {
     **CONTROL_PLANE,
@@ -119,10 +122,13 @@ def _clients() -> str | None:
     return None
 
 
-def _ray() -> str | None:
+def _frameworks() -> str | None:
     given = os.environ.get("UNBROKEN_RAY_ENV") or ROOT / ".ray-env"
     if not (Path(given) / "bin/ray").exists():
         return f"make test-frameworks needs Ray in {given}: make ray-env, or set UNBROKEN_RAY_ENV"
+    if not (FRAMEWORKS_ENV / "bin/accelerate").exists():
+        what = f"make test-frameworks needs Trainers and Accelerate in {FRAMEWORKS_ENV}"
+        return f"{what}: make frameworks-env, or set UNBROKEN_FRAMEWORKS_ENV"
     return None
 
 
@@ -136,6 +142,6 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "kube": _control_plane,
     "nodes": _root_and_control_plane,
     "clients": _clients,
-    "frameworks": _ray,
+    "frameworks": _frameworks,
     "gpu": _gpu,
 }

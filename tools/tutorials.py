@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
@@ -113,11 +114,16 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PATH": path, "VIRTUAL_ENV": sys.prefix}
 
 
-def run(page: str, home: Path) -> Iterator[tuple[Step, str]]:
-    """Type the commands of a page in a folder of `home`; each with what it printed."""
+def run(
+    page: str, home: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Step, str]]:
+    """Type the commands of a page in a folder of `home`; each with what it printed.
+
+    `more` are variables in addition to those of `environment`, or in their place.
+    """
     folder = home / "tutorial"
     folder.mkdir(parents=True)
-    variables, exports = environment(home), list[str]()
+    variables, exports = {**environment(home), **more}, list[str]()
     try:
         for step in steps(page):
             if step.title:

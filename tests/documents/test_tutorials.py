@@ -10,12 +10,15 @@ import pytest
 import yaml
 
 from tests.deploy.charts import tool
+from tests.tiers import FRAMEWORKS_ENV
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorials"
 tutorials = tool("tutorials")
 NOT_TYPED = ("ray",)
 """Pages whose commands need a download of 1.6 GB; tests/e2e/test_ray.py does what they do."""
+FRAMEWORKS = ("hugging-face",)
+"""Pages that need the environment of `make frameworks-env`."""
 IN_CI = ("first-job",)
 """The others take a minute each, or import torch."""
 TYPED = [
@@ -23,7 +26,8 @@ TYPED = [
         page,
         id=page.stem,
         marks=[pytest.mark.slow, pytest.mark.timeout(600)]
-        + ([] if page.stem in IN_CI else [pytest.mark.heavy]),
+        + ([] if page.stem in IN_CI else [pytest.mark.heavy])
+        + ([pytest.mark.frameworks] if page.stem in FRAMEWORKS else []),
     )
     for page in sorted(PAGES.glob("*.md"))
     if page.stem not in NOT_TYPED
@@ -55,13 +59,15 @@ def test_a_tutorial_shows_what_its_commands_print(page: Path, tmp_path: Path) ->
         pytest.importorskip("torch")
     if page.stem == "kubernetes" and shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed (Debian's package kubernetes-client)")
-    for step, printed in tutorials.run(page.read_text(), tmp_path):
+    active = {"VIRTUAL_ENV": str(FRAMEWORKS_ENV), "PYTHONPATH": str(ROOT / "src")}
+    variables = active if page.stem in FRAMEWORKS else {}
+    for step, printed in tutorials.run(page.read_text(), tmp_path, variables):
         assert tutorials.differences(step, printed) == [], f"$ {step.command}\n{printed}"
 
 
 def test_every_tutorial_has_commands_and_every_fence_is_run_or_says_why_not() -> None:
     pages = sorted(PAGES.glob("*.md"))
-    assert len(pages) == 6
+    assert len(pages) == 7
     for page in pages:
         found = list(tutorials.steps(page.read_text()))
         assert (page.stem in NOT_TYPED) == (sum(bool(step.command) for step in found) < 6)

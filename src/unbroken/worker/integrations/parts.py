@@ -1,0 +1,46 @@
+"""What the adapters share: parts of a snapshot that a framework makes late, and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unbroken.errors import SpecError
+
+
+class Late:
+    """A part of a snapshot whose object is made after the state has been restored.
+
+    Frameworks make optimizers inside of their training loop. Until `bind` gives the object, a
+    restored state waits here.
+    """
+
+    def __init__(self) -> None:
+        self._object: Any = None
+        self._state: Any = None
+
+    def state_dict(self) -> Any:
+        """Return the state of the object; empty before there is one."""
+        return {} if self._object is None else self._object.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Keep the state for the object."""
+        self._state = state
+
+    def take(self) -> Any:
+        """Return the restored state, which is then no longer kept here."""
+        state, self._state = self._state, None
+        return state
+
+    def bind(self, made: Any, is_wanted: bool = True) -> None:
+        """Take the object; give it the restored state if there is one and it is wanted."""
+        state, self._object = self.take(), made
+        if state is not None and is_wanted:
+            made.load_state_dict(state)
+
+
+def missing(module: str, package: str, error: ImportError) -> SpecError:
+    """Return the error of an adapter whose framework cannot be imported."""
+    return SpecError(
+        f"unbroken.worker.integrations.{module} needs the package {package}, which cannot be "
+        f"imported ({error}): pip install '{package}'"
+    )
