@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from tests.e2e.clusters import UNBROKEN
 from tests.operator.conftest import NUMBERS, job
 from tests.operator.trained_jobs import until
 from tests.watching import PATIENCE_SECONDS
+from unbroken.kube.bounds import COMMAS_MAX
+from unbroken.local.node.processes.supervisor import descendants
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 
@@ -29,13 +33,15 @@ CONFIGURATION = "validatingwebhookconfiguration/unbroken-jobs"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asking:
     """kubectl in a namespace of its own, while an operator serves the webhook."""
 
     cluster: Cluster
     program: str
     namespace: str
+    operator: int = 0
+    """Pid of the operator."""
 
     def kubectl(self, *words: str, given: Object | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl; return the result, whatever the exit code."""
@@ -93,6 +99,7 @@ def asking(
             stdout=output,
             stderr=output,
         )
+    found.operator = process.pid
     try:
         found.done("wait", "--for=create", CONFIGURATION, "--timeout=60s")
         until(found.refuses, "the webhook is asked")
@@ -123,6 +130,39 @@ def test_a_template_that_makes_no_pod_is_refused_in_the_api_servers_words(asking
     assert f"{place}: Invalid value" in told.stderr
     pod["containers"][0]["resources"] = {"limits": "all"}
     assert "spec.replicaSpecs[0].template" in asking.apply(made).stderr
+
+
+def test_a_job_that_the_operator_would_not_read_is_refused(asking: Asking) -> None:
+    wide, deep = (copy.deepcopy(job(name)) for name in ("wide", "deep"))
+    wide["spec"]["replicaSpecs"][0]["template"]["spec"]["x"] = ["a"] * COMMAS_MAX
+    inner = deep["spec"]["replicaSpecs"][0]["template"]["spec"]
+    for _ in range(100):
+        inner["x"] = inner = {}
+    for made, why in ((wide, "has more than 65536 commas"), (deep, "more than 64 levels deep")):
+        told = asking.kubectl("create", "-f", "-", given=made)
+        assert told.returncode == 1
+        assert why in told.stderr
+
+
+def test_while_the_webhook_hangs_jobs_are_stored_and_the_operator_refuses_them(
+    asking: Asking,
+) -> None:
+    (webhook,) = (
+        pid
+        for pid in descendants(asking.operator)
+        if b"operator.webhook.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(webhook, signal.SIGSTOP)
+    try:
+        asking.done("apply", "-f", "-", given=bad())
+    finally:
+        os.kill(webhook, signal.SIGCONT)
+    wait = ("--for=condition=Failed", "hyperpodpytorchjobs/bad", f"--timeout={PATIENCE_SECONDS}s")
+    asking.done("wait", *wait)
+    found = json.loads(asking.done("get", "hyperpodpytorchjobs", "bad", "-o", "json"))
+    failed = [one for one in found["status"]["conditions"] if one["type"] == "Failed"]
+    assert "spec.nprocPerNode: " in failed[0]["message"]
+    asking.done("delete", "hyperpodpytorchjobs", "bad")
 
 
 def test_warnings_reach_the_user_and_changes_are_judged(asking: Asking) -> None:
