@@ -47,6 +47,46 @@ async def test_a_client_that_leaves_during_its_answer_is_no_error(
     assert [record.getMessage() for record in caplog.records] == []
 
 
+async def test_a_client_that_leaves_within_its_body_is_no_error_and_a_fault_of_ours_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/ours":
+            raise ConnectionResetError("a server that this handler has asked")
+        try:
+            await request.read()
+        finally:
+            ended.set()
+        raise AssertionError("the body is whole")
+
+    app = web.Application()
+    app.router.add_post("/{path}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, Limits(8))
+    (listening,) = await bound("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    connections.listen(listening)
+    head = "POST /{} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.format("ours", 0).encode())
+    assert b" 500 " in await reader.readline()
+    assert len(caplog.records) == 1
+    writer.close()
+    _, half = await asyncio.open_connection("127.0.0.1", port)
+    half.write(head.format("theirs", 10).encode() + b"{")
+    await half.drain()
+    half.transport.abort()
+    await ended.wait()
+    connections.close()
+    await runner.cleanup()
+    assert len(caplog.records) == 1
+    caplog.clear()
+
+
 @asynccontextmanager
 async def serving(limits: Limits) -> AsyncIterator[int]:
     """Serve with these bounds; yield the port. What is asked without end is never answered."""

@@ -173,7 +173,10 @@ class _Connection(web.RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a defect of this project, and not what a client did: that could fill the log."""
-        if not isinstance(kw.get("exc_info"), FAULTS_OF_CLIENTS):
+        error = kw.get("exc_info")
+        # aiohttp's own reset is the end of a client that has sent half a body.
+        has_left = isinstance(error, ConnectionResetError) and self.transport is None
+        if not has_left and not isinstance(error, FAULTS_OF_CLIENTS):
             super().log_exception(*args, **kw)
 
     async def finish_response(

@@ -23,6 +23,7 @@ from tests.attack.hostile_objects import JSON, nested
 from tests.attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
 from tests.operator.conftest import job
 from tests.watching import PATIENCE_SECONDS, until
+from unbroken.kube.postponed import NAMESPACE
 from unbroken.operator.webhook.registration import WebhookOptions, configuration
 from unbroken.operator.webhook.server import (
     BODY_BYTES,
@@ -178,6 +179,27 @@ def test_connections_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
             await until(honest, lambda status: status == 200)
 
     served(tmp_path, check, silence_seconds=1.0)
+
+
+def test_refusals_of_one_namespace_and_clients_that_leave_write_few_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = f"POST {SECRET_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode()
+
+    async def check(made: Webhook) -> None:
+        bad = review({**job(), "spec": {}}, namespace="team")
+        for _ in range(3 * NAMESPACE.lines_a_minute):
+            assert not (await made.post(bad))[1]["response"]["allowed"]
+            _, writer = await made.open()
+            writer.write(head)
+            await writer.drain()
+            writer.transport.abort()
+        assert (await made.post(review(job())))[0] == 200
+
+    served(tmp_path, check)
+    lines = capfd.readouterr().err.splitlines()
+    assert 1 <= len([line for line in lines if "job refused" in line]) <= NAMESPACE.lines_a_minute
+    assert not [line for line in lines if "Traceback" in line or "ERROR" in line]
 
 
 def test_reviews_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:

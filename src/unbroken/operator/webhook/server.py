@@ -114,12 +114,16 @@ class Reviewer:
             question = asked(body)
             verdict, parsed = judged(question)
         if parsed is not None and not verdict.problems and await self._may_try(question):
-            problems = await self._tried(question.namespace, parsed)
+            problems = await self._tried(question, parsed)
             verdict = Verdict(problems, verdict.warnings)
-        if verdict.problems:
+        if verdict.problems and self._may_log(question):
             paths = ",".join(problem.path for problem in verdict.problems)[:500]
             log.info("job refused", job=_name(question), problem=paths)
         return web.json_response(answered(question, verdict))
+
+    def _may_log(self, question: Asked) -> bool:
+        """Charge a line of the log to the namespace of a review."""
+        return self._client.objects.may_log(question.namespace)
 
     async def _may_try(self, question: Asked) -> bool:
         """True if the user may create these pods; then a trial reveals nothing that is not theirs.
@@ -134,19 +138,22 @@ class Reviewer:
                 said = await self._client.raw("POST", ACCESS_REVIEWS, body={**head, "spec": spec})
             return msgspec.json.decode(said)["status"]["allowed"] is True
         except (TimeoutError, UnbrokenError, msgspec.DecodeError, LookupError, TypeError) as error:
-            log.warning("pods cannot be tried", error=error)
+            if self._may_log(question):
+                log.warning("pods cannot be tried", error=error)
             return False
 
-    async def _tried(self, namespace: str, parsed: Parsed) -> tuple[Problem, ...]:
+    async def _tried(self, question: Asked, parsed: Parsed) -> tuple[Problem, ...]:
         """Try a pod of each template as a dry run; return the problems that the API server
         found."""
-        trials = [self._try(namespace, parsed, n) for n in range(len(parsed.spec.replica_specs))]
+        namespace, count = question.namespace, len(parsed.spec.replica_specs)
+        trials = [self._try(namespace, parsed, number) for number in range(count)]
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
                 result = await asyncio.gather(*trials)
         except (TimeoutError, WorldError, PeerError) as error:
             # The operator will find the rest when it makes the pods.
-            log.warning("pods cannot be tried", error=error)
+            if self._may_log(question):
+                log.warning("pods cannot be tried", error=error)
             return ()
         return tuple(problem for problems in result for problem in problems)
 
