@@ -8,7 +8,7 @@ import time
 
 STEP_SECONDS = 0.1
 """Pause after each step, so that training leaves most of the machine to the launchers."""
-_noted = os.open(os.environ["UNBROKEN_BENCH_STEPS"], os.O_WRONLY | os.O_APPEND)
+_noted = os.open(os.environ["FRAMEWORK_STEPS"], os.O_WRONLY | os.O_APPEND)
 
 
 def made(step: int) -> None:

@@ -388,9 +388,10 @@ def main() -> int:
     except KeyboardInterrupt:
         say("interrupted: what was measured so far")
         status = 130
+    finally:
+        if not options.keep:
+            shutil.rmtree(base, ignore_errors=True)
     print(f"{where}\n\n{table(figures(trials))}")
-    if not options.keep:
-        shutil.rmtree(base, ignore_errors=True)
     return status or int(any(one.seconds is None for one in trials))
 
 

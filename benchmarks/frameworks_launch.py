@@ -104,7 +104,7 @@ class Job:
         """Return the environment of the launcher and its workers."""
         return {
             **os.environ,
-            "UNBROKEN_BENCH_STEPS": str(self.steps_file),
+            "FRAMEWORK_STEPS": str(self.steps_file),
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -160,7 +160,7 @@ class Job:
     def stop(self) -> None:
         """End launchers and workers."""
         end(self.launchers, 15.0)
-        mark = f"UNBROKEN_BENCH_STEPS={self.steps_file}".encode()
+        mark = f"FRAMEWORK_STEPS={self.steps_file}".encode()
         for pid in {one["pid"] for one in self.steps()}:
             with suppress(OSError):
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
