@@ -86,6 +86,22 @@ def test_a_line_without_letters_and_digits_is_of_no_kind(line: str) -> None:
     assert kind_of(line.encode()) is None
 
 
+@pytest.mark.parametrize(
+    ("drawn", "step"),
+    [
+        ("  0%|          | 0/500 [00:00<?, ?it/s]", "  0%|▏  | 1/500 [00:01<08:20,  1.00s/it]"),
+        ("Epoch 0:   0%|     | 0/9 [00:00<?, ?it/s]", "Epoch 0:  11%|█    | 1/9 [00:00<00:03]"),
+        ("0it [00:00, ?it/s]", "1it [00:01,  1.00s/it]"),
+        ("Epoch 0/2 ━━━━ 0/9 0:00:00 • -:--:--", "Epoch 0/2 ╸━━━ 1/9 0:00:01 • 0:00:08"),
+    ],
+)
+def test_a_progress_bar_that_is_only_drawn_shows_no_training(drawn: str, step: str) -> None:
+    assert kind_of(drawn.encode()) is None
+    agent = Agent()
+    agent.run((5, drawn), *((6.0 + n, step) for n in range(20)))
+    assert agent.run((2, drawn), (4, step)) == [(4, 4)]
+
+
 def test_training_resumes_with_the_kind_that_recurred_and_not_with_a_line_of_the_start() -> None:
     agent = Agent()
     agent.run(HELLO, *losses(10, 5))

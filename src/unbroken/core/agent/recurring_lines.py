@@ -2,7 +2,8 @@
 
 A script that reports no steps shows by them that it trains. A line printed once at each start shows
 nothing. Two lines are of one kind if they have the same words in the same order: numbers, units and
-the bars of progress bars do not count.
+the bars of progress bars do not count. A progress bar that knows no rate yet shows nothing either:
+it is drawn when training begins, before the first step.
 
 An agent remembers over attempts which kinds recurred, so the first line of such a kind tells that
 training has resumed. Without that memory a kind must have lasted for as long as the start before
@@ -28,6 +29,8 @@ _SYMBOL = re.compile(rb"\xe2[\x80-\xbf][\x80-\xbf]")
 # Units (s, it, ms, GB) have two letters at most, and change with the number before them.
 _WORD = re.compile(rb"(?<![\w\x80-\xff])[A-Za-z_\x80-\xff]{3,}(?![\w\x80-\xff])")
 _SHOWN = re.compile(rb"[0-9A-Za-z\x80-\xff]")
+# tqdm with and without a total (`[00:00<?, ?it/s]`, `[00:00, ?it/s]`), and rich.
+_NO_RATE = re.compile(rb"<\?, |, \?[A-Za-z]+/s|-:--:--")
 _NUMBER_WORDS = frozenset((b"nan", b"NaN", b"NAN", b"inf", b"Inf", b"INF", b"Infinity"))
 
 
@@ -45,7 +48,12 @@ class _Kind:
 
 
 def kind_of(line: bytes) -> bytes | None:
-    """Return the kind of a line; None: it has neither letters nor digits."""
+    """Return the kind of a line; None: it shows nothing.
+
+    It has neither letters nor digits, or is a progress bar that has only been drawn.
+    """
+    if _NO_RATE.search(line[:LINE_BYTES_READ]):
+        return None
     text = _SYMBOL.sub(b" ", line[:LINE_BYTES_READ])
     words = [word for word in _WORD.findall(text) if word not in _NUMBER_WORDS]
     return b" ".join(words) if words or _SHOWN.search(text) else None
