@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class Trial:
     """Seconds from the kill to the next step of all ranks; None: see `why_not`."""
     told: float | None = None
     """Cost that `unbroken explain` shows; None: it shows none."""
+    told_from: float | None = None
+    """Seconds from the kill to the begin of that cost; negative: it begins before the kill."""
+    told_until: float | None = None
+    """Seconds from the kill to its end."""
     starts: tuple[str, ...] = ()
     """How each worker was started after the kill: warm or cold."""
     start_seconds: float | None = None
@@ -91,12 +96,21 @@ def run_trial(job: Job, trial: Trial, bound: float) -> None:
         killed_at, stepped_at = job.kill(bound)
         trial.seconds = stepped_at - killed_at
         if isinstance(job, Unbroken):
-            trial.told, trial.starts = job.told(), tuple(job.starts())
+            note_told(trial, job.told(), killed_at)
+            trial.starts = tuple(job.starts())
     except (Unmeasured, OSError) as error:
         trial.why_not = str(error)
     finally:
         job.stop()
         trial.load = os.getloadavg()[0]
+
+
+def note_told(trial: Trial, incident: Object, killed_at: float) -> None:
+    """Note the cost that an incident names, and where it begins and ends."""
+    trial.told = incident["seconds"]
+    if trial.told is not None and incident.get("progressAt"):
+        trial.told_until = datetime.fromisoformat(incident["progressAt"]).timestamp() - killed_at
+        trial.told_from = trial.told_until - trial.told
 
 
 def teach(job: Unbroken) -> Object:
@@ -363,7 +377,8 @@ def main() -> int:
         if isinstance(found, Trial):
             trials.append(found)
             seen = found.why_not or f"{found.seconds:.2f} s"
-            more = "" if found.mode == TORCHRUN else f", told {found.told}, {found.starts}"
+            told = f", told {found.told} (from {found.told_from} to {found.told_until})"
+            more = "" if found.mode == TORCHRUN else f"{told}, {found.starts}"
             what = f"{found.framework}, killed after {found.delay:g} s, {found.mode}"
             say(f"{what}: {seen}{more} (load {found.load:.1f})")
         else:

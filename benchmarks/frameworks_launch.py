@@ -215,15 +215,14 @@ class Unbroken(Job):
         more = {"PYTHON_EXEC": str(self.setting.python), "XDG_CACHE_HOME": str(self.cache)}
         self.spawn(command, more)
 
-    def told(self) -> float | None:
-        """Return the cost of the kill that `unbroken explain` shows; None: it names no cost."""
+    def told(self) -> dict[str, Any]:
+        """Return the incident of the kill as `unbroken explain` shows it, once it is closed."""
 
         def closed() -> dict[str, Any] | None:
             found = json.loads(self.unbroken("explain", self.name, "-o", "json"))["incidents"]
             return found[-1] if found and found[-1].get("outcome") else None
 
-        seconds: float | None = until(closed, TOLD_SECONDS, "closed incident")["seconds"]
-        return seconds
+        return until(closed, TOLD_SECONDS, "closed incident")
 
     def starts(self) -> list[str]:
         """Return how each rank's worker was started: warm or cold."""

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from frameworks import FIRST, SECOND, TORCHRUN, Trial, figures, parse, plan, table
+from frameworks import FIRST, SECOND, TORCHRUN, Trial, figures, note_told, parse, plan, table
 from frameworks_launch import FRAMEWORKS, Framework, Job, Setting, children, family
 
 WARM, COLD = ("warm", "warm"), ("cold", "cold")
 TRIALS = [
     Trial("lightning", 5.0, TORCHRUN, 0, seconds=8.0, load=2.0),
     Trial("lightning", 5.0, FIRST, 0, seconds=4.0, told=4.2, starts=COLD, load=3.0),
-    Trial("lightning", 5.0, SECOND, 0, 0.5, 0.45, WARM, helpers_mib=100.0, load=1.0),
-    Trial("lightning", 5.0, SECOND, 1, 0.7, None, WARM, helpers_mib=120.0, load=1.0),
+    Trial("lightning", 5.0, SECOND, 0, 0.5, 0.45, starts=WARM, helpers_mib=100.0, load=1.0),
+    Trial("lightning", 5.0, SECOND, 1, 0.7, None, starts=WARM, helpers_mib=120.0, load=1.0),
     Trial("lightning", 5.0, TORCHRUN, 1, seconds=14.0, load=2.0),
     Trial("lightning", 5.0, FIRST, 1, why_not="no step within 180 s", load=2.0),
 ]
@@ -34,6 +34,15 @@ def test_explain_is_compared_with_the_measured_cost_of_the_same_kill() -> None:
     _, first, second = figures(TRIALS)
     assert first["told_apart_max"] == pytest.approx(0.05)
     assert second["told_apart_max"] == pytest.approx(-0.1)
+
+
+def test_a_trial_notes_where_the_cost_of_explain_begins_and_ends() -> None:
+    trial = Trial("accelerate", 5.0, SECOND, 0)
+    note_told(trial, {"seconds": 0.5, "progressAt": "1970-01-01T00:01:40.600000Z"}, 100.0)
+    assert (trial.told, trial.told_until) == (0.5, pytest.approx(0.6))
+    assert trial.told_from == pytest.approx(0.1)
+    note_told(trial, {"seconds": None, "progressAt": None}, 100.0)
+    assert trial.told is None
 
 
 def test_the_table_names_each_kill_that_was_not_measured() -> None:
