@@ -17,7 +17,7 @@ PAGES = ROOT / "docs/tutorials"
 tutorials = tool("tutorials")
 NOT_TYPED = ("ray",)
 """Pages whose commands need a download of 1.6 GB; tests/e2e/test_ray.py does what they do."""
-FRAMEWORKS = ("hugging-face",)
+FRAMEWORKS = ("accelerate", "hugging-face", "lightning")
 """Pages that need the environment of `make frameworks-env`."""
 IN_CI = ("first-job",)
 """The others take a minute each, or import torch."""
@@ -67,7 +67,7 @@ def test_a_tutorial_shows_what_its_commands_print(page: Path, tmp_path: Path) ->
 
 def test_every_tutorial_has_commands_and_every_fence_is_run_or_says_why_not() -> None:
     pages = sorted(PAGES.glob("*.md"))
-    assert len(pages) == 7
+    assert len(pages) == 9
     for page in pages:
         found = list(tutorials.steps(page.read_text()))
         assert (page.stem in NOT_TYPED) == (sum(bool(step.command) for step in found) < 6)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import SpecError
-from unbroken.worker.integrations.parts import Late
+from unbroken.worker.integrations.parts import Late, claim
 from unbroken.worker.integrations.transformers import STATE, newest_checkpoint
 
 
@@ -86,3 +86,13 @@ def test_a_part_that_is_made_late_gets_the_state_that_was_restored_before() -> N
     assert late.state_dict() == unwanted.state == "new"
     late.bind(unwanted)
     assert unwanted.state == "new"
+
+
+def test_two_trainings_of_a_script_need_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_RESTART_COUNT", "7")
+    assert [claim("first stage"), claim("second stage")] == ["first stage", "second stage"]
+    with pytest.raises(SpecError, match="'first stage' before: give each training a name"):
+        claim("first stage")
+    # The function of a restartable worker is called again in the same process.
+    monkeypatch.setenv("JOB_RESTART_COUNT", "8")
+    assert claim("first stage") == "first stage"

@@ -25,7 +25,7 @@ from unbroken.worker.checkpointing.state import generators, seed
 from unbroken.worker.snapshot.snapshot import Snapshot
 from unbroken.worker.snapshot.state import RNG
 
-from .parts import missing
+from .parts import claim, missing
 
 WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Kinds of distributed training in which each rank has the whole state."""
@@ -68,16 +68,20 @@ class Steps:
                 yield step, batch
 
     def save(self, step: int) -> None:
-        """Keep the state as it is after this step, and report it. Call it on every rank."""
-        if self._snapshot is not None:
+        """Keep the state as it is after this step, and report it. Call it on every rank.
+
+        Within `accumulate`, the state is kept where gradients are applied: gradients are not kept.
+        """
+        if self._snapshot is not None and self.accelerator.sync_gradients:
             self._snapshot.save(step)
         progress(step)
 
 
-def keep_steps(accelerator: Any) -> Steps:
+def keep_steps(accelerator: Any, name: str = "training") -> Steps:
     """Restore the newest step of all that `accelerator.prepare` was given, and keep the next ones.
 
-    Call it on every rank, once, after `prepare`. State in shards (FSDP, DeepSpeed) is not copied
+    Call it on every rank, after `prepare`. A script that trains several times calls it for each,
+    with a `name`. State in shards (FSDP, DeepSpeed) is not copied
     into memory: its steps are reported. Raises SpecError if nothing has been prepared.
     """
     try:
@@ -93,7 +97,7 @@ def keep_steps(accelerator: Any) -> Steps:
     if kind not in WHOLE:
         log.warning("steps are not kept in memory", reason=f"ranks may have shards: {kind}")
     is_kept = kind in WHOLE and context().is_managed
-    snapshot = Snapshot(rng=True, name="accelerate", **parts) if is_kept else None
+    snapshot = Snapshot(rng=True, name=claim(name), **parts) if is_kept else None
     return Steps(accelerator, snapshot)
 
 

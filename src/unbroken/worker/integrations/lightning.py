@@ -24,7 +24,7 @@ from unbroken.worker.checkpointing.state import generators, seed
 from unbroken.worker.snapshot.snapshot import Snapshot
 from unbroken.worker.snapshot.state import RNG
 
-from .parts import Late, missing
+from .parts import Late, claim, missing
 
 SHARED = ("state_dict", "optimizer_states", "lr_schedulers")
 """Parts of a checkpoint of Lightning that all ranks have alike."""
@@ -35,9 +35,10 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 log = Log(__name__, "unbroken.worker: ")
 
 
-def keep_steps(trainer: Any) -> None:
+def keep_steps(trainer: Any, name: str = "training") -> None:
     """Keep each step of `trainer.fit`, and resume from the newest. Call it on every rank, before
-    `fit`.
+    `fit`. A script with several Trainers calls it for each, with a `name`; the first `fit` of a
+    Trainer is kept.
 
     State in shards (FSDP, DeepSpeed) is not copied into memory: its steps are reported, and
     training resumes from `ckpt_path`. Raises SpecError for a Trainer that cannot be resumed.
@@ -52,7 +53,7 @@ def keep_steps(trainer: Any) -> None:
                 f"keep_steps: this Trainer has no _checkpoint_connector.{name}: install a "
                 "Lightning that was tried (docs/guide/frameworks.md)"
             )
-    steps = _Steps(trainer, connector)
+    steps = _Steps(trainer, connector, claim(name))
     kind = type("KeepSteps", (_Callback, pytorch.Callback), {})
     trainer.callbacks.append(kind(steps))
 
@@ -74,8 +75,8 @@ def _pytorch(trainer: Any) -> Any:
 class _Steps:
     """The steps of one Trainer, kept in memory where that is possible."""
 
-    def __init__(self, trainer: Any, connector: Any) -> None:
-        self.trainer, self._connector = trainer, connector
+    def __init__(self, trainer: Any, connector: Any, name: str) -> None:
+        self.trainer, self._connector, self._name = trainer, connector, name
         self._resume_start, connector.resume_start = connector.resume_start, self._resume
         self._shared = Late()
         self._own: dict[str, Any] = {}
@@ -88,6 +89,10 @@ class _Steps:
         self._resume_start(*arguments, **named)
         if self.trainer.state.fn != "fit":
             return
+        if self._snapshot is not None:
+            log.warning("steps are not kept in memory", reason="this Trainer has trained before")
+            self._snapshot = None
+            return
         if not any(one.__name__ in STRATEGIES for one in type(self.trainer.strategy).__mro__):
             log.warning(
                 "steps are not kept in memory",
@@ -95,7 +100,7 @@ class _Steps:
             )
             return
         self._snapshot = Snapshot(
-            checkpoint=self._shared, rng=True, extra=lambda: self._own, name="lightning.Trainer"
+            checkpoint=self._shared, rng=True, extra=lambda: self._own, name=self._name
         )
         found = self._snapshot.restore()
         loaded = self._connector._loaded_checkpoint

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.worker import context
+
+_used: set[tuple[str, int]] = set()
+"""Names of trainings of this process, each with its attempt."""
 
 
 class Late:
@@ -44,3 +48,19 @@ def missing(module: str, package: str, error: ImportError) -> SpecError:
         f"unbroken.worker.integrations.{module} needs the package {package}, which cannot be "
         f"imported ({error}): pip install '{package}'"
     )
+
+
+def claim(name: str) -> str:
+    """Return the name of a training, once in each attempt.
+
+    Raises SpecError for the second training of a script with this name: after a fault, the state of
+    one would be restored into the other.
+    """
+    key = (name, context().attempt)
+    if key in _used:
+        raise SpecError(
+            f"keep_steps: this script has called it with the name {name!r} before: give each "
+            "training a name of its own, keep_steps(..., name=...)"
+        )
+    _used.add(key)
+    return name

@@ -30,7 +30,7 @@ from unbroken.worker.checkpointing.state import generators, seed
 from unbroken.worker.snapshot.snapshot import Snapshot
 from unbroken.worker.snapshot.state import RNG
 
-from .parts import Late, missing
+from .parts import Late, claim, missing
 
 STATE = "trainer_state.json"
 """File that the Trainer writes last, and reads first."""
@@ -40,10 +40,11 @@ REPLACED = ("_load_from_checkpoint", "_load_rng_state")
 log = Log(__name__, "unbroken.worker: ")
 
 
-def keep_steps(trainer: Any) -> str | None:
+def keep_steps(trainer: Any, name: str = "training") -> str | None:
     """Keep each step from now on; return the `resume_from_checkpoint` of `trainer.train`.
 
-    None: there is nothing to resume from. Call it on every rank, once, right before `train`.
+    None: there is nothing to resume from. Call it on every rank, right before `train`. A script
+    that trains several times calls it for each, with a `name`.
 
     A model in shards (FSDP, DeepSpeed) is not copied into memory: its steps are reported, and
     training resumes from checkpoints. Raises SpecError for a Trainer that cannot be resumed.
@@ -54,7 +55,7 @@ def keep_steps(trainer: Any) -> str | None:
         raise missing("transformers", "transformers[torch]", error) from error
     if not isinstance(trainer, library.Trainer):
         raise SpecError(f"keep_steps takes a transformers.Trainer, not {type(trainer).__name__}")
-    steps = _Steps(trainer)
+    steps = _Steps(trainer, claim(name))
     kind = type("KeepSteps", (_Callback, library.TrainerCallback), {})
     trainer.add_callback(kind(steps))
     return steps.resumed()
@@ -63,8 +64,8 @@ def keep_steps(trainer: Any) -> str | None:
 class _Steps:
     """The steps of one Trainer, kept in memory where that is possible."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Any, name: str) -> None:
+        self.trainer, self._name = trainer, name
         self.optimizer, self.scheduler = Late(), Late()
         self._saved = -1
         self._history = (-1, "")
@@ -88,7 +89,7 @@ class _Steps:
                 )
         return Snapshot(
             model=trainer.model, optimizer=self.optimizer, scheduler=self.scheduler,
-            rng=True, extra=self._texts, name="transformers.Trainer",
+            rng=True, extra=self._texts, name=self._name,
         )  # fmt: skip
 
     def resumed(self) -> str | None:
