@@ -256,6 +256,7 @@ def measure(options: argparse.Namespace, base: Path, looks: list[Look]) -> None:
         assert idle.stdout is not None
         beside = idle.stdout.readline().strip()
         os.environ["CONTROL_PLANE_TURNS"] = str(base / "turns")
+        (base / "turns").touch()
         port = ["--metrics-port", str(free_port())]
         program = stack.enter_context(operator(job.kubeconfig, base, port))
         url = f"http://127.0.0.1:{port[1]}/healthz"
