@@ -50,7 +50,9 @@ HOSTILE = {
 @pytest.mark.parametrize("key", ["logPattern", "stopPattern"])
 def test_every_admission_refuses_at_once_with_place_and_remedy(source: str, key: str) -> None:
     manifest = job_with_rule(**{key: source})
-    review = asked({"request": {"uid": "1", "namespace": "a", "object": manifest}})
+    review = asked(
+        json.dumps({"request": {"uid": "1", "namespace": "a", "object": manifest}}).encode()
+    )
     verdict, _ = judged(review)
     path = f"spec.runPolicy.logMonitoringConfiguration[0].{key}"
     (problem,) = verdict.problems
