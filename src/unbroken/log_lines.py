@@ -69,7 +69,7 @@ KEYS = {
     "phase": "phase of an object",
     "pid": "process ID, or several",
     "place": "line of the source",
-    "pod": "pod, or namespace/name of it",
+    "pod": "pod, or namespace/name of it, or several",
     "policy": "policy of a deletion",
     "problem": "what is wrong with an input",
     "program": "program that one of ours runs",

@@ -157,6 +157,22 @@ async def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -
         assert not any(isinstance(event, PodRefused) for event in script.told.seen)
 
 
+async def test_the_pods_of_one_decision_are_one_line_of_the_log(
+    scripted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with scripted() as (_, script):
+        names = [PodName(f"lm-pods-{index}") for index in range(3)]
+        script.orders = [CreatePod(name, "pods", index) for index, name in enumerate(names)]
+        await script.told.until(lambda told: sum(isinstance(one, PodSeen) for one in told) == 3)
+        script.orders = [DeletePod(name, PodUid(f"u-{name}"), "old") for name in names]
+        await script.told.until(lambda told: sum(isinstance(one, PodGone) for one in told) == 3)
+    lines = [one.getMessage() for one in caplog.records if " pods job=" in one.getMessage()]
+    together = "count=3 pod=lm-pods-0,lm-pods-1,lm-pods-2"
+    assert [line.split()[0] for line in lines] == ["create", "delete"]
+    assert all(together in line for line in lines)
+
+
 async def test_a_pod_prefers_places_by_the_labels_that_nodes_have(scripted: Any) -> None:
     rack = "unbroken.dev/rack"
     async with scripted() as (here, script):

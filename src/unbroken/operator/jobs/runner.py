@@ -358,12 +358,14 @@ class JobRunner:
             # They are sent before anything is written, and before the next report is evaluated.
             await pause(0)
         has_written = False
+        begun = list[Order]()
         for effect in effects:
             has_written |= isinstance(effect, WriteStatus)
             if isinstance(effect, Order):
-                self._order(effect, is_after_write=has_written)
+                begun += self._order(effect, is_after_write=has_written)
             elif not isinstance(effect, Commanded):
                 self._record(effect)
+        self._log_orders(begun)
 
     def _pod_seen(self, pod: PodView, links: AgentLinks) -> None:
         is_mounting = pod.phase is PodPhase.PENDING and pod.node is not None
@@ -380,7 +382,8 @@ class JobRunner:
             # No operator can command its agent, and an agent out of reach must not stay.
             why = "its agent has another key than this operator: an older version, or another"
             self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
-            self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
+            order = DeletePod(pod.name, pod.uid, REPLACED)
+            self._log_orders(self._order(order, is_after_write=False))
 
     def _note_taken(self, events: Sequence[JobEvent]) -> None:
         for event in events:
@@ -441,29 +444,52 @@ class JobRunner:
             self._writer.guard(is_guarded)
         self._is_guarded = is_guarded
 
-    def _order(self, effect: Order, *, is_after_write: bool) -> None:
-        """Carry out an order to the API server, once the status before it is stored."""
-        requests = self._requests
-        match effect:
-            case CreatePod(name, _, _, avoid):
-                if self._begin(("create", name), self._create(effect), is_after_write):
-                    log.info("create pod", job=self.title, pod=name, avoid=avoid or None)
-            case DeletePod(name, uid, reason, force):
-                if self._begin(("delete", uid, force), self._delete(effect), is_after_write):
-                    log.info("delete pod", job=self.title, pod=name, force=force, reason=reason)
-            case FenceNode() | ProveFence():
-                self._order_of_node(effect, is_after_write=is_after_write)
-            case DeleteJob(reason):
-                if self._begin("delete", requests.delete_job(), is_after_write):
-                    log.info("delete job", job=self.title, reason=reason)
+    def _order(self, effect: Order, *, is_after_write: bool) -> list[Order]:
+        """Carry out an order to the API server, once the status before it is stored.
 
-    def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
+        Return the order; nothing if the same is in progress.
+        """
+        key: Hashable
         match effect:
+            case CreatePod(name):
+                key, work = ("create", name), self._create(effect)
+            case DeletePod(_, uid, _, force):
+                key, work = ("delete", uid, force), self._delete(effect)
             case FenceNode(node):
-                self._begin(("fence", node), self._fence(effect), is_after_write)
-            case ProveFence(node, pod):
-                if self._begin(("prove", pod), self._prove(effect), is_after_write):
+                key, work = ("fence", node), self._fence(effect)
+            case ProveFence(_, pod):
+                key, work = ("prove", pod), self._prove(effect)
+            case DeleteJob():
+                key, work = "delete", self._requests.delete_job()
+        return [effect] if self._begin(key, work, is_after_write) else []
+
+    def _log_orders(self, begun: Sequence[Order]) -> None:
+        """Log the orders of one decision: one line for all pods of a reason, which may be many."""
+        created: dict[tuple[NodeName, ...], list[str]] = {}
+        deleted: dict[tuple[str, bool], list[str]] = {}
+        for order in begun:
+            match order:
+                case CreatePod(name, _, _, avoid):
+                    created.setdefault(avoid, []).append(name)
+                case DeletePod(name, _, reason, force):
+                    deleted.setdefault((reason, force), []).append(name)
+                case ProveFence(node, pod):
                     log.info("prove fence", job=self.title, node=node, pod=pod)
+                case DeleteJob(reason):
+                    log.info("delete job", job=self.title, reason=reason)
+                case FenceNode():
+                    pass  # The node's own controller logs it.
+        for nodes, pods in created.items():
+            log.info("create pods", job=self.title, count=len(pods), pod=pods, avoid=nodes or None)
+        for (reason, force), pods in deleted.items():
+            log.info(
+                "delete pods",
+                job=self.title,
+                count=len(pods),
+                pod=pods,
+                force=force,
+                reason=reason,
+            )
 
     def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
         """Carry out an order concurrently with others, unless the same is in progress."""
