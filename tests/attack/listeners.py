@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 0.1
 """Seconds without an answer, after which the listener learns that no more bytes will come."""
 OTHERS = int(os.environ.get("UNBROKEN_FUZZ", "0"))
 fuzzed = settings(
-    max_examples=OTHERS or 150,
+    max_examples=OTHERS or 75,
     derandomize=not OTHERS,
     deadline=None,
     database=None,

@@ -9,7 +9,6 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,9 +22,9 @@ from tests.samples import config_map, pod
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with embedded_cluster(tmp_path / "state") as found:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with embedded_cluster(tmp_path_factory.mktemp("fuzz") / "state") as found:
         yield found
 
 
@@ -127,7 +126,7 @@ def test_deep_and_long_documents_harm_nobody(api: Api) -> None:
 )
 def test_a_warning_repeats_a_strange_field_without_harm(api: Api, names: list[str]) -> None:
     """The server ended such a connection without an answer: no header may hold the name."""
-    body = config_map("strange") | {name: {} for name in names}
+    body = config_map(f"strange-{len(names)}-{len(names[0])}") | {name: {} for name in names}
     for _ in range(3):
         answer = api.post("configmaps", body)
         assert answer.code in (201, 409), answer
