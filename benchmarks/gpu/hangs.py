@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from machine import Machine, Outcome
 
 from tests.agent.running import linked, running, start
-from unbroken.agent.evidence.flight_recorder import FILE_VARIABLES, PIPE_VARIABLE
+from unbroken.agent.evidence.examine import FILE_VARIABLES, PIPE_VARIABLE
 from unbroken.wire.agent import AgentState
 from unbroken.wire.observation import Evidence
 

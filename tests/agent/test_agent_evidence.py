@@ -15,8 +15,7 @@ import pytest
 
 from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent.evidence import procfs, spy
-from unbroken.agent.evidence.examine import Examination, Subject
-from unbroken.agent.evidence.flight_recorder import Request
+from unbroken.agent.evidence.examine import Examination, Request, Subject
 from unbroken.core.diagnosis.rank_activity import GIL_IDLE_SHARE, Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.still_ranks import is_active

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from unbroken.agent_http.turns import Turns
+from unbroken.agent_http.client import Turns
 from unbroken.kube.clock import pause
 
 MOST = 3

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.agent.evidence.flight_recorder import Request, read
+from unbroken.agent.evidence.examine import Request, read
 from unbroken.errors import PeerError
 from unbroken.wire.observation import Collective
 

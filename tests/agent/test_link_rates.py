@@ -13,7 +13,7 @@ from aiohttp import web
 from tests import loopback
 from tests.agent.running import linked
 from tests.virtual_time import in_virtual_time
-from unbroken.agent_http.rates import AGENT, CONNECTION_MESSAGES
+from unbroken.agent_http.client import AGENT, CONNECTION_MESSAGES
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_codec import encode_report
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.virtual_time import advance, in_virtual_time
-from unbroken.agent.replication.sending import BURST_SECONDS, Part
+from unbroken.agent.replication.replication import BURST_SECONDS, Part
 from unbroken.agent.snapshots.memory import File
 from unbroken.agent_http.peer import Peer
 from unbroken.core.snapshots.replication import Item

@@ -8,7 +8,7 @@ import pytest
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Node
 
-from unbroken.operator.nodes.checks_nodes import held_by
+from unbroken.operator.nodes.checks import held_by
 from unbroken.operator.nodes.checks_pods import read_results
 from unbroken.operator.resume.ray_views import read_state
 from unbroken.operator.resume.record import read_record

@@ -20,13 +20,11 @@ from aiohttp import web
 from tests import loopback
 from tests.attack.flooding_agents import report, serve
 from tests.watching import Watcher, running, until
-from unbroken.agent_http.client import AgentLink, LinkResources
-from unbroken.agent_http.rates import STREAM, chargeable
+from unbroken.agent_http.client import STREAM, AgentLink, LinkResources, chargeable
 from unbroken.agent_http.sessions import agent_session, plain_session, small_socket
 from unbroken.budget import Bucket, Budget, Flow
 from unbroken.core.ray_resume import Head
-from unbroken.operator.resume.ray_api import Place
-from unbroken.operator.resume.ray_budget import DASHBOARD, Use
+from unbroken.operator.resume.ray_api import DASHBOARD, Place, Use
 from unbroken.operator.resume.ray_logs import RayLogs
 from unbroken.wire.agent import LINK_PATH, AgentReport
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from unbroken.agent.replication.fetch import Fetch
+from unbroken.agent.replication.exchange import Fetch
 from unbroken.agent.snapshots.memory import Memory
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError

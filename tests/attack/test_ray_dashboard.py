@@ -33,16 +33,14 @@ from unbroken.operator.resume import ray_dashboard
 from unbroken.operator.resume.orders import Orders
 from unbroken.operator.resume.ray_api import (
     COMMAS_MAX,
+    DASHBOARD,
     JOBS_LISTED_MAX,
     LIST_BYTES_MAX,
-    Place,
-    rows_of,
-)
-from unbroken.operator.resume.ray_budget import (
-    DASHBOARD,
     NAMESPACE,
     Budgets,
+    Place,
     Use,
+    rows_of,
 )
 from unbroken.operator.resume.ray_dashboard import JOBS_MAX, answer_of
 from unbroken.operator.resume.ray_logs import PIECE_CHARACTERS, RayLogs

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.attack import pickle_payloads
-from unbroken.agent.evidence.flight_recorder import read
+from unbroken.agent.evidence.examine import read
 from unbroken.errors import PeerError, SpecError
 from unbroken.wire import pickled
 from unbroken.wire.snapshot import BODY_AT

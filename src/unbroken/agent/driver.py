@@ -76,8 +76,7 @@ from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
 
 if TYPE_CHECKING:
-    from unbroken.agent.evidence.examine import Examination
-    from unbroken.agent.evidence.samples import Sampling
+    from unbroken.agent.evidence.examine import Examination, Sampling
 
 log = Log(__name__)
 
@@ -302,7 +301,7 @@ class Driver:
         answer(Evidence(*told))
 
     async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
-        from unbroken.agent.evidence.samples import Sampling  # needed in trouble only
+        from unbroken.agent.evidence.examine import Sampling  # needed in trouble only
 
         if self._sampling is not None:
             self._sampling.stop()

@@ -7,26 +7,38 @@ been lost with its link is sent again. A request for evidence or for imports is 
 sent once, on a link that is up, and never delays a command.
 
 An agent is never trusted with the operator's time or memory. Its messages have a bound in size,
-and a budget (`rates`). An agent that exceeds it is read more slowly, so that TCP holds it up.
+and a budget. An agent that exceeds it is read more slowly, and no other agent is, so that TCP holds
+it up. A well-behaved agent reports each change, several of them at a start or a fault. Otherwise it
+repeats its report once in `HEARTBEAT_SECONDS` or more rarely.
+
+`Permit` is the permission to send a command to an agent, which may be withdrawn at any moment.
+`Patience` is the timeout for an agent's silence, in a process that may itself have been stopped.
+
+`Turns` limits how many agents are connected at once, of thousands. Connecting takes a millisecond
+of the operator's processor. If an operator asked 12,500 agents at once, each would time out long
+before its turn, and so would every retry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Literal
+from typing import Literal, Protocol
 
 import aiohttp
 from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
-from unbroken.budget import Bucket, Budget
+from unbroken.budget import Bucket, Budget, Flow, Limits
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
+from unbroken.runtime.drive import GLANCE_SECONDS
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -42,12 +54,7 @@ from unbroken.wire.agent import (
     StopCommand,
     ToAgent,
 )
-from unbroken.wire.agent_bodies import (
-    parse_json,
-    report_of_status,
-    start_body,
-    stop_body,
-)
+from unbroken.wire.agent_bodies import parse_json, report_of_status, start_body, stop_body
 from unbroken.wire.agent_codec import (
     LINK_BYTES_MAX,
     REPORT_BYTES_MAX,
@@ -66,14 +73,202 @@ from unbroken.wire.proof import (
 )
 
 from .identity import Identity
-from .patience import Patience, patience_of
-from .permit import Always, Permit
-from .rates import AGENT, CONNECTION_MESSAGES, HEAVY_BYTES, STREAM, chargeable
-from .reasons import NO_LINK, refusal_text, text_of
 from .reports import read_answer
 from .sessions import agent_session
 from .streams import closing, pace
-from .turns import Turns
+
+
+class Permit(Protocol):
+    """Asked just before a command is sent."""
+
+    def is_given(self) -> bool:
+        """True if it may be sent now."""
+
+    async def given(self) -> None:
+        """Return once it may be sent; without yielding to other tasks if it may already."""
+
+
+class Always:
+    """The permit for callers that need no permission."""
+
+    def is_given(self) -> bool:
+        """Always True."""
+        return True
+
+    async def given(self) -> None:
+        """Return at once."""
+
+
+class Patience:
+    """Time of the agent's last message, and whether silence counts now."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.received_at = self._loop.time()
+        self.is_suspended = False
+
+    def received(self) -> None:
+        """Note a message of the agent."""
+        self.received_at = self._loop.time()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do not count the time of the block as silence."""
+        self.is_suspended = True
+        try:
+            yield
+        finally:
+            self.is_suspended = False
+            self.received()
+
+
+@asynccontextmanager
+async def patience_of(seconds: float) -> AsyncIterator[Patience]:
+    """Raise TimeoutError in the block after this time without a call of `received`.
+
+    Unlike `asyncio.timeout` it sets no timer for each call, because agents send often. A process
+    that was stopped, or starved, sees the time pass before it sees the messages. So a silence
+    counts only at the second look in a row, if that look comes in time.
+    """
+    loop, patience = asyncio.get_running_loop(), Patience()
+    glanced_at = patience.received_at
+    timer: asyncio.TimerHandle
+
+    def look(due: float) -> None:
+        nonlocal timer, glanced_at
+        now = loop.time()
+        if patience.is_suspended:
+            patience.received()
+        heard_at = patience.received_at
+        is_silent = now >= heard_at + seconds
+        if is_silent and heard_at < glanced_at and now < due + GLANCE_SECONDS:
+            limit.reschedule(now)
+            return
+        if is_silent:
+            glanced_at = now
+        due = now + GLANCE_SECONDS if is_silent else heard_at + seconds
+        timer = loop.call_at(due, look, due)
+
+    timer = loop.call_at(patience.received_at + seconds, look, patience.received_at + seconds)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield patience
+    finally:
+        timer.cancel()
+
+
+NO_LINK = (403, 404)
+"""Status codes for a link request to an agent without links.
+
+A stock agent answers 404, or 403 if its server (uvicorn) finds a library for WebSockets.
+"""
+
+
+def refusal_text(status: int) -> str:
+    """Explain an agent that answers a link with this status."""
+    if status == 401:
+        return f"does not know the key of its job (HTTP {status})"
+    return f"refused the link with HTTP {status}"
+
+
+def text_of(error: Exception, seconds: float) -> str:
+    """Explain an error of an agent in plain words; `seconds`: its timeout."""
+    match error:
+        case PeerError():
+            return f"broke the protocol: {error}"
+        case TimeoutError():
+            return f"did not answer within {seconds:g} s"
+        case aiohttp.ClientConnectorError():
+            return text_of(error.os_error, seconds)
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case ConnectionError() | aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return "closed the connection"
+        case OSError() if error.errno:
+            return f"cannot be reached: {os.strerror(error.errno)}"
+        case _:
+            return f"cannot be talked to: {str(error)[:200] or type(error).__name__}"
+
+
+AGENT = Limits(
+    # An agent of 16 workers sends 2 a second, and 8 within a second of a start or a fault.
+    messages=Flow(5.0, 40.0),
+    # A report of 16 workers takes 4 to 25 KB.
+    bytes=Flow(64 * 1024.0, 2 * 1024 * 1024.0),
+    # A report takes 0.1 ms, one with the tracebacks of 16 workers 5 ms, one that was made to be
+    # slow 50 ms.
+    work=Flow(0.005, 0.05),
+)
+"""Limits of all connections of an agent together."""
+STREAM = Flow(0.02, 0.5)
+"""Work for the stream of one agent below its messages.  A report takes 0.1 ms; 128 KiB of empty
+fragments, which make no message, take 0.1 s."""
+WORK_OF_MESSAGE, WORK_OF_BYTE = 0.001, 1e-6
+"""Most processor seconds that a message is charged: a constant, and an amount per byte.
+
+More than that is due to Python's garbage collection rather than the agent: seconds with thousands
+of agents.
+"""
+HEAVY_BYTES = 16 * 1024
+"""Longest message, in bytes, that is read at the same time as others.
+
+Longer messages of a job are read one at a time, and other jobs get their turn between, as one may
+take 50 ms.
+"""
+CONNECTION_MESSAGES = 10.0
+"""Messages charged for a connection of an agent that ends it and is connected to again at once."""
+
+
+def chargeable(size: int, work: float) -> float:
+    """Return what an agent is charged for bytes whose reading took this work."""
+    most = WORK_OF_MESSAGE + WORK_OF_BYTE * size
+    return work if work < most else most
+
+
+TURNS_MAX = 64
+TURN_SECONDS = 0.25
+"""Seconds after which a slow connection no longer occupies its turn: agents that are cut off must
+not hold up others."""
+
+
+class Turns:
+    """Lets a limited number connect at a time, in the order in which they came."""
+
+    def __init__(self, most: int = TURNS_MAX) -> None:
+        self._free = asyncio.Semaphore(most)
+        self.random = random.Random()
+        """Jitter for all links: one generator takes 2.5 KB."""
+        self.links = 0
+        """Number of links of the process, connected or not."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one more link during the block."""
+        self.links += 1
+        try:
+            yield
+        finally:
+            self.links -= 1
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, which ends with the block or after `TURN_SECONDS`."""
+        await self._free.acquire()
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
 
 log = Log(__name__)
 

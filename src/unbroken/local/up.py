@@ -37,8 +37,7 @@ from unbroken.operator.jobs.injection import AgentToInject
 from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
-from unbroken.operator.telemetry.metrics import OperatorMetrics
-from unbroken.operator.telemetry.node_metrics import watch_nodes
+from unbroken.operator.telemetry.metrics import OperatorMetrics, watch_nodes
 
 from . import networks
 from .cluster_keys import credentials_file

@@ -30,9 +30,12 @@ from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.operator.resume.ray_api import Tokens, no_token
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.operator.telemetry.incident_traces import IncidentTraces
-from unbroken.operator.telemetry.job_metrics import watch_jobs
-from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
-from unbroken.operator.telemetry.node_metrics import watch_nodes
+from unbroken.operator.telemetry.metrics import (
+    MetricsPlace,
+    OperatorMetrics,
+    watch_jobs,
+    watch_nodes,
+)
 from unbroken.operator.trainjobs.controller import run_train_jobs
 from unbroken.spec.auto_resume import DEFAULT_RETRIES
 from unbroken.spec.job_kinds import JobKind

@@ -22,8 +22,7 @@ from unbroken.core.job.events import (
     PodView,
 )
 from unbroken.core.job.obstacles import AGENT_SHARED
-from unbroken.operator.jobs.agent_memory import AgentMemory
-from unbroken.operator.jobs.links import AgentLinks, StockAgents, StockHolders
+from unbroken.operator.jobs.links import AgentLinks, AgentMemory, StockAgents, StockHolders
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.jobs.views import AgentPlace
 

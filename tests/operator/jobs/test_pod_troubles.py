@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.operator.jobs.pod_troubles import Trouble, newest_warning, trouble_of
+from unbroken.operator.jobs.views import Trouble, newest_warning, trouble_of
 
 Object = dict[str, Any]
 ENDED = {"exitCode": 2, "reason": "Error", "message": "starting\n\x1b[31mbad option\x1b[0m\n"}

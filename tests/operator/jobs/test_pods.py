@@ -14,8 +14,10 @@ from tests.apiservers import Cluster
 from tests.job_keys import key_in
 from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.operator.jobs.injection import COMMAND
-from unbroken.operator.jobs.packing import LEVELS, PREFERRED, REQUIRED
 from unbroken.operator.jobs.pods import (
+    LEVELS,
+    PREFERRED,
+    REQUIRED,
     JobIdentity,
     build_pod,
     disruption_budget,

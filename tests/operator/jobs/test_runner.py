@@ -53,16 +53,14 @@ from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.operator import definitions
-from unbroken.operator.jobs.packing import PREFERRED
-from unbroken.operator.jobs.pods import job_identity
-from unbroken.operator.jobs.requests import JobRequests, status_patch
+from unbroken.operator.jobs.pods import PREFERRED, job_identity
 from unbroken.operator.jobs.runner import (
     EVENTS_AFTER_SECONDS,
     SECRET_SECONDS,
     JobResources,
     JobRunner,
 )
-from unbroken.operator.jobs.writer import JobWriter
+from unbroken.operator.jobs.writer import JobRequests, JobWriter, status_patch
 from unbroken.spec.job.codec import incident_from
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.ledger import Ledger, read_ledger

@@ -13,8 +13,8 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.clusters.groups import InstanceGroup, machine_spec
 from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.operator.nodes import checks
 from unbroken.operator.nodes import checks_log as check_log
-from unbroken.operator.nodes import checks_nodes as holds
 from unbroken.operator.nodes import checks_pods as check_pods
 from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
 from unbroken.spec.keys import CHECK_HOLD, CHECK_PLANT, CHECK_SECONDS, DEEP_CHECK, HEALTH
@@ -72,19 +72,19 @@ def test_a_deep_check_holds_a_node_and_gives_it_back(
     standing: CheckPhase, health: str, deep: str | None, taints: list[str]
 ) -> None:
     before = node(taints=[OTHER])
-    taken = holds.take(before, "a")
+    taken = checks.take_node(before, "a")
     assert taken is not None
     assert taken["metadata"]["resourceVersion"] == "7"
     held = patched(before, taken)
     assert said(held) == ("Unschedulable", "InProgress", ["team", HEALTH])
-    assert holds.held_by(held) == "a"
-    assert holds.take(held, "a") is None
-    patch = holds.give_back(held, standing)
+    assert checks.held_by(held) == "a"
+    assert checks.take_node(held, "a") is None
+    patch = checks.give_back_node(held, standing)
     assert patch is not None
     after = patched(held, patch)
     assert said(after) == (health, deep, taints)
-    assert holds.held_by(after) == ""
-    assert holds.give_back(after, standing) is None
+    assert checks.held_by(after) == ""
+    assert checks.give_back_node(after, standing) is None
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_deep_check_holds_a_node_and_gives_it_back(
 )
 def test_what_others_say_of_a_node_outlives_a_check(health: str) -> None:
     before = node(health, taints=[TAINT])
-    taken = holds.take(before, "a")
+    taken = checks.take_node(before, "a")
     assert taken is not None
     held = patched(before, taken)
     assert said(held)[0] == health
-    patch = holds.give_back(held, CheckPhase.PASSED)
+    patch = checks.give_back_node(held, CheckPhase.PASSED)
     assert patch is not None
     assert said(patched(held, patch)) == (health, "Passed", [HEALTH])
 
@@ -116,30 +116,30 @@ def test_a_node_that_joins_a_cluster_for_its_check_is_freed_by_it(
     made = machine_spec(ClusterSpec("Train", "abcdef012345", {}), "train", group, "workers-0")
     joined = node(labels=dict(made.labels), taints=[write_record(one) for one in made.taints])
     assert said(joined) == ("Unschedulable", "InProgress", [HEALTH])
-    taken = holds.take(joined, "a")
+    taken = checks.take_node(joined, "a")
     assert taken is not None
     held = patched(joined, taken)
-    patch = holds.give_back(held, standing)
+    patch = checks.give_back_node(held, standing)
     assert patch is not None
     assert said(patched(held, patch)) == (health, deep, taints)
 
 
 def test_a_fault_that_comes_during_a_check_stays() -> None:
-    taken = holds.take(node(), "a")
+    taken = checks.take_node(node(), "a")
     assert taken is not None
     held = patched(node(), taken)
     assert held.metadata is not None
     assert held.metadata.labels is not None
     held.metadata.labels[HEALTH] = "UnschedulablePendingReboot"
     for standing in (CheckPhase.PASSED, CheckPhase.FAILED, CheckPhase.UNKNOWN):
-        patch = holds.give_back(held, standing)
+        patch = checks.give_back_node(held, standing)
         assert patch is not None
         assert said(patched(held, patch))[0] == "UnschedulablePendingReboot"
         assert said(patched(held, patch))[2] == [HEALTH]
 
 
 def test_a_hold_that_is_garbled_holds_nothing() -> None:
-    assert holds.held_by(node(annotations={CHECK_HOLD: "{"})) == ""
+    assert checks.held_by(node(annotations={CHECK_HOLD: "{"})) == ""
 
 
 def a_check(**more: Any) -> Object:

@@ -9,7 +9,7 @@ import pytest
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.checks.limits import FLEET_SHARE
-from unbroken.operator.nodes.checks_fleet import better, fleet_of
+from unbroken.operator.nodes.checks import better, fleet_of
 from unbroken.spec.keys import DEVICE_BANDWIDTH, LINK_BANDWIDTH
 
 BIG = "ml.p5.48xlarge"

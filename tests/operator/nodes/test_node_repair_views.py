@@ -10,8 +10,7 @@ from lightkube.models.core_v1 import NodeSpec, Taint
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.repair.events import PatchNode
-from unbroken.operator.nodes.repair import node_patch
-from unbroken.operator.nodes.repair_views import is_of_a_job, record_patch, repair_node
+from unbroken.operator.nodes.repair import is_of_a_job, node_patch, record_patch, repair_node
 from unbroken.spec.keys import FENCE, HEALTH, OUT_OF_SERVICE, REPAIR
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health

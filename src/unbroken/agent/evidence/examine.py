@@ -2,6 +2,15 @@
 
 Each rank is looked at twice with a pause between. Looks that take longer than the available time
 are left out; the answer is the evidence so far.
+
+Torch's flight recorder has the newest collective of each process group. A rank dumps its own on
+request only if the job has set up torch's NCCL backend for it. The variables are
+TORCH_NCCL_DEBUG_INFO_PIPE_FILE and TORCH_FR_DUMP_TEMP_FILE (before torch 2.8
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE). A byte written to the pipe requests the dump. Other backends
+record, but can be asked from inside only; their ranks' activity is read from their stacks.
+
+`Sampling` counts how often each rank waits for its peers. The stack of a rank's main thread is read
+again and again without pausing it, at moments that are independent of the steps.
 """
 
 from __future__ import annotations
@@ -9,14 +18,113 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
+import stat
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from unbroken.errors import WorldError
+from unbroken.agent.side_thread import SideThread
+from unbroken.core.diagnosis.rank_activity import Kind, activity_of, awaits_peers, is_backward
+from unbroken.errors import PeerError, WorldError
+from unbroken.wire import pickled
 from unbroken.wire.agent import WorkerReport
-from unbroken.wire.observation import Activity, RankEvidence, RankWatch, ThreadStack
+from unbroken.wire.observation import Activity, Collective, RankEvidence, RankWatch, ThreadStack
 
-from . import flight_recorder, procfs, spy
+from . import procfs, spy
+
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+DUMP_BYTES_MAX = 64 * 1024 * 1024
+GROUPS_MAX = 64
+_files = SideThread("dumps", most=256)
+
+
+def read(dump: bytes) -> tuple[Collective, ...]:
+    """Return the newest collective of each group. Raises PeerError."""
+    try:
+        result = pickled.load(dump)
+        newest: dict[str, Collective] = {}
+        for entry in result["entries"]:
+            collective = _collective(entry)
+            known = newest.get(collective.group)
+            is_newer = known is None or collective.sequence >= known.sequence
+            if is_newer and not entry["is_p2p"]:
+                newest[collective.group] = collective
+        return tuple(newest[group] for group in sorted(newest)[:GROUPS_MAX])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PeerError(f"a flight recorder's dump is not understood: {error}"[:200]) from error
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    name, description = entry["process_group"]
+    group = f"{_text(name)}({_text(description)})"
+    # Gloo's entries stay `scheduled`; a retired entry is over with every backend.
+    state = "completed" if entry["retired"] else _text(entry["state"])
+    operation = _text(entry["profiling_name"]).rpartition(":")[2]
+    sequence = entry["collective_seq_id"]
+    if type(sequence) is not int or not 0 <= sequence < 1 << 63:
+        raise ValueError("a sequence number is none")
+    return Collective(group[:100], sequence, operation[:100], state[:20])
+
+
+def _text(value: Any) -> str:
+    # The text of a nested value could have any length.
+    if type(value) not in (str, int):
+        raise ValueError(f"a {type(value).__name__} in place of a text")
+    return str(value)
+
+
+class Request:
+    """A request to one rank for its dump; a dump from before is not taken as the answer.
+
+    A thread touches the files: they may lie on storage that hangs.
+    """
+
+    def __init__(self, rank: int, environ: Mapping[str, str]) -> None:
+        self.collectives: tuple[Collective, ...] = ()
+        """The collectives dumped since, once they are read; empty: no complete dump."""
+        pipe = environ.get(PIPE_VARIABLE)
+        prefix = next((environ[name] for name in FILE_VARIABLES if environ.get(name)), None)
+        self._path = f"{prefix}{rank}" if pipe and prefix else ""
+        self._before: int | None = None
+        if self._path:
+            _files.call(lambda: self._ask(f"{pipe}{rank}.pipe"))
+
+    def fetch(self) -> Future[None] | None:
+        """Have the answer read, if there is a new one; None: the rank dumps nothing."""
+        return _files.call(self._read) if self._path else None
+
+    def _ask(self, pipe: str) -> None:
+        self._before = _written(self._path)
+        # Without a reader the rank does not exist, or does not listen.
+        with contextlib.suppress(OSError):
+            fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with contextlib.closing(os.fdopen(fd, "wb", 0)) as file:
+                file.write(b"1")
+
+    def _read(self) -> None:
+        written = _written(self._path)
+        if written == self._before:
+            return
+        with contextlib.suppress(OSError, PeerError), open(self._path, "rb", opener=_now) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                self.collectives = read(file.read(DUMP_BYTES_MAX))
+                self._before = written
+
+
+def _now(path: str, flags: int) -> int:
+    # The file is the job's: a pipe in its place must not keep the agent waiting.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _written(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
 
 LOOKS_AT_ONCE = max(2, min(8, (os.cpu_count() or 1) // 4))
 WAITS_FOR_CHILD = "do_wait"
@@ -51,7 +159,7 @@ class Subject:
     worker: WorkerReport
     pid: int
     """Pid of the relevant process: the worker's own, or one below it."""
-    recorder: flight_recorder.Request
+    recorder: Request
     first: _Counters | None = None
     second: _Counters | None = None
     stat: procfs.Stat | None = None
@@ -170,9 +278,7 @@ class Examination:
         self._began = self._now()
         self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
         self._subjects = [
-            Subject(
-                worker, matters_most(worker.pid), flight_recorder.Request(worker.rank, os.environ)
-            )
+            Subject(worker, matters_most(worker.pid), Request(worker.rank, os.environ))
             for worker in workers
         ]
         self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -314,3 +420,68 @@ def matters_most(pid: int) -> int:
         if (stat := procfs.stat(one)) and not (stat.program and stat.program == own.program)
     ]
     return max(told)[1] if told else pid
+
+
+ANSWER_SECONDS = 1.0
+"""Seconds reserved for the last samples to end, and to send the answer."""
+_ENDED = "it has ended"
+_IN_VAIN = (spy.NOT_ALLOWED, spy.MISSING, _ENDED)
+
+
+class Sampling:
+    """Samples of several workers, each at a mean rate of `per_second`, for `seconds`."""
+
+    def __init__(self, workers: Sequence[WorkerReport], seconds: float, per_second: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + max(0.0, seconds - ANSWER_SECONDS)
+        self._per_second = per_second
+        self._over = asyncio.Event()
+        self._ranks = [RankEvidence(worker.rank, matters_most(worker.pid)) for worker in workers]
+
+    def stop(self) -> None:
+        """Stop sampling: the workers are being ended."""
+        self._over.set()
+
+    async def run(self) -> tuple[RankEvidence, ...]:
+        """Return the counts of each worker once the time is up."""
+        return tuple(await asyncio.gather(*map(self._sample, self._ranks)))
+
+    async def _sample(self, rank: RankEvidence) -> RankEvidence:
+        now = self._loop.time
+        while now() < self._until and not self._over.is_set():
+            # Equal intervals could coincide with the steps, and show one part of each only.
+            due = min(self._until, now() + random.uniform(0.5, 1.5) / self._per_second)
+            try:
+                async with asyncio.timeout_at(self._until + ANSWER_SECONDS / 2):
+                    is_waiting = await _look(rank)
+            except (WorldError, TimeoutError) as error:
+                rank = replace(rank, note=str(error))
+                if rank.note in _IN_VAIN:
+                    break
+            else:
+                waiting = rank.waiting + bool(is_waiting)
+                rank = replace(
+                    rank, samples=rank.samples + (is_waiting is not None), waiting=waiting
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._over.wait()
+        return rank
+
+
+async def _look(rank: RankEvidence) -> bool | None:
+    """Return whether the rank waits for its peers now; None: it could not be determined. Raises
+    WorldError."""
+    stat = procfs.stat(rank.pid)
+    if stat is None:
+        raise WorldError(_ENDED)
+    threads = (await spy.dump(rank.pid, spy.NONBLOCKING)).threads[:1]
+    # The kernel's data are some ms older than the stack, so they count only if the stack alone
+    # cannot distinguish waiting from computing.
+    share = 1.0 if stat.state == "R" else 0.0
+    is_open = any(is_backward(thread.frames) for thread in threads)
+    seen = RankEvidence(
+        rank.rank, rank.pid, "S", cpu_share=share if is_open else None, threads=threads
+    )
+    what = activity_of(seen)
+    return None if what.kind is Kind.UNKNOWN else awaits_peers(seen, what)

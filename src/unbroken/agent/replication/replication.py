@@ -5,6 +5,12 @@ Transfers run one at a time and at a bounded rate, so that training does not slo
 agree which snapshots are sent and kept (`core/snapshots/replication.py`). A slot is sent as it lies
 there. If training overwrites slots that are still needed, they are copied first, and the copies
 kept.
+
+`Part` is one snapshot on its way to the buddy: from its slot, or copied first, in a thread.
+
+`Held` keeps copies of this node's own snapshots, to which all nodes may have to return when one is
+lost. It keeps at most two states of a rank per attempt. States of an older attempt stay until all
+nodes hold a state of a newer one.
 """
 
 from __future__ import annotations
@@ -13,9 +19,11 @@ import asyncio
 import collections
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
+from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent.snapshots.slots import Slot, Snapshots, row
 from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
@@ -29,11 +37,165 @@ from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
 
 from .copies import Copies
-from .fetch import Fetch, Offer
-from .held import Held
-from .peer import path
-from .rounds import CROWDED_SECONDS, Agreements, StrangerError, ask
-from .sending import OvertakenError, Part, Saved
+from .exchange import CROWDED_SECONDS, Agreements, Fetch, Offer, StrangerError, ask, path
+
+BURST_SECONDS = 0.25
+"""Seconds over which a late transfer may catch up."""
+SLICE_BYTES = 1 << 20
+COPY_BYTES = 16 * 1024 * 1024
+
+
+class OvertakenError(Exception):
+    """Training has begun to overwrite the snapshot that is being sent, or it is no longer
+    needed."""
+
+
+@dataclass(eq=False)
+class Saved:
+    """A save, as long as it lies in its slot; `close` when it is no longer needed."""
+
+    item: Item
+    file: FileIO
+    size: int
+    headers: bytes
+    """Its headers when it was whole."""
+
+    @property
+    def is_intact(self) -> bool:
+        """True if it is still that snapshot."""
+        return os.pread(self.file.fileno(), HEADERS_BYTES, 0) == self.headers
+
+    def part(self) -> Part:
+        """Return the part to be sent."""
+        return Part(self.item, FileIO(os.dup(self.file.fileno())), self.size, self.headers)
+
+    def close(self) -> None:
+        """Release the slot."""
+        self.file.close()
+
+
+@dataclass(eq=False)
+class Part(Saved):
+    """A save that waits to be sent."""
+
+    copy: File | None = None
+    copying: asyncio.Future[bool] | None = None
+    is_held: bool = False
+    """The copy is kept by another owner."""
+
+    def begin_copy(self, copy: File) -> None:
+        """Start a copy, made by the kernel."""
+        self.copy = copy
+        ends = os.dup(self.file.fileno()), os.dup(copy.fd)
+        loop = asyncio.get_running_loop()
+        self.copying = loop.run_in_executor(None, _copied, *ends, self.size, self.headers)
+
+    async def send(self, peer: Peer, rate: int, is_wanted: Callable[[], bool]) -> None:
+        """Send all of it, at this number of bytes a second. Raises OvertakenError."""
+        loop = asyncio.get_running_loop()
+        slice_bytes = max(64 * 1024, min(SLICE_BYTES, rate // 16))
+        begin, due = 0, loop.time()
+        source = self.file.fileno() if self.copy is None else self.copy.fd
+        with FileIO(os.dup(source)) as file:
+            while begin < self.size:
+                if not is_wanted() or (self.copy is None and not self.is_intact):
+                    raise OvertakenError
+                count = min(slice_bytes, self.size - begin)
+                await peer.send(file, begin, count)
+                begin += count
+                due = max(due, loop.time() - BURST_SECONDS) + count / rate
+                await asyncio.sleep(max(0.0, due - loop.time()))  # noqa: TID251  (the bounded rate)
+
+
+def _copied(source: int, target: int, size: int, headers: bytes) -> bool:
+    """Copy a slot, in a thread, and close both; return False if it was overwritten meanwhile."""
+    try:
+        os.lseek(target, 0, os.SEEK_SET)
+        begin = 0
+        while begin < size:
+            if os.pread(source, HEADERS_BYTES, 0) != headers:
+                return False
+            begin += os.sendfile(target, source, begin, min(COPY_BYTES, size - begin))
+        return os.pread(source, HEADERS_BYTES, 0) == headers
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+OLDER_MAX = 3
+"""Number of older attempts whose copies are kept for each rank."""
+SPARE_MAX = 16
+
+
+class Held:
+    """Copies that one agent holds; `close` when it ends."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._kept: dict[Key, dict[Point, File]] = {}
+        self._spare: list[File] = []
+        """Memory to be used again."""
+
+    @property
+    def _memory(self) -> Memory:
+        return self._snapshots.memory
+
+    def take(self, size: int) -> File:
+        """Return memory for a copy. Raises WorldError if there is none."""
+        for file in self._spare:
+            if file.size == size:
+                self._spare.remove(file)
+                return file
+        return self._memory.take("unbroken-held", size)
+
+    def release(self, file: File) -> None:
+        """Release memory that is not needed now, and that nothing writes into."""
+        if len(self._spare) < SPARE_MAX:
+            self._spare.append(file)
+        else:
+            self._memory.give_back(file)
+
+    def discard(self, file: File) -> None:
+        """Release memory that is not needed, and that may still be written into."""
+        self._memory.give_back(file)
+
+    def keep(self, key: Key, point: Point, file: File) -> None:
+        """Keep a copy: it is a whole state."""
+        self._kept.setdefault(key, {})[point] = file
+
+    def keep_slot(self, key: Key, point: Point, fd: int, size: int) -> None:
+        """Keep a slot of an ended attempt as a copy: the same memory for longer."""
+        if point not in self._kept.get(key, {}):
+            self.keep(key, point, self._memory.share(File(fd, size)))
+
+    def trim(self, name: str, attempt: int, needed: Collection[int], *, is_agreed: bool) -> None:
+        """Release all but these copies of this attempt; `is_agreed`: of older ones too."""
+        for key, kept in self._kept.items():
+            useless = [point for point in kept if key[0] == name and (
+                point[1] not in needed if point[0] == attempt else is_agreed
+            )]  # fmt: skip
+            for point in useless:
+                file = kept.pop(point)
+                # A slot of an older attempt may have a writer that woke up late.
+                (self.release if point[0] == attempt else self.discard)(file)
+
+    def begin(self) -> None:
+        """Begin a newer attempt: all present copies may be restored."""
+        while self._spare:
+            self._memory.give_back(self._spare.pop())
+        for key, kept in self._kept.items():
+            for point in sorted(kept)[:-OLDER_MAX]:
+                self._memory.give_back(kept.pop(point))
+            for point, file in kept.items():
+                self._snapshots.add(key, point, self._memory.share(file), None)
+
+    def close(self) -> None:
+        """Release all memory."""
+        for file in [*self._spare, *(one for kept in self._kept.values() for one in kept.values())]:
+            self._memory.give_back(file)
+        self._spare.clear()
+        self._kept.clear()
+
 
 log = Log(__name__)
 

@@ -1,45 +1,131 @@
 """The controller of clusters: it gets orders from `core/clusters`, stores the state, then carries
-them out."""
+them out.
+
+Pure functions show clusters, machines, nodes and checks of the API as `core/clusters/rules` sees
+them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.clusters.draft import (
+    CheckView,
     ClusterDecision,
     ClusterEffect,
+    ClusterNode,
     Configure,
     CreateCheck,
     CreateMachine,
     DeleteMachine,
+    MachineView,
     ReleaseCluster,
     ReplaceNode,
     Retarget,
     World,
 )
-from unbroken.core.clusters.groups import retargeted
+from unbroken.core.clusters.groups import node_config, retargeted
 from unbroken.core.clusters.rules import decide_cluster
-from unbroken.core.clusters.state import ClusterState, write_state
+from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state, write_state
 from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
+from unbroken.kube.conditions import is_ready
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
 from unbroken.spec import keys
 from unbroken.spec.job.incident import GROUP, VERSION
+from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, REPAIR
 from unbroken.spec.nodes.check import NodeCheckSpec
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
-from unbroken.spec.nodes.values import Action
+from unbroken.spec.nodes.values import Action, health_of
 from unbroken.spec.schema.write import write_record
+from unbroken.spec.times import time_seconds
 
-from .views import world_of
+ObjectView = Mapping[str, Any]
+
+
+def world_of(
+    cluster: ObjectView,
+    machines: Iterable[ObjectView],
+    node_of: Callable[[str], Node | None],
+    checks: Iterable[ObjectView],
+) -> tuple[World, ClusterState]:
+    """Return a cluster with its machines; `node_of` finds the node of a name."""
+    spec, _ = CLUSTER.spec_of(cluster)
+    status, _ = CLUSTER.status_of(cluster)
+    seen = [machine_view(machine) for machine in machines]
+    nodes = {machine.name: node_view(machine.name, node_of(machine.name)) for machine in seen}
+    result = [check_view(check) for check in checks]
+    world = World(
+        name=cluster["metadata"]["name"],
+        spec=spec,
+        phase=phase_of(status.phase),
+        message=status.message,
+        is_deleting=bool(cluster["metadata"].get("deletionTimestamp")),
+        machines=seen,
+        nodes=nodes,
+        checks=[check for check in result if any(name in nodes for name in check.nodes)],
+    )
+    return world, read_state(status.state)
+
+
+def phase_of(text: str) -> ClusterPhase:
+    """Return the phase; Creating if it is none."""
+    try:
+        return ClusterPhase(text)
+    except ValueError:
+        return ClusterPhase.CREATING
+
+
+def machine_view(machine: ObjectView) -> MachineView:
+    """Return the view of a Machine object."""
+    spec, _ = MACHINE.spec_of(machine)
+    status, _ = MACHINE.status_of(machine)
+    metadata = machine["metadata"]
+    return MachineView(
+        metadata["name"],
+        spec.logical_id,
+        spec.instance_group,
+        status.phase,
+        status.message,
+        bool(metadata.get("deletionTimestamp")),
+        time_seconds(metadata["creationTimestamp"]) if metadata.get("creationTimestamp") else 0.0,
+        node_config(spec),
+    )
+
+
+def node_view(name: str, node: Node | None) -> ClusterNode:
+    """Return the view of a Node, which may not exist yet."""
+    metadata = node.metadata if node is not None else None
+    if node is None or metadata is None:
+        return ClusterNode(name)
+    labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    return ClusterNode(
+        name,
+        is_ready(node),
+        health_of(labels),
+        labels.get(DEEP_CHECK, ""),
+        CHECK_HOLD in annotations,
+        annotations.get(REPAIR, ""),
+    )
+
+
+def check_view(check: ObjectView) -> CheckView:
+    """Return the view of a NodeCheck object."""
+    spec, _ = NODE_CHECK.spec_of(check)
+    status, _ = NODE_CHECK.status_of(check)
+    name = check["metadata"]["name"]
+    return CheckView(name, spec.nodes, spec.kinds, status.phase, status.faulty, status.message)
+
 
 log = Log(__name__)
 

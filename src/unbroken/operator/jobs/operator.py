@@ -46,9 +46,9 @@ from unbroken.spec.keys import JOB_LABEL, LEDGER, ConditionType
 from unbroken.spec.problems import Problem
 
 from .pods import JobIdentity, job_identity
-from .requests import JobRequests
 from .runner import JobResources, JobRunner
 from .views import node_view
+from .writer import JobRequests
 
 log = Log(__name__)
 

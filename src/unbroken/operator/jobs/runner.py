@@ -15,10 +15,8 @@ from typing import Any
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.agent_http.client import LinkResources
+from unbroken.agent_http.client import Always, LinkResources, Permit, Turns
 from unbroken.agent_http.identity import Proofs
-from unbroken.agent_http.permit import Always, Permit
-from unbroken.agent_http.turns import Turns
 from unbroken.core.job.events import (
     AgentReported,
     AskAgent,
@@ -73,14 +71,11 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
 
-from .agent_memory import AgentMemory
 from .injection import AgentToInject
-from .links import AgentLinks, StockAgents, StockHolders
-from .pod_troubles import newest_warning
+from .links import AgentLinks, AgentMemory, StockAgents, StockHolders
 from .pods import JobIdentity, build_pod
-from .requests import JobRequests
-from .views import AgentPlace, agent_place, pod_view
-from .writer import JobWriter
+from .views import AgentPlace, agent_place, newest_warning, pod_view
+from .writer import JobRequests, JobWriter
 
 log = Log(__name__)
 

@@ -2,19 +2,21 @@
 
 `core.job.kueue` decides; this module reads the objects and carries out the orders. It keeps no
 state: a new operator finds everything in the Workloads. Kueue may be installed, or removed, while
-this runs; without it every job runs at once.
+this runs; without it every job runs at once. `served_version` follows which version of Kueue's API
+is served, if any.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, assert_never
 from urllib.parse import quote
 
 import msgspec
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.kueue import (
@@ -33,12 +35,13 @@ from unbroken.core.job.kueue import (
 from unbroken.core.job.record.conditions import current_condition
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import pause, wall
 from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import all_synced
+from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods
@@ -51,12 +54,12 @@ from unbroken.spec.job.types import JobSpec
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, KUEUE_GROUP, QUEUE_PRIORITY, REPLICA_LABEL, WORKLOAD
 
-from .api import served_version
 from .objects import (
     FLAVORS,
     OF_KUEUE,
     OF_PODS,
     PRIORITIES,
+    VERSIONS,
     WORKLOADS,
     Priority,
     pods_of,
@@ -66,6 +69,66 @@ from .objects import (
     workload_name,
     workload_view,
 )
+
+LAG_SECONDS = 1.0
+"""Seconds after which the API serves a kind whose definition is established."""
+
+
+async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncIterator[str | None]:
+    """Yield the newest supported version, None without Kueue, and every later one.
+
+    Discovery is open to every client. If the definition itself may not be read, a Kueue that is
+    installed later is found at the next start.
+    """
+    definition = _Definition()
+    name = f"metadata.name={WORKLOADS}.{KUEUE_GROUP}"
+    watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
+    tasks.create_task(watch.run())
+    told: list[str | None] = []
+    while True:
+        definition.change.clear()
+        result = await persist("discover Kueue", lambda: _discovered(client))
+        if told != [result]:
+            told = [result]
+            yield result
+        if watch.synced.is_set() and definition.version != result:
+            await pause(LAG_SECONDS)
+            continue
+        await definition.change.wait()
+
+
+class _Definition:
+    """Served version of Workloads, according to their definition."""
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.change = asyncio.Event()
+
+    def changed(
+        self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
+    ) -> None:
+        """Take the definition."""
+        conditions = (new.status and new.status.conditions) if new is not None else None
+        is_served = any(
+            condition.type == "Established" and condition.status == "True"
+            for condition in conditions or ()
+        )
+        served = (
+            {version.name for version in new.spec.versions if version.served}
+            if new is not None
+            else set()
+        )
+        self.version = next((v for v in VERSIONS if is_served and v in served), None)
+        self.change.set()
+
+
+async def _discovered(client: KubeClient) -> str | None:
+    for version in VERSIONS:
+        listed = await client.get_or_none(f"apis/{KUEUE_GROUP}/{version}", dict[str, Any])
+        if listed is not None and any(item["name"] == WORKLOADS for item in listed["resources"]):
+            return version
+    return None
+
 
 log = Log(__name__)
 

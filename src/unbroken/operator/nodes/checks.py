@@ -2,29 +2,52 @@
 
 All of its state is in the API: the check's status has the results so far, its pods show what runs.
 A new checker continues where the last one stopped; a repeated step changes nothing.
+
+Pure functions read nodes (their types, and the measured speed of their links), and make the patches
+of nodes by a deep check: labels and taint while it runs, and its findings. A node of a cluster may
+join as Unschedulable and InProgress: that is a hold without a check yet, and the check that takes
+it also frees the node. Any other label with more than `Schedulable` belongs to another writer (a
+fault, a quarantine). It is left unchanged, except for a check's own failure.
+
+`CheckRequests` makes the requests to the API server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
+import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.checks.inside import speeds_inside
-from unbroken.core.nodes.checks.limits import Fleet, speeds_shown
+from unbroken.core.nodes.checks.limits import Fleet, learn, speeds_shown
 from unbroken.core.nodes.checks.plan_steps import Step, next_steps, steps_done, total_steps
 from unbroken.core.nodes.checks.verdict import Conclusion, compact, conclude, faults_of
+from unbroken.errors import WorldError
+from unbroken.foreign_numbers import finite_number
 from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
+from unbroken.operator.instance_types import instance_types
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
-from unbroken.spec.keys import CLUSTER_NAME, DEVICE_BANDWIDTH, LINK_BANDWIDTH
+from unbroken.spec.keys import (
+    CHECK_HOLD,
+    CHECK_LABEL,
+    CLUSTER_NAME,
+    DEEP_CHECK,
+    DEVICE_BANDWIDTH,
+    HEALTH,
+    LINK_BANDWIDTH,
+)
 from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
@@ -34,15 +57,250 @@ from unbroken.spec.nodes.check import (
     NodeCheckStatus,
 )
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK
+from unbroken.spec.nodes.values import (
+    TAINT_EFFECT,
+    TAINT_VALUE,
+    DeepCheck,
+    Health,
+    health_of,
+    instance_type_of,
+)
+from unbroken.spec.schema.write import write_record
 
 from . import checks_log as check_log
-from . import checks_nodes as holds
 from . import checks_pods as check_pods
-from .checks_fleet import better, fleet_of, instance_type
-from .checks_pods import CheckerOptions, unmade
-from .checks_requests import CheckRequests
+from .checks_pods import NAMESPACE, CheckerOptions, gpus_of, is_local, unmade
+
+
+def instance_type(node: Node) -> str:
+    """Return the instance type in its labels; empty: they have none."""
+    return instance_type_of((node.metadata and node.metadata.labels) or {})
+
+
+def fleet_of(
+    nodes: Collection[Node],
+    asked: Iterable[str],
+    told: Mapping[str, float],
+    inside: Mapping[str, float],
+) -> Fleet:
+    """Return facts for a check of the nodes `asked`, from all `nodes` of the cluster.
+
+    `told`, `inside`: configured GB/s of two nodes, and of the devices of one, by instance type.
+    """
+    names = set(asked)
+    types = {key_of(node).name: instance_type(node) for node in nodes}
+    alike = [
+        node for node in nodes if types[key_of(node).name] in {types.get(n, "") for n in names}
+    ]
+    return Fleet(
+        {name: types.get(name, "") for name in names},
+        told,
+        _published([node for node in nodes if key_of(node).name in names]),
+        learn(_shown(alike, LINK_BANDWIDTH)),
+        inside,
+        learn(_shown(alike, DEVICE_BANDWIDTH)),
+    )
+
+
+def _published(nodes: Iterable[Node]) -> dict[str, float]:
+    """Return the published GB/s of instance types, where every node has all GPUs of its type."""
+    table = instance_types()
+    least: dict[str, float] = {}
+    for node in nodes:
+        kind = table.get(instance_type(node))
+        is_whole = kind is not None and not is_local(node) and gpus_of(node) == str(kind.gpus)
+        least[instance_type(node)] = kind.all_reduce if kind is not None and is_whole else 0.0
+    return {name: speed for name, speed in least.items() if speed}
+
+
+def _shown(nodes: Iterable[Node], key: str) -> list[tuple[str, float]]:
+    return [
+        (instance_type(node), speed) for node in nodes if (speed := _speed(node, key)) is not None
+    ]
+
+
+def better(node: Node, key: str, speed: float | None) -> str | None:
+    """Return the annotation to write after a check that has measured `speed`; None: it stays.
+
+    The best is kept: a network that slows down gradually does not become the usual.
+    """
+    if speed is None or is_local(node) or speed <= (_speed(node, key) or 0.0):
+        return None
+    return f"{speed:.4f}"
+
+
+def _speed(node: Node, key: str) -> float | None:
+    text = ((node.metadata and node.metadata.annotations) or {}).get(key, "")
+    return finite_number(text, 0.0, sys.float_info.max) or None
+
+
+FREE = ("", Health.SCHEDULABLE.value)
+PENDING = (Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value)
+
+
+def held_by(node: Node) -> str:
+    """Return the check that holds a node; empty: none does."""
+    return str(_hold(node).get("check", ""))
+
+
+def _hold(node: Node) -> Object:
+    text = ((node.metadata and node.metadata.annotations) or {}).get(CHECK_HOLD, "")
+    try:
+        result = msgspec.json.decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def take_node(node: Node, check: str) -> Object | None:
+    """Return a merge patch that marks a node as being checked; None: nothing is to be written."""
+    if held_by(node):
+        return None
+    labels = _labels(node)
+    health, before = health_of(labels), labels.get(DEEP_CHECK, "")
+    has_joined = (health, before) == (Health.UNSCHEDULABLE.value, DeepCheck.IN_PROGRESS.value)
+    is_ours = health in FREE or has_joined
+    hold = {"check": check, "isOurs": is_ours, "before": before}
+    new: dict[str, str | None] = {DEEP_CHECK: DeepCheck.IN_PROGRESS.value}
+    patch = _patch(node, new, msgspec.json.encode(hold).decode())
+    if is_ours:
+        patch["metadata"]["labels"][HEALTH] = Health.UNSCHEDULABLE.value
+        taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+        patch["spec"] = {"taints": [*_other_taints(node), taint]}
+    return patch
+
+
+def give_back_node(node: Node, phase: CheckPhase) -> Object | None:
+    """Return a merge patch that ends a check's hold with its findings; None: it holds nothing."""
+    hold = _hold(node)
+    if not hold:
+        return None
+    before = str(hold.get("before", ""))
+    result = {
+        CheckPhase.PASSED: DeepCheck.PASSED.value,
+        CheckPhase.FAILED: DeepCheck.FAILED.value,
+    }.get(phase, "" if before == DeepCheck.IN_PROGRESS.value else before)
+    patch = _patch(node, {DEEP_CHECK: result or None}, None)
+    health = health_of(_labels(node))
+    if phase is CheckPhase.FAILED:
+        # The taint stays, or is added: the repair removes it.
+        if health not in PENDING:
+            patch["metadata"]["labels"][HEALTH] = Health.PENDING_REPLACEMENT.value
+        taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+        patch["spec"] = {"taints": [*_other_taints(node), taint]}
+    elif hold.get("isOurs") and health == Health.UNSCHEDULABLE.value:
+        patch["metadata"]["labels"][HEALTH] = Health.SCHEDULABLE.value
+        patch["spec"] = {"taints": _other_taints(node)}
+    return patch
+
+
+def _labels(node: Node) -> dict[str, str]:
+    return (node.metadata and node.metadata.labels) or {}
+
+
+def _patch(node: Node, labels: dict[str, str | None], hold: str | None) -> Object:
+    assert node.metadata is not None
+    # The version guards the list of taints, which a merge patch replaces as a whole.
+    return {
+        "metadata": {
+            "resourceVersion": node.metadata.resourceVersion,
+            "labels": labels,
+            "annotations": {CHECK_HOLD: hold},
+        }
+    }
+
+
+def _other_taints(node: Node) -> Sequence[Object]:
+    taints = (node.spec and node.spec.taints) or ()
+    return [taint.to_dict() for taint in taints if taint.key != HEALTH]
+
 
 log = Log(__name__)
+
+PODS = f"api/v1/namespaces/{NAMESPACE}/pods"
+
+
+class _Pods(msgspec.Struct):
+    items: list[Pod]
+
+
+class CheckRequests:
+    """Requests about one check; each raises as `unbroken.kube.client.api_errors`."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def start(self, body: Object) -> None:
+        """Create a pod and its namespace, if they do not exist."""
+        try:
+            await self._client.create_if_absent(PODS, body)
+        except NotFound:
+            await self._make_namespace()
+            await self._client.create_if_absent(PODS, body)
+
+    async def _make_namespace(self) -> None:
+        # The tests access the host's devices, which stricter levels do not allow.
+        labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+        body = {"metadata": {"name": NAMESPACE, "labels": labels}}
+        await self._client.create_if_absent("api/v1/namespaces", body)
+
+    async def node(self, name: str) -> Node | None:
+        """Return the present node."""
+        return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
+
+    async def patch_node(self, node: Node, patch: Object) -> None:
+        """Merge into a node. Raises Conflict if it has changed meanwhile."""
+        await self._client.merge(f"api/v1/nodes/{quote(key_of(node).name)}", patch)
+
+    async def write(self, check: Object, status: NodeCheckStatus) -> None:
+        """Write the status of this very check, if it is not written yet."""
+        if status == NODE_CHECK.status_of(check)[0]:
+            return
+        path = f"{NODE_CHECK.path}/{quote(check['metadata']['name'])}/status"
+        uid = check["metadata"]["uid"]
+        await self._client.merge(path, {"status": write_record(status)}, uid=uid)
+
+    async def check(self, name: str) -> Object | None:
+        """Return the present NodeCheck."""
+        return await self._client.get_or_none(f"{NODE_CHECK.path}/{quote(name)}", Object)
+
+    async def delete_check(self, name: str) -> None:
+        """Delete a NodeCheck; its pods go with it."""
+        await self._client.delete_if_present(f"{NODE_CHECK.path}/{quote(name)}")
+
+    async def pods_of(self, check: str) -> list[Pod]:
+        """Return the pods of a check."""
+        return await self._pods(PODS, {"labelSelector": f"{CHECK_LABEL}={check}"})
+
+    async def pods_on(self, node: str) -> list[Pod]:
+        """Return all pods of a node."""
+        return await self._pods("api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
+
+    async def _pods(self, path: str, selector: Mapping[str, str]) -> list[Pod]:
+        result = await self._client.raw("GET", path, parameters=selector)
+        return msgspec.json.decode(result, type=_Pods).items
+
+    async def log_of(self, pod: Pod, *, is_needed: bool = False) -> str:
+        """Read the log of a pod; empty if it cannot be read.
+
+        `is_needed`: raise WorldError if its node does not answer now, but may later.
+        """
+        assert pod.metadata is not None
+        result = b""
+        try:
+            result = await self._client.raw("GET", f"{PODS}/{pod.metadata.name}/log")
+        except (ApiRefusal, WorldError) as error:
+            if is_needed and isinstance(error, WorldError):
+                raise
+            # It has not started yet, or its node does not answer.
+            log.debug("log of a pod not read", pod=pod.metadata.name, error=error)
+        return result.decode(errors="replace")
+
+    async def delete_pod(self, pod: Pod) -> None:
+        """Delete a pod, if it exists."""
+        assert pod.metadata is not None
+        await self._client.delete_if_present(f"{PODS}/{pod.metadata.name}")
+
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the pods of a check that is under way."""
@@ -115,7 +373,7 @@ class Checker:
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         # A check that was deleted while it ran has left its marks.
-        if new is not None and (name := holds.held_by(new)) and self._checks.get(name) is None:
+        if new is not None and (name := held_by(new)) and self._checks.get(name) is None:
             self._queue.add(name)
 
     async def _reconcile(self, name: str) -> float | None:
@@ -177,7 +435,7 @@ class Checker:
 
     async def _hold(self, run: Run) -> None:
         for node in self._known(run.spec.nodes):
-            patch = holds.take(node, run.name)
+            patch = take_node(node, run.name)
             if patch is not None:
                 await self._requests.patch_node(node, patch)
 
@@ -356,9 +614,9 @@ class Checker:
         self, check: str, nodes: Iterable[Node], phases: Mapping[str, CheckPhase]
     ) -> None:
         for node in list(nodes):
-            if holds.held_by(node) == check:
+            if held_by(node) == check:
                 name = key_of(node).name
-                patch = holds.give_back(node, phases.get(name, CheckPhase.UNKNOWN))
+                patch = give_back_node(node, phases.get(name, CheckPhase.UNKNOWN))
                 if patch is not None:
                     await self._requests.patch_node(node, patch)
 

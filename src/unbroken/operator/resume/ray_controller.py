@@ -52,8 +52,7 @@ from unbroken.spec.log_monitoring import log_monitoring_of
 
 from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
 from .orders import Orders, path_of
-from .ray_api import Place, Tokens, no_token
-from .ray_budget import Budgets
+from .ray_api import Budgets, Place, Tokens, no_token
 from .ray_dashboard import ASK_SECONDS, RayDashboards
 from .ray_logs import RayLogs
 from .ray_views import (

@@ -1,6 +1,6 @@
 """Asks the dashboards of Ray clusters which jobs run, stops jobs and submits jobs to them.
 
-A dashboard is a program of a user, so its answers and their cost are bounded (`ray_budget`). A slow
+A dashboard is a program of a user, so its answers and their cost are bounded (`ray_api`). A slow
 dashboard delays no other user's resumption: `RayDashboards` asks in a queue of its own, and only a
 few of one namespace at the same time.
 """
@@ -32,8 +32,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 
-from .ray_api import PACKAGE, Dashboard, Place, RefusedError, rows_of
-from .ray_budget import TOTAL, Use
+from .ray_api import PACKAGE, TOTAL, Dashboard, Place, RefusedError, Use, rows_of
 from .ray_views import request_text, with_attempt
 
 log = Log(__name__)

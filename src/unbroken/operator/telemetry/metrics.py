@@ -1,4 +1,7 @@
-"""All metrics of the operator: its own always, those of jobs and nodes while it leads."""
+"""All metrics of the operator: its own always, those of jobs and nodes while it leads.
+
+The metrics of jobs and nodes are fed from the API.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,110 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lightkube.resources.core_v1 import Node
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from unbroken.errors import WorldError
-from unbroken.kube.clock import monotonic
+from unbroken.kube.cache import changed, key_of
+from unbroken.kube.clock import monotonic, wall
 from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
-from unbroken.observe.program_metrics import (
-    Health,
-    ProgramMetrics,
-    QueueHealth,
-    WatchHealth,
-)
+from unbroken.observe.job_metrics import JobMetrics
+from unbroken.observe.job_records import JobName, JobState
+from unbroken.observe.node_metrics import NodeMetrics, NodeState
+from unbroken.observe.program_metrics import Health, ProgramMetrics, QueueHealth, WatchHealth
 from unbroken.observe.server import PORT, serving_metrics
-from unbroken.operator.jobs.operator import Operator
+from unbroken.operator.jobs.operator import Operator, Watches
+from unbroken.operator.jobs.views import node_view
+from unbroken.operator.kinds import IncidentObject, JobObject, NodeCheckObject, NodeRecordObject
+from unbroken.spec.job.codec import incident_from, job_status_from
+from unbroken.spec.job.ledger import read_ledger
+from unbroken.spec.keys import CLUSTER_NAME, INSTANCE_GROUP, LEDGER
+from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD
+from unbroken.spec.nodes.values import health_of
+from unbroken.spec.times import time_seconds
+
+
+def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> None:
+    """Keep the metrics of jobs in `registry`.
+
+    Incidents count if they end from `since` on, in seconds since the epoch.
+    """
+    metrics = JobMetrics(registry, since, wall)
+
+    def on_job(old: JobObject | None, new: JobObject | None) -> None:
+        key = key_of(changed(old, new))
+        name = JobName(key.namespace, key.name)
+        if new is None:
+            metrics.job_gone(name)
+        else:
+            metrics.job(name, _job_state(new))
+
+    def on_incident(old: IncidentObject | None, new: IncidentObject | None) -> None:
+        item = changed(old, new)
+        owners = item["metadata"].get("ownerReferences") or ()
+        if not owners:
+            return
+        name = JobName(key_of(item).namespace, owners[0]["name"])
+        incident, _ = incident_from(item)
+        if new is None:
+            metrics.incident_gone(name, owners[0]["uid"], incident.number)
+        else:
+            metrics.incident(name, owners[0]["uid"], incident)
+
+    watches.jobs.subscribe(on_job)
+    watches.incidents.subscribe(on_incident)
+
+
+def _job_state(job: JobObject) -> JobState:
+    metadata = job["metadata"]
+    annotations = metadata.get("annotations") or {}
+    return JobState(
+        metadata["uid"],
+        time_seconds(metadata["creationTimestamp"]),
+        job_status_from(job.get("status"))[0],
+        read_ledger(str(annotations.get(LEDGER) or "")),
+    )
+
+
+def watch_nodes(informers: Informers, registry: CollectorRegistry, since: float) -> None:
+    """Keep the metrics of nodes, their records and checks in `registry`.
+
+    Ended repairs and checks count from `since`, in seconds since the epoch.
+    """
+    metrics = NodeMetrics(registry, since)
+
+    def on_node(old: Node | None, new: Node | None) -> None:
+        metrics.node(key_of(changed(old, new)).name, None if new is None else _node_state(new))
+
+    def on_record(old: NodeRecordObject | None, new: NodeRecordObject | None) -> None:
+        item = changed(old, new)
+        record = None if new is None else NODE_RECORD.spec_of(new)[0]
+        metrics.record(key_of(item).name, record)
+
+    def on_check(old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
+        item = changed(old, new)
+        status = None if new is None else NODE_CHECK.status_of(new)[0]
+        metrics.check(key_of(item).name, NODE_CHECK.spec_of(item)[0], status)
+
+    informers.of(Node).subscribe(on_node)
+    informers.of(NodeRecordObject).subscribe(on_record)
+    informers.of(NodeCheckObject).subscribe(on_check)
+
+
+def _node_state(node: Node) -> NodeState:
+    labels = (node.metadata and node.metadata.labels) or {}
+    return NodeState(
+        node_view(node).is_ready,
+        health_of(labels),
+        labels.get(CLUSTER_NAME, ""),
+        labels.get(INSTANCE_GROUP, ""),
+    )
+
 
 log = Log(__name__)
 

@@ -8,6 +8,7 @@ results on pods of these controllers. It changes no TrainJob, JobSet or Job.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from unbroken.core.train_jobs import (
     ChangeJob,
     CreateJob,
     Order,
+    ResultPod,
     TrainJobPicture,
     WriteResult,
     is_run_here,
@@ -38,11 +40,20 @@ from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import JOBS, JobObject, job_class, runtime_class
 from unbroken.operator.served import while_served
-from unbroken.spec.job_kinds import HYPERPOD_JOB, TRAIN_JOB, TRAIN_RUNTIME
+from unbroken.spec.job_kinds import ENDED_PHASES, HYPERPOD_JOB, TRAIN_JOB, TRAIN_RUNTIME
 from unbroken.spec.keys import RESULT, RESULT_LABEL
 from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND
 
-from .views import result_pods
+
+def result_pods(pods: Iterable[Pod]) -> Iterator[ResultPod]:
+    """Yield the pods of a TrainJob that can still take its result."""
+    for pod in pods:
+        metadata, phase = pod.metadata, pod.status and pod.status.phase
+        if metadata is None or metadata.deletionTimestamp or phase in ENDED_PHASES:
+            continue
+        result = (metadata.annotations or {}).get(RESULT, "")
+        yield ResultPod(metadata.name or "", metadata.uid or "", result)
+
 
 log = Log(__name__)
 
