@@ -21,8 +21,8 @@ from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.still_ranks import is_active
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
+from unbroken.wire.agent_codec import decode_evidence
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
-from unbroken.wire.observation_codec import decode_evidence
 
 pytestmark = pytest.mark.slow
 

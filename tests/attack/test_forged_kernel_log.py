@@ -24,8 +24,7 @@ from tests.core.nodes.drive_node_health import Bench
 from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead
 from unbroken.core.nodes.health_object import NODE_ACTIONS
 from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record
-from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
-from unbroken.core.nodes.signals_table import Sign, SignTable
+from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample, Sign, SignTable
 from unbroken.nodes.host import look
 from unbroken.nodes.kernel_reader import FileReader, KmsgReader
 from unbroken.nodes.once import look_once

@@ -48,9 +48,11 @@ from unbroken.wire.agent_codec import (
     LINK_BYTES_MAX,
     decode_answer,
     decode_command,
+    decode_evidence,
     decode_imports,
     decode_report,
     encode_command,
+    encode_evidence,
     encode_report,
     report_bytes_max,
 )
@@ -63,7 +65,6 @@ from unbroken.wire.observation import (
     RankWatch,
     ThreadStack,
 )
-from unbroken.wire.observation_codec import decode_evidence, encode_evidence
 
 SECONDS_MAX = 2.0
 """Processor seconds for one message; the slowest takes 0.3 s."""

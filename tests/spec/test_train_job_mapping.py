@@ -14,9 +14,8 @@ from tests.spec.random_json import JSON
 from tests.train_jobs import COMMAND, patch, runtime, train_job
 from unbroken.errors import SpecError
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.kubeflow.pod_patches import merged
 from unbroken.spec.kubeflow.trainjob import Runtime, read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import MappedJob, map_train_job
+from unbroken.spec.kubeflow.trainjob_mapping import MappedJob, map_train_job, merged
 
 Object = dict[str, Any]
 DEFAULT = read_runtime(runtime())

@@ -15,8 +15,10 @@ from unbroken.wire.agent_codec import (
     EvidenceError,
     decode_answer,
     decode_command,
+    decode_evidence,
     decode_report,
     encode_command,
+    encode_evidence,
     encode_report,
 )
 from unbroken.wire.observation import (
@@ -32,7 +34,6 @@ from unbroken.wire.observation import (
     RankWatch,
     ThreadStack,
 )
-from unbroken.wire.observation_codec import decode_evidence, encode_evidence
 
 COUNTS = st.integers(0, 2**40)
 TIMES = st.floats(0, 1e10)

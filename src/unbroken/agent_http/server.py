@@ -48,11 +48,16 @@ from unbroken.wire.agent_bodies import (
     status_body,
     stop_command,
 )
-from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_beat, encode_report
+from unbroken.wire.agent_codec import (
+    LINK_BYTES_MAX,
+    decode_command,
+    encode_beat,
+    encode_evidence,
+    encode_report,
+)
 from unbroken.wire.codec import FRAME_BYTES_MAX, dump, load, read, write
 from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import COLLECT_SECONDS_MAX, CollectCommand, Evidence
-from unbroken.wire.observation_codec import encode_evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
 from .guard import Guard, Link, is_snapshot

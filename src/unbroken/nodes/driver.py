@@ -36,8 +36,7 @@ from unbroken.core.nodes.health import (
     Written,
 )
 from unbroken.core.nodes.health_object import OwnNode, node_state
-from unbroken.core.nodes.signals import GpuSample
-from unbroken.core.nodes.signals_table import SignTable
+from unbroken.core.nodes.signals import GpuSample, SignTable
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.foreign_numbers import whole_number

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from unbroken.core.nodes.health_object import NODE_ACTIONS
 from unbroken.core.nodes.kernel_log import KernelLine
-from unbroken.core.nodes.signals import GpuWatch
-from unbroken.core.nodes.signals_table import Sign, SignTable, believed, weakened
+from unbroken.core.nodes.signals import GpuWatch, Sign, SignTable, believed, weakened
 
 from . import host
 from .gpus import GpuEyes

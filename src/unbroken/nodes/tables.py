@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from unbroken.core.nodes.signals_table import SignTable
+from unbroken.core.nodes.signals import SignTable
 from unbroken.errors import SpecError
 from unbroken.spec.nodes.fault_table import load_fault_table
 

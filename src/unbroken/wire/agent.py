@@ -238,7 +238,7 @@ class StartCommand:
     """`host:port` of agents that may have copies of what the ranks of this node saved in older
     attempts, likeliest first."""
     lease_seconds: float = 0.0
-    """Seconds without renewal of their lease after which the workers end (`core.agent.lease`); 0:
+    """Seconds without renewal of their lease after which the workers end (`core.agent.machine`); 0:
     they need none."""
     parent: str = ""
     """`host:port` of the agent that vouches for the attempt while no operator answers; empty: this

@@ -23,8 +23,7 @@ from unbroken.core.nodes.health import (
 )
 from unbroken.core.nodes.health_object import node_state
 from unbroken.core.nodes.kernel_log import KernelLine
-from unbroken.core.nodes.signals import GpuSample
-from unbroken.core.nodes.signals_table import SignTable
+from unbroken.core.nodes.signals import GpuSample, SignTable
 from unbroken.core.tick import Tick
 from unbroken.local.apiserver.write.patch import merge_patch
 from unbroken.nodes.tables import read_table

@@ -17,9 +17,14 @@ from unbroken.core.nodes.checks.devices import (
     slow_parts,
     slow_text,
 )
-from unbroken.core.nodes.checks.inside import compare_devices
-from unbroken.core.nodes.checks.limits import DEVICE_BANDWIDTH, FLEET_SHARE, Fleet, learn
-from unbroken.core.nodes.checks.plan_steps import next_steps
+from unbroken.core.nodes.checks.plan import (
+    DEVICE_BANDWIDTH,
+    FLEET_SHARE,
+    Fleet,
+    compare_devices,
+    learn,
+    next_steps,
+)
 from unbroken.core.nodes.checks.verdict import conclude, faults_of
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.nodes.checks.limits import (
+from unbroken.core.nodes.checks.plan import (
     BANDWIDTH,
     BANDWIDTH_QUEUED,
     DEVICE_LINKS,
@@ -18,16 +18,17 @@ from unbroken.core.nodes.checks.limits import (
     LATENCY_QUEUED,
     SUM,
     Fleet,
+    Link,
     LinkLimits,
+    NodePair,
     learn,
     limits_of,
     links,
     measured_pairs,
+    next_steps,
     speeds_shown,
 )
-from unbroken.core.nodes.checks.limits import Measured as Seen
-from unbroken.core.nodes.checks.plan import Link, NodePair
-from unbroken.core.nodes.checks.plan_steps import next_steps
+from unbroken.core.nodes.checks.plan import Measured as Seen
 from unbroken.core.nodes.checks.verdict import Conclusion, conclude, faults_of
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 

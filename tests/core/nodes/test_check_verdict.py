@@ -8,9 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.nodes.checks.limits import RUN, Fleet
-from unbroken.core.nodes.checks.plan_steps import Step, steps_done, total_steps
-from unbroken.core.nodes.checks.plan_steps import next_steps as next_steps_with
+from unbroken.core.nodes.checks.plan import RUN, Fleet, Step, steps_done, total_steps
+from unbroken.core.nodes.checks.plan import next_steps as next_steps_with
 from unbroken.core.nodes.checks.verdict import RESULTS_MAX, Conclusion, compact, faults_of
 from unbroken.core.nodes.checks.verdict import conclude as conclude_with
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome

@@ -18,8 +18,8 @@ from unbroken.core.nodes.signals import (
     HostFinding,
     HostSample,
     HostWatch,
+    SignTable,
 )
-from unbroken.core.nodes.signals_table import SignTable
 from unbroken.nodes.tables import read_table
 from unbroken.spec.nodes.fault_table import FaultTable, GpuSign, HostSign, load_fault_table
 from unbroken.spec.problems import ManifestError

@@ -12,7 +12,7 @@ import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.clusters.groups import InstanceGroup, machine_spec
-from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.core.nodes.checks.plan import Step
 from unbroken.operator.nodes import checks
 from unbroken.operator.nodes import checks_log as check_log
 from unbroken.operator.nodes import checks_pods as check_pods

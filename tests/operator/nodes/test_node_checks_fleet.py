@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.nodes.checks.limits import FLEET_SHARE
+from unbroken.core.nodes.checks.plan import FLEET_SHARE
 from unbroken.operator.nodes.checks import better, fleet_of
 from unbroken.spec.keys import DEVICE_BANDWIDTH, LINK_BANDWIDTH
 

@@ -14,8 +14,8 @@ from unbroken.agent.workers.output import Rhythm
 from unbroken.core.agent.events import WatchRead
 from unbroken.core.tick import Tick
 from unbroken.core.watchdog import events
+from unbroken.core.watchdog.events import Taught
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.core.watchdog.taught import Taught
 from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.detectors import from_command
 from unbroken.wire.agent import StartCommand

@@ -5,7 +5,8 @@ the agent has ended it kills every descendant, daemons included, and then ends w
 exit code. If the keeper itself is killed, the agent notices and does the same.
 
 It also ends everything when the lease on the workers has run out and the agent has not ended them
-(`core.agent.lease`): a frozen agent cannot. At the same time the kernel kills the agent (`expiry`).
+(`core.agent.machine`): a frozen agent cannot. At the same time the kernel kills the agent
+(`expiry`).
 """
 
 from __future__ import annotations

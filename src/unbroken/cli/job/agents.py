@@ -19,9 +19,8 @@ from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import PORT, AgentReport, RuleView, WarmReport, WorkerReport
 from unbroken.wire.agent_bodies import parse_json, report_of_status
-from unbroken.wire.agent_codec import decode_report
+from unbroken.wire.agent_codec import decode_evidence, decode_report
 from unbroken.wire.observation import Evidence
-from unbroken.wire.observation_codec import decode_evidence
 from unbroken.wire.proof import Stranger
 
 from .ranks import watch_value

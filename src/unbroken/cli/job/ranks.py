@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unbroken.core.watchdog.late import START_SECONDS
+from unbroken.core.watchdog.rhythm import START_SECONDS
 from unbroken.spec.times import time_seconds, time_text
 from unbroken.wire.observation import Bound, RankWatch
 

@@ -15,7 +15,7 @@ from unbroken.errors import SpecError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 
 if TYPE_CHECKING:
-    from unbroken.core.nodes.signals_table import Sign, SignTable
+    from unbroken.core.nodes.signals import Sign, SignTable
     from unbroken.spec.nodes.fault_table import FaultEntry
 
 Object = dict[str, Any]

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from unbroken.cli.show import note
 from unbroken.core.logs.origins import FileOrigin, origin_of
 from unbroken.core.logs.recorded import Line, Reading, Recorded, require_times, world_of
-from unbroken.core.logs.replay import Replay
+from unbroken.core.logs.replay import Replay, check_limits, check_sample
 from unbroken.core.logs.rule_config import CompiledRule, read_rules
-from unbroken.core.logs.rule_evidence import check_limits, check_sample
 from unbroken.core.logs.rule_lint import LintFinding
 from unbroken.core.logs.rule_sets import RuleSet
 from unbroken.core.wording import counted

@@ -6,11 +6,31 @@ Nothing is started while a process of an earlier attempt is alive, unless it is 
 
 States are those of the HyperPod agent 1.1.3. FAULTED and COMPLETED wait for a command. READY is
 entered only after `NothingLives`, with every kept worker at the barrier.
+
+`Lease` is the lease on the workers: the time that they may run while no operator can stop them. A
+node that is cut off cannot be asked whether its workers still run. So the workers end by
+themselves when their lease has run out, and the operator takes them as ended after that time
+(`core.job.leases`). The lease is renewed by the operator, or by all peers of the attempt together:
+
+- The agent sends the operator the time on its own clock. The operator sends that time back, and the
+  lease counts from it. A delayed renewal is worth less, and never too much.
+- Without an operator the agents of the attempt vouch for each other (`peers`). A stopped agent
+  vouches no more, so the operator needs to stop only one peer to let the lease run out. As long as
+  no agent is stopped, an absent operator stops nothing.
+
+Times are seconds on the agent's clock, which must count the time for which the machine was
+suspended.
+
+`Members` are workers that can leave their training on request, and so can be kept over attempts. A
+member is one process. It trains, or waits at the barrier. There it has left its process groups
+and does nothing until it is released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from unbroken.core.tick import Tick
@@ -40,7 +60,9 @@ from .events import (
     Exit,
     FaultReported,
     FirstOutput,
+    HoldLease,
     KillAll,
+    LeaseEvent,
     MemberEvent,
     NothingLives,
     OfferPort,
@@ -70,9 +92,178 @@ from .events import (
     WorkerEnded,
 )
 from .faults import SIGKILL, SIGTERM
-from .lease import Lease
-from .members import Members, WorkerProcess
 from .run import Run, message, refusal_of
+
+URGENT_SHARE = 0.4
+"""Share of a lease at whose end it is urgent. The operator needs less than the rest to notice that
+an agent is silent, and to stop the other ranks."""
+
+
+class Lease:
+    """The lease on the workers of the newest attempt that an agent has started."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Length in seconds; 0: the workers need no lease."""
+        self.is_over = False
+        """The workers were ended because the lease ran out."""
+        self.unvouched: int | None = None
+        """The newest attempt, as long as this agent has not vouched for it to a peer."""
+        self._attempt = -1
+        self._operator_at = self._peers_at = -math.inf
+        """The newest time at which the operator certainly still wanted the agent to run."""
+        self._held_until: float | None = None
+        """Deadline that the keeper has received; None: no worker may be alive."""
+
+    def begin(self, attempt: int, seconds: float) -> None:
+        """Start the workers of an attempt under a lease of this length."""
+        self._attempt, self.seconds, self.is_over = attempt, seconds, False
+        self.unvouched = attempt
+        self._peers_at = -math.inf
+
+    def take(self, event: LeaseEvent) -> None:
+        """Renew the lease."""
+        match event:
+            case Renewed(at):
+                self._operator_at = max(self._operator_at, at)
+            case Vouched(attempt, at) if attempt == self._attempt:
+                self._peers_at = max(self._peers_at, at)
+            case Vouched():
+                pass  # The renewal is for an attempt that this agent has left.
+
+    def vouch(self, *, vouches: bool) -> bool:
+        """Record whether the agent vouches for the attempt to a peer, and return it."""
+        if vouches:
+            self.unvouched = None
+        return vouches
+
+    def may_start(self, command: StartCommand, now: float) -> bool:
+        """Return whether workers may start. A start order that was long under way must not start
+        workers that the operator takes as ended."""
+        return not command.lease_seconds or now < self._operator_at + command.lease_seconds
+
+    def due(self) -> float | None:
+        """Return when the workers are to be ended; None: never, or they have been."""
+        return None if self.is_over else self._held_until
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether the workers must end soon."""
+        due = self.due()
+        return due is not None and now >= due - URGENT_SHARE * self.seconds
+
+    def hold(self, run: Run | None, *, has_leftovers: bool) -> list[HoldLease]:
+        """Send the keeper the new deadline for workers, if it has changed. `has_leftovers`:
+        processes left by workers were not seen to end."""
+        until = self._until(run, has_leftovers=has_leftovers)
+        if until == self._held_until:
+            return []
+        self._held_until = until
+        return [HoldLease(until)]
+
+    def _until(self, run: Run | None, *, has_leftovers: bool) -> float | None:
+        """Return when the workers must have ended; None: none may be alive, or they need no
+        lease."""
+        if run is None or run.is_rankless or not self.seconds:
+            return None
+        if run.workers and not has_leftovers and not run.is_alive():
+            return None
+        return max(self._operator_at, self._peers_at) + self.seconds
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One process."""
+
+    pid: int
+    attempt: int
+    """Attempt that it trains in, or trained in last."""
+    node_rank: int | None
+    """Node rank that it trains with, or trained with last; None: it has had none."""
+    is_at_barrier: bool = False
+    has_passed: bool = False
+    """True if it has reported `Passed` since its release, or was never at the barrier."""
+    is_recalled: bool = False
+    """It received the request to come to the barrier and has not been released since."""
+
+
+class Members:
+    """Members of a node, by local rank."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, WorkerProcess] = {}
+
+    def __contains__(self, local_rank: object) -> bool:
+        return local_rank in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, local_rank: int, pid: int | None) -> WorkerProcess | None:
+        """Return the member, if it is this process."""
+        member = self._known.get(local_rank)
+        return member if member is not None and pid in (None, member.pid) else None
+
+    def add(self, local_rank: int, member: WorkerProcess) -> None:
+        """Add a member; a process that is a member already keeps its record."""
+        known = self._known.get(local_rank)
+        if known is None or known.pid != member.pid:
+            self._known[local_rank] = member
+
+    def drop(self, local_rank: int) -> None:
+        """Remove the member: it cannot be kept."""
+        self._known.pop(local_rank, None)
+
+    def clear(self) -> None:
+        """Remove all members: none can be kept."""
+        self._known.clear()
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return local ranks, in order."""
+        return tuple(sorted(self._known))
+
+    def pid(self, local_rank: int) -> int:
+        """Return the pid of a member."""
+        return self._known[local_rank].pid
+
+    def absent(self) -> tuple[int, ...]:
+        """Return local ranks that are not at the barrier."""
+        return tuple(rank for rank in self.ranks() if not self._known[rank].is_at_barrier)
+
+    def oldest(self) -> int | None:
+        """Return the attempt of the oldest member."""
+        return min((member.attempt for member in self._known.values()), default=None)
+
+    def recall(self) -> tuple[int, ...]:
+        """Return local ranks that must now be requested to come to the barrier."""
+        fresh = [rank for rank in self.absent() if not self._known[rank].is_recalled]
+        for rank in fresh:
+            self._known[rank].is_recalled = True
+        return tuple(fresh)
+
+    def arrive(self, member: WorkerProcess) -> bool:
+        """Note that the member is at the barrier; return False if it reported so before its
+        release, or twice."""
+        if member.is_at_barrier or not member.has_passed:
+            return False
+        member.is_at_barrier = True
+        return True
+
+    def release(self, ranks: Iterable[int], attempt: int, node_rank: int) -> None:
+        """Note that the members leave the barrier."""
+        for rank in ranks:
+            self._known[rank] = WorkerProcess(self._known[rank].pid, attempt, node_rank)
+
+    def keep_rank(self, node_rank: int) -> bool:
+        """Return True if no member trained with another node rank; else remove all members.
+
+        A process has data and state of its rank, and must not continue as another one. With
+        `--inprocess-restart` the workers expect any rank, and this is not called.
+        """
+        is_same = all(one.node_rank in (None, node_rank) for one in self._known.values())
+        if not is_same:
+            self.clear()
+        return is_same
+
 
 JOB_RESTART = "job_level_restart"
 _ON = (AgentState.INIT, AgentState.RUNNING)

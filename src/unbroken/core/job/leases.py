@@ -1,6 +1,6 @@
 """Expiry of worker leases: when the workers of a silent agent are known to have ended.
 
-The agent's half, and how a lease is renewed, are in `core.agent.lease`. This operator renews the
+The agent's half, and how a lease is renewed, are in `core.agent.machine`. This operator renews the
 lease of an agent that reaches it. Earlier operators had lost their mandate before this one began.
 
 Peers renew a lease only all together. They stop once one peer is proven to run the attempt no

@@ -1,7 +1,7 @@
 """Errors and surprises in log rules, found before a job runs with them.
 
 Nothing here guesses. What cannot be decided from the pattern alone is not reported: whether one
-pattern covers another, or whether a look-around can hold. `rule_evidence` finds more from logs.
+pattern covers another, or whether a look-around can hold. `replay` finds more from logs.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from .health_object import (
     severest,
 )
 from .kernel_log import KernelLine
-from .signals import GpuSample, GpuWatch, HostSample
-from .signals_table import Sign, SignTable, believed, weakened
+from .signals import GpuSample, GpuWatch, HostSample, Sign, SignTable, believed, weakened
 
 SETTLE_SECONDS = 5.0
 """Seconds that an XID whose meaning depends on others waits for them; they come within a second

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from unbroken.core.nodes.checks.devices import DevicePair, slow_parts, slow_text
-from unbroken.core.nodes.checks.limits import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVICE_SUM
+from unbroken.core.nodes.checks.plan import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVICE_SUM
 from unbroken.spec.nodes.check import Outcome
 
 from .collectives import BYTES, JOIN_SECONDS, Group, Report, count_gpus, reports

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unbroken.core.nodes.checks.limits import GPU_PRODUCT
+from unbroken.core.nodes.checks.plan import GPU_PRODUCT
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 

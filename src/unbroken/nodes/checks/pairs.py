@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from unbroken.core.nodes.checks.devices import slow_lanes, slow_text
-from unbroken.core.nodes.checks.limits import (
+from unbroken.core.nodes.checks.plan import (
     BANDWIDTH,
     BANDWIDTH_QUEUED,
     DEVICE_LINKS,

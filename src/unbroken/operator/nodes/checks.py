@@ -22,9 +22,16 @@ from urllib.parse import quote
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.nodes.checks.inside import speeds_inside
-from unbroken.core.nodes.checks.limits import Fleet, learn, speeds_shown
-from unbroken.core.nodes.checks.plan_steps import Step, next_steps, steps_done, total_steps
+from unbroken.core.nodes.checks.plan import (
+    Fleet,
+    Step,
+    learn,
+    next_steps,
+    speeds_inside,
+    speeds_shown,
+    steps_done,
+    total_steps,
+)
 from unbroken.core.nodes.checks.verdict import Conclusion, compact, conclude, faults_of
 from unbroken.errors import WorldError
 from unbroken.foreign_numbers import finite_number

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from unbroken.core.nodes.checks.inside import DEVICES_COMPARED
-from unbroken.core.nodes.checks.limits import RUN
+from unbroken.core.nodes.checks.plan import DEVICES_COMPARED, RUN
 from unbroken.core.nodes.checks.verdict import CONNECTIVITY
 from unbroken.kube.clock import rfc3339
 from unbroken.spec.nodes.check import CheckResult, Outcome

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.nodes.checks.limits import RUN
-from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.core.nodes.checks.plan import RUN, Step
 from unbroken.foreign_numbers import finite_number, whole_number
 from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
 from unbroken.spec.keys import CHECK_LABEL, CHECK_PLANT, CHECK_SECONDS, CHECK_STEP

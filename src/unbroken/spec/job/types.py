@@ -166,7 +166,7 @@ class FenceBy(Enum):
     PROVIDER = "provider"
     """The Node is deleted, or tainted node.kubernetes.io/out-of-service."""
     LEASE = "lease"
-    """As PROVIDER; or their lease has run out (`core.agent.lease`)."""
+    """As PROVIDER; or their lease has run out (`core.agent.machine`)."""
 
 
 LEASE_SECONDS, LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 8.0, 4.0, 3600.0

@@ -39,8 +39,8 @@ from unbroken.core.job.recovery.recovery import Details, Recovery
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
-from unbroken.core.watchdog.late import START_SECONDS
-from unbroken.core.watchdog.parts import STARTUP
+from unbroken.core.watchdog.levels import STARTUP
+from unbroken.core.watchdog.rhythm import START_SECONDS
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import PLANNED_MOVE, Signal
 from unbroken.wire.agent import AgentReport

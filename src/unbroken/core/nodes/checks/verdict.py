@@ -13,22 +13,24 @@ from dataclasses import dataclass, replace
 
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
-from .inside import compare_devices
-from .limits import (
+from .plan import (
     BANDWIDTH,
     DEVICE_BANDWIDTH,
     GPU_PRODUCT,
     RUN,
     SUM,
     Fleet,
+    Link,
     LinkLimits,
     Measured,
     best_of,
+    compare_devices,
+    edge,
+    judge_pairs,
     limits_of,
     links,
     measured_pairs,
 )
-from .plan import Link, edge, judge_pairs
 
 MAJORITY_LEAST = 3
 """Nodes that must have run the same training: with only two that disagree, the faulty one cannot be
