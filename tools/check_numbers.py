@@ -23,7 +23,7 @@ REASONS = {
         *("agent/evidence/procfs.py", "agent/evidence/watch.py", "agent/snapshots/memory.py"),
         *("agent/workers/facts.py", "agent/workers/lineage.py", "agent/workers/spawn.py"),
         *("core/nodes/kernel_log.py", "local/node/processes/process.py", "local/state.py"),
-        *("local/node/processes/supervisor.py", "nodes/agents.py", "nodes/host.py"),
+        *("local/node/processes/supervisor.py", "nodes/host.py"),
         *("nodes/nvml.py", "operator/election.py", "operator/nodes/providers/command.py"),
     ),
     "what this program has written itself": (

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 
 from unbroken import worker
 from unbroken.agent_http.server import OPEN_PATHS, AgentServer
-from unbroken.cluster_api.operations import HANDLERS
+from unbroken.cluster_api.server import HANDLERS
 from unbroken.core.job.recovery import incidents, ladder, signals
 from unbroken.core.job.watch import unreached
 from unbroken.nodes.tables import read_table

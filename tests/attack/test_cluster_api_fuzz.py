@@ -24,7 +24,7 @@ from tests.attack.raw_calls import signed
 from tests.cli_calls import UNBROKEN, read_until
 from tests.cluster_api.api_program import KEY, credentials_file, running_api
 from tests.watching import PATIENCE_SECONDS
-from unbroken.cluster_api.operations import HANDLERS
+from unbroken.cluster_api.server import HANDLERS
 
 pytestmark = pytest.mark.slow
 GROUP = {

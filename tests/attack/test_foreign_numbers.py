@@ -31,7 +31,7 @@ from unbroken.errors import PeerError, SpecError
 from unbroken.foreign_numbers import INT64_MAX, finite_number, no_number, whole_number
 from unbroken.local.apiserver.http.requests import Query, list_options
 from unbroken.local.apiserver.http.status import ApiError
-from unbroken.local.kubeflow.views import job_picture
+from unbroken.local.kubeflow.controller import job_picture
 from unbroken.local.node.logs import log_options
 from unbroken.local.node.processes.cri_log import stamp
 from unbroken.local.ray.admission import admit_raycluster

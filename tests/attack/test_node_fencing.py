@@ -20,7 +20,7 @@ from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import all_synced
-from unbroken.local.machines.fence import Fence as MachineFence
+from unbroken.local.machines.pool import Fence as MachineFence
 from unbroken.operator.fences import REFUSED, Fences, read_fences, write_fences
 from unbroken.spec.keys import FENCE, FENCES
 

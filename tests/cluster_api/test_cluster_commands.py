@@ -11,8 +11,8 @@ import yaml
 
 from tests.cli_calls import Cli
 from tests.cluster_api.api_program import Hands, Running
+from unbroken.cli.cluster.commands import progress
 from unbroken.cli.cluster.place import credential_of
-from unbroken.cli.cluster.views import progress
 
 pytestmark = pytest.mark.slow
 

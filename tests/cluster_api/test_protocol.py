@@ -12,8 +12,7 @@ from tests.apiservers import Cluster
 from tests.cluster_api.api_program import KEY, Running
 from tests.cluster_api.shape_samples import broken, good
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
-from unbroken.cluster_api.operations import HANDLERS
-from unbroken.cluster_api.server import BODY_BYTES
+from unbroken.cluster_api.server import BODY_BYTES, HANDLERS
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.signatures import Credential, Message, sign
 from unbroken.errors import SpecError

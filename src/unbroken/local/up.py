@@ -2,6 +2,14 @@
 
 `run` is what `unbroken up` does in the foreground.  The parts know each other through the
 Kubernetes API alone.
+
+The key of its cluster API is made at the first start, and kept in the directory. The loopback
+address is open to every user of the machine; the key is readable by its owner only.
+
+Each node has a daemon. The node has no kernel and no GPUs of its own, so files in the node's
+directory simulate them: `kernel.log`, `libnvidia-ml.so.1`, and the file system below `host`. Faults
+of the host machine are not attributed to one of its nodes: rebooting or replacing that node would
+not help.
 """
 
 from __future__ import annotations
@@ -9,27 +17,33 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
+from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
+from unbroken.cluster_api.signatures import Credential
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 from unbroken.kube.observed import observing
+from unbroken.local.apiserver.access import write_private
 from unbroken.local.apiserver.driver import Serving, serving
+from unbroken.local.machines.node import Companion
 from unbroken.local.machines.objects import MachineRequests
-from unbroken.local.machines.options import maker
-from unbroken.local.machines.pool import MachinePool, PoolOptions
+from unbroken.local.machines.pool import MachinePool, PoolOptions, maker
 from unbroken.local.machines.scripts import stop_scripts
 from unbroken.local.node.addresses import NODES_MAX
 from unbroken.local.ray import ray_tokens
 from unbroken.log_lines import Log
+from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.driver import OperatorOptions, run_operator
@@ -40,15 +54,64 @@ from unbroken.operator.nodes.repair import options_of
 from unbroken.operator.telemetry.metrics import OperatorMetrics, watch_nodes
 
 from . import networks
-from .cluster_keys import credentials_file
 from .controllers import ControllerOptions, run_controllers
 from .folders import private
 from .job_programs import ADMISSIONS, job_programs
-from .node import stop_pods
-from .node_daemons import daemon_beside
+from .node import NodeOptions, stop_pods
 from .operator_pod import POD, operator_log, show_operator
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
+
+KEY_ID_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+KEY_ID_PREFIX, KEY_ID_RANDOM = "AKIA", 16
+"""An access key id of AWS: the prefix of long-term keys and 16 letters and digits."""
+SECRET_BYTES = 30
+"""Bytes of a secret: as many as AWS has, which makes 40 characters; here none that a shell must
+quote."""
+
+
+def credentials_file(paths: Paths, options: ClusterOptions) -> Path:
+    """The file of the keys that may call the cluster API; a key is made if there is none."""
+    if options.cluster_api_credentials:
+        return Path(options.cluster_api_credentials)
+    path = paths.cluster_api_credentials
+    if path.exists():
+        path.chmod(0o600)
+        return path
+    letters = (secrets.choice(KEY_ID_LETTERS) for _ in range(KEY_ID_RANDOM))
+    made = Credential(KEY_ID_PREFIX + "".join(letters), secrets.token_urlsafe(SECRET_BYTES))
+    write_private(path, credentials_text(made).encode())
+    return path
+
+
+KERNEL_LOG, LIBRARY, ROOT = "kernel.log", "libnvidia-ml.so.1", "host"
+"""Files of a node's directory."""
+SAMPLE_SECONDS = 5.0
+"""There is little to look at."""
+
+
+def daemon_beside(logs: Path) -> Companion:
+    """Return the program that runs a node's daemon; its log is kept below `logs`."""
+
+    async def watch(client: KubeClient, node: NodeOptions) -> None:
+        kernel_log = node.directory / KERNEL_LOG
+        kernel_log.touch()
+        kernel_log.chmod(0o600)  # a writer of it can have the node repaired
+        await run_daemon(client, _options(node, kernel_log, logs))
+
+    return watch
+
+
+def _options(node: NodeOptions, kernel_log: Path, logs: Path) -> DaemonOptions:
+    return DaemonOptions(
+        node.name,
+        kernel_log=kernel_log,
+        root=node.directory / ROOT,
+        log_directory=logs,
+        nvml_library=str(node.directory / LIBRARY),
+        sample_seconds=SAMPLE_SECONDS,
+    )
+
 
 log = Log(__name__)
 

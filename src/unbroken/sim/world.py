@@ -38,7 +38,7 @@ from unbroken.sim.checkers.truth import Fault, Truth
 from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
-from . import faults, lease_faults, leases
+from . import faults, lease_faults
 from .draw import draw
 from .scenario import ENDS_WAITING, Scenario, Timed
 from .schedule import EPOCH, Schedule
@@ -147,7 +147,7 @@ class World:
             members=shape.members,
             snapshots=self.snapshots,
             imports=self.imports,
-            leasing=leases.leasing(self) if shape.lease_seconds else None,
+            leasing=lease_faults.leasing(self) if shape.lease_seconds else None,
         )
 
     def _control(self, parts: Parts, live: dict[int, Worker]) -> Control:

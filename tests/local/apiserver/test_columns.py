@@ -7,9 +7,8 @@ import pytest
 from tests.tables import cases
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.tables.cells import age, human_duration, pod_summary
 from unbroken.local.apiserver.tables.columns import table
-from unbroken.local.apiserver.tables.durations import age, human_duration
-from unbroken.local.apiserver.tables.pod_columns import summary
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 NOW = 1_800_000_000.0
@@ -71,7 +70,7 @@ ONE: Object = {"containers": [{"name": "a"}]}
 
 @cases
 def test_a_pod_is_summed_up(content: Object, status: str, ready: str, restarts: str) -> None:
-    found = summary(content)
+    found = pod_summary(content)
     assert (found.status, f"{found.ready}/{found.total}") == (status, ready)
     assert found.restarts_text(NOW) == restarts
 
@@ -87,9 +86,9 @@ def test_a_pod_is_summed_up(content: Object, status: str, ready: str, restarts: 
 )
 def test_a_pod_that_is_being_deleted_says_so_until_it_has_ended(status: Object, shown: str) -> None:
     content = pod(ONE, **status)
-    assert summary(content).status != "Terminating"
+    assert pod_summary(content).status != "Terminating"
     content["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
-    assert summary(content).status == shown
+    assert pod_summary(content).status == shown
 
 
 def row(resource: str, content: Object) -> Object:

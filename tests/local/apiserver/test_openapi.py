@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from unbroken.local.apiserver.http import openapi
-from unbroken.local.apiserver.http.openapi_protobuf import encode
+from unbroken.local.apiserver.http.openapi import encode
 from unbroken.local.apiserver.http.status import ApiError
 from unbroken.local.apiserver.kinds.crds import kind_of, set_defaults
 from unbroken.local.apiserver.kinds.kinds import Kind, Version

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.kube.cache import Key
-from unbroken.local.controllers.garbage import (
+from unbroken.local.controllers.collector import (
     FOREGROUND,
     ORPHAN,
     Ask,

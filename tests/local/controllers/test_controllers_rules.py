@@ -16,17 +16,11 @@ from lightkube.resources.core_v1 import (
 )
 
 from unbroken.kube.cache import Key
-from unbroken.local.controllers.endpoint_rules import backends, endpoints, slices
+from unbroken.local.controllers.endpoints import backends, endpoints, slices
 from unbroken.local.controllers.inventory import Item, ResourceKind
 from unbroken.local.controllers.namespaces import conditions
-from unbroken.local.controllers.node_rules import heartbeat, silence, stay, wanted_taints
-from unbroken.local.controllers.volume_rules import (
-    Bind,
-    Provision,
-    Wait,
-    bind,
-    directory_name,
-)
+from unbroken.local.controllers.node_lifecycle import heartbeat, silence, stay, wanted_taints
+from unbroken.local.controllers.volumes import Bind, Provision, Wait, bind, directory_name
 from unbroken.spec.keys import NOT_READY, UNREACHABLE
 
 Object = dict[str, Any]

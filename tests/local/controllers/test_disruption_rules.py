@@ -9,7 +9,7 @@ import pytest
 from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.local.controllers.disruption_rules import CONFIRM_SECONDS, budget_status
+from unbroken.local.controllers.disruption import CONFIRM_SECONDS, budget_status
 
 EVICTED = "1970-01-01T00:16:40Z"
 NOW = 1000.0

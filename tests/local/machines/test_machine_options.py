@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import SpecError
-from unbroken.local.machines.options import machine_size, maker
+from unbroken.local.machines.pool import machine_size, maker
 from unbroken.local.node import NodeOptions
 from unbroken.local.state import ClusterOptions, Paths
 from unbroken.spec.nodes.machine import MachineSpec, MachineTaint

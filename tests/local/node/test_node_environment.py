@@ -14,7 +14,6 @@ from tests.tables import cases
 from unbroken.errors import SpecError, WorldError
 from unbroken.local.node.addresses import PodAddresses, node_address
 from unbroken.local.node.node_object import admission, pod_requests
-from unbroken.local.node.pods.container_start import refuse_unsupported
 from unbroken.local.node.pods.environment import (
     NO_IMAGE,
     ConfigProblem,
@@ -25,6 +24,7 @@ from unbroken.local.node.pods.environment import (
     references,
 )
 from unbroken.local.node.pods.pod_files import hosts_text
+from unbroken.local.node.pods.pod_worker import refuse_unsupported
 from unbroken.local.node.pods.volumes import (
     Claims,
     Directory,

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from tests.spdy_client import RECORDED, Client, script
-from unbroken.local.node.ports.spdy import (
+from unbroken.local.node.ports.sessions import (
     DICTIONARY,
     HEADERS_BYTES,
     HEADERS_MAX,

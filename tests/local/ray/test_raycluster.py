@@ -11,8 +11,7 @@ import yaml
 
 from tests.job_samples import MANIFESTS
 from unbroken.local.ray.decisions.pods import gcs_port, pod_name, start_command
-from unbroken.local.ray.decisions.raycluster import plan
-from unbroken.local.ray.decisions.status import expected_workers
+from unbroken.local.ray.decisions.raycluster import expected_workers, plan
 from unbroken.local.ray.decisions.values import ClusterPicture, Create, DeletePod, RayPod
 
 Object = dict[str, Any]

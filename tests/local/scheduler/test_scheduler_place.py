@@ -16,8 +16,7 @@ from tests.tables import cases
 from unbroken.kube.cache import Key
 from unbroken.local.scheduler.cluster import Claim, Cluster
 from unbroken.local.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
-from unbroken.local.scheduler.place import place
-from unbroken.local.scheduler.preemption import preempt, waits_for_room
+from unbroken.local.scheduler.place import place, preempt, waits_for_room
 from unbroken.operator.jobs.pods import LEVELS, pack
 
 Object = dict[str, Any]

@@ -15,7 +15,7 @@ from tests.apiservers import free_port
 from tests.nodes.checks.check_calls import CHECKS, call, failures
 from tests.watching import PATIENCE_SECONDS
 from unbroken.errors import SpecError
-from unbroken.nodes.checks import gpu_count
+from unbroken.nodes.checks import gpu
 from unbroken.nodes.checks.basic import meminfo
 from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.nodes.checks.driver import run_tests
@@ -86,7 +86,7 @@ def test_a_test_that_is_killed_or_hangs_is_no_fault_and_stops_no_other(tmp_path:
 
 
 def test_a_missing_tool_is_unknown(tmp_path: Path) -> None:
-    if not isinstance(gpu_count.nvml_count(), str):
+    if not isinstance(gpu.nvml_count(), str):
         pytest.skip("this machine has NVIDIA's driver")
     found = {one["test"]: one for one in call(tmp_path, "Basic", "--only", "gpus", "--gpus", "8")}
     assert found["gpus"]["outcome"] == "unknown"

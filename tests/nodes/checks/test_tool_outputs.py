@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nodes.checks.check_calls import call
-from unbroken.nodes.checks import efa, gpu_count, nvlink, tools
+from unbroken.nodes.checks import efa, gpu, nvlink, tools
 from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.spec.nodes.check import Outcome
 
@@ -190,7 +190,7 @@ def test_the_device_that_fails_or_is_slow_beside_the_others_is_at_fault() -> Non
 
 @pytest.mark.slow
 def test_hardware_that_is_not_there_is_skipped(tmp_path: Path) -> None:
-    if gpu_count.nvml_count() != gpu_count.NO_DRIVER or efa.devices():
+    if gpu.nvml_count() != gpu.NO_DRIVER or efa.devices():
         pytest.skip("this machine has such hardware")
     tests = ("gpu-product", "gpu-memory", "nvlink", "dcgm", "efa-loopback")
     only = [word for name in tests for word in ("--only", name)]

@@ -1,11 +1,14 @@
-"""`unbroken cluster`: clusters of machines, through the cluster API."""
+"""`unbroken cluster`: clusters of machines, through the cluster API.
+
+Rows and lines that it shows are pure functions of the API's answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,12 +21,66 @@ from unbroken.cli.listing import Listing, show_list
 from unbroken.cli.options import Context, Form, ListForm, ListOutput, LocalDirectory, Output
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
+from unbroken.spec.times import time_text
 
 from .place import EndpointUrl, endpoint
-from .views import CLUSTER_TITLES, GROUP_TITLES, cluster_row, facts, group_rows, progress
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.client import Client
+
+
+ObjectView = Mapping[str, Any]
+CLUSTER_TITLES = ("NAME", "STATUS", "CREATED", "ARN")
+GROUP_TITLES = ("GROUP", "TYPE", "STATUS", "CURRENT", "TARGET", "CHECKS")
+
+
+def cluster_row(summary: ObjectView) -> tuple[str, ...]:
+    """The row of a cluster."""
+    return (
+        summary["ClusterName"],
+        summary["ClusterStatus"],
+        time_text(summary["CreationTime"]),
+        summary["ClusterArn"],
+    )
+
+
+def facts(cluster: ObjectView) -> Iterator[tuple[str, str]]:
+    """Name and value of each line about a cluster."""
+    yield "Name", cluster["ClusterName"]
+    yield "ARN", cluster["ClusterArn"]
+    yield "Status", cluster["ClusterStatus"]
+    if cluster.get("FailureMessage"):
+        yield "Failure", cluster["FailureMessage"]
+    yield "Created", time_text(cluster["CreationTime"])
+    yield "Node recovery", cluster["NodeRecovery"]
+    yield "Provisioning", cluster.get("NodeProvisioningMode") or "all or nothing"
+
+
+def group_rows(cluster: ObjectView) -> Iterator[tuple[object, ...]]:
+    """The rows of a cluster's groups."""
+    for item in cluster["InstanceGroups"]:
+        types = [detail["InstanceType"] for detail in item.get("InstanceTypeDetails") or ()]
+        yield (
+            item["InstanceGroupName"],
+            ",".join(types),
+            item["Status"],
+            item["CurrentCount"],
+            item["TargetCount"],
+            ",".join(item.get("OnStartDeepHealthChecks") or ()) or "-",
+        )
+
+
+def progress(cluster: ObjectView) -> dict[str, str]:
+    """A line for the cluster (key: empty) and a line for each group, by name."""
+    name = cluster["ClusterName"]
+    failure = f": {cluster['FailureMessage']}" if cluster.get("FailureMessage") else ""
+    lines = {"": f"{name}: {cluster['ClusterStatus']}{failure}"}
+    for item in cluster["InstanceGroups"]:
+        group = item["InstanceGroupName"]
+        count = f"{item['CurrentCount']} of {item['TargetCount']}"
+        lines[group] = f"{name}/{group}: {item['Status']}, {count} up"
+    return lines
+
 
 T = TypeVar("T")
 Object = dict[str, Any]

@@ -4,27 +4,37 @@ It is level-triggered. After any change of a machine, its Node, its pods or its 
 machine is examined as a whole, and `local/machines/decisions/machine` decides the next step. The
 pool's lasting state is in the Machine's status (its addresses, the completed reboots) or on disk
 next to its pods.
+
+`Fence` sets the known taint that says that nothing of a node runs, and removes its pods. The
+taint is `node.kubernetes.io/out-of-service`, as the repairer of a real cluster's nodes sets it.
+The pods of such a node are removed, as Kubernetes' own collector does.
+
+Options of a Machine's node come from its spec, its instance type, and the options of `up`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import SpecError
 from unbroken.kube.cache import changed, key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
+from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.machines.decisions.machine import (
     RUNNING,
     Order,
+    Power,
     Seen,
     Stage,
     WriteMachineStatus,
@@ -36,19 +46,128 @@ from unbroken.local.node import NodeOptions
 from unbroken.local.node.addresses import NODES_MAX, node_address
 from unbroken.local.node.driver import host_boot_id
 from unbroken.local.node.processes.process import Launcher
+from unbroken.local.state import ClusterOptions, Paths
 from unbroken.log_lines import Log
+from unbroken.operator.instance_types import instance_types
 from unbroken.operator.kinds import ClusterObject, MachineObject
-from unbroken.spec.keys import CLUSTER_ARN, MACHINE_FINALIZER
+from unbroken.spec.keys import (
+    CLUSTER_ARN,
+    COMPUTE_TYPE,
+    FENCE,
+    HEALTH,
+    INSTANCE_GROUP,
+    MACHINE_FINALIZER,
+    OUT_OF_SERVICE,
+    POWER,
+)
+from unbroken.spec.nodes.instance_types import cpus_of, instance_type, instance_type_labels
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.values import COMPUTE_TYPE_VALUE, Health
+from unbroken.spec.schema.write import write_record
 
-from .fence import Fence, asked_of, is_out_of_service, power_of
 from .node import Companion, MachineNode, PoolResources, discard
 from .objects import MachineRequests
 from .power import kill_pods
 from .scripts import ScriptPlace, kill_scripts
 
 log = Log(__name__)
+
+
+def power_of(node: Node | None) -> Power:
+    """Return the power state that a Node requests; a missing Node requests none."""
+    is_off, is_fenced, _ = asked_of(node)
+    if is_fenced:
+        # Proven just as well without power; such a node only does not come back.
+        return Power.FENCED
+    return Power.OFF if is_off else Power.ON
+
+
+def asked_of(node: Node | None) -> tuple[bool, bool, bool]:
+    """Return whether the power is to be off, whether a fence is wanted, whether one is proven."""
+    asked = annotations_of(node)
+    return asked.get(POWER) == "off", bool(asked.get(FENCE)), is_out_of_service(node)
+
+
+def annotations_of(node: Node | None) -> Mapping[str, str]:
+    """Annotations of a Node."""
+    return (node.metadata.annotations if node is not None and node.metadata else None) or {}
+
+
+def is_out_of_service(node: Node | None) -> bool:
+    """True if it has the taint."""
+    taints = (node.spec.taints if node is not None and node.spec else None) or ()
+    return any(taint.key == OUT_OF_SERVICE for taint in taints)
+
+
+def _is_kept(pod: Pod) -> bool:
+    """True if a pod was deleted without grace: only a finalizer of its owner keeps its object."""
+    metadata = pod.metadata
+    is_leaving = metadata is not None and metadata.deletionTimestamp is not None
+    return is_leaving and metadata is not None and metadata.deletionGracePeriodSeconds == 0
+
+
+class Fence:
+    """Writes the proof and takes it back."""
+
+    def __init__(self, client: KubeClient, pods: Informer[Pod]) -> None:
+        self._client = client
+        self._pods = pods
+
+    async def prove(self, node: Node) -> None:
+        """Continue the fence of a node of which nothing runs; asked again when pods have gone.
+
+        With the last pod goes what asked for the fence, unless the node has no power anyway.
+        """
+        name = key_of(node).name
+        if not is_out_of_service(node):
+            await self._write(node, taint=True)
+            log.info("node fenced", node=name, reason=annotations_of(node).get(FENCE))
+            return
+        pods = list(self._unfinished(name))
+        for pod in pods:
+            await self._delete(pod)
+        if not pods and annotations_of(node).get(POWER) != "off":
+            # Both at once, and before the node starts: one with the taint runs nothing.
+            await self._write(node, taint=False)
+
+    async def lift(self, node: Node) -> None:
+        """Take the taint away, and what asked for it."""
+        await self._write(node, taint=False)
+
+    def _unfinished(self, name: str) -> Iterator[Pod]:
+        for pod in self._pods.items():
+            if pod.spec is None or pod.spec.nodeName != name:
+                continue
+            has_ended = pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
+            if not has_ended and not _is_kept(pod):
+                yield pod
+
+    async def _delete(self, pod: Pod) -> None:
+        key = key_of(pod)
+        uid = pod.metadata.uid if pod.metadata else None
+        path = f"api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
+        if await self._client.delete_if_present(path, uid, grace_seconds=0):
+            log.info("pod of a fenced node removed", pod=key)
+
+    async def _write(self, node: Node, *, taint: bool) -> None:
+        """Set the taint, or remove it and what asked for it."""
+        metadata = node.metadata
+        kept: list[Object] = [
+            one.to_dict()
+            for one in (node.spec and node.spec.taints) or ()
+            if one.key != OUT_OF_SERVICE
+        ]
+        if taint:
+            kept.append({"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"})
+        version = metadata.resourceVersion if metadata else None
+        # The whole list, so with its version: others taint nodes too.
+        body: Object = {"spec": {"taints": kept or None}}
+        if not taint:
+            body["metadata"] = {"annotations": {FENCE: None}}
+        path = f"api/v1/nodes/{quote(key_of(node).name)}"
+        await self._client.merge_if_present(path, body, version=version)
+
 
 WORKERS = 8
 WAITING = frozenset({Order.ADOPT, Order.FENCE, Order.UNFENCE, Order.SWITCH_ON, Order.END})
@@ -332,3 +451,74 @@ def _matters(machine: MachineObject) -> object:
         machine.get("spec"),
         metadata and (metadata.uid, metadata.deletionTimestamp, metadata.finalizers),
     )
+
+
+HYPERPOD_LABELS = {HEALTH: Health.SCHEDULABLE.value, COMPUTE_TYPE: COMPUTE_TYPE_VALUE}
+"""Labels of a healthy node of HyperPod, which manifests written for it select by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    cpu: str
+    memory: str
+    gpus: int
+    resources: Mapping[str, str]
+
+
+def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOptions:
+    """Return the function that makes a node's options; it raises SpecError for an unknown instance
+    type."""
+    general = _general(options)
+    heartbeat_seconds = options.for_nodes()[0]
+
+    def make(name: str, spec: MachineSpec, index: int, boot_id: str) -> NodeOptions:
+        labels = dict(options.labels)
+        capacity = general
+        if spec.instance_type:
+            result = instance_type(instance_types(), spec.instance_type)
+            cpus = cpus_of(spec.instance_type, result, spec.threads_per_core)
+            capacity = _Capacity(str(cpus), result.memory, result.gpus, result.resources)
+        if kind := spec.instance_type or options.instance_type:
+            labels |= instance_type_labels(kind)
+        group = {INSTANCE_GROUP: spec.instance_group} if spec.instance_group else {}
+        return NodeOptions(
+            name=name,
+            directory=paths.nodes / name,
+            index=index,
+            cpu=capacity.cpu,
+            memory=capacity.memory,
+            gpus=capacity.gpus,
+            resources=capacity.resources,
+            labels=labels,
+            # Like kubelet's --node-labels: whoever changes them on the Node is not overruled.
+            first_labels={**HYPERPOD_LABELS, **group, **spec.labels},
+            taints=tuple(write_record(taint) for taint in spec.taints),
+            boot_id=boot_id,
+            kubelet_token=kubelet_token,
+            heartbeat_seconds=heartbeat_seconds,
+            images=options.images,
+        )
+
+    return make
+
+
+def _general(options: ClusterOptions) -> _Capacity:
+    """Return the capacity of a machine without a type of its own."""
+    host = machine_size()
+    gpus, resources = 0, {}
+    if options.instance_type:
+        result = instance_type(instance_types(), options.instance_type)
+        host = {"cpu": str(result.cpu), "memory": result.memory}
+        gpus, resources = result.gpus, result.resources
+    return _Capacity(
+        cpu=options.cpu or host["cpu"],
+        memory=options.memory or host["memory"],
+        gpus=options.gpus or gpus,
+        resources={**resources, **options.resources},
+    )
+
+
+def machine_size() -> Mapping[str, str]:
+    """CPUs and memory of this machine as quantities."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {"cpu": str(os.cpu_count() or 1), "memory": f"{pages * page_bytes // 1024}Ki"}

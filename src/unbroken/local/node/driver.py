@@ -43,8 +43,7 @@ from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
 from unbroken.log_lines import Log
 
 from .addresses import PodAddresses, node_address
-from .api import NodeApi
-from .context import NodeContext
+from .context import NodeApi, NodeContext
 from .node_object import (
     GPU_RESOURCE,
     PODS_MAX,

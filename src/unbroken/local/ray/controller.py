@@ -1,4 +1,4 @@
-"""Carries out what `decisions.raycluster` plans, for every RayCluster, and starts all of `ray`.
+"""Carries out what `decisions` plans, for every RayCluster and RayJob, and starts all of `ray`.
 
 It installs KubeRay's kinds if they are missing.  Where KubeRay's own operator runs, switch this
 program off (`up --no-ray`).
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.generic_resource import GenericNamespacedResource as Cluster
+from lightkube.generic_resource import GenericNamespacedResource as Job
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.core_v1 import PodSpec, PodStatus
 from lightkube.resources.core_v1 import Pod, Secret, Service
 
 from unbroken.agent_http.sessions import plain_session
@@ -33,19 +37,189 @@ from unbroken.local.job_definitions import install_definition
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume.ray_api import Dashboard, Place, RefusedError
+from unbroken.operator.resume.ray_api import Dashboard, JobDetails, Place, RefusedError
 from unbroken.spec.job_kinds import RAY_CLUSTER
+from unbroken.spec.keys import RAY_HEAD
 
-from .controller_jobs import run_rayjobs
 from .decisions.access import token_body, token_of
 from .decisions.autoscaler import Access, access_body, is_autoscaled
 from .decisions.pods import DASHBOARD_PORT
 from .decisions.raycluster import plan
-from .decisions.values import ClusterPicture, Create, DeletePod, Order, RecordClusterEvent
-from .tokens import key_of_tokens
-from .views import cluster_picture
+from .decisions.rayjob import KIND, PLURAL, Answer, JobPicture, JobPlan, plan_job
+from .decisions.values import ClusterPicture, Create, DeletePod, Order, RayPod, RecordClusterEvent
+from .tokens import key_of_tokens, ray_tokens
+
+
+def cluster_picture(
+    cluster: Mapping[str, Any], pods: Iterable[Pod], services: Iterable[Service]
+) -> ClusterPicture:
+    """Return all that the decisions need of a RayCluster."""
+    metadata = cluster["metadata"]
+    return ClusterPicture(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        spec=cluster["spec"],
+        status=cluster.get("status") or {},
+        is_leaving=bool(metadata.get("deletionTimestamp")),
+        pods=tuple(_pods(pods)),
+        service=next((service.to_dict() for service in services), None),
+    )
+
+
+def _pods(pods: Iterable[Pod]) -> Iterator[RayPod]:
+    for pod in pods:
+        metadata, spec, status = pod.metadata, pod.spec, pod.status or PodStatus()
+        if metadata is None or spec is None:
+            continue
+        labels, annotations = metadata.labels or {}, metadata.annotations or {}
+        ready = next(
+            (condition for condition in status.conditions or () if condition.type == "Ready"), None
+        )
+        yield RayPod(
+            name=metadata.name or "",
+            uid=metadata.uid or "",
+            node_type=labels.get("ray.io/node-type", ""),
+            group=labels.get("ray.io/group", ""),
+            address=status.podIP or "",
+            phase=status.phase or "Pending",
+            is_leaving=metadata.deletionTimestamp is not None,
+            is_ready=ready is not None and ready.status == "True",
+            why_not_ready=((ready and ready.reason) or "", (ready and ready.message) or ""),
+            exit_code=_exit_code(spec, status),
+            restart_policy=spec.restartPolicy or "Always",
+            head_uid=annotations.get(RAY_HEAD, ""),
+        )
+
+
+def _exit_code(spec: PodSpec, status: PodStatus) -> int | None:
+    """Return the exit code of the first container, which runs Ray."""
+    for container_status in status.containerStatuses or ():
+        ended = container_status.state.terminated if container_status.state else None
+        if container_status.name == spec.containers[0].name and ended is not None:
+            return ended.exitCode
+    return None
+
 
 log = Log(__name__)
+
+JOB_COMPONENT = "rayjob-controller"
+STATUS_CHARACTERS, MESSAGE_CHARACTERS = 64, 4096
+
+
+async def run_rayjobs(client: KubeClient, informers: Informers, dashboard: Dashboard) -> None:
+    """Run RayJobs until cancelled."""
+    recorder = EventRecorder(client, JOB_COMPONENT)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(recorder.run())
+        tasks.create_task(RayJobs(client, informers, recorder, dashboard).run())
+
+
+def answer_of(job_details: JobDetails) -> Answer:
+    """Return the bounded answer of a dashboard; the times are in seconds."""
+    ended = None if job_details.end_time is None else job_details.end_time / 1000
+    message = (job_details.message or "")[:MESSAGE_CHARACTERS]
+    return Answer(job_details.status[:STATUS_CHARACTERS], message, ended)
+
+
+class RayJobs:
+    """Works on a RayJob after each change of it or its RayCluster, and while its job runs."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        informers: Informers,
+        recorder: EventRecorder,
+        dashboard: Dashboard,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._dashboard = dashboard
+        self._tokens = ray_tokens(client.config)
+        kind = create_namespaced_resource(RAY_CLUSTER.group, RAY_CLUSTER.version, KIND, PLURAL)
+        self._jobs = informers.of(kind)
+        self._clusters = informers.of(job_class(RAY_CLUSTER))
+        self._queue: WorkQueue[Key] = WorkQueue(PLURAL, self._work, workers=4)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await all_synced(self._jobs, self._clusters)
+        self._clusters.subscribe(self._on_cluster)
+        self._jobs.subscribe(self._on_job)
+        await self._queue.run()
+
+    def _on_job(self, old: Job | None, new: Job | None) -> None:
+        if new is not None:
+            self._queue.add(key_of(new))
+
+    def _on_cluster(self, old: Job | None, new: Job | None) -> None:
+        item = new or old
+        assert item is not None
+        for owner in item["metadata"].get("ownerReferences") or ():
+            if owner["kind"] == KIND:
+                self._queue.add(Key(key_of(item).namespace, owner["name"]))
+
+    async def _work(self, key: Key) -> float | None:
+        job = self._jobs.get(key.name, key.namespace)
+        if job is None:
+            return None
+        seen = self._picture(job)
+        answer = None
+        if seen.url:
+            answer = await self._ask(job, seen)
+        job_plan = plan_job(seen, answer, wall())
+        if job_plan.status is not None:
+            body = {**job, "status": job_plan.status}
+            await self._client.raw("PUT", f"{_job_path(key, PLURAL, key.name)}/status", body=body)
+        await self._carry_out(job, seen, job_plan)
+        return job_plan.again_seconds
+
+    async def _ask(self, job: Job, seen: JobPicture) -> Answer | None:
+        try:
+            details = await self._dashboard.job(self._place(seen), seen.status["jobId"])
+        except RefusedError as error:
+            self._recorder.record(reference_to(job), "Warning", "DashboardRefused", str(error))
+            return None
+        return answer_of(details) if details is not None else None
+
+    def _place(self, seen: JobPicture) -> Place:
+        assert seen.cluster is not None
+        return Place(seen.url, partial(self._tokens, seen.cluster, seen.url))
+
+    def _picture(self, job: Job) -> JobPicture:
+        metadata, status = job["metadata"], job.get("status") or {}
+        name = status.get("rayClusterName")
+        return JobPicture(
+            *(metadata["name"], metadata["namespace"], metadata["uid"], metadata["generation"]),
+            spec=job["spec"],
+            status=status,
+            is_leaving=bool(metadata.get("deletionTimestamp")),
+            cluster=self._clusters.get(name, metadata["namespace"]) if name else None,
+        )
+
+    async def _carry_out(self, job: Job, seen: JobPicture, job_plan: JobPlan) -> None:
+        key = key_of(job)
+        if job_plan.create is not None:
+            path = _job_path(key, RAY_CLUSTER.plural)
+            if not await self._client.create_if_absent(path, job_plan.create):
+                return
+        if job_plan.delete:
+            path = _job_path(key, RAY_CLUSTER.plural, job_plan.delete)
+            await self._client.delete_if_present(path, propagation="Background")
+        if job_plan.submit is not None:
+            why = await self._dashboard.submit(self._place(seen), job_plan.submit)
+            if why:
+                log.warning("dashboard refused a job", job=key, error=why)
+        if job_plan.tell is not None:
+            tell = job_plan.tell
+            self._recorder.record(reference_to(job), "Normal", tell.reason, tell.message)
+
+
+def _job_path(key: Key, plural: str, name: str = "") -> str:
+    path = f"{RAY_CLUSTER.path}/namespaces/{quote(key.namespace)}/{plural}"
+    return f"{path}/{quote(name)}" if name else path
+
 
 COMPONENT = "raycluster-controller"
 ASK_SECONDS = 5.0

@@ -24,8 +24,7 @@ from unbroken.log_lines import Log
 
 from .cluster import Claim, Cluster
 from .model import SCHEDULER, PodInfo, node_info, pod_info
-from .place import place
-from .preemption import preempt, waits_for_room
+from .place import place, preempt, waits_for_room
 
 log = Log(__name__)
 

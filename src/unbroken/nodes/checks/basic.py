@@ -17,7 +17,7 @@ from pathlib import Path
 from unbroken.kube.clock import wall
 from unbroken.spec.nodes.check import Outcome
 
-from . import gpu_count
+from . import gpu
 from .findings import Finding, Settings, Test, failed, passed, unknown
 
 GIB = 2**30
@@ -161,9 +161,9 @@ def shared_memory(settings: Settings) -> Iterator[Finding]:
 
 def gpus(settings: Settings) -> Iterator[Finding]:
     """The GPUs that the driver shows, against those that should be there."""
-    result = gpu_count.nvml_count()
+    result = gpu.nvml_count()
     if isinstance(result, str):
-        yield gpu_count.without_gpus("gpus", result, settings)
+        yield gpu.without_gpus("gpus", result, settings)
         return
     if settings.gpus is None:
         yield passed("gpus", "how many should be there is not known", result, "GPUs")

@@ -14,7 +14,7 @@ import msgspec
 
 from . import tools
 from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
-from .gpu_count import gpu_program
+from .gpu import gpu_program
 
 LIMITS = {1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 """Seconds; level 4 takes 45 to 90 minutes on HyperPod."""

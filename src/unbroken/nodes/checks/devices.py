@@ -11,8 +11,7 @@ from unbroken.spec.nodes.check import Outcome
 
 from .collectives import BYTES, JOIN_SECONDS, Group, Report, count_gpus, reports
 from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
-from .gpu import is_hardware
-from .gpu_count import nvml_count
+from .gpu import is_hardware, nvml_count
 
 
 def processes(settings: Settings) -> tuple[int, bool] | str:

@@ -1,4 +1,4 @@
-"""GPUs: products whose every bit is known, and how fast memory and matrix units are.
+"""GPUs: their number, products whose every bit is known, and how fast memory and matrix units are.
 
 The matrices hold -1, 0 and 1, and consist of equal tiles, a power of two of them. So the product is
 exact in every type and in every order of summing. It is compared bit for bit with one tile that the
@@ -7,6 +7,7 @@ processor computed in integers.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,53 @@ from unbroken.core.nodes.checks.plan import GPU_PRODUCT
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
-from .findings import Finding, Settings, Test, failed, passed, unknown
-from .gpu_count import nvml_count, without_gpus
+from . import tools
+from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
 
 if TYPE_CHECKING:
     import torch
+
+
+LIBRARY = "libnvidia-ml.so.1"
+DRIVER_NOT_LOADED = 9
+"""nvml.h, NVML_ERROR_DRIVER_NOT_LOADED."""
+
+NO_DRIVER = "no NVIDIA driver is installed here"
+
+
+def nvml_count() -> int | str:
+    """The number, or why nothing can be said."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return NO_DRIVER
+    code = library.nvmlInit_v2()
+    if code == DRIVER_NOT_LOADED:
+        return "the NVIDIA driver is not loaded"
+    if code:
+        return f"NVML does not start: error {code}"
+    try:
+        count = ctypes.c_uint()
+        code = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        return f"NVML does not say: error {code}" if code else count.value
+    finally:
+        library.nvmlShutdown()
+
+
+def without_gpus(test: str, why: str, settings: Settings) -> Finding:
+    """The result of a test of GPUs where `nvml_count` gave no number."""
+    if settings.gpus:
+        return unknown(test, f"{why}; {settings.gpus} should be there")
+    return (skipped if why == NO_DRIVER else unknown)(test, why)
+
+
+def gpu_program(test: str, program: str, settings: Settings) -> str | Finding:
+    """The path of a program that a test of GPUs needs, or the result of the test without it."""
+    count = nvml_count()
+    if isinstance(count, str):
+        return without_gpus(test, count, settings)
+    return tools.find(program) or unknown(test, f"{program} is not installed here")
+
 
 TILE = 256
 AMD = Path("/dev/kfd")

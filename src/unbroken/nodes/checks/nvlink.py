@@ -15,7 +15,7 @@ from unbroken.spec.nodes.check import Outcome
 
 from . import tools
 from .findings import Finding, Settings, Test, passed, skipped, unknown
-from .gpu_count import gpu_program
+from .gpu import gpu_program
 
 SECONDS = 60.0
 GPUS_MAX, LINKS_MAX = 64, 64

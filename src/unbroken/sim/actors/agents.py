@@ -1,6 +1,8 @@
 """The agent program of a pod: carries out what its machine orders, as the real one does.
 
 Orders that take time are carried out one after another; a crash may come between any two of them.
+
+An agent also checks whether its parent can be connected to (`unbroken.agent.peers`).
 """
 
 from __future__ import annotations
@@ -27,10 +29,39 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .cluster import Local
 from .imports import Imports
 from .links import Link, Quality
-from .peer_checks import PeerCheck
 from .snapshots import Snapshots
 from .training import KILLED, Training, Worker
 from .watches import Watches
+
+CHECK_SECONDS, DOUBT_SECONDS = 2.0, 1.0
+"""Seconds between two checks; the second value after a failed one."""
+
+
+class PeerCheck:
+    """The checks of one agent in one attempt."""
+
+    def __init__(self, schedule: Schedule, agent: Agent, parent: str) -> None:
+        self._schedule = schedule
+        self._agent = agent
+        self._parent = parent
+        self._failed = 0
+        self._schedule.probes["peers_checked"] += 1
+        self.unreached = ""
+        """The parent's address, after two connections to it in a row have failed."""
+
+    def run(self) -> None:
+        """Check now, and again for as long as the attempt lasts."""
+        agent = self._agent
+        if agent.check is not self or not agent.is_alive:
+            return
+        if not agent.is_frozen:
+            self._failed = 0 if agent.reaches(self._parent) else self._failed + 1
+            away = self._parent if self._failed > 1 else ""
+            if away != self.unreached:
+                self.unreached = away
+                agent.publish()
+        self._schedule.after(DOUBT_SECONDS if self._failed else CHECK_SECONDS, self.run)
+
 
 SIGTERM = 15
 BEAT_SECONDS = 1.0

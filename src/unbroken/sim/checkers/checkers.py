@@ -1,12 +1,15 @@
 """Rules that hold over the whole world at every moment, judged by the truth; each names its breach.
 
 See docs/design/training-jobs.md for the rules.  `Violation` is an assertion about our own code.
+
+Among them are the rules for workers that keep their process over attempts, and the one for reports
+that operators received: no decision can depend on a message that never arrived.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain
 
 from unbroken.core.job import events as core
@@ -22,13 +25,133 @@ from unbroken.sim.actors.watches import STANDS, WAITS
 from unbroken.sim.schedule import Schedule
 from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job.types import JobSpec, JobStatus
-from unbroken.wire.agent import AgentReport, StartCommand
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    StartCommand,
+    StopCommand,
+)
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 
 from .attempt import Attempt
-from .barriers import Barriers
-from .hearing import ReceivedReports
 from .truth import Truth
+
+
+class Barriers:
+    """Watches processes, and the stops that let them live."""
+
+    def __init__(self, schedule: Schedule, require: Callable[..., None]) -> None:
+        self._schedule = schedule
+        self._require = require
+        self.may_keep = True
+        """The job's user allows it."""
+        self._processes: dict[int, Worker] = {}
+        """By pid; in its newest attempt."""
+        self._progressed: set[tuple[int, int]] = set()
+        """Epochs and attempts that have had something to show."""
+        self._last: tuple[int, int] | None = None
+        """Epoch and attempt of the newest stop that let processes live."""
+        self._ended: dict[PodUid, int] = {}
+        """The newest attempt of which no process was to be kept."""
+
+    def progressed(self, epoch: int, attempt: int) -> None:
+        """The attempt has something to show."""
+        self._progressed.add((epoch, attempt))
+
+    def worker_started(self, worker: Worker) -> None:
+        """Check that a process from before continues from the barrier, where it was, and may."""
+        before = self._processes.get(worker.pid)
+        self._processes[worker.pid] = worker
+        if before is None:
+            return
+        require = self._require
+        require(before.is_at_barrier, "a worker goes on that was not at the barrier", worker)
+        require(before.attempt < worker.attempt, "a worker goes on in the same attempt", worker)
+        require(before.rank == worker.rank, "a process changes its rank", before, worker)
+        must_end = before.attempt <= self._ended.get(worker.pod, -1) < worker.attempt
+        require(not must_end, "a worker lives on that was to end", before, worker)
+
+    def stop_ordered(self, pod: PodUid, command: StopCommand, epoch: int) -> None:
+        """Check that no process is kept twice without progress in between."""
+        attempt, probes = command.attempt or 0, self._schedule.probes
+        if command.restart_mode != IN_PROCESS_RESTART:
+            if self._last == (epoch, attempt):
+                probes["harder"] += 1
+            self._ended[pod] = max(attempt, self._ended.get(pod, -1))
+            return
+        self._require(self.may_keep, "processes live on against the user's will", command)
+        last, self._last = self._last, (epoch, attempt)
+        if last is not None and last[0] == epoch and last[1] < attempt:
+            between = {(epoch, number) for number in range(last[1] + 1, attempt + 1)}
+            is_right = not between.isdisjoint(self._progressed)
+            self._require(is_right, "processes live on again without progress", command)
+            probes["kept_again"] += 1
+
+    def operator_crashed(self) -> None:
+        """Forget decisions that were not written."""
+        self._last = None
+        self._ended.clear()
+
+
+class ReceivedReports:
+    """The reports that reached the operators of one job."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, int] = {}
+        """The newest step reported of each attempt before its end; -1: none was."""
+        self.newest = -1
+        """The newest attempt that an agent has named to the present operator."""
+        self._pods: set[PodUid] = set()
+        """Pods whose agents have reached the present operator."""
+        self._found: set[PodUid] = set()
+        """Pods that ran when the present operator came."""
+        self._since: float | None = None
+        """Time at which the present operator knew all objects of the API."""
+
+    def take(self, events: Iterable[core.JobEvent], ended: Container[int], now: float) -> None:
+        """Note what one step of the operator takes; `ended` are the attempts that are over."""
+        for event in events:
+            match event:
+                case core.Synced():
+                    self._since = now
+                case core.PodSeen(view):
+                    if self._since is None and view.phase is core.PodPhase.RUNNING:
+                        self._found.add(view.uid)
+                case _:
+                    pass
+            if not isinstance(event, core.AgentReported):
+                continue
+            self._pods.add(event.pod)
+            report = event.report
+            named = (report.newest_attempt, report.attempt)
+            self.newest = max([self.newest, *(one for one in named if one is not None)])
+            if report.state is AgentState.FAULTED:
+                return  # what comes with it comes after the end
+            told = [rank.step for rank in report.watch if rank.step is not None]
+            if report.attempt is not None and report.attempt not in ended:
+                newest = self.steps.get(report.attempt, -1)
+                self.steps[report.attempt] = max([newest, *told])
+
+    def misses(self, pods: Iterable[PodUid], seconds: float, now: float) -> bool:
+        """Return whether the operator has waited this long for one of the pods, without a
+        report."""
+        is_over = self._since is not None and now >= self._since + seconds
+        return is_over and not self._pods.issuperset(pods)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the agents of all pods that the operator found running have reached it."""
+        return self._found <= self._pods
+
+    def forget(self, written: int) -> None:
+        """Let the operator die; of attempts from `written` on it had written nothing down."""
+        self.newest = -1
+        self._pods.clear()
+        self._found.clear()
+        self._since = None
+        self.steps = {attempt: step for attempt, step in self.steps.items() if attempt < written}
+
 
 EFFECTS_PER_POD_MAX = 40
 """In any ten seconds; more is a storm."""

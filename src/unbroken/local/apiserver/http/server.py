@@ -1,4 +1,9 @@
-"""The HTTP side: authentication, dispatch by method, streams, errors as Status objects."""
+"""The HTTP side: authentication, dispatch by method, streams, errors as Status objects.
+
+Reviews are questions about the caller that are answered and not stored. A client with the server's
+token may do everything; RBAC objects are stored for the clients that manage them and restrict
+nobody. The answers say so.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,13 @@ from aiohttp import web
 from unbroken.listener import admitted
 from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.kinds.definitions import Definitions
+from unbroken.local.apiserver.schema.constraints import invalid_value
 from unbroken.local.apiserver.store import Store, encode
-from unbroken.local.apiserver.write import deletion, eviction, subresources
+from unbroken.local.apiserver.write import deletion, subresources
 from unbroken.local.apiserver.write.writes import APPLY_PATCH, PATCHES, Result, WriteContext, Writer
 from unbroken.log_lines import Log
 
-from . import bodies, documents, reviews
+from . import bodies, documents
 from .proxy import NodeProxy
 from .reads import Presenter, Watch, get, list_page, with_form
 from .requests import (
@@ -32,7 +38,50 @@ from .requests import (
     parse_path,
     write_options,
 )
-from .status import ApiError, Object, bad_request
+from .status import ApiError, Object, bad_request, invalid
+
+USER = {"username": "unbroken:admin", "groups": ["system:masters", "system:authenticated"]}
+WHY = "the local cluster's token may do everything; RBAC objects are stored, not enforced"
+ACCESS = (
+    "selfsubjectaccessreviews",
+    "subjectaccessreviews",
+    "localsubjectaccessreviews",
+)
+
+
+def answer(target: Target, body: Object, token: str) -> Object:
+    """The review with its status; ApiError 400 for one that asks nothing."""
+    plural, spec = target.kind.plural, body.get("spec")
+    if plural == "selfsubjectreviews":
+        return {**body, "status": {"userInfo": USER}}
+    if not isinstance(spec, dict):
+        raise bad_request(f"{target.kind.kind}: spec must be an object")
+    if plural in ACCESS:
+        if not spec.get("resourceAttributes") and not spec.get("nonResourceAttributes"):
+            text = "exactly one of nonResourceAttributes or resourceAttributes must be specified"
+            cause = invalid_value("spec.resourceAttributes", None, text)
+            raise invalid(target.kind.group, target.kind.kind, "", [cause])
+        return {**body, "status": {"allowed": True, "reason": WHY}}
+    if plural == "selfsubjectrulesreviews":
+        rule = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+        other = {"verbs": ["*"], "nonResourceURLs": ["*"]}
+        return {
+            **body,
+            "status": {
+                "resourceRules": [rule],
+                "nonResourceRules": [other],
+                "incomplete": False,
+            },
+        }
+    if plural == "tokenreviews":
+        asked = spec.get("token")
+        if not isinstance(asked, str) or not asked:
+            return {**body, "status": {"user": {}, "error": "no token was given"}}
+        if hmac.compare_digest(asked.encode(), token.encode()):
+            return {**body, "status": {"authenticated": True, "user": USER}}
+        return {**body, "status": {"user": {}, "error": "the token is not known"}}
+    raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
 
 log = Log(__name__)
 
@@ -258,7 +307,7 @@ class ApiServer:
         if request.method != "POST":
             raise _no_method()
         content = await _object(request)
-        result = reviews.answer(target, content, self._token)
+        result = answer(target, content, self._token)
         return _response(request, Answer(encode(result), 201))
 
     async def _subresource(
@@ -291,7 +340,7 @@ class ApiServer:
         if sub == "binding":
             subresources.bind(self._store, self._writer, target, content, options)
         else:
-            eviction.evict(self._store, self._writer, self._catalogue, target, content)
+            subresources.evict(self._store, self._writer, self._catalogue, target, content)
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return _response(request, Answer(msgspec.json.encode({**done, "code": 201}), 201))
 

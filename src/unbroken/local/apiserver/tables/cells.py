@@ -1,17 +1,199 @@
 """Cells of tables that take more than looking up a field.
 
 Texts are those of pkg/printers/internalversion/printers.go of Kubernetes v1.33.
+
+Ages and durations are as `kubectl get` shows them. `pod_summary` is the status of a pod in one
+word, as `kubectl get pods` shows it (printPod, v1.33).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from unbroken.local.apiserver.http.status import Object
 
-from . import pod_columns as podcolumns
-from .durations import age, human_duration, seconds_of
+UNKNOWN = "<unknown>"
+
+_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86400, 365 * 86400
+
+
+def human_duration(seconds: float) -> str:
+    """Two units at most, the finer one only while it matters (`duration.HumanDuration`, v1.33)."""
+    whole = int(seconds)
+    if whole < -1:
+        return "<invalid>"
+    whole = max(whole, 0)
+    steps = (
+        # (below, unit, its letter, finer unit, its letter)
+        (2 * _MINUTE, 1, "s", 0, ""),
+        (10 * _MINUTE, _MINUTE, "m", 1, "s"),
+        (3 * _HOUR, _MINUTE, "m", 0, ""),
+        (8 * _HOUR, _HOUR, "h", _MINUTE, "m"),
+        (2 * _DAY, _HOUR, "h", 0, ""),
+        (8 * _DAY, _DAY, "d", _HOUR, "h"),
+        (2 * _YEAR, _DAY, "d", 0, ""),
+        (8 * _YEAR, _YEAR, "y", _DAY, "d"),
+    )
+    for below, unit, letter, finer, finer_letter in steps:
+        if whole < below:
+            rest = whole % unit // finer if finer else 0
+            return f"{whole // unit}{letter}" + (f"{rest}{finer_letter}" if rest else "")
+    return f"{whole // _YEAR}y"
+
+
+def seconds_of(timestamp: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None when there is none that can be read."""
+    if not timestamp:
+        return None
+    try:
+        read = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return None
+    return read.timestamp() if read.tzinfo is not None else None
+
+
+def age(now: float, timestamp: str | None) -> str:
+    """Time since a timestamp."""
+    since = seconds_of(timestamp)
+    return UNKNOWN if since is None else human_duration(now - since)
+
+
+NODE_LOST = "NodeLost"
+
+
+@dataclass(slots=True)
+class Summary:
+    """Contents of the columns READY, STATUS and RESTARTS."""
+
+    status: str
+    ready: int = 0
+    total: int = 0
+    restarts: int = 0
+    restarted_at: str | None = None
+    """Time of the last end of a container that was started again."""
+
+    def count(self, container: Object) -> None:
+        """Add the restarts of a container."""
+        self.restarts += container.get("restartCount") or 0
+        ended = ((container.get("lastState") or {}).get("terminated") or {}).get("finishedAt")
+        if (seconds_of(ended) or 0.0) > (seconds_of(self.restarted_at) or 0.0):
+            self.restarted_at = ended
+
+    def restarts_text(self, now: float) -> str:
+        """`3 (5m ago)`."""
+        if self.restarts and self.restarted_at:
+            return f"{self.restarts} ({age(now, self.restarted_at)} ago)"
+        return str(self.restarts)
+
+
+def has_condition(content: Object, name: str) -> bool:
+    """True if a condition of the object's status is True."""
+    conditions = (content.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == name and c.get("status") == "True" for c in conditions)
+
+
+def pod_summary(pod: Object) -> Summary:
+    """Sum up a pod."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    result = Summary(status.get("reason") or status.get("phase") or "")
+    result.total = len(spec.get("containers") or []) + len(_sidecars(spec))
+    for condition in status.get("conditions") or []:
+        if (condition.get("type"), condition.get("reason")) == ("PodScheduled", "SchedulingGated"):
+            result.status = "SchedulingGated"
+    sidecars = Summary("")
+    is_initializing = _initialize(pod, result, sidecars)
+    if not is_initializing or has_condition(pod, "Initialized"):
+        result.restarts, result.restarted_at = sidecars.restarts, sidecars.restarted_at
+        _run(pod, result)
+    if "deletionTimestamp" in pod["metadata"]:
+        if status.get("reason") == NODE_LOST:
+            result.status = "Unknown"
+        elif status.get("phase") not in ("Succeeded", "Failed"):
+            result.status = "Terminating"
+    return result
+
+
+def _sidecars(spec: Object) -> set[str]:
+    """Return the init containers that keep running with the others."""
+    containers = spec.get("initContainers") or []
+    return {c.get("name", "") for c in containers if c.get("restartPolicy") == "Always"}
+
+
+def _initialize(pod: Object, found: Summary, sidecars: Summary) -> bool:
+    """Take in the init containers, up to the first that is not done; whether there is one."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    lasting = _sidecars(spec)
+    for index, container in enumerate(status.get("initContainerStatuses") or []):
+        found.count(container)
+        is_sidecar = container.get("name") in lasting
+        if is_sidecar:
+            sidecars.count(container)
+        state = container.get("state") or {}
+        terminated, waiting = state.get("terminated"), state.get("waiting") or {}
+        if terminated is not None and not terminated.get("exitCode"):
+            continue
+        if is_sidecar and container.get("started"):
+            found.ready += bool(container.get("ready"))
+            continue
+        if terminated is not None:
+            found.status = f"Init:{_ending(terminated)}"
+        elif waiting.get("reason") and waiting["reason"] != "PodInitializing":
+            found.status = f"Init:{waiting['reason']}"
+        else:
+            found.status = f"Init:{index}/{len(spec.get('initContainers') or [])}"
+        return True
+    return False
+
+
+def _run(pod: Object, found: Summary) -> None:
+    """Count the containers; the first one with a reason gives the status."""
+    has_running = False
+    for container in reversed((pod.get("status") or {}).get("containerStatuses") or []):
+        found.count(container)
+        state = container.get("state") or {}
+        if (state.get("waiting") or {}).get("reason"):
+            found.status = state["waiting"]["reason"]
+        elif state.get("terminated") is not None:
+            found.status = _ending(state["terminated"])
+        elif container.get("ready") and state.get("running") is not None:
+            has_running = True
+            found.ready += 1
+    if found.status == "Completed" and has_running:
+        found.status = "Running" if has_condition(pod, "Ready") else "NotReady"
+
+
+def _ending(terminated: Object) -> str:
+    if terminated.get("reason"):
+        return str(terminated["reason"])
+    if terminated.get("signal"):
+        return f"Signal:{terminated['signal']}"
+    return f"ExitCode:{terminated.get('exitCode') or 0}"
+
+
+def readiness_gates(pod: Object) -> str:
+    """Return the number of the pod's own readiness conditions that are met: `1/2`."""
+    gates = (pod.get("spec") or {}).get("readinessGates") or []
+    if not gates:
+        return "<none>"
+    met = sum(has_condition(pod, gate.get("conditionType", "")) for gate in gates)
+    return f"{met}/{len(gates)}"
+
+
+def row_conditions(pod: Object) -> list[Object]:
+    """Return the row conditions of a pod that has ended, by which clients can hide it."""
+    phase = (pod.get("status") or {}).get("phase")
+    messages = {
+        "Succeeded": "The pod has completed successfully.",
+        "Failed": "The pod failed.",
+    }
+    if phase not in messages:
+        return []
+    message = messages[phase]
+    return [{"type": "Completed", "status": "True", "reason": phase, "message": message}]
+
 
 NONE = "<none>"
 UNSET = "<unset>"
@@ -61,7 +243,7 @@ def pod_ip(pod: Object) -> str:
 
 def pod_ready(pod: Object) -> str:
     """Containers that are ready, of all."""
-    summary = podcolumns.summary(pod)
+    summary = pod_summary(pod)
     return f"{summary.ready}/{summary.total}"
 
 
@@ -275,12 +457,12 @@ def owner(content: Object) -> str:
 def job_status(job: Object) -> str:
     """Return the outcome of a job."""
     for name in ("Complete", "Failed"):
-        if podcolumns.has_condition(job, name):
+        if has_condition(job, name):
             return name
     if "deletionTimestamp" in job["metadata"]:
         return "Terminating"
     for name in ("Suspended", "FailureTarget", "SuccessCriteriaMet"):
-        if podcolumns.has_condition(job, name):
+        if has_condition(job, name):
             return name
     return "Running"
 

@@ -13,9 +13,7 @@ from unbroken.local.apiserver.kinds.events import to_storage
 from unbroken.local.apiserver.kinds.kinds import Column, Kind, Version
 
 from . import cells
-from . import pod_columns as podcolumns
-from .cells import NONE, UNSET, at
-from .durations import age
+from .cells import NONE, UNSET, age, at
 
 Cell = Callable[[Object, float], Any]
 
@@ -35,7 +33,7 @@ def table(
         stored = to_storage(kind, content)
         row: Object = {"cells": [column.cell(stored, now) for column in columns]}
         if kind.resource == "pods":
-            conditions = podcolumns.row_conditions(content)
+            conditions = cells.row_conditions(content)
             row |= {"conditions": conditions} if conditions else {}
         if include_object == "Object":
             row["object"] = content
@@ -115,13 +113,13 @@ def _selector(path: str = "spec.selector", *, name: str = "Selector", wide: bool
 _PODS = (
     NAME,
     _of("Ready", cells.pod_ready),
-    _of("Status", lambda pod: podcolumns.summary(pod).status),
-    _column("Restarts", lambda pod, now: podcolumns.summary(pod).restarts_text(now)),
+    _of("Status", lambda pod: cells.pod_summary(pod).status),
+    _column("Restarts", lambda pod, now: cells.pod_summary(pod).restarts_text(now)),
     AGE,
     _of("IP", cells.pod_ip, wide=True),
     _text("Node", "spec.nodeName", absent=NONE, wide=True),
     _text("Nominated Node", "status.nominatedNodeName", absent=NONE, wide=True),
-    _of("Readiness Gates", podcolumns.readiness_gates, wide=True),
+    _of("Readiness Gates", cells.readiness_gates, wide=True),
 )
 
 

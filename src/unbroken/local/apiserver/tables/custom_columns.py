@@ -17,7 +17,7 @@ from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.kinds import Column
 from unbroken.local.apiserver.schema.constraints import go_number
 
-from .durations import human_duration
+from .cells import human_duration
 
 Step = Callable[[list[Any]], list[Any]]
 """Values in, values one step further on."""
