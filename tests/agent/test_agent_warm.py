@@ -169,6 +169,37 @@ def test_an_edited_module_means_a_cold_start_and_a_new_template(tmp_path: Path) 
     assert f'started cold attempt=1 reason="{tmp_path}/site/{LIBRARY}.py has changed"' in log
 
 
+OF_A_RANK = """
+import os, signal, sys
+was_imported = "warm_rank" in sys.modules
+import warm_rank
+os.write(1, f"{was_imported} {warm_rank.RANK}\\n".encode())
+signal.pause()
+"""
+
+
+def test_a_module_that_reads_its_rank_is_imported_by_parked_workers(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "warm_rank.py").write_text("import os\nRANK = int(os.environ['RANK'])\n")
+
+    async def story(agent: Running, operator: Operator) -> None:
+        prepared = "(?s)has imported for its rank.*has imported for its rank"
+        await asyncio.to_thread(agent.stderr.wait_for, prepared)
+        program(tmp_path, OF_A_RANK)
+        await again(operator, 1)
+        assert {worker.start for worker in operator.reports[-1].workers} == {"warm"}
+        texts = [agent.attempt_file(1, rank, "stdout.log").read_text() for rank in (0, 1)]
+        assert texts == ["True 0\n", "True 1\n"]
+        await again(operator, 2)
+        assert {worker.start for worker in operator.reports[-1].workers} == {"warm"}
+        texts = [agent.attempt_file(2, rank, "stdout.log").read_text() for rank in (0, 1)]
+        assert [text.split()[1] for text in texts] == ["0", "1"]
+
+    path = f"{tmp_path / 'site'}:{more}"
+    tell(tmp_path, story, UNBROKEN_PRELOAD=f"{LIBRARY},warm_rank", PYTHONPATH=path)
+
+
 def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
         await until_parked(agent)

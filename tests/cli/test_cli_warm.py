@@ -14,7 +14,7 @@ def lines(*reports: WarmReport | None) -> list[str]:
 def test_pods_of_one_answer_share_a_line() -> None:
     warm = WarmReport("", 2985, 12.46)
     assert lines(warm, WarmReport("the template is not ready yet"), warm) == [
-        "pod-0 and 1 more: warm: 2985 modules are imported by then (12.5 s)",
+        "pod-0 and 1 more: warm: 2985 modules are imported by then, which saves 12.5 s",
         "pod-1: cold: the template is not ready yet",
     ]
 
@@ -24,6 +24,13 @@ def test_what_each_start_imports_is_named_with_its_reason() -> None:
     assert lines(WarmReport("", 3, 0.0, (reason,))) == [
         "pod-0: warm: 3 modules are imported by then",
         f"  imported at each start: {reason}",
+    ]
+
+
+def test_what_parked_workers_import_for_their_rank_is_counted() -> None:
+    assert lines(WarmReport("", 3, 1.0, (), 215)) == [
+        "pod-0: warm: 3 modules are imported by then, which saves 1.0 s",
+        "  imported by parked workers: 215 more modules, which read variables of a rank",
     ]
 
 

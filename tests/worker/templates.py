@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from unbroken.wire.warm import MESSAGE_BYTES_MAX
 
 BOOT = str(Path(unbroken.worker.__file__).parent / "boot/boot.py")
 _PR_SET_CHILD_SUBREAPER = 36
+SEEN = "import sys\nprint(*[n for n in sys.modules if n.startswith('mod')])"
+"""Program that prints which modules of a test it finds imported."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Worker:
 
     def __init__(self, template: Template, pid: int, pair: socket.socket) -> None:
         self.template, self.pid, self.pair = template, pid, pair
+        self._files: list[int] = []
 
     def start(
         self,
@@ -137,6 +141,14 @@ class Worker:
         }
         socket.send_fds(self.pair, [json.dumps(message).encode()], [*numbers.values()])
 
+    def prepare(
+        self, environment: Mapping[str, str], left_out: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Have it import for the rank with these variables; return the answer."""
+        order = {"type": "prepare", "environment": dict(environment)}
+        self.pair.send(json.dumps({**order, "left_out": dict(left_out or {})}).encode())
+        return self.said()
+
     def said(self) -> dict[str, Any]:
         """Return its next message; `end` if it has closed the pair."""
         found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
@@ -146,11 +158,33 @@ class Worker:
         """Wait for its end."""
         _, status = os.waitpid(self.pid, 0)
         self.pair.close()
-        return Ended(os.waitstatus_to_exitcode(status), *(_contents(fd) for fd in self._files))
+        printed = [_contents(fd) for fd in self._files] or ["", ""]
+        return Ended(os.waitstatus_to_exitcode(status), *printed)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
+
+
+def user_packages(directory: Path) -> Path:
+    """Make and return a directory that a template takes for site-packages: one user's."""
+    name = Path(site.getusersitepackages()).parent.name
+    path = directory / "base" / "lib" / name / "site-packages"
+    path.mkdir(parents=True)
+    return path
+
+
+def user_template(packages: Path, text: str = SEEN, **variables: str) -> Template:
+    """Return the template of a program in a folder without other files, which finds these user's
+    packages."""
+    directory = packages.parents[3] / "program"
+    directory.mkdir()
+    (directory / "train.py").write_text(text)
+    # A venv has no user site: the base interpreter has.
+    environment = {**os.environ, "PYTHONUSERBASE": str(packages.parents[2]), **variables}
+    environment.pop("PYTHONPATH", None)
+    python = os.path.realpath(sys.executable)
+    return Template(["script", "train.py"], directory, environment, python)
 
 
 def plainly(

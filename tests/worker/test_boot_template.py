@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import site
 import socket
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,42 +11,26 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.worker.templates import Ended, Template, plainly
+from tests.worker.templates import SEEN, Ended, Template, plainly, user_packages, user_template
 from unbroken.agent.evidence import procfs
 from unbroken.agent.workers.learned import state
 
 pytestmark = pytest.mark.slow
 THREAD = """import threading
 threading.Thread(target=threading.Event().wait, daemon=True, name='{}').start()"""
-SEEN = "import sys\nprint(*[n for n in sys.modules if n.startswith('mod')])"
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     """Return a directory that the template takes for site-packages: one user's."""
-    base = tmp_path / "base"
-    path = base / "lib" / Path(site.getusersitepackages()).parent.name / "site-packages"
-    path.mkdir(parents=True)
-    return path
-
-
-def template(packages: Path, text: str = SEEN, **variables: str) -> Template:
-    """Return the template of a program in a folder without other files."""
-    directory = packages.parents[2].parent / "program"
-    directory.mkdir()
-    (directory / "train.py").write_text(text)
-    # A venv has no user site: the base interpreter has.
-    environment = {**os.environ, "PYTHONUSERBASE": str(packages.parents[2]), **variables}
-    environment.pop("PYTHONPATH", None)
-    python = os.path.realpath(sys.executable)
-    return Template(["script", "train.py"], directory, environment, python)
+    return user_packages(tmp_path)
 
 
 def imported(packages: Path, modules: dict[str, str], **variables: str) -> dict[str, Any]:
     """Return the template's answer; `kept` lists what a worker of it finds imported."""
     for name, text in modules.items():
         (packages / f"{name}.py").write_text(text)
-    with template(packages, **variables) as ours:
+    with user_template(packages, **variables) as ours:
         answer = ours.prepare(*modules)
         if answer["type"] == "ready":
             ended = ours.run()
@@ -93,7 +74,7 @@ def test_what_was_found_is_told_so_that_another_template_needs_no_trial(packages
         "modouter": "import modbad",
         "modbad": f"open({str(trace)!r}, 'a').write('x')\nimport os; os.environ.get('RANK')",
     }
-    with template(packages) as first:
+    with user_template(packages) as first:
         for name, text in modules.items():
             (packages / f"{name}.py").write_text(text)
         first.prepare(*modules)
@@ -103,7 +84,7 @@ def test_what_was_found_is_told_so_that_another_template_needs_no_trial(packages
         assert first.found["files"][str(file)] == state(str(file))
     before = trace.read_text()
     shutil.rmtree(packages.parents[2].parent / "program")
-    with template(packages) as second:
+    with user_template(packages) as second:
         answer = second.prepare(*modules, left_out=first.found["left_out"])
         assert (answer["type"], {*answer["skipped"]}) == ("ready", {"modouter", "modbad"})
         assert second.run().stdout == "modlib\n"
@@ -115,7 +96,7 @@ def test_many_files_are_told_in_several_messages(packages: Path) -> None:
     names = [f"mod{'x' * 200}{number}" for number in range(150)]
     for name in names:
         (packages / f"{name}.py").write_text("")
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         assert ours.prepare(*names)["modules"] == len(names)
         assert {str(packages / f"{name}.py") for name in names} <= {*ours.found["files"]}
 
@@ -197,7 +178,7 @@ def test_what_modules_do_when_imported_holds_in_workers(packages: Path) -> None:
         "import modsets, os, signal, sys\nprint(os.environ['SET'], os.environ.get('GONE'), sys.path"
         ", signal.getsignal(signal.SIGUSR1), os.umask(0), modsets.argv, modsets.main, sys.path)"
     )
-    with template(packages, text, GONE="1") as ours:
+    with user_template(packages, text, GONE="1") as ours:
         assert ours.prepare("modsets")["skipped"] == {}
         warm = ours.run()
         cold = _plainly(ours)
@@ -216,7 +197,7 @@ def test_modules_beside_the_program_are_not_imported(packages: Path, tmp_path: P
     (packages / "edit.pth").write_text(str(tmp_path / "elsewhere"))
     names = ["modown", "modprobes", "modasks", "modelse", "conftest", "json.tool"]
     for is_given, kept in ((False, []), (True, ["modown", "modprobes", "modasks", "modelse"])):
-        with template(packages, "import modasks\nprint(modasks.modown.own)\n" + SEEN) as ours:
+        with user_template(packages, "import modasks\nprint(modasks.modown.own)\n" + SEEN) as ours:
             (ours.directory / "modown.py").write_text("own = 'own'")
             answer = ours.prepare(*names, is_given=is_given)
             assert {*kept} == {*names[:4]} - {*answer["skipped"]}
@@ -266,7 +247,7 @@ def test_module_that_comes_to_hide_one_is_noticed(tmp_path: Path) -> None:
 def test_changed_file_is_noticed(packages: Path) -> None:
     for name in ("moda", "modb"):
         (packages / f"{name}.py").write_text("")
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         ours.prepare("moda", "modb")
         assert ours.ask({"type": "check"}) == {"type": "fresh"}
         (packages / "modb.py").write_text("x = 1")
@@ -278,7 +259,7 @@ def test_template_imports_more_and_remembers_what_it_has_seen(packages: Path) ->
     (packages / "moda.py").write_text("import os; os.environ.get('LEVEL')")
     (packages / "modb.py").write_text("import modc")
     (packages / "modc.py").write_text("")
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         ours.prepare("moda", "modabsent")
         before = ours.park()
         answer = ours.prepare("modb")
@@ -297,7 +278,7 @@ def test_template_imports_more_and_remembers_what_it_has_seen(packages: Path) ->
 def test_template_that_is_taught_what_is_unfit_starts_anew_without_it(packages: Path) -> None:
     (packages / "moda.py").write_text("")
     (packages / "modthread.py").write_text(THREAD.format("taught"))
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         ours.prepare("moda")
         answer = ours.prepare("modthread")
         assert (answer["type"], [*answer["skipped"]]) == ("ready", ["modthread"])
@@ -306,7 +287,7 @@ def test_template_that_is_taught_what_is_unfit_starts_anew_without_it(packages: 
 
 def test_file_changed_while_it_is_imported_is_stale(packages: Path) -> None:
     (packages / "moda.py").write_text("with open(__file__, 'a') as own: own.write('#')")
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         ours.prepare("moda")
         assert ours.ask({"type": "check"})["type"] == "stale"
 
@@ -316,7 +297,7 @@ def test_nobody_is_parked_when_the_template_has_become_unsafe(packages: Path) ->
         f"import signal\ndef start(*_):\n    exec({THREAD.format('late')!r})\n"
         "signal.signal(signal.SIGUSR1, start)"
     )
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         assert ours.prepare("modlater")["type"] == "ready"
         ours.run()
         ours.process.send_signal(10)
@@ -332,14 +313,14 @@ def test_threads_that_end_before_a_fork_forbid_none(packages: Path) -> None:
     (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
     libraries = Path(numpy.__file__).parents[1] / "numpy.libs"
     (packages / "numpy.libs").symlink_to(libraries)
-    with template(packages, text, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2") as ours:
+    with user_template(packages, text, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2") as ours:
         answer = ours.prepare("numpy")
         assert (answer["type"], answer["skipped"]) == ("ready", {})
         assert ours.run().stdout == "262144.0\n"
 
 
 def test_import_in_several_messages_and_memory(packages: Path) -> None:
-    with template(packages) as ours:
+    with user_template(packages) as ours:
         ours.send({"type": "import", "modules": ["json"], "more": True})
         answer = ours.prepare("decimal", "absent")
         own, shared = procfs.memory_bytes(ours.process.pid) or (0, 0)

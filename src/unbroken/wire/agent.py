@@ -152,6 +152,8 @@ class WarmReport:
     """Duration of these imports in the template; 0: not known."""
     left_out: Annotated[tuple[str, ...], Limits(LEFT_OUT_MAX)] = ()
     """Modules that a warm worker imports itself, and why: a line for each reason."""
+    for_rank: int = 0
+    """Modules that parked workers have imported for their rank, beside those of the template."""
 
 
 @dataclass(frozen=True, slots=True)

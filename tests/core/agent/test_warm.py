@@ -93,6 +93,18 @@ def test_what_is_left_out_is_told_in_a_line_for_each_reason() -> None:
     assert lines == (*(f"m{2 * n} and 1 more: reason {n}" for n in range(4)), "12 more modules")
 
 
+def test_parked_workers_import_more_only_while_an_attempt_trains() -> None:
+    machine = Warm(1)
+    fed(machine, Named(), TemplateReady(), Parked())
+    assert not machine.may_import_more, "nobody knows the ranks"
+    fed(machine, Began(warm=1), Parked())
+    assert not machine.may_import_more, "its first steps have the processors"
+    fed(machine, StepReported())
+    assert machine.may_import_more
+    fed(machine, StopBegan())
+    assert not machine.may_import_more
+
+
 def test_without_steps_it_is_started_when_imports_are_quiet() -> None:
     machine = Warm(1)
     fed(machine, Began(), at=100.0)

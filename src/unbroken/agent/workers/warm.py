@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unbroken.agent.evidence import procfs
@@ -31,6 +31,7 @@ from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 from . import facts, learned, lineage
 from .environment import Program
 from .lease import Lease
+from .parked import Parked, Ranks
 from .template import LOWEST, NAME_CHARACTERS, Template
 
 log = Log(__name__)
@@ -44,14 +45,6 @@ template takes long, its workers would take longer."""
 LEARNT = 61
 """Descriptor in a worker; the page's is the next."""
 LEARNT_BYTES_MAX = 1024 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class _Parked:
-    """A worker that waits, or that the template is about to park."""
-
-    pair: socket.socket
-    pid: int = 0
 
 
 class WarmStarts:
@@ -72,8 +65,7 @@ class WarmStarts:
         self._machine = core.Warm(options.nproc, facts.processors() > options.nproc)
         self._preload = options.preload
         self._learners_max = 2 * options.nproc
-        self._lease = lease
-        self._clock = clock
+        self._lease, self._clock = lease, clock
         self._turned_cold, self._report_parked = turned_cold, parked
         self._imports_changed = imports_changed
         self.doomed: set[int] = set()
@@ -97,10 +89,11 @@ class WarmStarts:
         """Workers are parked, or will not be soon."""
         self._program: Program | None = None
         """First program of the newest attempt."""
+        self._ranks = Ranks()
         self._given: Mapping[str, str] = {}
         """The template's environment."""
         self._template: Template | None = None
-        self._parked: list[_Parked] = []
+        self._parked: list[Parked] = []
         self._ending: set[int] = set()
         self._alarm = Alarm(clock, lambda: self._feed(Tick()))
         self._loop = asyncio.get_running_loop()
@@ -122,8 +115,9 @@ class WarmStarts:
 
     def report(self) -> WarmReport:
         """Return how the workers would start next."""
-        lines = core.left_out_lines(self._left_out)
-        return WarmReport(self._machine.obstacle(), self._modules_count, self._seconds, lines)
+        lines = core.left_out_lines(self._ranks.left_out(self._left_out))
+        known = self._modules_count, self._seconds, lines, self._ranks.imported
+        return WarmReport(self._machine.obstacle(), *known)
 
     async def recall(self, program: Program, known: learned.Learned) -> None:
         """Begin with what an earlier run has learned; return when workers are parked, or will not
@@ -165,14 +159,27 @@ class WarmStarts:
         self._program = programs[0]
         if self._template is not None and _shared(programs[0].environment) != self._given:
             self._feed(core.Checked("the environment"))
-        self._act(self._machine.ask(len(programs), self._clock()))
-        while self._template is not None and self._machine.is_unsure(len(programs), self._clock()):
+        count = len(programs) + self._others(programs)
+        self._act(self._machine.ask(count, self._clock()))
+        while self._template is not None and self._machine.is_unsure(count, self._clock()):
             waiting = select.poll()
             waiting.register(self._template.pair, select.POLLIN)
             if not waiting.poll(PATIENCE_SECONDS * 1000):
                 break
             self._read()
         self._refusal = self._machine.refusal(self._clock())
+
+    def _others(self, programs: Sequence[Program]) -> int:
+        """End parked workers that are prepared for no rank; return how many are for others than
+        these."""
+        self._ranks.programs.update({each.local_rank: each for each in programs})
+        for parked in [each for each in self._parked if each.is_importing()]:
+            self._take_prepared(parked)
+        for parked in self._ranks.unsuitable(self._parked):
+            self._parked.remove(parked)
+            self._end_one(parked)
+            self._feed(core.ParkedEnded())
+        return sum(not any(map(each.suits, programs)) for each in self._parked)
 
     def hand(
         self, program: Program, inherited: Mapping[int, int], bind: Callable[[int], None]
@@ -195,7 +202,8 @@ class WarmStarts:
         if len(data) > MESSAGE_BYTES_MAX:
             self._refusal = f"its environment and arguments take {len(data)} bytes"
             return None
-        for parked in [each for each in self._parked if each.pid]:
+        able = [each for each in self._parked if each.pid and each.suits(program)]
+        for parked in sorted(able, key=lambda each: each.rank is None):
             self._parked.remove(parked)
             with contextlib.suppress(OSError):
                 # A process that was killed takes the order until the kernel closes its files.
@@ -210,7 +218,7 @@ class WarmStarts:
         self._refusal = "nobody is parked any more"
         return None
 
-    def _read_start(self, parked: _Parked) -> None:
+    def _read_start(self, parked: Parked) -> None:
         """Read from a worker that has its order: it sends that it cannot be warm, or nothing."""
         with contextlib.suppress(OSError):
             data = parked.pair.recv(MESSAGE_BYTES_MAX)
@@ -267,9 +275,13 @@ class WarmStarts:
         if self._template is not None and pid == self._template.pid:
             self._failed(f"the template ended with code {code}")
         for parked in [each for each in self._parked if each.pid == pid]:
+            if parked.is_importing():
+                self._take_prepared(parked)
             self._parked.remove(parked)
-            parked.pair.close()
+            self._close(parked)
             self._feed(core.ParkedEnded())
+            if parked.is_importing() and self._ranks.may_try():
+                self._act(self._machine.ask(len(self._ranks.programs), self._clock()))
 
     def close(self) -> None:
         """End the template and the parked workers; they are not reaped here."""
@@ -280,6 +292,8 @@ class WarmStarts:
         self._act(self._machine.step(event, self._clock()))
         if not self._machine.is_preparing:
             self._is_prepared.set()
+        if self._machine.may_import_more:
+            self._prepare_next()
         self._restate()
         self._alarm.set(self._machine.deadline())
 
@@ -351,7 +365,7 @@ class WarmStarts:
         for _ in range(count):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
-            self._parked.append(_Parked(ours))
+            self._parked.append(Parked(ours))
             self._template.send({"type": "park"}, theirs)
 
     def _read(self) -> None:
@@ -394,6 +408,7 @@ class WarmStarts:
         for name, why in message["skipped"].items():
             log.debug("module not imported beforehand", module=name, error=why)
         self._fit, self._modules_count = dict(self._modules), message["modules"]
+        self._ranks.later = message["later"]
         # A lesson took less than all of the imports.
         self._seconds = max(self._seconds, message["seconds"])
         log.info("template is ready for warm starts", count=message["modules"])
@@ -459,11 +474,31 @@ class WarmStarts:
 
     def _end_parked(self) -> None:
         for parked in self._parked:
-            parked.pair.close()
-            if parked.pid:
-                self._ending.add(parked.pid)
-                lineage.kill(parked.pid, signal.SIGKILL)
+            self._end_one(parked)
         self._parked.clear()
+
+    def _end_one(self, parked: Parked) -> None:
+        self._close(parked)
+        if parked.pid:
+            self._ending.add(parked.pid)
+            lineage.kill(parked.pid, signal.SIGKILL)
+
+    def _close(self, parked: Parked) -> None:
+        self._loop.remove_reader(parked.pair)
+        parked.pair.close()
+
+    def _prepare_next(self) -> None:
+        parked = self._ranks.prepare_next(self._parked)
+        if parked is not None:
+            self._loop.add_reader(parked.pair, self._take_prepared, parked)
+
+    def _take_prepared(self, parked: Parked) -> None:
+        """Take the answer of a parked worker that imports for its rank, if there is one."""
+        if self._ranks.take_answer(parked):
+            self._loop.remove_reader(parked.pair)
+            if parked.is_prepared and self._machine.may_import_more:
+                self._prepare_next()
+            self._restate()
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:

@@ -175,6 +175,7 @@ def _warm_value(warm: WarmReport) -> dict[str, Any]:
         "modules": warm.modules,
         "seconds": warm.seconds,
         "leftOut": list(warm.left_out),
+        "forRank": warm.for_rank,
     }
 
 
@@ -185,9 +186,11 @@ def warm_lines(agents: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if (warm := agent["warm"]) is not None:
             said = f"cold: {warm['coldBecause']}"
             if not warm["coldBecause"]:
-                took = f" ({warm['seconds']:.1f} s)" if warm["seconds"] else ""
+                took = f", which saves {warm['seconds']:.1f} s" if warm["seconds"] else ""
                 said = f"warm: {warm['modules']} modules are imported by then{took}"
-            lines = [said, *(f"  imported at each start: {line}" for line in warm["leftOut"])]
+            count = f"{warm['forRank']} more modules, which read variables of a rank"
+            own = [f"  imported by parked workers: {count}"] if warm["forRank"] else []
+            lines = [said, *own, *(f"  imported at each start: {line}" for line in warm["leftOut"])]
             pods.setdefault("\n".join(lines), []).append(pod)
     for said, names in pods.items():
         first, *more = said.split("\n")

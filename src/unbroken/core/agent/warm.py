@@ -215,6 +215,11 @@ class Warm:
         is_short = self._parked < self._nproc
         return self.template is Template.IMPORTING or (self.template is Template.READY and is_short)
 
+    @property
+    def may_import_more(self) -> bool:
+        """True if parked workers may import what only a process of their rank may."""
+        return self._is_training and self._is_settled and self.template is Template.READY
+
     def deadline(self) -> float | None:
         """Return when `Tick` is due; None: time changes nothing."""
         times = (self._quiet_at, self._park_at, self._retry_at, self._look_at, self._late_at)

@@ -24,7 +24,11 @@ class _LeftOutError(BaseException):
 class Importer:
     """Imports modules, and keeps what it has observed about them."""
 
-    def __init__(self, per_rank: Sequence[str], is_given: bool, left_out: dict[str, str]) -> None:
+    def __init__(
+        self, per_rank: Sequence[str], read: str, is_given: bool, left_out: dict[str, str]
+    ) -> None:
+        """`read` is the end of the reason of a module that reads one of the variables `per_rank`,
+        and of its importers."""
         self.left_out = left_out
         """Reasons by name; initially those of an earlier process of this template."""
         self.skipped: dict[str, str] = {}
@@ -34,7 +38,7 @@ class Importer:
         self.variables: dict[str, str | None] = {}
         """Variables that modules have read from the environment."""
         self.is_tainted = False
-        self._per_rank = frozenset(per_rank)
+        self._per_rank, self._reason = frozenset(per_rank), read
         self._is_given = is_given
         self.roots = _roots()
         """Beginnings of paths of modules that may be imported."""
@@ -59,7 +63,7 @@ class Importer:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of the other finders, if the module may be imported."""
         if name in self.left_out:
-            self._leave_out(name, f"{name}: {self.left_out[name]}")
+            self._leave_out(name, self._of_importer(name))
         spec = self._found(name, path, target)
         if spec is None:
             return None
@@ -102,7 +106,7 @@ class Importer:
         if variable not in self._per_rank:
             self.variables.setdefault(variable, value)
         elif next(_importing(), None) is not None:
-            self._leave_out(None, f"{variable} is read while it is imported")
+            self._leave_out(None, f"{variable} {self._reason}")
 
     def _leave_out(self, name: str | None, reason: str) -> None:
         reason = _short(reason)
@@ -112,6 +116,15 @@ class Importer:
         if name is None or name not in self.left_out:
             raise _LeftOutError(reason)
         raise _LeftOutError(self.left_out[name])
+
+    def _of_importer(self, name: str) -> str:
+        """Return the reason of a module that imports this one.
+
+        A chain of importers keeps the name of the module that reads the variable.
+        """
+        reason = self.left_out[name]
+        is_chain = reason.endswith(self._reason) and ": " in reason
+        return reason if is_chain else f"{name}: {reason}"
 
     def _found(self, name: str, path: Any, target: Any) -> Any:
         for finder in [*sys.meta_path]:

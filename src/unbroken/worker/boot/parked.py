@@ -3,7 +3,7 @@
 import fcntl
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ class Parked:
         self._set: dict[str, str] = {}
         self._unset: list[str] = []
         self._directory = ""
+        self._changed: Callable[[], str | None] = lambda: None
 
     def prepare(self, environment: dict[str, str], read: Collection[str], directory: str) -> None:
         """Record, in the template, its environment during imports, the variables read then, and its
@@ -32,22 +33,47 @@ class Parked:
         self._set = {name: now[name] for name in now if environment.get(name) != now[name]}
         self._unset = [name for name in environment if name not in now]
 
+    def prepare_rank(
+        self,
+        rank: Mapping[str, str],
+        read: Collection[str],
+        changed: Callable[[], str | None],
+    ) -> None:
+        """Record, in this worker, the variables of its rank during further imports, and all
+        variables that were read then. `changed` returns why these imports are no longer true."""
+        self.prepare({**self._imported_in, **rank}, {*self._variables, *read}, self._directory)
+        self._changed = changed
+
     def wait(
-        self, number: int, reserved: Collection[int], bytes_max: int, learnt: str
+        self,
+        number: int,
+        reserved: Collection[int],
+        bytes_max: int,
+        learnt: str,
+        prepared: Callable[[int, dict[str, Any]], dict[str, Any]],
     ) -> tuple[int, list[str]]:
         """Wait for the order; return the position of the program's directory in `sys.path`, and the
         program.
 
-        `learnt` is the variable of a descriptor that a cold start does not need.
+        `learnt` is the variable of a descriptor that a cold start does not need. `prepared` answers
+        a `prepare`.
         """
         pair = self._pairs.Pair(number)
         _separate()
-        message, descriptors = pair.receive(bytes_max)
-        if message is None:
-            os._exit(0)
+        while True:
+            message, descriptors = pair.receive(bytes_max)
+            if message is None:
+                os._exit(0)
+            if message["type"] == "run":
+                break
+            answer = prepared(pair.fileno(), message)
+            pair.send(answer)
+            if answer["left_out"]:
+                os._exit(0)
         numbers = message["numbers"]
         free = {0, 1, 2, *reserved, *descriptors, pair.fileno()}
-        cold = self._why_cold(message["environment"]) or _occupied(numbers, free)
+        cold = self._why_cold(message["environment"]) or self._changed()
+        cold = cold or _occupied(numbers, free)
         if cold:
             pair.send({"type": "cold", "reason": cold})
         pair.close()

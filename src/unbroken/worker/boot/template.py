@@ -99,10 +99,44 @@ class _Template:
 
     def _become(self, pair: int) -> tuple[int, list[str]]:
         size, learnt = self._warm.MESSAGE_BYTES_MAX, self._warm.LEARNT_VARIABLE
-        result: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size, learnt)
+        result: tuple[int, list[str]] = self._parked.wait(
+            pair, self._reserved, size, learnt, self._prepare
+        )
         if learnt in os.environ:
             self._learning.learn(learnt)
         return result
+
+    def _prepare(self, pair: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Import, in a parked worker, what reads variables of its rank; return the answer."""
+        rank, own, read = message["environment"], self._importer.left_out, self._warm.READ
+        others = {name: why for name, why in own.items() if not why.endswith(read)}
+        others |= message["left_out"]
+        later = [name for name in self._later() if name not in others]
+        os.environ.update(rank)
+        importer = self._imports.Importer(
+            self._warm.PER_ATTEMPT, read, self._told["given"], {**others}
+        )
+        importer.run(later, lambda: self._look.danger((pair,)))
+        found = {name: importer.left_out[name] for name in importer.left_out if name not in others}
+
+        def changed() -> str | None:
+            state, files = self._imports.state, importer.files
+            file = next((file for file in files if state(file) != files[file]), self._hidden())
+            return file and f"{file} has changed"
+
+        self._parked.prepare_rank(rank, importer.variables, changed)
+        count = sum(name in sys.modules for name in later)
+        return {
+            "type": "prepared",
+            "modules": count,
+            "left_out": dict([*found.items()][:SKIPPED_MAX]),
+        }
+
+    def _later(self) -> list[str]:
+        """Return the modules that only a process of one rank may import, in order."""
+        left_out: dict[str, str] = self._importer.left_out
+        names = self._told["names"]
+        return [name for name in names if left_out.get(name, "").endswith(self._warm.READ)]
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         message, descriptors = self._agent.receive(self._warm.MESSAGE_BYTES_MAX)
@@ -134,7 +168,9 @@ class _Template:
         self._fresh.close()
         if importer is None:
             left_out = {**told["left"], **self._left_out}
-            importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
+            importer = self._imports.Importer(
+                self._warm.PER_RANK, self._warm.READ, told["given"], left_out
+            )
             is_archive = self._front is not None and not os.path.isdir(self._front)
             importer.remember_imported(self._front if is_archive else None)
             self._importer = importer
@@ -177,6 +213,7 @@ class _Template:
             {
                 "type": "ready",
                 "modules": sum(name in sys.modules for name in self._told["names"]),
+                "later": len(self._later()),
                 "skipped": dict([*skipped.items()][:SKIPPED_MAX]),
                 "seconds": monotonic() - self._told["began"],
             }
