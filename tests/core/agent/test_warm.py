@@ -183,7 +183,16 @@ def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) 
     assert fed(machine, TemplateReady()) == [Park(2)]
 
 
-def test_the_template_is_interrupted_by_the_first_start_alone_and_not_between() -> None:
+def test_a_template_that_imports_is_interrupted_by_a_restart_that_needs_the_processors() -> None:
+    for has_spare in (True, False):
+        machine = Warm(2, has_spare)
+        assert fed(machine, Began(), StepReported(), StopBegan()) == [StartTemplate()]
+        assert fed(machine, Began()) == ([] if has_spare else [PauseTemplate()])
+        assert fed(machine, StepReported()) == ([] if has_spare else [ResumeTemplate()])
+        assert fed(machine, TemplateReady()) == [Park(2)]
+
+
+def test_starts_that_come_to_no_step_interrupt_the_template_only_once() -> None:
     machine = Warm(2, has_spare=False)
     assert fed(machine, Named(), Began(), StopBegan()) == [
         StartTemplate(),

@@ -2,9 +2,10 @@
 warm.
 
 Nothing competes with a start. The template imports once an attempt has reported a step, or its
-imports have been quiet. If the imports are known in advance, it begins before the first start. That
-start interrupts it if no processors are to spare, but waits for it where an earlier run has learned
-the imports: it imports once what each worker would. A spare begins once others have reported what
+imports have been quiet. If the imports are known in advance, it begins before the first start. A
+start interrupts it if no processors are to spare, unless the attempt before had no step either: it
+must become ready in the end. The first start waits for it where an earlier run has learned the
+imports: it imports once what each worker would. A spare begins once others have reported what
 they import.
 
 Forks cost little: used ones are replaced soon after a start, and a start that finds too few has
@@ -189,7 +190,7 @@ class Warm:
         self._why_missing = FIRST
         self._failures = 0
         self._parked = self._asked_for = 0
-        self._is_first, self._is_training, self._is_paused = True, False, False
+        self._is_training = self._is_paused = False
         self._is_settled = True
         self._quiet_at: float | None = None
         """Time at which imports count as quiet, unless one follows; None: nothing waits for
@@ -295,11 +296,10 @@ class Warm:
 
     def _began(self, warm: int, now: float) -> list[WarmEffect]:
         self._parked -= warm
-        self._is_training, self._is_settled = True, False
+        was_settled, self._is_training, self._is_settled = self._is_settled, True, False
         self._quiet_at, self._look_at = now + QUIET_SECONDS, None
         self._park_at = now + PARK_SECONDS
-        is_first, self._is_first = self._is_first, False
-        if self.template is not Template.IMPORTING or self._has_spare or not is_first:
+        if self.template is not Template.IMPORTING or self._has_spare or not was_settled:
             return []
         self._is_paused = True
         return [PauseTemplate()]
