@@ -150,6 +150,18 @@ def test_a_file_that_has_changed_since_makes_a_prepared_worker_cold(packages: Pa
             assert worker.end().stdout == "changed\n"
 
 
+def test_modules_of_a_package_that_reads_the_rank_are_imported_with_it(packages: Path) -> None:
+    (packages / "modpack").mkdir()
+    (packages / "modpack" / "__init__.py").write_text("import os; os.environ.get('RANK')")
+    (packages / "modpack" / "modpart.py").write_text("")
+    with prepared(packages, {}) as ours:
+        assert ours.prepare("modpack", "modpack.modpart")["later"] == 2
+        worker = ours.park()
+        worker.prepare(RANK)
+        worker.start(environment={**ours.environment, **RANK})
+        assert worker.end().stdout == "modpack modpack.modpart\n"
+
+
 def test_a_chain_of_importers_names_the_module_that_reads_the_rank(packages: Path) -> None:
     with prepared(packages, MODULES) as ours:
         ours.prepare(*MODULES)

@@ -134,9 +134,10 @@ class _Template:
 
     def _later(self) -> list[str]:
         """Return the modules that only a process of one rank may import, in order."""
-        left_out: dict[str, str] = self._importer.left_out
+        # A module is skipped, not left out, if its package reads a variable of a rank.
+        reasons: dict[str, str] = {**self._importer.skipped, **self._importer.left_out}
         names = self._told["names"]
-        return [name for name in names if left_out.get(name, "").endswith(self._warm.READ)]
+        return [name for name in names if reasons.get(name, "").endswith(self._warm.READ)]
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         message, descriptors = self._agent.receive(self._warm.MESSAGE_BYTES_MAX)
