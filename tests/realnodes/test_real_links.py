@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.clusters import UNBROKEN
 from tests.realnodes import machines
-from tests.realnodes.plane import RealCluster, operator, repair_options
+from tests.realnodes.plane import RealCluster, operator, repair_options, until
 from unbroken.spec.keys import INSTANCE_TYPES, LINK_BANDWIDTH
 
 NODES = 3
@@ -50,13 +50,27 @@ def check(cluster: RealCluster, *nodes: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+def passes(cluster: RealCluster, *nodes: str) -> None:
+    """Check nodes until no link is slow: other programs of this machine may slow one down."""
+    found: list[dict[str, Any]] = []
+
+    def is_passed() -> bool:
+        code, said = check(cluster, *nodes)
+        found.append(said)
+        return (code, said["phase"], said.get("faulty") or []) == (0, "Passed", [])
+
+    try:
+        until(is_passed, "the check passes", 300)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {json.dumps(found)}") from None
+
+
 def test_a_node_behind_a_slow_link_is_named_and_without_one_none(
     cluster: RealCluster, record_property: Callable[[str, object], None]
 ) -> None:
     # None: a node that fails is shown, and left as it is for the second look.
     with operator(cluster, *repair_options(cluster), "--node-recovery", "None"):
-        code, said = check(cluster)
-        assert (code, said["phase"], said.get("faulty") or []) == (0, "Passed", []), said
+        passes(cluster)
         with slow_link(cluster, "n2"):
             code, said = check(cluster)
         assert (code, said["phase"], said.get("faulty")) == (1, "Failed", ["n2"]), said
@@ -72,8 +86,7 @@ def test_what_a_type_has_shown_is_asked_of_two_that_meet_alone(cluster: RealClus
         kind = f"{INSTANCE_TYPES[0]}=ml.c5.large"
         cluster.kubectl("label", "node", f"n{number}", "--overwrite", kind)
     with operator(cluster, *repair_options(cluster), "--node-recovery", "None"):
-        code, said = check(cluster)
-        assert (code, said["phase"]) == (0, "Passed"), said
+        passes(cluster)
         shown = [
             one["metadata"]["annotations"][LINK_BANDWIDTH] for one in cluster.get("nodes")["items"]
         ]
@@ -87,5 +100,4 @@ def test_what_a_type_has_shown_is_asked_of_two_that_meet_alone(cluster: RealClus
             one["metadata"]["annotations"][LINK_BANDWIDTH] for one in cluster.get("nodes")["items"]
         ]
         assert after == shown
-        code, said = check(cluster, "n1", "n2")
-        assert (code, said["phase"]) == (0, "Passed"), said
+        passes(cluster, "n1", "n2")
