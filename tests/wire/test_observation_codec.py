@@ -52,6 +52,7 @@ WATCHES = st.builds(
     phase=TEXTS,
     step=st.none() | COUNTS,
     first_step=st.none() | COUNTS,
+    first_step_at=st.none() | TIMES,
     step_at=st.none() | TIMES,
     step_seconds=st.none() | TIMES,
     sign_at=st.none() | TIMES,

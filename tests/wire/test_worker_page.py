@@ -17,7 +17,7 @@ NOTHING_SAVED = (NO_STEP, math.nan)
 def write(page: bytearray, number: int, step: int, *values: float, texts: bytes = b"") -> int:
     """Write a record; where it ends."""
     counts = (len(values), len(texts))
-    fields = (number, 3, step, number, 1.5, 2, 0.5, 3, 0.25, 1, *NOTHING_SAVED)
+    fields = (number, 3, 0.75, step, number, 1.5, 2, 0.5, 3, 0.25, 1, *NOTHING_SAVED)
     body = worker.RECORDS[len(values)].pack(*fields, *counts, *values) + texts
     data, start = worker.seal(zlib.crc32(body)) + body, PLACES[number & 1]
     page[start : start + len(data)] = data
@@ -31,6 +31,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
         1,
         Page(
             first_step=3,
+            first_step_at=0.75,
             step=7,
             calls=1,
             step_at=1.5,
@@ -82,8 +83,8 @@ def test_any_bytes_are_no_more_than_torn() -> None:
 
 
 def test_a_page_of_another_version_and_what_is_no_page_is_not_read() -> None:
-    other = struct.pack("=8sI", worker.MAGIC, 2).ljust(PAGE_BYTES, b"\0")
-    assert (worker.version(other), read(other)) == (2, None)
+    other = struct.pack("=8sI", worker.MAGIC, 1).ljust(PAGE_BYTES, b"\0")
+    assert (worker.version(other), read(other)) == (1, None)
     assert worker.version(bytes(PAGE_BYTES)) is None
     assert (worker.version(b""), read(empty()[:100])) == (None, None)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.agent.evidence.pages import PageSource
 from unbroken.wire.worker import PAGE_BYTES, VARIABLE, Page, empty, read
 
 pytestmark = pytest.mark.slow
@@ -66,8 +67,26 @@ def test_steps_and_metrics_are_told(script: Script) -> None:
 
 
 def test_the_first_step_is_kept(script: Script) -> None:
-    script.run("progress(2**70); progress(70, loss='none'); progress(71)")
-    assert (script.page.first_step, script.page.step) == (70, 71)
+    script.run("progress(2**70); progress(70, loss='none')")
+    first = script.page
+    assert (first.first_step, first.first_step_at) == (70, first.step_at)
+    script.run("progress(71)")
+    page = script.page
+    assert (page.first_step, page.step) == (70, 71)
+    assert page.first_step_at == first.step_at < page.step_at
+
+
+def test_a_function_that_is_called_again_has_a_first_step_of_its_own(script: Script) -> None:
+    source = PageSource(os.dup(script.fd))
+    script.run("progress(1); progress(2)")
+    assert source.look().first_step == 1
+    source.begin_anew()
+    script.run("progress(9); worker.begin_attempt(); progress(2); progress(4)")
+    page = source.look()
+    source.close()
+    assert (page.first_step, page.step) == (2, 4)
+    assert page.first_step_at is not None
+    assert page.first_step_at < page.step_at
 
 
 def test_a_metric_keeps_its_value_until_it_is_told_again(script: Script) -> None:
@@ -238,7 +257,7 @@ def test_without_a_page_nothing_happens(script: Script) -> None:
 def test_a_page_of_another_version_is_warned_of_once(script: Script) -> None:
     os.pwrite(script.fd, (9).to_bytes(4, sys.byteorder), 8)
     told = script.run("progress(1); progress(2)\nwith phase('eval'): pass")
-    assert told.count("version 9, not 1") == 1
+    assert told.count("version 9, not 2") == 1
     assert os.pread(script.fd, PAGE_BYTES, 0)[12:] == empty()[12:]
 
 

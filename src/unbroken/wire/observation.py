@@ -84,6 +84,8 @@ class RankWatch:
     alarms: Annotated[tuple[Alarm, ...], Limits(ALARMS_MAX)] = ()
     first_step: int | None = None
     """The first step that it has reported; it may be older than the first report with a step."""
+    first_step_at: float | None = None
+    """None: not known, as in a process that was kept over a restart."""
     bound: str = ""
     """`Bound`; empty: an older agent."""
     look_seconds: float | None = None

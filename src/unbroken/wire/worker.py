@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 VARIABLE = "UNBROKEN_PAGE"
 """Names the inherited descriptor of the page."""
 MAGIC = b"UNBRPAGE"
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 4096
 PLACES = (64, 2048)
 """Offsets of records: the one with number n is at `PLACES[n & 1]`."""
@@ -32,12 +32,12 @@ HEADER = struct.Struct("=8sI")
 CHECK = struct.Struct("=I")
 seal = CHECK.pack
 """Returns the CRC-32 of a record and its text, as the bytes before it."""
-RECORD = struct.Struct("=QqqQdQdQdQqdHH")
+RECORD = struct.Struct("=QqdqQdQdQdQqdHH")
 """Fields after the checksum.
 
-They are number, first_step, step, calls, step_at, visit, phase_at, visit_calls, longest_gap,
-bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text. The metrics' values and
-the text follow: the phase and the names of the metrics, a zero byte between.
+They are number, first_step, first_step_at, step, calls, step_at, visit, phase_at, visit_calls,
+longest_gap, bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text. The
+metrics' values and the text follow: the phase and the names of the metrics, a zero byte between.
 """
 RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(METRICS_MAX + 1))
 """Records by the number of metrics."""
@@ -49,6 +49,8 @@ class Page:
 
     first_step: int | None = None
     """First step of the worker."""
+    first_step_at: float | None = None
+    """Time of its report; None: not known."""
     step: int | None = None
     calls: int = 0
     """Calls of `progress`, in all."""
@@ -126,10 +128,24 @@ def _read(data: bytes, start: int) -> tuple[int, Page] | None:
 
 
 def _page(fields: Sequence[float], values: Sequence[float], texts: bytes) -> Page:
-    first, step, calls, step_at, visit, phase_at, visit_calls, gap, bad, saved, saved_at = fields
+    (
+        first,
+        first_at,
+        step,
+        calls,
+        step_at,
+        visit,
+        phase_at,
+        visit_calls,
+        gap,
+        bad,
+        saved,
+        saved_at,
+    ) = fields
     phase, *names = texts.decode(errors="replace").split("\0")
     return Page(
         first_step=None if first == NO_STEP else int(first),
+        first_step_at=None if math.isnan(first_at) else first_at,
         step=None if step == NO_STEP else int(step),
         calls=int(calls),
         step_at=step_at,

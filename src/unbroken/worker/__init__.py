@@ -194,6 +194,9 @@ class _Nowhere:
     def checkpoint(self, step: int) -> None:
         """Do nothing."""
 
+    def begin_anew(self) -> None:
+        """Do nothing."""
+
 
 class _Unclaimed(_Nowhere):
     """The writer before its first report, which looks for the page."""
@@ -221,6 +224,7 @@ class _Writer(_Nowhere):
         self._memory = memory
         self._number = number
         self._first = NO_STEP if page.first_step is None else page.first_step
+        self._first_at = nan if page.first_step_at is None else page.first_step_at
         self._step = NO_STEP
         self._calls, self._step_at = page.calls, page.step_at
         self._visit = _Visit("", page.visit + (number > 0), monotonic())
@@ -239,7 +243,7 @@ class _Writer(_Nowhere):
         try:
             self._step = int(step)
             if self._first == NO_STEP:
-                self._first = _whole(step)
+                self._first, self._first_at = _whole(step), now
             if metrics or SAMPLES in self._metrics:
                 self._take(metrics)
             self._write()
@@ -257,6 +261,10 @@ class _Writer(_Nowhere):
     def checkpoint(self, step: int) -> None:
         self._saved, self._saved_at = _whole(step), monotonic()
         self._write()
+
+    def begin_anew(self) -> None:
+        """Take the next step for the first of an attempt."""
+        self._first = NO_STEP
 
     def _take(self, told: Mapping[str, SupportsFloat]) -> None:
         known, is_bad = self._metrics, False
@@ -301,7 +309,7 @@ class _Writer(_Nowhere):
         values = tuple(self._metrics.values())[:METRICS_MAX]
         visit, texts, count = self._visit, self._text, len(values)
         body = RECORDS[count].pack(
-            number, self._first, self._step, self._calls, self._step_at,
+            number, self._first, self._first_at, self._step, self._calls, self._step_at,
             visit.number, visit.at, visit.calls, visit.longest_gap,
             self._bad_calls, self._saved, self._saved_at, count, len(texts), *values,
         )  # fmt: skip
@@ -325,6 +333,11 @@ _lock = threading.Lock()
 _NOWHERE, _UNCLAIMED = _Nowhere(), _Unclaimed()
 _writer: _Nowhere = _UNCLAIMED
 _warned: set[str] = set()
+
+
+def begin_attempt() -> None:
+    """Take the next step that is reported for the first of an attempt; for `restartable`."""
+    _writer.begin_anew()
 
 
 def _claim() -> _Nowhere:

@@ -65,10 +65,14 @@ def _since(before: Page, page: Page) -> Page:
     if not before.calls or calls < 0:
         return page
     step = page.step if calls else None
+    first, first_at = page.first_step, page.first_step_at
+    if first_at == before.first_step_at:  # a function of no `restartable`
+        # Assuming one call per step, as it should be.
+        first, first_at = None if step is None else step - calls + 1, None
     return replace(
         page,
-        # Assuming one call per step, as it should be.
-        first_step=None if step is None else step - calls + 1,
+        first_step=first,
+        first_step_at=first_at,
         step=step,
         calls=calls,
         bad_calls=max(0, page.bad_calls - before.bad_calls),

@@ -145,9 +145,10 @@ class Watch:
         def moved(at: float) -> float:
             return min(now, at + offset)
 
-        saved_at = page.checkpoint_at
+        saved_at, first_at = page.checkpoint_at, page.first_step_at
         return replace(
             page,
+            first_step_at=None if first_at is None else moved(first_at),
             step_at=moved(page.step_at) if page.calls else 0.0,
             phase_at=moved(page.phase_at),
             checkpoint_at=None if saved_at is None else moved(saved_at),

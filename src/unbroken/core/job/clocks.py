@@ -78,6 +78,7 @@ def _worker(worker: WorkerReport, correction: float) -> WorkerReport:
 def _watch(watch: RankWatch, correction: float) -> RankWatch:
     return replace(
         watch,
+        first_step_at=_moved(watch.first_step_at, correction),
         step_at=_moved(watch.step_at, correction),
         sign_at=_moved(watch.sign_at, correction),
         late_since=_moved(watch.late_since, correction),

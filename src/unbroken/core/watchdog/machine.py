@@ -279,6 +279,7 @@ class RankState:
             phase=phase,
             step=page.step,
             first_step=page.first_step,
+            first_step_at=page.first_step_at,
             step_at=page.step_at if page.calls else None,
             step_seconds=self._step_seconds(at),
             sign_at=self._last_sign(),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unbroken.errors import SpecError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
+from unbroken.worker import begin_attempt
 from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
 from . import groups, patches, step_end
@@ -265,6 +266,7 @@ class _Run:
                 outcome = _Returned(None)
                 self._settle()
                 self._return()
+                begin_attempt()
                 outcome = self._attempt()
             return outcome
         finally:

@@ -403,6 +403,17 @@ def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:
     assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 44.5, 7)
 
 
+def test_training_resumed_with_the_first_step_and_not_with_the_first_look_at_one() -> None:
+    job = silent()
+    job.tick(30 + WAITS)
+    job.run("36 ready w-0 0\n36 ready w-1 0")
+    job.run_ordered(37)
+    seen = replace(well(0, 38.9), step=200, first_step=7, first_step_at=38.1)
+    job.tell("w-0", 39, seen, attempt=1)
+    found = job.incidents[1]
+    assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 38.1, 7)
+
+
 def stepless(at: float) -> RankWatch:
     """Return a rank that reports no steps; its last sign of life was seen then."""
     return replace(well(0, at), step=None, step_at=None)

@@ -93,13 +93,17 @@ def _newest(steps: Iterable[int | None]) -> int | None:
 
 
 def first_step(watch: Iterable[RankWatch]) -> tuple[int, float | None] | None:
-    """Return the earliest step that is reported, and when it was made; None: none is."""
-    told = [
-        (rank.step if rank.first_step is None else rank.first_step, rank.step_at)
-        for rank in watch
-        if rank.step is not None
-    ]
+    """Return the earliest step that is reported, and when it was made; None: none is.
+
+    Where only the time of the newest step is known, it is that: up to a second too late.
+    """
+    told = [_first(rank, rank.step) for rank in watch if rank.step is not None]
     return min(told, key=lambda one: one[0]) if told else None
+
+
+def _first(rank: RankWatch, newest: int) -> tuple[int, float | None]:
+    first = newest if rank.first_step is None else rank.first_step
+    return first, rank.step_at if rank.first_step_at is None else rank.first_step_at
 
 
 def _ranks(watched: Watched) -> list[RankWatch]:
