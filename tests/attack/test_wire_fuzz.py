@@ -250,7 +250,8 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     alarms = (Alarm("Silent", 1.7e9, 1.7e9, "no step", 7),)
     times = (1.7e9, 0.5, 1.7e9, 30.0)
     watch = RankWatch(
-        0, "train", 120, *times, 100, {"loss": 0.5}, alarms, 1, "steps", 5.0, 9.0, 1.7e9
+        *(0, "train", 120, *times, 100, {"loss": 0.5}, alarms),
+        *(1, 1.7e9, "steps", 5.0, 9.0, 1.7e9),
     )
     rule = RuleView("loss", RuleState.SLOW, "some", 5, 1, 1, 1.7e9, 2, "stderr", "loss=3", "3")
     worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm", 1.7e9)
