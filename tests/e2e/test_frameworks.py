@@ -121,3 +121,57 @@ def test_a_row_of_the_table_is_what_a_killed_worker_costs(
     if is_kept:
         told = cluster.unbroken("explain", name).stdout
         assert re.search(rf"resumed after step {KILLED_AFTER} from memory .*no step lost", told)
+
+
+PREPARED = """
+import torch
+from accelerate import Accelerator
+one = Accelerator(cpu=True)
+one.prepare(torch.nn.Linear(1, 1))
+"""
+TWICE = """
+from unbroken.errors import SpecError
+from unbroken.worker.integrations.{adapter} import keep_steps
+{imports}
+for name in ("first", "second"):
+    keep_steps({object}, name=name)
+try:
+    keep_steps({object}, name="second")
+except SpecError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "imports", "made"),
+    [
+        (
+            "transformers",
+            "import torch; from transformers import Trainer, TrainingArguments",
+            "Trainer(torch.nn.Linear(1, 1), TrainingArguments('x', use_cpu=True))",
+        ),
+        ("lightning", "from lightning.pytorch import Trainer", "Trainer(accelerator='cpu')"),
+        (
+            "accelerate",
+            PREPARED,
+            "one",
+        ),
+    ],
+    ids=["transformers", "lightning", "accelerate"],
+)
+def test_each_training_of_a_script_has_the_name_that_it_is_given(
+    adapter: str, imports: str, made: str, tmp_path: Path
+) -> None:
+    text = TWICE.format(adapter=adapter, imports=imports, object=made)
+    managed = {"UNBROKEN_JOB": "twice", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    managed |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [FRAMEWORKS_ENV / "bin/python", "-c", text],
+        cwd=tmp_path,
+        env={**os.environ, **managed, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "called it with the name 'second' before" in done.stdout

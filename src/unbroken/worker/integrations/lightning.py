@@ -47,10 +47,10 @@ def keep_steps(trainer: Any, name: str = "training") -> None:
     if not context().is_managed:
         return
     connector = getattr(trainer, "_checkpoint_connector", None)
-    for name in ("dump_checkpoint", "resume_start"):
-        if not hasattr(connector, name):
+    for method in ("dump_checkpoint", "resume_start"):
+        if not hasattr(connector, method):
             raise SpecError(
-                f"keep_steps: this Trainer has no _checkpoint_connector.{name}: install a "
+                f"keep_steps: this Trainer has no _checkpoint_connector.{method}: install a "
                 "Lightning that was tried (docs/guide/frameworks.md)"
             )
     steps = _Steps(trainer, connector, claim(name))
@@ -79,6 +79,7 @@ class _Steps:
         self.trainer, self._connector, self._name = trainer, connector, name
         self._resume_start, connector.resume_start = connector.resume_start, self._resume
         self._shared = Late()
+        self._now: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
         self._snapshot: Snapshot | None = None
         self._saved = 0
