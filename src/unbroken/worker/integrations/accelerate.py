@@ -21,11 +21,10 @@ from typing import Any
 from unbroken.errors import SpecError
 from unbroken.log_lines import Log
 from unbroken.worker import context, progress
-from unbroken.worker.checkpointing.state import generators, seed
+from unbroken.worker.checkpointing.state import seed
 from unbroken.worker.snapshot.snapshot import Snapshot
-from unbroken.worker.snapshot.state import RNG
 
-from .parts import claim, missing
+from .parts import claim, missing, restored_generators
 
 WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Kinds of distributed training in which each rank has the whole state."""
@@ -39,9 +38,7 @@ class Steps:
         self.accelerator, self._snapshot = accelerator, snapshot
         found = None if snapshot is None else snapshot.restore()
         self.done = 0 if found is None else found.step
-        self._generators = None
-        if found is not None and RNG not in found.missing:
-            self._generators = generators()
+        self._generators = None if found is None else restored_generators(found)
 
     def of(self, loader: Any, epochs: int) -> Iterator[tuple[int, Any]]:
         """Yield the number of each step, from 1, with its batch, without those that are done.
@@ -81,8 +78,8 @@ def keep_steps(accelerator: Any, name: str = "training") -> Steps:
     """Restore the newest step of all that `accelerator.prepare` was given, and keep the next ones.
 
     Call it on every rank, after `prepare`. A script that trains several times calls it for each,
-    with a `name`. State in shards (FSDP, DeepSpeed) is not copied
-    into memory: its steps are reported. Raises SpecError if nothing has been prepared.
+    with a `name`. State in shards (FSDP, DeepSpeed) is not copied into memory: its steps are
+    reported. Raises SpecError if nothing has been prepared.
     """
     try:
         library = import_module("accelerate")

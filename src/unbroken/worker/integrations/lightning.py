@@ -20,11 +20,10 @@ from typing import Any
 from unbroken.errors import SpecError
 from unbroken.log_lines import Log
 from unbroken.worker import context, phase, progress
-from unbroken.worker.checkpointing.state import generators, seed
+from unbroken.worker.checkpointing.state import seed
 from unbroken.worker.snapshot.snapshot import Snapshot
-from unbroken.worker.snapshot.state import RNG
 
-from .parts import Late, claim, missing
+from .parts import Late, claim, missing, require, restored_generators
 
 SHARED = ("state_dict", "optimizer_states", "lr_schedulers")
 """Parts of a checkpoint of Lightning that all ranks have alike."""
@@ -47,12 +46,7 @@ def keep_steps(trainer: Any, name: str = "training") -> None:
     if not context().is_managed:
         return
     connector = getattr(trainer, "_checkpoint_connector", None)
-    for method in ("dump_checkpoint", "resume_start"):
-        if not hasattr(connector, method):
-            raise SpecError(
-                f"keep_steps: this Trainer has no _checkpoint_connector.{method}: install a "
-                "Lightning that was tried (docs/guide/frameworks.md)"
-            )
+    require(connector, ("dump_checkpoint", "resume_start"), "_checkpoint_connector.", "Lightning")
     steps = _Steps(trainer, connector, claim(name))
     kind = type("KeepSteps", (_Callback, pytorch.Callback), {})
     trainer.callbacks.append(kind(steps))
@@ -108,8 +102,7 @@ class _Steps:
         if found is None or loaded.get("global_step", -1) > found.step:
             return
         self._connector._loaded_checkpoint = {**self._shared.take(), **found.extra}
-        if RNG not in found.missing:
-            self._generators = generators()
+        self._generators = restored_generators(found)
 
     def begin(self) -> None:
         """Know the first step from now on."""

@@ -1,11 +1,15 @@
-"""What the adapters share: parts of a snapshot that a framework makes late, and errors."""
+"""Common pieces of the adapters: parts of a snapshot that a framework makes late, and errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.worker import context
+from unbroken.worker.checkpointing.state import generators
+from unbroken.worker.snapshot.restore import Restored
+from unbroken.worker.snapshot.state import RNG
 
 _used: set[tuple[str, int]] = set()
 """Names of trainings of this process, each with its attempt."""
@@ -48,6 +52,22 @@ def missing(module: str, package: str, error: ImportError) -> SpecError:
         f"unbroken.worker.integrations.{module} needs the package {package}, which cannot be "
         f"imported ({error}): pip install '{package}'"
     )
+
+
+def require(owner: object, methods: Iterable[str], place: str, library: str) -> None:
+    """Raise SpecError if a part of a Trainer lacks a method that its adapter calls or replaces."""
+    for method in methods:
+        if not hasattr(owner, method):
+            raise SpecError(
+                f"keep_steps: this Trainer has no {place}{method}: install a {library} that was "
+                "tried (docs/guide/frameworks.md)"
+            )
+
+
+def restored_generators(found: Restored) -> dict[str, Any] | None:
+    """Return the generators of a restored step, to be set again once the data are ready; None:
+    they were not restored."""
+    return None if RNG in found.missing else generators()
 
 
 def claim(name: str) -> str:

@@ -26,11 +26,10 @@ from unbroken.errors import SpecError
 from unbroken.log_lines import Log
 from unbroken.worker import checkpoint, context, phase, progress
 from unbroken.worker.checkpointing.peers import ALONE, world
-from unbroken.worker.checkpointing.state import generators, seed
+from unbroken.worker.checkpointing.state import seed
 from unbroken.worker.snapshot.snapshot import Snapshot
-from unbroken.worker.snapshot.state import RNG
 
-from .parts import Late, claim, missing
+from .parts import Late, claim, missing, require, restored_generators
 
 STATE = "trainer_state.json"
 """File that the Trainer writes last, and reads first."""
@@ -81,12 +80,7 @@ class _Steps:
             return None
         if trainer.model_init is not None:
             raise SpecError("keep_steps: give the Trainer model=, not model_init=")
-        for name in REPLACED:
-            if not hasattr(trainer, name):
-                raise SpecError(
-                    f"keep_steps: this Trainer has no {name}: install a transformers that was "
-                    "tried (docs/guide/frameworks.md)"
-                )
+        require(trainer, REPLACED, "", "transformers")
         return Snapshot(
             model=trainer.model, optimizer=self.optimizer, scheduler=self.scheduler,
             rng=True, extra=self._texts, name=self._name,
@@ -99,8 +93,7 @@ class _Steps:
         if found is None or (newest is not None and newest[0] > found.step):
             return None if newest is None else newest[1]
         self.is_resumed_from_memory = True
-        if RNG not in found.missing:
-            self._generators = generators()
+        self._generators = restored_generators(found)
         state, history = map(json.loads, found.extra)
         self._folder = tempfile.mkdtemp(prefix="unbroken-trainer-")
         Path(self._folder, STATE).write_text(json.dumps({**state, "log_history": history}))
