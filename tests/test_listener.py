@@ -13,6 +13,22 @@ from aiohttp import web
 from unbroken.listener import Connections, Limits, admitted, bound
 
 
+@asynccontextmanager
+async def bounded(app: web.Application, limits: Limits) -> AsyncIterator[int]:
+    """Serve with bounded connections while the block runs; yield the port."""
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, limits)
+    (listening,) = await bound("127.0.0.1", 0)
+    connections.listen(listening)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        connections.close()
+        await runner.cleanup()
+
+
 async def test_a_client_that_leaves_during_its_answer_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -31,19 +47,10 @@ async def test_a_client_that_leaves_during_its_answer_is_no_error(
 
     app = web.Application()
     app.router.add_get("/", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, Limits(8))
-    (listening,) = await bound("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    connections.listen(listening)
-    async with aiohttp.ClientSession() as session:
+    async with bounded(app, Limits(8)) as port, aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
             await (await session.get(f"http://127.0.0.1:{port}/")).read()
-    await ended.wait()
-    connections.close()
-    await runner.cleanup()
+        await ended.wait()
     assert [record.getMessage() for record in caplog.records] == []
 
 
@@ -63,26 +70,18 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_and_a_fault_of_o
 
     app = web.Application()
     app.router.add_post("/{path}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, Limits(8))
-    (listening,) = await bound("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    connections.listen(listening)
     head = "POST /{} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.format("ours", 0).encode())
-    assert b" 500 " in await reader.readline()
-    assert len(caplog.records) == 1
-    writer.close()
-    _, half = await asyncio.open_connection("127.0.0.1", port)
-    half.write(head.format("theirs", 10).encode() + b"{")
-    await half.drain()
-    half.transport.abort()
-    await ended.wait()
-    connections.close()
-    await runner.cleanup()
+    async with bounded(app, Limits(8)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.format("ours", 0).encode())
+        assert b" 500 " in await reader.readline()
+        assert len(caplog.records) == 1
+        writer.close()
+        _, half = await asyncio.open_connection("127.0.0.1", port)
+        half.write(head.format("theirs", 10).encode() + b"{")
+        await half.drain()
+        half.transport.abort()
+        await ended.wait()
     assert len(caplog.records) == 1
     caplog.clear()
 
@@ -107,17 +106,8 @@ async def serving(limits: Limits) -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_get("/", answer)
     app.router.add_route("*", "/stranger", refuse)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, limits)
-    (listening,) = await bound("127.0.0.1", 0)
-    connections.listen(listening)
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        connections.close()
-        await runner.cleanup()
+    async with bounded(app, limits) as port:
+        yield port
 
 
 OPENINGS = (

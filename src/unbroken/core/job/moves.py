@@ -48,7 +48,7 @@ class Spares:
 
     def deadline(self) -> float | None:
         """Return when time alone will change something here."""
-        return self._at if self._is_quiet() else None
+        return self._at if _is_running(self._state) else None
 
     def note_imports(
         self, before: AgentReport | None, after: AgentReport, was_away: bool, now: float
@@ -60,7 +60,7 @@ class Spares:
 
     def advance(self, now: float) -> list[JobEffect]:
         """Send the orders that are due, and repeat them until a report shows them."""
-        if self._at is None or now < self._at or not self._is_quiet():
+        if self._at is None or now < self._at or not _is_running(self._state):
             return []
         self._at = None
         members, ranks = self._state.roster.members, self._state.gang.ranks
@@ -88,9 +88,10 @@ class Spares:
         known = (_known(m) for uid, m in self._state.roster.members.items() if uid in ranks)
         return 0 < max(known, default=0) <= _known(member)
 
-    def _is_quiet(self) -> bool:
-        state = self._state
-        return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
+
+def _is_running(state: JobState) -> bool:
+    """True if the job trains, and all agents have said that their workers run."""
+    return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
 
 
 def _best(members: Iterable[Member]) -> list[Member]:
@@ -210,15 +211,11 @@ class Moves:
 
     def _is_quiet(self) -> bool:
         """True if the job trains, and has recovered from its last incident."""
-        return self._is_running() and self._state.incidents.open is None
+        return _is_running(self._state) and self._state.incidents.open is None
 
     def _is_probe_wanted(self) -> bool:
         """True if a probe is wanted, be it in an attempt that has made no step yet."""
-        return self._is_running() and self._state.plan.probe is not None
-
-    def _is_running(self) -> bool:
-        state = self._state
-        return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
+        return _is_running(self._state) and self._state.plan.probe is not None
 
     def _affected(self) -> list[Member]:
         """Return the pods on nodes that have a notice."""

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.validation.fields import at
 
 UNKNOWN = "<unknown>"
 
@@ -199,13 +200,6 @@ NONE = "<none>"
 UNSET = "<unset>"
 _SHOWN = 3
 """Endpoints that are listed before `+ N more...`."""
-
-
-def at(content: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    for part in path.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
 
 
 def labels_text(labels: Mapping[str, str] | None) -> str:

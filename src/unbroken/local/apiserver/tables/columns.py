@@ -11,9 +11,10 @@ from typing import Any
 from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.events import to_storage
 from unbroken.local.apiserver.kinds.kinds import Column, Kind, Version
+from unbroken.local.apiserver.validation.fields import at
 
 from . import cells
-from .cells import NONE, UNSET, age, at
+from .cells import NONE, UNSET, age
 
 Cell = Callable[[Object, float], Any]
 
