@@ -262,7 +262,7 @@ class Helpers:
     mib: float
     """Proportional set size of templates and parked workers, in MiB."""
     workers_mib: float
-    """Of the workers themselves, to compare."""
+    """The same of the workers themselves, to compare."""
     cpu_seconds: float
     """Processor time of templates, parked workers and trials, those that have ended too."""
 

@@ -68,8 +68,8 @@ PER_ATTEMPT = (
     "TORCHELASTIC_ERROR_FILE",
     "UNBROKEN_PAGE",
 )
-"""Those of them that differ in each attempt: a module that reads one while it is imported is
-imported by no process but the worker that has started."""
+"""Variables of `PER_RANK` that differ in each attempt: a module that reads one while it is imported
+is imported by no process but the worker that has started."""
 READ = "is read while it is imported"
 """End of the reason of a module that reads a variable of one rank, and of its importers."""
 MESSAGE_BYTES_MAX = 160 * 1024

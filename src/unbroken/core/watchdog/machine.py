@@ -119,7 +119,7 @@ class RankState:
         self._output, self._work = taught.output.taken(), Rhythm()
         self._began_at = now
         self._start_seconds: dict[SignSource, float] = {}
-        """Until the source was in its rhythm."""
+        """Seconds until each source of signs was in its rhythm."""
         self._writes = 0
         """Looks with output."""
         self._sign_at = self._wrote_at = self._work_at = self._calm_at = now
@@ -170,7 +170,7 @@ class RankState:
             old.reports_steps or SignSource.STEP in starts,
         )
 
-    # What is told
+    # Readings
 
     def read_page(self, page: Page, now: float) -> None:
         """The page was read."""
@@ -573,7 +573,7 @@ class RankState:
                 self._return(self._work, now)
             self._has_worked, self._work_at = True, now
             self._stuck_at = None
-        # What it would use on a node with nothing else to do: a spin is one on a busy node too.
+        # Its share of a node with nothing else to do: a spin is one on a busy node too.
         wanted = share + max(0.0, new.waited_seconds - old.waited_seconds) / seconds
         is_steady = self._wanted is not None and abs(wanted - self._wanted) <= SPIN_CHANGE
         if has_less or not is_steady or wanted < SPIN_SHARE or read >= SPIN_BYTES:
