@@ -69,11 +69,16 @@ class Records:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def end(self, trained: Any) -> None:
-        """Note the digest of the weights."""
+        """Note the digest of the weights, and end the process group.
+
+        torch aborts at exit now and then if a group of gloo is left, and the job runs again.
+        """
         digest = hashlib.sha256()
         for tensor in trained.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         self._write({"weights": digest.hexdigest()})
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def _write(self, what: dict[str, Any]) -> None:
         with (self.folder / f"rank-{RANK}.jsonl").open("a") as file:
