@@ -42,7 +42,7 @@ REASONS = {
         *("wire/flight_dump.py", "wire/spy_dump.py"),
     ),
     "numbers of an object, by the schema that the API server holds it to": (
-        *("cluster_api/clusters.py", "cluster_api/validation.py", "core/clusters/groups.py"),
+        *("cluster_api/clusters.py", "cluster_api/shapes.py", "core/clusters/groups.py"),
         *("local/kubeflow/decisions/pods.py", "local/node/driver.py", "local/node/node_object.py"),
         *("local/node/pods/", "local/ray/decisions/", "operator/kueue/"),
         *("operator/nodes/providers/machines.py",),

@@ -26,7 +26,7 @@ from unbroken.cluster_api.server import HANDLERS
 from unbroken.core.job.recovery import incidents, ladder, signals
 from unbroken.core.job.watch import unreached
 from unbroken.nodes.tables import read_table
-from unbroken.observe import hyperpod_metrics
+from unbroken.observe import job_metrics
 from unbroken.observe.job_metrics import JobMetrics
 from unbroken.observe.node_metrics import NodeMetrics
 from unbroken.observe.program_metrics import (
@@ -283,7 +283,7 @@ def _family(one: Any) -> tuple[str, tuple[str, ...], str, str]:
     assert isinstance(one, Metric)
     labels = getattr(one, "_labelnames", None)
     if labels is None:  # buckets under the plain name
-        return one.name, (*hyperpod_metrics.JOB, "le"), "cumulative buckets", one.documentation
+        return one.name, (*job_metrics.HYPERPOD_JOB, "le"), "cumulative buckets", one.documentation
     name = f"{one.name}_total" if one.type == "counter" else one.name
     return name, tuple(labels), one.type, one.documentation
 

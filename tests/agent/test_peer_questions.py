@@ -17,7 +17,7 @@ from unbroken.core.agent.events import (
     StageStarted,
 )
 from unbroken.core.agent.machine import Workers
-from unbroken.wire.lease import PeerQuestion
+from unbroken.wire.agent import PeerQuestion
 
 
 class Asked:

@@ -16,9 +16,15 @@ import pytest
 from tests.attack.test_unreadable_objects import Server, item, odd
 from tests.virtual_time import in_virtual_time
 from tests.watching import Watcher, running, until
-from unbroken.kube.bounds import COMMAS_MAX, excess, is_too_deep
+from unbroken.kube.bounds import (
+    COMMAS_MAX,
+    NAMESPACE,
+    ObjectBudgets,
+    Postponed,
+    excess,
+    is_too_deep,
+)
 from unbroken.kube.informer import Informer
-from unbroken.kube.postponed import NAMESPACE, ObjectBudgets, Postponed
 from unbroken.kube.refusals import Refusals, head_of
 from unbroken.operator.kinds import JobObject
 

@@ -18,8 +18,7 @@ from tests.watching import PATIENCE_SECONDS, running
 from unbroken.core.fencing import FENCES_AN_HOUR, Fence
 from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import all_synced
+from unbroken.kube.informer import Informer, all_synced
 from unbroken.local.machines.pool import Fence as MachineFence
 from unbroken.operator.fences import REFUSED, Fences, read_fences, write_fences
 from unbroken.spec.keys import FENCE, FENCES

@@ -26,14 +26,14 @@ from tests.cluster_api.api_program import KEY, Running, credentials_file, runnin
 from tests.fault_proxy import Fault, FaultProxy
 from tests.watching import PATIENCE_SECONDS
 from unbroken.cluster_api.errors import ApiError
-from unbroken.cluster_api.replays import (
+from unbroken.cluster_api.signatures import (
     KEPT_MAX,
     KEPT_SECONDS,
     RETRY_SECONDS,
+    Claim,
     SameSecondError,
     UsedSignatures,
 )
-from unbroken.cluster_api.signatures import Claim
 
 pytestmark = pytest.mark.slow
 GROUP = {

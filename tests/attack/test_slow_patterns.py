@@ -20,8 +20,7 @@ from tests.job_samples import MANIFESTS
 from tests.job_samples import rule as job_with_rule
 from tests.operator.conftest import conditions, job
 from tests.operator.conftest import place as place
-from unbroken.cluster_api.shapes import schema
-from unbroken.cluster_api.validation import violations
+from unbroken.cluster_api.shapes import schema, violations
 from unbroken.core.logs.patterns import PatternSet
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.local.admissions import admit_job

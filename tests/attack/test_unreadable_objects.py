@@ -31,11 +31,10 @@ from tests.operator.conftest import place as place
 from tests.watching import Watcher, running, until
 from unbroken.cli.connection import _decoded
 from unbroken.errors import WorldError
-from unbroken.kube.bounds import cut, is_too_deep
+from unbroken.kube.bounds import ObjectBudgets, cut, is_too_deep
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
-from unbroken.kube.postponed import ObjectBudgets
 from unbroken.kube.refusals import Refusals, head_of
 from unbroken.local.scheduler.model import node_info, pod_info
 from unbroken.operator.jobs.pods import job_identity

@@ -23,7 +23,7 @@ from tests.attack.hostile_objects import JSON, nested
 from tests.attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
 from tests.operator.conftest import job
 from tests.watching import PATIENCE_SECONDS, until
-from unbroken.kube.postponed import NAMESPACE
+from unbroken.kube.bounds import NAMESPACE
 from unbroken.operator.webhook.registration import WebhookOptions, configuration
 from unbroken.operator.webhook.server import (
     BODY_BYTES,

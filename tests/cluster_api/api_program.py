@@ -23,14 +23,13 @@ from lightkube.resources.core_v1 import Node
 from tests.apiclient import Api, Object
 from tests.apiservers import Cluster
 from tests.watching import PATIENCE_SECONDS, wait_until
-from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
-from unbroken.cluster_api.signatures import Credential, Message, sign
+from unbroken.cluster_api.signatures import Credential, Message, credentials_text, sign
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator import definitions
 from unbroken.operator.clusters.controller import Clusters

@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.watching import PATIENCE_SECONDS
-from unbroken.cluster_api.credentials import read_credentials
 from unbroken.cluster_api.errors import ApiError
-from unbroken.cluster_api.signatures import DATE_FORMAT, Credential, Message, sign, verify
+from unbroken.cluster_api.signatures import (
+    DATE_FORMAT,
+    Credential,
+    Message,
+    read_credentials,
+    sign,
+    verify,
+)
 from unbroken.errors import SpecError
 
 KEY = Credential("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.cluster_api.shape_samples import NO_MATCH, broken, good
 from unbroken.cluster_api.errors import ApiError
-from unbroken.cluster_api.shapes import schema
-from unbroken.cluster_api.validation import check, violations
+from unbroken.cluster_api.shapes import check, schema, violations
 
 SCHEMA = schema()
 OPERATIONS = sorted(SCHEMA.operations)

@@ -8,8 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from unbroken.observe.job_metrics import JobMetrics
-from unbroken.observe.job_records import DELETED_MAX, KEPT_SECONDS, JobName, JobState
+from unbroken.observe.job_metrics import DELETED_MAX, KEPT_SECONDS, JobMetrics, JobName, JobState
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
 from unbroken.spec.job.types import Condition, JobStatus

@@ -7,7 +7,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from unbroken.core.losses import Loss, ResumedJob
-from unbroken.observe.job_records import JobName
+from unbroken.observe.job_metrics import JobName
 from unbroken.observe.resumed_metrics import ResumedMetrics
 
 NAME = JobName("ml", "lm")

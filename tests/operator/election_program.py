@@ -8,8 +8,7 @@ import sys
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
-from unbroken.kube.mandate import Mandate
-from unbroken.operator.election import Election, LeaderTerms, identity
+from unbroken.operator.election import Election, LeaderTerms, Mandate, identity
 
 
 async def write(client: KubeClient, path: str, name: str) -> None:

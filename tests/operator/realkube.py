@@ -18,7 +18,7 @@ from pathlib import Path
 from unbroken.local.controllers import ControllerOptions, run_controllers
 from unbroken.local.scheduler import run_scheduler
 from unbroken.kube.client import connect
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 
 async def main():
     client = connect(sys.argv[1])

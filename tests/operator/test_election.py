@@ -16,8 +16,7 @@ from tests.apiservers import Cluster, embedded_cluster
 from tests.operator.conftest import Place
 from tests.watching import Watcher, running, until
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.mandate import Mandate
-from unbroken.operator.election import Election, LeaderTerms, _Silence, identity, is_dead
+from unbroken.operator.election import Election, LeaderTerms, Mandate, _Silence, identity, is_dead
 
 FAST = 0.05
 

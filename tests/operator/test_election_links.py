@@ -16,7 +16,7 @@ from unbroken.agent_http.client import AgentLink, LinkResources
 from unbroken.core.nodes.repair.events import Answer, RepairOrder
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
-from unbroken.kube.mandate import Mandate
+from unbroken.operator.election import Mandate
 from unbroken.operator.nodes.providers.command import CommandProvider
 from unbroken.spec.nodes.values import Action
 from unbroken.wire.agent import (

@@ -9,7 +9,7 @@ from typing import Any
 from tests.operator.conftest import Place, conditions
 from tests.operator.pytorchjobs import pytorchjob
 from tests.watching import running
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.kubeflow import run_pytorchjobs
 
 Object = dict[str, Any]

@@ -14,7 +14,7 @@ from tests import loopback
 from tests.job_samples import MANIFESTS
 from tests.operator.conftest import Place, conditions, own_address
 from tests.watching import Watcher, running
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.ray import run_ray
 from unbroken.local.ray.decisions.pods import DASHBOARD_PORT
 

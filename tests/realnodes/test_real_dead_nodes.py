@@ -30,7 +30,7 @@ from tests.realnodes.repair_hook import KEEPS_NODES
 from tests.watching import running
 from unbroken.core.fencing import proof_command
 from unbroken.kube.client import connect
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.kubeflow.controller import run_pytorchjobs
 from unbroken.operator.fences import AWAITED
 from unbroken.spec.job_kinds import HYPERPOD_JOB, PYTORCHJOB, TRAIN_JOB, JobKind

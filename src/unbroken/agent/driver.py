@@ -22,7 +22,7 @@ from unbroken.agent.socket.conversation import Conversation
 from unbroken.agent.workers.environment import environment
 from unbroken.agent.workers.processes import Processes
 from unbroken.agent.workers.rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
-from unbroken.agent_http.guard import Guard
+from unbroken.agent_http.identity import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
 from unbroken.core.agent.events import (
@@ -58,6 +58,8 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
+    PeerAnswer,
+    PeerQuestion,
     Request,
     StartCommand,
     WarmCommand,
@@ -66,7 +68,6 @@ from unbroken.wire.agent import (
 )
 from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
-from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .options import Options

@@ -15,9 +15,8 @@ from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
-from unbroken.wire.agent import LEASE_PATH, StartCommand
+from unbroken.wire.agent import ANSWER_BYTES_MAX, LEASE_PATH, PeerAnswer, PeerQuestion, StartCommand
 from unbroken.wire.codec import dump, load, read, write
-from unbroken.wire.lease import ANSWER_BYTES_MAX, PeerAnswer, PeerQuestion
 
 log = Log(__name__)
 

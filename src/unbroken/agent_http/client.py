@@ -74,8 +74,7 @@ from unbroken.wire.proof import (
 
 from .identity import Identity
 from .reports import read_answer
-from .sessions import agent_session
-from .streams import closing, pace
+from .sessions import agent_session, closing, pace
 
 
 class Permit(Protocol):

@@ -14,8 +14,7 @@ import msgspec
 
 from unbroken.wire.agent import AgentReport, Beat
 from unbroken.wire.agent_codec import decode_answer
-from unbroken.wire.bounds import NUMBER_MAX
-from unbroken.wire.codec import TEXT_MAX, is_map, resolve
+from unbroken.wire.codec import NUMBER_MAX, TEXT_MAX, is_map, resolve
 from unbroken.wire.observation import Evidence
 
 _HEAD = b'{"type":"report",'

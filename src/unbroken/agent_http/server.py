@@ -35,6 +35,8 @@ from unbroken.wire.agent import (
     AgentReport,
     Beat,
     Command,
+    PeerAnswer,
+    PeerQuestion,
     Renewal,
     Request,
     ShutdownCommand,
@@ -56,11 +58,10 @@ from unbroken.wire.agent_codec import (
     encode_report,
 )
 from unbroken.wire.codec import FRAME_BYTES_MAX, dump, load, read, write
-from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import COLLECT_SECONDS_MAX, CollectCommand, Evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
-from .guard import Guard, Link, is_snapshot
+from .identity import Guard, Link, is_snapshot
 from .snapshots import Copies, Refused, SnapshotRoutes
 
 log = Log(__name__)

@@ -1,28 +1,379 @@
-"""CreateCluster, UpdateCluster, UpdateClusterSoftware, DeleteCluster.
+"""Operations on clusters: create, update, delete, describe, list, and their tags.
 
-Each writes what is wanted into the Cluster object and answers; `operator/clusters/controller` does
-it.
+Each change writes what is wanted into the Cluster object and answers;
+`operator/clusters/controller` does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unbroken.core.clusters.groups import is_continuous, retargeted
-from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
+from unbroken.core.clusters.groups import instance_types, is_continuous, node_config, retargeted
+from unbroken.core.clusters.state import (
+    ClusterPhase,
+    ClusterState,
+    GroupPhase,
+    GroupState,
+    InstancePhase,
+    OperationStatus,
+    OperationType,
+    SoftwareUpdate,
+)
+from unbroken.errors import SpecError
+from unbroken.kube.client import Object
 from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_FINALIZER, CLUSTER_ID
-from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.cluster import ClusterSpec, script_names
 from unbroken.spec.nodes.kinds import CLUSTER
 from unbroken.spec.nodes.values import Recovery
 
-from .calls import Call, CallContext, Object
-from .errors import conflict, in_use, invalid
-from .groups import added, check_change, check_limit, check_request, places
-from .store import Stored
-from .tags import tags_of
+from .errors import conflict, in_use, invalid, limit_exceeded
+from .shapes import Key, is_between, page
+from .store import ARN, Call, CallContext, Stored, StoredMachine
+
+TAGS_MAX = 50
+"""Most tags of one resource (TagList, API 2017-07-24)."""
+
+
+def tags_of(given: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Tags by key; ValidationException for a key that is given twice."""
+    result: dict[str, str] = {}
+    for item in given:
+        if item["Key"] in result:
+            raise invalid(f"Duplicate tag keys: '{item['Key']}'")
+        if item["Key"].lower().startswith("aws:"):
+            raise invalid(f"Tag keys must not begin with 'aws:': '{item['Key']}'")
+        result[item["Key"]] = item["Value"]
+    return result
+
+
+async def add_tags(call: Call) -> Object:
+    """AddTags: adds, and overwrites what has the same key."""
+    new = tags_of(call.body["Tags"])
+
+    def change(stored: Stored) -> tuple[ClusterSpec, Object]:
+        tags = {**stored.spec.tags, **new}
+        if len(tags) > TAGS_MAX:
+            raise limit_exceeded(f"{len(tags)} tags; a resource has at most {TAGS_MAX}")
+        return replace(stored.spec, tags=tags), {}
+
+    stored = await call.store.change(_cluster(call), change)
+    return {"Tags": _listed(stored.spec.tags)}
+
+
+async def list_tags(call: Call) -> Object:
+    """ListTags."""
+    stored = await call.store.find(_cluster(call))
+    tags = _listed(stored.spec.tags)
+    result, token = page(tags, lambda item: ("", item["Key"]), call.body, is_descending=False)
+    return {"Tags": result, **({"NextToken": token} if token else {})}
+
+
+async def delete_tags(call: Call) -> Object:
+    """DeleteTags; keys that are not there are no error."""
+    gone = set(call.body["TagKeys"])
+
+    def change(stored: Stored) -> tuple[ClusterSpec, Object]:
+        kept = {key: value for key, value in stored.spec.tags.items() if key not in gone}
+        return replace(stored.spec, tags=kept), {}
+
+    await call.store.change(_cluster(call), change)
+    return {}
+
+
+def _cluster(call: Call) -> str:
+    arn = call.text("ResourceArn")
+    if ARN.fullmatch(arn) is None:
+        raise invalid(f"ResourceArn '{arn}': only clusters have tags here")
+    return arn
+
+
+def _listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+
+
+KEPT = ("VpcConfig", "Orchestrator", "TieredStorageConfig", "NodeProvisioningMode", "ClusterRole")
+"""Members of CreateCluster that DescribeCluster gives back as they came."""
+KEPT_OF_GROUPS = (
+    *("InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
+    *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
+    *("ScheduledUpdateConfig", "CapacityRequirements", "NetworkInterface"),
+)
+
+
+async def describe_cluster(call: Call) -> Object:
+    """DescribeCluster."""
+    stored = await call.store.find(call.text("ClusterName"))
+    machines = await call.store.machines(stored)
+    request = stored.spec.request
+    answer: Object = {
+        "ClusterArn": stored.arn,
+        "ClusterName": stored.spec.name,
+        "ClusterStatus": stored.phase,
+        "CreationTime": stored.created_at,
+        "InstanceGroups": [
+            _group(stored, item, machines) for item in request.get("InstanceGroups") or ()
+        ],
+        "NodeRecovery": stored.spec.node_recovery.value,
+        **{name: request[name] for name in KEPT if name in request},
+    }
+    if stored.status.message:
+        answer["FailureMessage"] = stored.status.message
+    if "AutoScaling" in request:
+        answer["AutoScaling"] = {**request["AutoScaling"], "Status": "InService"}
+    return answer
+
+
+def _group(stored: Stored, request: Mapping[str, Any], machines: Sequence[StoredMachine]) -> Object:
+    name = request["InstanceGroupName"]
+    state = stored.state.group(name) or GroupState(name)
+    target = len(stored.spec.targets.get(name) or ())
+    types = instance_types(request)
+    mine = [machine for machine in machines if machine.spec.instance_group == name]
+    counts = Counter(stored_machine.spec.instance_type for stored_machine in mine)
+    result: Object = {
+        "InstanceGroupName": name,
+        "CurrentCount": state.current,
+        "TargetCount": target,
+        "TargetStateCount": sum(
+            instance.group == name and instance.phase.value == "Running"
+            for instance in stored.state.instances
+        ),
+        "InstanceTypeDetails": [
+            {"InstanceType": kind, "CurrentCount": counts[kind]} for kind in types
+        ],
+        "Status": _phase(stored, state),
+        **{key: request[key] for key in KEPT_OF_GROUPS if key in request},
+    }
+    if "MinInstanceCount" in request:
+        result["MinCount"] = request["MinInstanceCount"]
+    if "InstanceRequirements" in request:
+        both = {"CurrentInstanceTypes": list(types), "DesiredInstanceTypes": list(types)}
+        result["InstanceRequirements"] = both
+    if "ImageId" in request:
+        result["DesiredImageId"] = request["ImageId"]
+    if "AutoPatchConfig" in request:
+        patching = request["AutoPatchConfig"]
+        result["AutoPatchConfig"] = {
+            key: item for key, item in patching.items() if key != "PatchSchedule"
+        }
+    if "KubernetesConfig" in request:
+        result["KubernetesConfig"] = kubernetes_details(
+            request["KubernetesConfig"], next(iter(mine), None)
+        )
+    _add_operations(result, stored, name)
+    return result
+
+
+def _phase(stored: Stored, state: GroupState) -> str:
+    if stored.is_deleting:
+        return GroupPhase.DELETING.value
+    is_updating = stored.state.update is not None and state.name in stored.state.update.groups
+    return GroupPhase.SYSTEM_UPDATING.value if is_updating else state.phase.value
+
+
+def _add_operations(found: Object, stored: Stored, name: str) -> None:
+    scaling = sum(
+        detail.group == name and detail.status is OperationStatus.IN_PROGRESS
+        for operation in stored.state.operations
+        if operation.type is OperationType.SCALING
+        for detail in operation.scaling
+    )
+    if scaling:
+        found["ActiveOperations"] = {OperationType.SCALING.value: scaling}
+    if stored.state.update is not None and name in stored.state.update.groups:
+        found["SoftwareUpdateStatus"] = "InProgress"
+    elif name in stored.state.updated:
+        found["SoftwareUpdateStatus"] = "Succeeded"
+
+
+def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None) -> Object:
+    """A KubernetesConfig as groups and nodes show it: what they have and what they are to have.
+
+    `machine`: the one whose labels and taints are the current ones; None: there is none.
+    """
+    result: Object = {}
+    if config.get("Labels"):
+        result["DesiredLabels"] = config["Labels"]
+    if config.get("Taints"):
+        result["DesiredTaints"] = config["Taints"]
+    if machine is None:
+        return result
+    own = node_config(machine.spec)
+    taints = [
+        {
+            "Key": taint.key,
+            "Effect": taint.effect,
+            **({"Value": taint.value} if taint.value else {}),
+        }
+        for taint in own.taints
+    ]
+    current = {"CurrentLabels": own.labels, "CurrentTaints": taints}
+    return {**{key: one for key, one in current.items() if one}, **result}
+
+
+async def list_clusters(call: Call) -> Object:
+    """ListClusters."""
+    body = call.body
+    plan, part = body.get("TrainingPlanArn"), call.text("NameContains")
+    chosen = [
+        cluster
+        for cluster in await call.store.clusters()
+        if part.lower() in cluster.spec.name.lower()
+        and is_between(cluster.created_at, body, "CreationTime")
+        and (plan is None or plan in _plans(cluster))
+    ]
+
+    def key(stored: Stored) -> Key:
+        by_name = body.get("SortBy") == "NAME"
+        return stored.spec.name if by_name else stored.created_at, stored.object_name
+
+    result, token = page(chosen, key, body, is_descending=body.get("SortOrder") == "Descending")
+    summaries = [_summary(stored) for stored in result]
+    return {"ClusterSummaries": summaries, **({"NextToken": token} if token else {})}
+
+
+def _summary(stored: Stored) -> Object:
+    result: Object = {
+        "ClusterArn": stored.arn,
+        "ClusterName": stored.spec.name,
+        "CreationTime": stored.created_at,
+        "ClusterStatus": stored.phase,
+    }
+    if plans := _plans(stored):
+        result["TrainingPlanArns"] = plans
+    return result
+
+
+def _plans(stored: Stored) -> list[str]:
+    groups = stored.spec.request.get("InstanceGroups") or ()
+    return sorted({group["TrainingPlanArn"] for group in groups if "TrainingPlanArn" in group})
+
+
+GroupRequest = Mapping[str, Any]
+LOGICAL_DIGITS = 8
+INSTANCES_MAX = 6758
+"""Most instances of a cluster; the largest InstanceCount that the shape allows (API 2017-07-24)."""
+NOT_OFFERED = {
+    "RestrictedInstanceGroups": "restricted instance groups",
+    "RestrictedInstanceGroupsConfig": "restricted instance groups",
+}
+"""Members of Create- and UpdateCluster that would be promised in vain."""
+
+
+def check_request(request: GroupRequest) -> None:
+    """ValidationException for what CreateCluster and UpdateCluster refuse alike."""
+    for member, what in NOT_OFFERED.items():
+        if request.get(member):
+            raise invalid(f"{member}: {what} are not offered here")
+    if (request.get("Orchestrator") or {}).get("Slurm") is not None:
+        raise invalid("Orchestrator: Slurm is not offered here; clusters are of Kubernetes (Eks)")
+    if (request.get("AutoScaling") or {}).get("Mode") == "Enable":
+        raise invalid("AutoScaling: Karpenter is not offered here; change InstanceCount instead")
+    if (request.get("TieredStorageConfig") or {}).get("Mode") == "Enable":
+        raise invalid(
+            "TieredStorageConfig: no memory of the nodes is set aside here; leave it out or give"
+            " Mode Disable. Jobs keep snapshots in memory with unbroken.worker.Snapshot"
+        )
+    groups: Sequence[GroupRequest] = request.get("InstanceGroups") or ()
+    names = [group["InstanceGroupName"] for group in groups]
+    for name in names:
+        if names.count(name) > 1:
+            raise invalid(f"Instance group names must be unique: '{name}' is given twice")
+    for group in groups:
+        _check_group(group)
+
+
+def _check_group(group: GroupRequest) -> None:
+    name = group["InstanceGroupName"]
+    is_single, is_several = "InstanceType" in group, "InstanceRequirements" in group
+    if is_single == is_several:
+        raise invalid(f"Instance group '{name}': give one of InstanceType and InstanceRequirements")
+    if (group.get("MinInstanceCount") or 0) > group["InstanceCount"]:
+        raise invalid(f"Instance group '{name}': MinInstanceCount is above InstanceCount")
+    if group.get("SlurmConfig") is not None:
+        raise invalid(f"Instance group '{name}': Slurm is not offered here")
+    capacity = group.get("CapacityRequirements") or {}
+    if len(capacity) > 1:
+        raise invalid(f"Instance group '{name}': give one of Spot and OnDemand")
+    scripts = group.get("LifeCycleConfig") or {}
+    has_script = scripts.get("OnCreate") or scripts.get("OnInitComplete")
+    if has_script and not scripts.get("SourceS3Uri"):
+        raise invalid(f"Instance group '{name}': LifeCycleConfig needs SourceS3Uri")
+    _check_scripts(name, scripts)
+    checks = group.get("OnStartDeepHealthChecks") or ()
+    if len(set(checks)) != len(checks):
+        raise invalid(f"Instance group '{name}': OnStartDeepHealthChecks are given twice")
+
+
+def _check_scripts(name: str, scripts: GroupRequest) -> None:
+    """Refuse addresses and file names of scripts that may lead out of their folder."""
+    below = str(scripts.get("SourceS3Uri") or "").partition("://")[2].removesuffix("/")
+    files = [scripts.get("OnCreate"), scripts.get("OnInitComplete")]
+    for path in (one for one in (below, *files) if one):
+        try:
+            script_names(path)
+        except SpecError as error:
+            raise invalid(f"Instance group '{name}': LifeCycleConfig: {error}") from error
+
+
+def check_change(before: GroupRequest, after: GroupRequest) -> None:
+    """ValidationException where an existing group is asked to be another."""
+    name = after["InstanceGroupName"]
+    if instance_types(before) != instance_types(after):
+        raise invalid(
+            f"Instance group '{name}': the instance type cannot be changed; "
+            "add a group of the new type and delete this one"
+        )
+
+
+def places(
+    name: str,
+    count: int,
+    held: Sequence[str],
+    state: ClusterState,
+    new_hex: Callable[[int], str],
+) -> list[str]:
+    """Logical ids of a group that is to have so many places.
+
+    What is given up is first what does not run, then what came last.
+    """
+    if count >= len(held):
+        new = (f"{name}-{new_hex(LOGICAL_DIGITS)}" for _ in range(count - len(held)))
+        return [*held, *new]
+    running = {
+        instance.logical_id
+        for instance in state.instances
+        if instance.phase is InstancePhase.RUNNING
+    }
+    by_worth = sorted(held, key=lambda one: (one not in running, held.index(one)))
+    kept = set(by_worth[:count])
+    return [one for one in held if one in kept]
+
+
+def check_limit(targets: Mapping[str, Sequence[str]]) -> None:
+    """ResourceLimitExceeded where a cluster would have too many instances."""
+    total = sum(len(ids) for ids in targets.values())
+    if total > INSTANCES_MAX:
+        raise limit_exceeded(f"{total} instances in a cluster; at most {INSTANCES_MAX}")
+
+
+def added(held: Mapping[str, Sequence[str]], targets: Mapping[str, Sequence[str]]) -> int:
+    """Number of instances in `targets` that are not among those held."""
+    return sum(len(set(ids) - set(held.get(group) or ())) for group, ids in targets.items())
+
+
+def token_places(cluster_id: str, token: str, group: str, number: int, count: int) -> list[str]:
+    """Logical ids that a ClientToken stands for: the same each time that it is sent."""
+    return [
+        f"{group}-{hashlib.sha256(f'{cluster_id}/{token}/{number}/{one}'.encode()).hexdigest()[:LOGICAL_DIGITS]}"
+        for one in range(count)
+    ]
+
 
 ID_DIGITS = 12
 SETTLED = (ClusterPhase.IN_SERVICE.value, ClusterPhase.FAILED.value)

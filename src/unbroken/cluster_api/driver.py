@@ -21,11 +21,9 @@ from unbroken.kube.clock import pause, wall
 from unbroken.listener import Connections, Limits, bound
 from unbroken.log_lines import Log
 
-from .calls import CallContext
-from .credentials import read_credentials
-from .replays import UsedSignatures
 from .server import BODY_SECONDS, Service, application
-from .store import Store
+from .signatures import UsedSignatures, read_credentials
+from .store import CallContext, Store
 
 log = Log(__name__)
 

@@ -16,13 +16,13 @@ from unbroken.core.clusters.state import (
     OperationType,
     identifier,
 )
+from unbroken.kube.client import Object
 from unbroken.spec.nodes.check import CheckKind
 
-from .calls import Call, Object
 from .clusters import require_settled
 from .errors import conflict, invalid, not_found
-from .pages import is_between, page
-from .store import Stored
+from .shapes import is_between, page
+from .store import Call, Stored
 
 MEMBERS: Mapping[str, Callable[[EventState], str]] = {
     "InstanceGroupName": lambda event_state: event_state.group,

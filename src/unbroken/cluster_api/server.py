@@ -18,19 +18,22 @@ import msgspec
 from aiohttp import web
 
 from unbroken.errors import UnbrokenError
+from unbroken.kube.client import Object
 from unbroken.kube.clock import pause
 from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
-from .batches import (
-    batch_add_cluster_nodes,
-    batch_delete_cluster_nodes,
-    batch_reboot_cluster_nodes,
-    batch_replace_cluster_nodes,
+from .clusters import (
+    add_tags,
+    create_cluster,
+    delete_cluster,
+    delete_tags,
+    describe_cluster,
+    list_clusters,
+    list_tags,
+    update_cluster,
+    update_cluster_software,
 )
-from .calls import Call, CallContext, Handler, Object
-from .clusters import create_cluster, delete_cluster, update_cluster, update_cluster_software
-from .descriptions import describe_cluster, list_clusters
 from .errors import ApiError, not_offered
 from .events import (
     describe_cluster_event,
@@ -39,12 +42,27 @@ from .events import (
     list_cluster_operations,
     start_cluster_health_check,
 )
-from .nodes import describe_cluster_node, list_cluster_nodes
-from .replays import NEXT_SECOND, SameSecondError, UsedSignatures
-from .shapes import schema
-from .signatures import Claim, Credential, Message, admit, headers_of, verify_body
-from .tags import add_tags, delete_tags, list_tags
-from .validation import check
+from .nodes import (
+    batch_add_cluster_nodes,
+    batch_delete_cluster_nodes,
+    batch_reboot_cluster_nodes,
+    batch_replace_cluster_nodes,
+    describe_cluster_node,
+    list_cluster_nodes,
+)
+from .shapes import check, schema
+from .signatures import (
+    NEXT_SECOND,
+    Claim,
+    Credential,
+    Message,
+    SameSecondError,
+    UsedSignatures,
+    admit,
+    headers_of,
+    verify_body,
+)
+from .store import Call, CallContext, Handler
 
 HANDLERS: Mapping[str, Handler] = {
     "AddTags": add_tags,

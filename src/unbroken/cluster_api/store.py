@@ -1,4 +1,4 @@
-"""Cluster objects and what belongs to them, read from and written to the Kubernetes API.
+"""Cluster objects and what belongs to them, in the Kubernetes API; and the arguments of operations.
 
 Every request reads the objects again, so that a client finds what it has just written. Changes are
 made to the version that was read, and made again if another writer was faster.
@@ -7,8 +7,9 @@ made to the version that was read, and made again if another writer was faster.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -25,7 +26,7 @@ from unbroken.spec.nodes.record import RepairRecord, RepairState
 from unbroken.spec.schema.write import write_record
 from unbroken.spec.times import time_seconds
 
-from .errors import not_found
+from .errors import limit_exceeded, not_found
 
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
 TRIES = 10
@@ -218,3 +219,50 @@ def _stored(content: Object) -> Stored:
 
 def _too_busy(name: str) -> WorldError:
     return WorldError(f"cluster {name} is being changed by others; try again", 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """Values that are the same for every call."""
+
+    store: Store
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    new_hex: Callable[[int], str]
+    """Make this number of random hexadecimal digits."""
+    region: str
+    account: str
+    """Account in the ARNs of clusters whose creation was not signed."""
+    makes_machines: bool
+    """As in `ClusterApiOptions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, of the right shape."""
+
+    context: CallContext
+    body: Mapping[str, Any]
+    region: str
+
+    @property
+    def store(self) -> Store:
+        """The store of clusters."""
+        return self.context.store
+
+    def require_machines(self, count: int) -> None:
+        """ResourceLimitExceeded if `count` new machines are needed and nothing makes machines."""
+        if count and not self.context.makes_machines:
+            raise limit_exceeded(
+                f"New instances needed: {count}, but nothing in this Kubernetes cluster "
+                "makes machines. Add nodes with the tools of your cloud: jobs on them need no "
+                "CreateCluster. If a controller of yours makes Machine objects, install "
+                "unbroken with nodes.provider=machines (--node-provider machines)."
+            )
+
+    def text(self, name: str) -> str:
+        """A member; empty where it was not given."""
+        return str(self.body.get(name) or "")
+
+
+Handler = Callable[[Call], Awaitable[Object]]

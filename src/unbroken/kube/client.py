@@ -31,9 +31,8 @@ from lightkube.core.resource import NamespacedResource, Resource, api_info
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import whole_number
 
-from .bounds import cut
+from .bounds import ObjectBudgets, cut
 from .errors import AlreadyExists, Conflict, NotFound, refusal
-from .postponed import ObjectBudgets
 from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
 Object = dict[str, Any]

@@ -1,4 +1,5 @@
-"""A copy of one kind's objects, kept current by list and watch.
+"""Copies of a kind's objects, kept current by list and watch, and shared by the programs of one
+process.
 
 `Informer.run` never ends by itself. It lists, and watches from the list's version. After a break it
 resumes from the last version it saw, and lists again when the server has forgotten that version.
@@ -24,14 +25,13 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 
 from .backoff import Backoff
-from .bounds import excess
+from .bounds import FREE_SECONDS, Postponed, excess
 from .cache import Cache, Change, HasMetadata, Key, changed, key_of
 from .client import KubeClient, Scope
 from .clock import entropy, monotonic, pause, processor
 from .errors import Expired
 from .events import EventRecorder
 from .observed import observed
-from .postponed import FREE_SECONDS, Postponed
 from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
 
 log = Log(__name__)
@@ -339,3 +339,40 @@ def _forget_managers(item: HasMetadata) -> None:
     metadata: Any = item.metadata
     if hasattr(metadata, "managedFields"):
         metadata.managedFields = None
+
+
+class Informers:
+    """One informer per kind, over all namespaces; made on first use."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._informers: dict[type[Any], Informer[Any]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def of(self, resource_type: type[T]) -> Informer[T]:
+        """Return the informer of a kind; it runs while `run` does."""
+        informer = self._informers.get(resource_type)
+        if informer is None:
+            informer = self._informers[resource_type] = Informer(self._client, resource_type)
+            if self._tasks is not None:
+                self._tasks.create_task(informer.run())
+        return informer
+
+    async def synced(self) -> None:
+        """Return once all informers requested so far know their objects."""
+        await all_synced(*self._informers.values())
+
+    async def run(self) -> None:
+        """Run every informer, also those requested later, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for informer in self._informers.values():
+                tasks.create_task(informer.run())
+            # A group without members would end, and could take no later ones.
+            await asyncio.Event().wait()
+
+
+async def all_synced(*informers: Informer[Any]) -> None:
+    """Return once every informer knows the objects of its kind."""
+    for informer in informers:
+        await informer.synced.wait()

@@ -18,9 +18,8 @@ from lightkube.models.core_v1 import ObjectReference
 
 from unbroken.log_lines import Log
 
-from .bounds import cut
+from .bounds import ObjectBudgets, cut
 from .cache import HasMetadata, Key, key_of
-from .postponed import ObjectBudgets
 
 log = Log(__name__)
 

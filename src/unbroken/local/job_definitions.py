@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from unbroken.errors import WorldError
+from unbroken.kube.backoff import persist
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import NotFound
-from unbroken.kube.persist import persist
 
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.kube.client import KubeClient
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.spec.job_kinds import (
     HYPERPOD_JOB,

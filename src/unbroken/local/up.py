@@ -26,13 +26,12 @@ from pathlib import Path
 
 import msgspec
 
-from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
-from unbroken.cluster_api.signatures import Credential
+from unbroken.cluster_api.signatures import Credential, credentials_text
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import wall
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
 from unbroken.local.apiserver.access import write_private
 from unbroken.local.apiserver.driver import Serving, serving

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .job_records import JobName
+from .job_metrics import JobName
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from unbroken.core.losses import ResumedJob
 
-from .job_records import JobName
+from .job_metrics import JobName
 
 SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 """Buckets of restarts: pods on nodes that do not answer wait for the node's fence."""

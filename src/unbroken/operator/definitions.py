@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from unbroken.errors import WorldError
+from unbroken.kube.backoff import persist
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import Conflict, Forbidden, NotFound
-from unbroken.kube.persist import persist
 from unbroken.log_lines import Log
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job

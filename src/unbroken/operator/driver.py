@@ -13,8 +13,7 @@ from unbroken.agent_http.sessions import agent_session
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock, wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
-from unbroken.kube.mandate import Mandate
+from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.traces import Send, sending
@@ -41,7 +40,7 @@ from unbroken.spec.auto_resume import DEFAULT_RETRIES
 from unbroken.spec.job_kinds import JobKind
 
 from . import definitions
-from .election import Election, LeaderTerms, identity
+from .election import Election, LeaderTerms, Mandate, identity
 from .nodes import repair as node_repair
 from .parts import PARTS, PartName
 

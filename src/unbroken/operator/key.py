@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from unbroken.core.keys import MASTER_BYTES
 from unbroken.errors import SpecError
+from unbroken.kube.backoff import persist
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
-from unbroken.kube.persist import persist
 from unbroken.log_lines import Log
 
 log = Log(__name__)

@@ -1,4 +1,4 @@
-"""Messages between the operator and the agent in each pod.
+"""Messages between the operator and the agents, and between agents while no operator answers.
 
 Messages have two forms with one meaning. The documented HTTP endpoints (HyperPod agent 1.1.3) carry
 `StartCommand`, `StopCommand` and the status. The link (`/v1/link`, WebSocket) carries the same
@@ -376,3 +376,47 @@ class AgentReport:
     unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
     to; empty: it can, or has no parent."""
+
+
+ANSWER_BYTES_MAX = 4096
+FANOUT = 128
+"""Children of an agent: 16,000 agents are two levels below the root."""
+
+
+def parent_of(rank: int) -> int | None:
+    """Return the node rank that this one asks; None: it is the root."""
+    return None if rank == 0 else (rank - 1) // FANOUT
+
+
+def children_of(rank: int, nnodes: int) -> range:
+    """Return the node ranks that ask this one."""
+    first = rank * FANOUT + 1
+    return range(first, min(first + FANOUT, nnodes))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerQuestion:
+    """A child's question to its parent: the body of a request to `LEASE_PATH`."""
+
+    attempt: int
+    rank: int
+    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS)] = ""
+    """Id of the parent in its last answer; empty: there was none."""
+    token: float = 0.0
+    """The time of that answer, on the parent's clock."""
+    age: Annotated[float, Limits(least=0)] | None = None
+    """Seconds since the child and all below it were certainly running; None: not all have
+    answered."""
+    is_urgent: bool = True
+    """The lease of the child, or of an agent below it, ends soon. (Agents that never say so are of
+    an earlier version.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """A parent's answer."""
+
+    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
+    token: float
+    age: Annotated[float, Limits(least=0)] | None = None
+    """Seconds since all agents were certainly running the attempt; None: not all have answered."""

@@ -16,15 +16,8 @@ from typing import Any, TypeVar
 from unbroken.errors import PeerError
 
 from .agent import AgentReport, AgentState, StartCommand, StopCommand
-from .bounds import (
-    NUMBER_MAX,
-    PROGRESS_BYTES_MAX,
-    PROGRESS_DEPTH_MAX,
-    TEXT_MAX,
-    clean,
-    is_clean,
-    is_small,
-)
+from .codec import CLEAN_TEXT_MAX as TEXT_MAX
+from .codec import NUMBER_MAX, PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX, clean, is_clean, is_small
 
 RANKS_MAX = 100_000
 HOLDERS_MAX = 8

@@ -26,8 +26,7 @@ from .agent import (
     WarmCommand,
 )
 from .agent_bodies import start_body, start_command, stop_body, stop_command
-from .bounds import clean
-from .codec import FRAME_BYTES_MAX, dump, load, read, write
+from .codec import FRAME_BYTES_MAX, clean, dump, load, read, write
 from .observation import FRAMES_MAX, CollectCommand, Evidence, RankEvidence
 
 EVIDENCE = "evidence"

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from unbroken.core.agent.peers import Vouching
-from unbroken.wire import lease
-from unbroken.wire.lease import PeerAnswer, PeerQuestion, parent_of
+from unbroken.wire import agent
+from unbroken.wire.agent import PeerAnswer, PeerQuestion, parent_of
 
 ATTEMPT = 3
 
@@ -68,7 +68,7 @@ class Network:
 
 @pytest.fixture(autouse=True)
 def _small_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "FANOUT", 2)
+    monkeypatch.setattr(agent, "FANOUT", 2)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,7 +11,7 @@ from lightkube.resources.core_v1 import Node
 
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.apiserver.driver import serving
 from unbroken.local.machines.objects import MachineRequests
 from unbroken.local.machines.pool import MachinePool, PoolOptions

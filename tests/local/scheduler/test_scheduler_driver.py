@@ -15,7 +15,7 @@ from lightkube.resources.scheduling_v1 import PriorityClass
 from tests.apiservers import Cluster
 from tests.watching import Watcher, running
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.local.scheduler import run_scheduler
 
 Object = dict[str, Any]

@@ -19,9 +19,8 @@ from unbroken.nodes.checks import gpu
 from unbroken.nodes.checks.basic import meminfo
 from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.nodes.checks.driver import run_tests
-from unbroken.nodes.checks.findings import Settings
-from unbroken.nodes.checks.plants import read_plants
-from unbroken.nodes.checks.stopwatch import Stopwatch, queued_seconds
+from unbroken.nodes.checks.findings import Settings, read_plants
+from unbroken.nodes.checks.sides import Stopwatch, queued_seconds
 from unbroken.spec.nodes.check import CheckKind, Outcome
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.watching import running, until
 from unbroken.kube.client import MERGE, KubeClient, connect
 from unbroken.kube.clock import micro_time, wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.operator import definitions
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions

@@ -19,7 +19,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.nodes.providers import provider_of

@@ -19,7 +19,7 @@ from tests.operator.pytorchjobs import (
 from tests.operator.resume.faults import UNHEALTHY, annotations, is_leaving, kubelet_ends, node
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.operator.fences import AWAITED
 from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from tests.watching import PATIENCE_SECONDS, running
 from unbroken.errors import WorldError
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.observe.server import HEALTH_PATH, serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics, watch_nodes

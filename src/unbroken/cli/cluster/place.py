@@ -83,7 +83,7 @@ def _own_key_for(url: str, context: str | None) -> Credential | None:
 
 def key_of(running: state.State) -> Credential:
     """The key of a running local cluster; SpecError if it cannot be read."""
-    from unbroken.cluster_api.credentials import read_credentials  # slow to load
+    from unbroken.cluster_api.signatures import read_credentials  # slow to load
 
     if not running.cluster_api_credentials:
         raise SpecError(

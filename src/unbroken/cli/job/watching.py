@@ -10,7 +10,7 @@ from lightkube.resources.core_v1 import Event, Pod
 
 from unbroken.cli.connection import Cluster, Object, is_owned
 from unbroken.cli.watch import Watch
-from unbroken.kube.informers import all_synced
+from unbroken.kube.informer import all_synced
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
 from unbroken.spec.job.incident import Incident

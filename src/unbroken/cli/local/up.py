@@ -261,7 +261,7 @@ def _images(pairs: list[str]) -> dict[str, str]:
 def _credentials(name: str) -> str:
     if not name:
         return ""
-    from unbroken.cluster_api.credentials import read_credentials  # slow to load
+    from unbroken.cluster_api.signatures import read_credentials  # slow to load
 
     path = Path(name).expanduser().resolve()
     read_credentials(path)

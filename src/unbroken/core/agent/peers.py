@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from unbroken.wire.lease import PeerAnswer, PeerQuestion, children_of
+from unbroken.wire.agent import PeerAnswer, PeerQuestion, children_of
 
 AGE_SECONDS_MAX = 3600.0
 URGENT_SECONDS = 2.0

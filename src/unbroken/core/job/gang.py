@@ -29,8 +29,8 @@ from unbroken.wire.agent import (
     AgentState,
     StartCommand,
     StopCommand,
+    parent_of,
 )
-from unbroken.wire.lease import parent_of
 
 from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, address_of, is_stock

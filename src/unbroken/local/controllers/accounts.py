@@ -14,8 +14,7 @@ from lightkube.resources.core_v1 import ConfigMap, Namespace, ServiceAccount
 from unbroken.kube.cache import HasMetadata, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Forbidden, NotFound
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import all_synced
+from unbroken.kube.informer import Informer, all_synced
 from unbroken.kube.workqueue import WorkQueue
 
 ACCOUNT = "default"

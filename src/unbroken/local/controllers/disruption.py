@@ -23,7 +23,7 @@ from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import Conflict, NotFound
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.scheduler.selectors import matches_labels
 from unbroken.spec.times import time_seconds

@@ -23,7 +23,7 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.kube.client import KubeClient
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.log_lines import Log
 
 from .accounts import Accounts

@@ -22,7 +22,7 @@ from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import Forbidden, NotFound
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.spec.keys import OWN_GROUP
 

@@ -29,8 +29,7 @@ from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informer, Informers
 from unbroken.log_lines import Log
 
 log = Log(__name__)

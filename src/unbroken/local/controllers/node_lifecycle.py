@@ -27,7 +27,7 @@ from unbroken.kube.clock import monotonic, rfc3339, wall
 from unbroken.kube.conditions import is_ready, ready_status
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.lease import NODE_LEASES
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.scheduler.selectors import tolerates

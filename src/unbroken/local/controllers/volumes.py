@@ -22,7 +22,7 @@ from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.quantity import parse_quantity
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.scheduler.selectors import matches_labels

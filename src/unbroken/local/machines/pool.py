@@ -28,8 +28,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informer, Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.machines.decisions.machine import (
     RUNNING,

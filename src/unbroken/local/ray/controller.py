@@ -31,7 +31,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder, reference_to
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.job_definitions import install_definition
 from unbroken.log_lines import Log

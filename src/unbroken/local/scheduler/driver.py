@@ -18,7 +18,7 @@ from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 

@@ -19,8 +19,7 @@ from unbroken.spec.nodes.check import CheckKind, CheckResult
 from unbroken.spec.schema.write import write_record
 
 from .driver import TESTS, run_tests
-from .findings import RANKS_LEAST, SHORT_SECONDS, Pair, Settings
-from .plants import VARIABLE, read_plants
+from .findings import RANKS_LEAST, SHORT_SECONDS, VARIABLE, Pair, Settings, read_plants
 
 RANKS_MAX = 64
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from unbroken.kube.clock import monotonic
 
 from .findings import Finding, Settings, Test, against, failed, passed, unknown
-from .stopwatch import Stopwatch
+from .sides import Stopwatch
 
 BLOCK = 2**20
 SEGMENT = 4

@@ -19,8 +19,7 @@ from unbroken.log_lines import Log
 from unbroken.spec.nodes.check import CheckKind, CheckResult
 
 from . import basic, cores, dcgm, devices, disk, efa, gpu, memory, nvlink, pairs, training
-from .findings import Finding, Settings, Test, unknown
-from .plants import VARIABLE
+from .findings import VARIABLE, Finding, Settings, Test, unknown
 
 log = Log(__name__)
 

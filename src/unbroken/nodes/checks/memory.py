@@ -19,8 +19,7 @@ from unbroken.spec.nodes.check import Outcome
 
 from .basic import meminfo
 from .findings import Finding, Settings, Test, against, failed, unknown
-from .sides import at_each
-from .stopwatch import Stopwatch
+from .sides import Stopwatch, at_each
 
 BLOCK = 2**20
 REGION_PER_SECOND = 64 * BLOCK

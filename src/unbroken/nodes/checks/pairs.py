@@ -24,8 +24,17 @@ from unbroken.core.nodes.checks.plan import (
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.check import Outcome
 
-from .collectives import JOIN_SECONDS, Group, Report, reports
-from .devices import are_judged, error_of, processes, summary, wrong_exchanges
+from .devices import (
+    JOIN_SECONDS,
+    Group,
+    Report,
+    are_judged,
+    error_of,
+    processes,
+    reports,
+    summary,
+    wrong_exchanges,
+)
 from .findings import Finding, Pair, Settings, Test, failed, passed, unknown
 
 

@@ -37,7 +37,7 @@ from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.conditions import is_ready
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject

@@ -23,14 +23,12 @@ from unbroken.core.job.kueue import Gate
 from unbroken.core.job.machine import Job
 from unbroken.core.job.record.conditions import advance
 from unbroken.core.logs.rule_config import rule_warnings
-from unbroken.kube.backoff import Backoff
+from unbroken.kube.backoff import Backoff, persist
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers, all_synced
-from unbroken.kube.persist import persist
+from unbroken.kube.informer import Informer, Informers, all_synced
 from unbroken.kube.refusals import Refusal
 from unbroken.log_lines import Log
 from unbroken.observe.program_metrics import JobHealth

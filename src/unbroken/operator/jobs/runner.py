@@ -62,7 +62,7 @@ from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder
 from unbroken.log_lines import Log
-from unbroken.observe.job_records import JobName
+from unbroken.observe.job_metrics import JobName
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.fences import Fences
 from unbroken.operator.kueue.objects import place_pod

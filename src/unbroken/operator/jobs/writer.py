@@ -22,10 +22,10 @@ from lightkube.resources.core_v1 import Node, Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.core.job.events import DeletePod, RecordEvent
+from unbroken.kube.backoff import persist
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.persist import persist
 from unbroken.log_lines import Log
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents

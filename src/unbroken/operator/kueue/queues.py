@@ -33,15 +33,14 @@ from unbroken.core.job.kueue import (
     decide_gate,
 )
 from unbroken.core.job.record.conditions import current_condition
+from unbroken.kube.backoff import persist
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import pause, wall
 from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder, reference_to
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import all_synced
-from unbroken.kube.persist import persist
+from unbroken.kube.informer import Informer, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods

@@ -40,7 +40,7 @@ from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.instance_types import instance_types

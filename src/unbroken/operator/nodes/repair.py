@@ -57,7 +57,7 @@ from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import steady_clock
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.jobs.pods import JobIdentity

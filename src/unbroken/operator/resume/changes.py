@@ -13,9 +13,8 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers
-from unbroken.observe.job_records import JobName
+from unbroken.kube.informer import Informer, Informers
+from unbroken.observe.job_metrics import JobName
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.job_pods import JobPods
 from unbroken.spec.job_kinds import JobKind

@@ -20,8 +20,7 @@ from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers, all_synced
+from unbroken.kube.informer import Informer, Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.operator.kinds import job_class

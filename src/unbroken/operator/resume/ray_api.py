@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import aiohttp
 import msgspec
 
-from unbroken.agent_http.streams import cut, pace
+from unbroken.agent_http.sessions import cut, pace
 from unbroken.budget import Budget, Flow, Limits
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log

@@ -18,12 +18,10 @@ from prometheus_client.registry import Collector
 from unbroken.errors import WorldError
 from unbroken.kube.cache import changed, key_of
 from unbroken.kube.clock import monotonic, wall
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers
+from unbroken.kube.informer import Informer, Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
-from unbroken.observe.job_metrics import JobMetrics
-from unbroken.observe.job_records import JobName, JobState
+from unbroken.observe.job_metrics import JobMetrics, JobName, JobState
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.observe.program_metrics import Health, ProgramMetrics, QueueHealth, WatchHealth
 from unbroken.observe.server import PORT, serving_metrics

@@ -33,8 +33,7 @@ from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder, reference_to
-from unbroken.kube.informer import Informer
-from unbroken.kube.informers import all_synced
+from unbroken.kube.informer import Informer, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods

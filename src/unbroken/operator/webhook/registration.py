@@ -21,11 +21,11 @@ from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfig
 
 from unbroken.core.keys import derive
 from unbroken.errors import SpecError, WorldError
+from unbroken.kube.backoff import persist
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import NotFound
 from unbroken.kube.informer import Informer
-from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.spec.job.types import GROUP, PLURAL, VERSION

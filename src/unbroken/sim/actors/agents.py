@@ -22,8 +22,15 @@ from unbroken.core.agent.peers import Vouching
 from unbroken.core.tick import Tick
 from unbroken.sim.scenario import Restartable
 from unbroken.sim.schedule import EPOCH, Alarm, Schedule
-from unbroken.wire.agent import AgentReport, Command, Request, StartCommand, WarmCommand
-from unbroken.wire.lease import PeerAnswer, PeerQuestion
+from unbroken.wire.agent import (
+    AgentReport,
+    Command,
+    PeerAnswer,
+    PeerQuestion,
+    Request,
+    StartCommand,
+    WarmCommand,
+)
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .cluster import Local

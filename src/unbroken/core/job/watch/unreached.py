@@ -15,8 +15,7 @@ from unbroken.core.job.gang import GangStage, StartOrder
 from unbroken.core.job.pods import Probe
 from unbroken.core.job.roster import Member, address_of, is_stock
 from unbroken.core.job.state import JobState
-from unbroken.wire.agent import AgentReport
-from unbroken.wire.lease import parent_of
+from unbroken.wire.agent import AgentReport, parent_of
 from unbroken.wire.observation import PEERS_MAX, CollectCommand, Evidence, RankEvidence
 
 from .progress import first_step

@@ -15,7 +15,7 @@ from tests.fault_proxy import FaultProxy
 from unbroken.errors import WorldError
 from unbroken.kube.client import api_errors, connect
 from unbroken.kube.clock import boottime, monotonic
-from unbroken.kube.mandate import Mandate, Tenure
+from unbroken.operator.election import Mandate, Tenure
 
 GOOD = 12.0
 
