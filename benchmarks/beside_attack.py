@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from arguments import count
 from beside_attack_programs import DASHBOARDS, NAMESPACE
 from control_plane_world import Operator, cpu_seconds, operator
 from recovery import machine
@@ -322,8 +323,10 @@ def table(looks: list[Look]) -> str:
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=3, help="pairs (default 3)")
-    parser.add_argument("--kills", type=int, default=3, help="workers killed in a half (default 3)")
+    parser.add_argument("--pairs", type=count, default=3, help="pairs (default 3)")
+    parser.add_argument(
+        "--kills", type=count, default=3, help="workers killed in a half (default 3)"
+    )
     parser.add_argument("--faults", default=",".join(FAULTS), help="default: %(default)s")
     text = "seconds before the first fault of a half (default 30)"
     parser.add_argument("--seconds", type=float, default=30.0, help=text)

@@ -12,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from arguments import count
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.flight_dumps import Recorder
@@ -21,8 +23,8 @@ def main() -> None:
     """Write the dumps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--ranks", type=int, default=4096)
-    parser.add_argument("--entries", type=int, default=2000, help="of each rank")
+    parser.add_argument("--ranks", type=count, default=4096)
+    parser.add_argument("--entries", type=count, default=2000, help="of each rank")
     parser.add_argument("--late", type=int, default=1234, help="the rank that is late")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

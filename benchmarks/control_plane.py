@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from arguments import count
 from control_plane_world import (
     JOBS,
     Agents,
@@ -189,10 +190,10 @@ def main() -> None:
     parser.add_argument("--agents", default="100,1000,5000,12500")
     parser.add_argument("--server", default="embedded")
     parser.add_argument("--plain", action="store_true", help="jobs without a key")
-    parser.add_argument("--jobs", type=int, default=1, help="that share the agents")
-    parser.add_argument("--incidents", type=int, default=10)
-    parser.add_argument("--nproc", type=int, default=8, help="workers of an agent")
-    parser.add_argument("--processes", type=int, default=2, help="that the agents live in")
+    parser.add_argument("--jobs", type=count, default=1, help="that share the agents")
+    parser.add_argument("--incidents", type=count, default=10)
+    parser.add_argument("--nproc", type=count, default=8, help="workers of an agent")
+    parser.add_argument("--processes", type=count, default=2, help="that the agents live in")
     parser.add_argument("--steps", action="store_true", help="workers tell a step each second")
     parser.add_argument("--operator", nargs=argparse.REMAINDER, default=[], help="its options")
     parser.add_argument("--profile", metavar="FILE", help="profile the operator (slower)")

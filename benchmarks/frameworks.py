@@ -31,6 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from arguments import count, durations, words
 from frameworks_launch import (
     FRAMEWORKS,
     START_SECONDS,
@@ -290,19 +291,6 @@ def _row(cell: Object) -> tuple[str, ...]:
     )
 
 
-def words(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a reader of a list of known words."""
-
-    def read(text: str) -> list[str]:
-        found = text.split(",")
-        if unknown := set(found) - set(known):
-            here = f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})"
-            raise argparse.ArgumentTypeError(here)
-        return found
-
-    return read
-
-
 def shape(text: str) -> tuple[int, int]:
     """Read a shape such as 2x2: nodes and ranks of each."""
     nodes, _, ranks = text.partition("x")
@@ -317,11 +305,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of all trials (default 5)")
+    parser.add_argument("--rounds", type=count, default=5, help="of all trials (default 5)")
     parser.add_argument("--frameworks", type=words(names), default=names, help="(default all)")
     parser.add_argument("--modes", type=words(MODES), default=list(MODES), help="(default all)")
-    seconds = "seconds from the first step to the kill (default 5,15,60,300)"
-    parser.add_argument("--delays", default=",".join(f"{one:g}" for one in DELAYS), help=seconds)
+    delays = "seconds from the first step to the kill (default 5,15,60,300)"
+    parser.add_argument("--delays", type=durations, default=list(DELAYS), help=delays)
     parser.add_argument("--shape", type=shape, default=(1, 2), help="nodes x ranks (default 1x2)")
     parser.add_argument("--bound-seconds", type=float, default=180.0, help="(default 180)")
     parser.add_argument("--env", type=Path, required=True, help="environment with the frameworks")
@@ -331,10 +319,6 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.env = options.env.absolute()
     if not (options.env / "bin/python").exists():
         parser.error(f"{options.env} is no environment: it has no bin/python")
-    try:
-        options.delays = [float(one) for one in options.delays.split(",")]
-    except ValueError:
-        parser.error(f"--delays: {options.delays} is no list of seconds, such as 5,15")
     options.frameworks = [one for one in FRAMEWORKS if one.name in options.frameworks]
     try:
         _require(options.frameworks, options.env, parser)

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arguments import count
 from node_faults_trials import FAULTS, QUICK, Fault, FaultyNodes, Trial, figures, try_fault
 from recovery import machine
 from recovery_launch import Setting, Unavailable
@@ -97,7 +98,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=5, help="of each fault (default 5)")
+    parser.add_argument("--runs", type=count, default=5, help="of each fault (default 5)")
     quick = f"one each of {', '.join(QUICK)}; three minutes"
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--faults", help=f"of {', '.join(names)} (default all)")

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from arguments import count
 from node_loss_torchrun import try_torchrun
 from node_loss_trials import LOSSES, QUICK, Loss, Trial, Unsettled, figures, load, new_job, try_loss
 from recovery import machine
@@ -107,7 +108,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=10, help="trials of each loss (default 10)")
+    parser.add_argument("--runs", type=count, default=10, help="trials of each loss (default 10)")
     quick = f"one trial each of {', '.join(QUICK)}, without a spare, and no torchrun"
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--losses", help=f"some of {', '.join(names)} (default all)")

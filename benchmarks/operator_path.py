@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from arguments import count
+
 from unbroken.agent_http.reports import read_answer
 from unbroken.core.job.events import (
     AgentReported,
@@ -185,7 +187,7 @@ def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="2,500")
-    parser.add_argument("--cycles", type=int, default=15)
+    parser.add_argument("--cycles", type=count, default=15)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     sizes = [int(text) for text in options.agents.split(",")]

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from arguments import count
 from recovery import machine
 from recovery_launch import UP, Setting, Unavailable
 from recovery_trials import say
@@ -214,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=4, help="of each notice (default 4)")
+    parser.add_argument("--runs", type=count, default=4, help="of each notice (default 4)")
     parser.add_argument(
         "--notices", default=",".join(NOTICES), help="comma-separated (default all)"
     )

@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import count, words
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recovery_records import percentile
@@ -309,16 +311,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
-    def words(known: Sequence[str]) -> Callable[[str], list[str]]:
-        def read(text: str) -> list[str]:
-            found = text.split(",")
-            if unknown := set(found) - set(known):
-                raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-            return found
-
-        return read
-
-    parser.add_argument("--runs", type=int, default=8, help="of each loss (default 8)")
+    parser.add_argument("--runs", type=count, default=8, help="of each loss (default 8)")
     parser.add_argument("--losses", type=words(LOSSES), default=list(LOSSES), help="(default all)")
     parser.add_argument("--modes", type=words((OURS, ALONE)), default=[OURS, ALONE])
     parser.add_argument("--bound-seconds", type=float, default=120.0, help="(default 120)")

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import count
 from recovery_launch import (
     FAULTS,
     NODE,
@@ -142,7 +143,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     quick = f"{QUICK_KILLS} kills of {', '.join(QUICK)}; three minutes"
-    parser.add_argument("--kills", type=int, help="of each mode and fault (default 20)")
+    parser.add_argument("--kills", type=count, help="of each mode and fault (default 20)")
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--modes", help=f"of {', '.join(names)} (default all)")
     parser.add_argument("--shapes", type=shapes, default=[(2, 2)], help="agents x ranks of each")

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import torch
+from arguments import count
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from train_step import DEFAULTS, build, learn
@@ -60,9 +61,9 @@ def run(rank: int, ports: list[int], parameters: int, meet: Any, results: Any) -
 def main() -> None:
     """Print milliseconds of each part of its slowest rank, and of the whole round."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--parameters", type=int, default=DEFAULTS["parameters"])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--ranks", type=count, default=4)
+    parser.add_argument("--parameters", type=count, default=DEFAULTS["parameters"])
+    parser.add_argument("--rounds", type=count, default=20)
     options = parser.parse_args()
     source, ports = random.Random(), list[int]()
     for _ in range(options.rounds + UNCOUNTED):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import count
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -190,7 +191,7 @@ def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 MB instead of 1 GB")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)

@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 
 import watchdog_traces as traces
+from arguments import count
 from watchdog_traces import IDLE, RANKS, SPIN, STOPPED, STUCK, Doing, Piece, World
 
 from unbroken.core.tick import Tick
@@ -330,7 +331,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     parser.add_argument("--only", default="", help="kinds whose names have this in them")
     parser.add_argument("--floor", type=float, default=5.0, help="no silence is shorter (s)")
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=count, default=10)
     options = parser.parse_args()
     runs, rows = (2 if options.quick else options.runs), []
     for kind in KINDS:

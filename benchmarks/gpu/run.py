@@ -55,6 +55,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
+    if options.kills < 1 or options.rounds < 1:
+        parser.error("--kills and --rounds are at least 1")
     machine = found(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

@@ -64,7 +64,7 @@ def test_the_modes_of_a_pair_follow_on_each_other_in_another_order_each_round() 
     [
         (["--frameworks=jax"], "unknown: jax (known: hf-trainer, accelerate, lightning)"),
         (["--shape=1x1"], "1x1 is no shape of two ranks or more, such as 2x2"),
-        (["--delays=soon"], "soon is no list of seconds, such as 5,15"),
+        (["--delays=soon"], "'soon' is no list of seconds, such as 5,15"),
         (["--env=/nowhere"], "/nowhere is no environment: it has no bin/python"),
     ],
 )
