@@ -17,8 +17,8 @@ from recovery_launch import UP, end, free_port, parent
 
 LOOK_SECONDS = 0.02
 START_SECONDS = 300.0
-TOLD_SECONDS = 30.0
-"""Longest wait for the incident of a kill to be complete."""
+TOLD_SECONDS = 90.0
+"""Longest wait for the incident of a kill to be complete; without a sign of training: a minute."""
 TEACH_SECONDS = 600.0
 """Longest wait for a template to have learned what a script imports."""
 ASKS_MISSING = """

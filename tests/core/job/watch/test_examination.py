@@ -424,17 +424,24 @@ def stepless(at: float) -> RankWatch:
     [
         ("21 failed w-1 0 at=21", 21),
         ("25 failed w-1 0 at=22.9", 22.9),
-        ("29 failed w-1 0 at=29", 20),
+        ("59 failed w-1 0 at=59", 59),
         ("21 failed w-1 0 at=5", 20),
         ("21 failed w-1 0 at=21 kind=PeerLost", 20),
         ("21 gone w-1", 20),
     ],
 )
-def test_a_worker_that_was_not_silent_has_trained_until_its_end(fault: str, before: float) -> None:
+def test_a_worker_that_was_not_late_has_trained_until_its_end(fault: str, before: float) -> None:
     job = WatchedJob()
     job.tell("w-0", 20, stepless(20))
     job.run(fault)
     assert job.incidents[1].progress_before == before
+
+
+def test_a_worker_that_was_late_had_trained_until_its_last_sign() -> None:
+    job = WatchedJob()
+    job.tell("w-0", 50, replace(stepless(20), late_since=20.0))
+    job.run("59 failed w-1 0 at=59")
+    assert job.incidents[1].progress_before == 20
 
 
 def test_with_steps_the_newest_step_is_the_last_progress() -> None:

@@ -18,9 +18,6 @@ Watched = dict[PodUid, tuple[RankWatch, ...]]
 FIRST_SECONDS = 600.0
 """Without steps, an attempt that ran for so long has made progress, and errors are at the same
 place if they come sooner.  73 % of the tasks that fail at all do so in their first ten minutes."""
-SIGN_SECONDS = 3.0
-"""Age of a sign of life that may as well be of now: an agent looks at output once a second and
-reports once a second, and a busy machine is late."""
 
 
 class Before(TypedDict):
@@ -34,17 +31,18 @@ class Before(TypedDict):
 def before(watched: Watched, now: float, ended_at: float | None = None) -> Before:
     """Return the progress of the job; without steps, any sign of life is progress.
 
-    `ended_at` is the time of `own_end`. Without steps a worker that was not silent before its end
-    has trained until then: the newest sign is older only because signs are read at intervals.
+    `ended_at` is the time of `own_end`. Without steps a worker has trained until its own end unless
+    it was late by then: it may print a line in a minute, or none at all.
     """
     ranks = _ranks(watched)
     steps = [rank for rank in ranks if rank.step is not None]
     times = [rank.step_at for rank in steps if rank.step_at is not None]
     signs = times or [rank.sign_at for rank in ranks if rank.sign_at is not None]
+    is_late = any(rank.late_since is not None for rank in ranks)
+    if signs and ended_at is not None and not times and not is_late:
+        signs.append(ended_at)
     # An agent's clock may be wrong.
     newest = min(max(signs), now) if signs else None
-    if newest is not None and ended_at is not None and not times:
-        newest = ended_at if abs(newest - ended_at) <= SIGN_SECONDS else newest
     paces = [rank.step_seconds for rank in steps if rank.step_seconds is not None]
     return Before(
         progress_before=newest,
