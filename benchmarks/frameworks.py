@@ -97,8 +97,8 @@ def run_trial(job: Job, trial: Trial, bound: float) -> None:
         killed_at, stepped_at = job.kill(bound)
         trial.seconds = stepped_at - killed_at
         if isinstance(job, Unbroken):
-            note_told(trial, job.told(), killed_at)
             trial.starts = tuple(job.starts())
+            note_told(trial, job.told(), killed_at)
     except (Unmeasured, OSError) as error:
         trial.why_not = str(error)
     finally:

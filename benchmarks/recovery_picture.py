@@ -7,10 +7,10 @@ A test compares the files with what this script draws.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/recovery-2026-11-24.json"
@@ -58,15 +58,41 @@ def words_of(document: Mapping[str, Any]) -> str:
     return f"{TITLE}. {'; '.join(bars)}."
 
 
+class Bar(NamedTuple):
+    """A bar of a chart."""
+
+    name: str
+    seconds: float | None
+    text: str
+    """Text next to the bar."""
+    is_ours: bool
+
+
 def drawn(document: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """The picture as SVG."""
     cell = document["cells"][0]
     shown = rows(cell)
-    height = TOP + ROW * len(shown) + 44
     kills = max(one["kills"] for one in shown)
     machine, _, loads = document["machine"].partition(", load ")
     before, after = loads.split(",")[0], document["took"].rpartition(" ")[2]
-    where = f"{machine}; load {before} at the start, {after} at the end. All modes in one run."
+    names = [LABELS[row["mode"]] for row in shown]
+    bars = [
+        Bar(name, row["p50_seconds"], figure(row), name.startswith(OURS))
+        for name, row in zip(names, shown, strict=True)
+    ]
+    where = f"{cell['shape'].replace('x', ' nodes x ')} ranks on one machine"
+    notes = (
+        f"{where}, DDP on gloo, {cell['parameters']:,} parameters, no GPU.",
+        f"{machine}; load {before} at the start, {after} at the end. All modes in one run.",
+    )
+    return chart(f"median of {kills} kills; shorter is better", bars, notes, colours)
+
+
+def chart(
+    below: str, bars: Sequence[Bar], notes: tuple[str, str], colours: Mapping[str, str]
+) -> str:
+    """Return bars as SVG, with a line below the title and two below the bars."""
+    height = TOP + ROW * len(bars) + 44
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" font-size="13" '
@@ -77,32 +103,29 @@ def drawn(document: Mapping[str, Any], colours: Mapping[str, str]) -> str:
         f"<title>{TITLE}</title>",
         _text(0, 18, "Seconds from kill -9 of a worker to the next step of all ranks",
               colours["text"], "font-size='15' font-weight='600'"),
-        _text(0, 37, f"median of {kills} kills; shorter is better", colours["quiet"]),
-        *_bars(shown, colours),
-        _text(0, height - 24, f"{cell['shape'].replace('x', ' nodes x ')} ranks on one machine, "
-              f"DDP on gloo, {cell['parameters']:,} parameters, no GPU.", colours["quiet"]),
-        _text(0, height - 7, where, colours["quiet"]),
+        _text(0, 37, below, colours["quiet"]),
+        *_bars(bars, colours),
+        _text(0, height - 24, notes[0], colours["quiet"]),
+        _text(0, height - 7, notes[1], colours["quiet"]),
         "</svg>",
     ]  # fmt: skip
     return "\n".join(words) + "\n"
 
 
-def _bars(shown: list[dict[str, Any]], colours: Mapping[str, str]) -> Iterator[str]:
-    longest = max(one["p50_seconds"] or 0.0 for one in shown)
-    for number, row in enumerate(shown):
+def _bars(bars: Sequence[Bar], colours: Mapping[str, str]) -> Iterator[str]:
+    longest = max(one.seconds or 0.0 for one in bars) or 1.0
+    for number, one in enumerate(bars):
         y = TOP + number * ROW
-        name = LABELS[row["mode"]]
-        is_ours = name.startswith(OURS)
-        weight = "font-weight='600'" if is_ours else ""
-        yield _text(0, y + 16, name, colours["text"], weight)
-        length = round(BAR_MAX * (row["p50_seconds"] or 0.0) / longest, 1)
+        weight = "font-weight='600'" if one.is_ours else ""
+        yield _text(0, y + 16, one.name, colours["text"], weight)
+        length = round(BAR_MAX * (one.seconds or 0.0) / longest, 1)
         if length:
-            colour = colours["ours" if is_ours else "other"]
+            colour = colours["ours" if one.is_ours else "other"]
             yield (
                 f'<rect x="{LABEL}" y="{y + 3}" width="{length}" height="18" rx="2" '
                 f'fill="{colour}"/>'
             )
-        yield _text(LABEL + length + 6, y + 16, figure(row), colours["text"], weight)
+        yield _text(LABEL + length + 6, y + 16, one.text, colours["text"], weight)
 
 
 def _text(x: float, y: float, words: str, colour: str, more: str = "") -> str:
