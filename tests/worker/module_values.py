@@ -2,7 +2,8 @@
 
 It is a script: `python module_values.py MODULE...` imports the modules first. Two processes whose
 modules are equal print the same lines, except for values that differ in any two processes.
-`differences` leaves those out.
+`differences` leaves those out. Two kinds are never printed: the lines of a stack that a module kept
+(they say who imported it), and addresses of objects that are keys.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 VALUES_MAX = 3_000_000
+ADDRESS_MIN = 1 << 32
+"""Numbers from here on that are keys of a dictionary are taken for addresses of objects."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 _HIDDEN = {"__builtins__", "__cached__", "__loader__", "__spec__", "__dict__", "__weakref__"}
 
@@ -100,10 +103,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _named(value)
     elif isinstance(value, (set, frozenset)):
         yield from ((f"{{{n}}}", text) for n, text in enumerate(sorted(map(_member, value))))
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)) and not _is_stack(value):
         yield from ((f"[{n}]", one) for n, one in enumerate(value))
     else:
-        yield from _named(getattr(value, "__dict__", None) or {})
+        yield from _named(_attributes(value))
+
+
+def _attributes(value: Any) -> Mapping[Any, Any]:
+    """Return an object's own attributes; no code of its class runs."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _parts_of_code(value: FunctionType | MethodType | CodeType) -> Iterator[tuple[str, Any]]:
@@ -125,6 +137,11 @@ def _named(parts: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         yield f".{name}", part
 
 
+def _is_stack(value: list[Any] | tuple[Any, ...]) -> bool:
+    """True for lines of `traceback.format_stack`."""
+    return bool(value) and all(isinstance(one, str) and one.startswith('  File "') for one in value)
+
+
 def _cells(function: FunctionType) -> list[Any]:
     result = []
     for cell in function.__closure__ or ():
@@ -136,6 +153,8 @@ def _cells(function: FunctionType) -> list[Any]:
 
 
 def _member(value: Any) -> str:
+    if isinstance(value, int) and value >= ADDRESS_MIN:
+        return "(an address)"
     return _text(value) if isinstance(value, _PLAIN) else _kind(value)
 
 

@@ -17,7 +17,9 @@ RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node-
 ATTEMPT = {"MASTER_PORT": "29400", "JOB_RESTART_COUNT": "2"}
 THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 MODULES = {
-    "modplain": "VALUE = object()",
+    # torch.cuda keeps stacks, torch.jit a table by the addresses of its functions.
+    "modplain": "import traceback\nVALUE = object()\n"
+    "STACK, TABLE = traceback.format_stack(), {id(VALUE): 1}",
     # lightning_fabric.utilities.rank_zero: an attribute of a function.
     "modzero": "import os\ndef zero_only(): pass\n"
     "zero_only.rank = next((int(os.environ[k]) for k in ('RANK', 'LOCAL_RANK')"
