@@ -27,8 +27,7 @@ from recovery_watch import Worker
 
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.keys import FAULT_DETAILS, HEALTH
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NODE_RECORD, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -38,7 +38,7 @@ REASONS = {
         *("local/apiserver/http/reads.py", "local/apiserver/kinds/crds.py", "local/node_calls.py"),
         *("local/apiserver/schema/constraints.py", "local/apiserver/tables/custom_columns.py"),
         *("local/apiserver/write/patch.py", "local/machines/decisions/places.py"),
-        *("operator/definitions.py", "spec/job/log_rule_ranks.py", "wire/agent_bodies.py"),
+        *("operator/definitions.py", "spec/job/types.py", "wire/agent_bodies.py"),
         *("wire/flight_dump.py", "wire/spy_dump.py"),
     ),
     "numbers of an object, by the schema that the API server holds it to": (
@@ -50,7 +50,7 @@ REASONS = {
     "numbers by their type, which was looked at or comes from a struct": (
         *("agent/torchrun.py", "agent/workers/expiry.py", "agent/workers/keeper.py"),
         *("agent/snapshots/messages.py", "agent_http/server.py", "core/nodes/repair/course.py"),
-        *("spec/job/ledger.py", "spec/job/log_rules.py", "spec/job/template_kinds.py"),
+        *("spec/job/ledger.py", "spec/job/log_rules.py", "spec/job/rules.py"),
         *("spec/schema/", "wire/codec.py", "wire/snapshot.py", "wire/worker.py"),
     ),
     "any text, and what is no number is handled there": (

@@ -35,8 +35,7 @@ from unbroken.kube.client import connect
 from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import AwsProvider
 from unbroken.operator.nodes.repair import options_of
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import NodeRecordSpec
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
 OWN, OTHER = "aws:///us-west-2a/i-0abc1234", "aws:///us-west-2a/i-0def5678"

@@ -14,8 +14,8 @@ from unbroken.operator.resume.ray_views import read_state
 from unbroken.operator.resume.record import read_record
 from unbroken.spec import keys
 from unbroken.spec.job.ledger import Ledger, read_ledger
-from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.nodes.kinds import CheckKind, CheckResult, Outcome
+from unbroken.spec.schema.fields import write_record
 
 DEEP = ("[" * 100_000, '{"check":' * 100_000, "[" * 1_100 + "]" * 1_100)
 deep = pytest.mark.parametrize("text", DEEP, ids=["lists", "objects", "whole"])

@@ -17,8 +17,7 @@ import pytest
 from tests.operator.conftest import job
 from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.local.admissions import with_templates
-from unbroken.operator.jobs.injection import AgentToInject
-from unbroken.operator.jobs.pods import JobIdentity, build_pod
+from unbroken.operator.jobs.pods import AgentToInject, JobIdentity, build_pod
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.rules import PODS_MAX, TOO_LARGE
 from unbroken.spec.job.types import JobSpec

@@ -24,7 +24,7 @@ from unbroken.agent_http.client import STREAM, AgentLink, LinkResources, chargea
 from unbroken.agent_http.sessions import agent_session, plain_session, small_socket
 from unbroken.budget import Bucket, Budget, Flow
 from unbroken.core.ray_resume import Head
-from unbroken.operator.resume.ray_api import DASHBOARD, Place, Use
+from unbroken.operator.resume.ray_dashboard import DASHBOARD, Place, Use
 from unbroken.operator.resume.ray_logs import RayLogs
 from unbroken.wire.agent import LINK_PATH, AgentReport
 

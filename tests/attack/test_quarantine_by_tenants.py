@@ -36,9 +36,9 @@ from unbroken.operator.jobs.runner import JobRunner
 from unbroken.operator.nodes.repair import RepairOptions
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action, Health
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 
 Object = dict[str, Any]
 NOW = 1_800_000_000.0

@@ -30,19 +30,20 @@ from unbroken.kube.cache import Key
 from unbroken.kube.events import BURST, EventRecorder
 from unbroken.operator.kinds import job_class
 from unbroken.operator.resume import ray_dashboard
-from unbroken.operator.resume.orders import Orders
-from unbroken.operator.resume.ray_api import (
+from unbroken.operator.resume.jobs import Orders
+from unbroken.operator.resume.ray_dashboard import (
     COMMAS_MAX,
     DASHBOARD,
     JOBS_LISTED_MAX,
+    JOBS_MAX,
     LIST_BYTES_MAX,
     NAMESPACE,
     Budgets,
     Place,
     Use,
+    answer_of,
     rows_of,
 )
-from unbroken.operator.resume.ray_dashboard import JOBS_MAX, answer_of
 from unbroken.operator.resume.ray_logs import PIECE_CHARACTERS, RayLogs
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.job_kinds import RAY_CLUSTER

@@ -30,7 +30,7 @@ from unbroken.local import listeners
 from unbroken.local.node.ports.connection import ForwardedPod, PodConnection
 from unbroken.local.ray import ray_tokens
 from unbroken.operator.resume import ray_dashboard
-from unbroken.operator.resume.ray_api import Budgets, Dashboard, Place, RefusedError
+from unbroken.operator.resume.ray_dashboard import Budgets, Dashboard, Place, RefusedError
 
 Object = dict[str, Any]
 OTHER = os.geteuid() + 1

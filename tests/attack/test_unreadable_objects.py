@@ -41,7 +41,7 @@ from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 from unbroken.operator.kinds import IncidentObject, JobObject, job_class
 from unbroken.operator.nodes.repair import repair_node
-from unbroken.operator.resume.views import concerns, node_state, pod_state
+from unbroken.operator.resume.jobs import concerns, node_state, pod_state
 from unbroken.spec.job.codec import incident_from, job_status_from
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job_kinds import PYTORCHJOB

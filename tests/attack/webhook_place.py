@@ -27,7 +27,7 @@ from tests.apiservers import kubeconfig_of
 from tests.watching import PATIENCE_SECONDS, running, until
 from unbroken.kube.clock import wall
 from unbroken.operator.webhook.certificates import Authority
-from unbroken.operator.webhook.process import WebhookProcess
+from unbroken.operator.webhook.registration import WebhookProcess
 from unbroken.operator.webhook.server import Settings
 
 Object = dict[str, Any]

@@ -19,7 +19,7 @@ from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, JobStatus
 from unbroken.spec.keys import ConditionType
-from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_to
+from unbroken.spec.kubeflow.pytorchjob import PyTorchJobStatus, status_to
 from unbroken.spec.schema.crd import job_definition
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

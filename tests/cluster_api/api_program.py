@@ -32,7 +32,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator import definitions
-from unbroken.operator.clusters.controller import Clusters
+from unbroken.operator.clusters import Clusters
 from unbroken.operator.kinds import MachineObject
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions

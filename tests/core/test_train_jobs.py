@@ -26,8 +26,7 @@ from unbroken.core.train_jobs import (
     WriteResult,
     orders_for,
 )
-from unbroken.spec.kubeflow.trainjob import read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import map_train_job
+from unbroken.spec.kubeflow.trainjob import map_train_job, read_runtime
 
 Object = dict[str, Any]
 PODS = (ResultPod("lm-result-0-0-abcde", "p-1", ""),)

@@ -13,8 +13,7 @@ import yaml
 from tests.train_jobs import RUNTIME
 from unbroken.local.job_programs import ADMISSIONS
 from unbroken.spec.job_kinds import names_our_runtime
-from unbroken.spec.kubeflow.trainjob import read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import map_train_job
+from unbroken.spec.kubeflow.trainjob import map_train_job, read_runtime
 
 GUIDE = Path(__file__).parents[2] / "docs/guide"
 KINDS = {

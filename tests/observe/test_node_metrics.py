@@ -9,8 +9,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec, NodeCheckStatus
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import (
+    CheckKind,
+    CheckPhase,
+    NodeCheckSpec,
+    NodeCheckStatus,
+    NodeRecordSpec,
+    RepairRecord,
+    RepairState,
+)
 from unbroken.spec.nodes.values import Action
 
 SINCE = 1000.0

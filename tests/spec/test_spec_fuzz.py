@@ -15,9 +15,7 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import INT_MAX, Base, Shape, fields_of
-from unbroken.spec.schema.read import read_record
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import INT_MAX, Base, Shape, fields_of, read_record, write_record
 
 PLACES = [
     *("apiVersion", "kind", "metadata", "metadata/name", "metadata/labels", "metadata/annotations"),

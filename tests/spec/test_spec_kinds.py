@@ -10,26 +10,32 @@ import pytest
 from tests.apiclient import Api
 from tests.apiservers import Cluster
 from tests.samples import define_missing
-from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
-from unbroken.spec.nodes.machine import (
+from unbroken.spec.nodes.kinds import (
+    CLUSTER,
+    MACHINE,
+    NODE_CHECK,
+    NODE_RECORD,
+    OWN_KINDS,
+    BlameEntry,
+    BlameKind,
+    CheckKind,
+    CheckResult,
+    ClusterSpec,
     LifeCycle,
     MachinePhase,
     MachineSpec,
     MachineStatus,
     MachineTaint,
-)
-from unbroken.spec.nodes.record import (
-    BlameEntry,
-    BlameKind,
+    NodeCheckSpec,
     NodeRecordSpec,
+    Outcome,
+    OwnKind,
     RepairRecord,
     RepairState,
 )
 from unbroken.spec.nodes.values import Action, Recovery
 from unbroken.spec.schema.crd import own_definition
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 
 REPAIR = RepairRecord(
     Action.REBOOT, "XID 79", "daemon", RepairState.ACTING, 1000.25, fault="Xid79", tries=1

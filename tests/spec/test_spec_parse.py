@@ -10,7 +10,6 @@ import yaml
 from tests.job_samples import MANIFESTS, changed, job, published, rule, template
 from tests.tables import cases
 from unbroken.errors import SpecError
-from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.job.types import (
     AgentAuth,
@@ -18,7 +17,9 @@ from unbroken.spec.job.types import (
     FenceBy,
     JobOptions,
     SameError,
+    Scope,
     Switch,
+    Watch,
 )
 from unbroken.spec.problems import ManifestError
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.job_samples import changed, job
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.job.queues import queue_of, queue_warnings
+from unbroken.spec.job.types import queue_of, queue_warnings
 from unbroken.spec.keys import QUEUE
 
 

@@ -23,7 +23,6 @@ from tests.job_samples import changed, job, published
 from tests.samples import CUSTOM_RESOURCES, define_missing
 from unbroken.core.job.recovery.incidents import UNKNOWN, writable
 from unbroken.spec.job import codec
-from unbroken.spec.job.descriptions import DESCRIPTIONS
 from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
 from unbroken.spec.job.parse import load_job
 from unbroken.spec.job.types import (
@@ -37,12 +36,16 @@ from unbroken.spec.job.types import (
     RestartStatus,
     RunPolicy,
 )
-from unbroken.spec.nodes.check import CheckResult
-from unbroken.spec.nodes.descriptions import NODE_DESCRIPTIONS
-from unbroken.spec.nodes.kinds import OWN_KINDS
-from unbroken.spec.nodes.machine import LifeCycle, MachineTaint
-from unbroken.spec.nodes.record import BlameEntry, RepairRecord
+from unbroken.spec.nodes.kinds import (
+    OWN_KINDS,
+    BlameEntry,
+    CheckResult,
+    LifeCycle,
+    MachineTaint,
+    RepairRecord,
+)
 from unbroken.spec.schema.crd import definitions, incident_definition, job_definition
+from unbroken.spec.schema.descriptions import DESCRIPTIONS, NODE_DESCRIPTIONS
 from unbroken.spec.schema.fields import fields_of
 
 ROOT = Path(__file__).parents[2]

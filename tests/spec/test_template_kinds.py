@@ -13,7 +13,7 @@ from tests.tables import cases
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.operator.webhook.review import Asked, judged
 from unbroken.spec.job.parse import load_job, parse_job
-from unbroken.spec.job.template_kinds import is_quantity
+from unbroken.spec.job.rules import is_quantity
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from unbroken.spec.problems import ManifestError
 

@@ -14,8 +14,7 @@ from tests.spec.random_json import JSON
 from tests.train_jobs import COMMAND, patch, runtime, train_job
 from unbroken.errors import SpecError
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.kubeflow.trainjob import Runtime, read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import MappedJob, map_train_job, merged
+from unbroken.spec.kubeflow.trainjob import MappedJob, Runtime, map_train_job, merged, read_runtime
 
 Object = dict[str, Any]
 DEFAULT = read_runtime(runtime())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken.errors import SpecError
-from unbroken.spec.yaml_values import yaml_value
+from unbroken.spec.log_monitoring import yaml_value
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import whole_number
-from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
+from unbroken.spec.job.types import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 from unbroken.spec.problems import unsubstituted
 
 from .option_table import OPTIONS, Option

@@ -1,7 +1,7 @@
 """Operations on clusters: create, update, delete, describe, list, and their tags.
 
 Each change writes what is wanted into the Cluster object and answers;
-`operator/clusters/controller` does it.
+`operator/clusters` does it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import Object
 from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_FINALIZER, CLUSTER_ID
-from unbroken.spec.nodes.cluster import ClusterSpec, script_names
-from unbroken.spec.nodes.kinds import CLUSTER
+from unbroken.spec.nodes.kinds import CLUSTER, ClusterSpec, script_names
 from unbroken.spec.nodes.values import Recovery
 
 from .errors import conflict, in_use, invalid, limit_exceeded

@@ -17,7 +17,7 @@ from unbroken.core.clusters.state import (
     identifier,
 )
 from unbroken.kube.client import Object
-from unbroken.spec.nodes.check import CheckKind
+from unbroken.spec.nodes.kinds import CheckKind
 
 from .clusters import require_settled
 from .errors import conflict, invalid, not_found

@@ -13,8 +13,7 @@ from unbroken.core.clusters.groups import instance_types, is_continuous, retarge
 from unbroken.core.clusters.state import InstancePhase, InstanceState, instance_id
 from unbroken.kube.client import Object
 from unbroken.spec.keys import CLIENT_TOKENS, REPAIR
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.kinds import ClusterSpec, MachinePhase
 from unbroken.spec.nodes.values import Action
 
 from .clusters import added, check_limit, kubernetes_details, require_settled, token_places, without

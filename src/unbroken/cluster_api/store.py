@@ -19,11 +19,18 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Conflict
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_ID
-from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
-from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_RECORD
-from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
-from unbroken.spec.nodes.record import RepairRecord, RepairState
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.nodes.kinds import (
+    CLUSTER,
+    MACHINE,
+    NODE_RECORD,
+    ClusterSpec,
+    ClusterStatus,
+    MachineSpec,
+    MachineStatus,
+    RepairRecord,
+    RepairState,
+)
+from unbroken.spec.schema.fields import write_record
 from unbroken.spec.times import time_seconds
 
 from .errors import limit_exceeded, not_found

@@ -23,8 +23,7 @@ from unbroken.spec.job_kinds import (
     controller_of,
     names_our_runtime,
 )
-from unbroken.spec.kubeflow.trainjob import Runtime, read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import MappedJob, map_train_job
+from unbroken.spec.kubeflow.trainjob import MappedJob, Runtime, map_train_job, read_runtime
 from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import Problem
 

@@ -20,7 +20,7 @@ from unbroken.local.apiserver.validation import rules
 from unbroken.local.apiserver.validation.names import validate_metadata
 from unbroken.local.apiserver.write.defaults import apply_defaults
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.job.queues import queue_warnings
+from unbroken.spec.job.types import queue_warnings
 from unbroken.spec.job_kinds import HYPERPOD_JOB, names_our_runtime
 from unbroken.spec.problems import Problem, Verdict
 

@@ -46,11 +46,11 @@ from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.driver import OperatorOptions, run_operator
-from unbroken.operator.jobs.injection import AgentToInject
+from unbroken.operator.jobs.pods import AgentToInject
 from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
-from unbroken.operator.telemetry.metrics import OperatorMetrics, watch_nodes
+from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
 
 from . import networks
 from .controllers import ControllerOptions, run_controllers

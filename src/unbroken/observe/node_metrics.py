@@ -16,8 +16,13 @@ from prometheus_client import Counter as Total
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from unbroken.spec.nodes.check import NodeCheckSpec, NodeCheckStatus
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import (
+    NodeCheckSpec,
+    NodeCheckStatus,
+    NodeRecordSpec,
+    RepairRecord,
+    RepairState,
+)
 from unbroken.spec.nodes.values import Health
 
 SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)

@@ -17,32 +17,26 @@ from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.traces import Send, sending
-from unbroken.operator.clusters.controller import Clusters
-from unbroken.operator.jobs.injection import AgentToInject
 from unbroken.operator.jobs.operator import Operator, Watches
 from unbroken.operator.jobs.runner import JobResources
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
-from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
-from unbroken.operator.resume.ray_api import Tokens, no_token
 from unbroken.operator.resume.ray_controller import run_ray_resume
-from unbroken.operator.telemetry.incident_traces import IncidentTraces
-from unbroken.operator.telemetry.metrics import (
-    MetricsPlace,
-    OperatorMetrics,
-    watch_jobs,
-    watch_nodes,
-)
-from unbroken.operator.trainjobs.controller import run_train_jobs
 from unbroken.spec.auto_resume import DEFAULT_RETRIES
 from unbroken.spec.job_kinds import JobKind
 
 from . import definitions
+from .clusters import Clusters
 from .election import Election, LeaderTerms, Mandate, identity
+from .jobs.pods import AgentToInject
 from .nodes import repair as node_repair
 from .parts import PARTS, PartName
+from .resume.jobs import ResumeOptions
+from .resume.ray_dashboard import Tokens, no_token
+from .telemetry import IncidentTraces, MetricsPlace, OperatorMetrics, watch_jobs, watch_nodes
+from .trainjobs import run_train_jobs
 
 COMPONENT = "hyperpod-pytorch-job-controller"
 """Reporter of the events of jobs (as upstream's)."""

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass
 
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.read import read_record
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import read_record, write_record
 
 from .scenario import Scenario
 from .world import ACTIONS

@@ -37,9 +37,7 @@ from unbroken.core.clusters.state import (
     write_state,
 )
 from unbroken.spec.keys import CLUSTER_NAME, DEEP_CHECK, HEALTH, INSTANCE_GROUP
-from unbroken.spec.nodes.check import CheckKind, CheckPhase
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, ClusterSpec, MachinePhase
 
 DEEP = {"OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"]}
 

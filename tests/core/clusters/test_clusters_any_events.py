@@ -12,8 +12,7 @@ from tests.core.clusters.test_clusters import DEEP, Bench, spec
 from unbroken.core.clusters.draft import ClusterNode, MachineView
 from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS
 from unbroken.core.clusters.state import ClusterPhase, GroupPhase, OperationStatus
-from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.kinds import CheckPhase, MachinePhase
 
 ACTIONS = ("step", "up", "fail", "lose", "delete", "replace", "vanish", "scale", "check", "wait")
 Steps = list[tuple[str, int]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from unbroken.spec.job.log_rule_ranks import Scope
+from unbroken.spec.job.types import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
 

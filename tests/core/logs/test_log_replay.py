@@ -13,7 +13,7 @@ from unbroken.core.logs.replay import Replay
 from unbroken.core.logs.rule_sets import RuleSet
 from unbroken.core.logs.times import Times
 from unbroken.errors import SpecError
-from unbroken.spec.job.log_rule_ranks import read_watch
+from unbroken.spec.job.types import read_watch
 
 AT = 1750139489.0
 """2025-06-17 05:51:29 UTC."""

@@ -9,10 +9,9 @@ import pytest
 from tests.core.logs.hanging_rules import hanging_rules
 from unbroken.core.logs.rule_config import read_rules
 from unbroken.errors import SpecError
-from unbroken.spec.job.log_rule_ranks import Scope, Watch, read_watches, watch_of
+from unbroken.spec.job.types import Scope, Watch, read_watches, watch_of
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.read import read_record
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import read_record, write_record
 from unbroken.wire.agent import RuleState, RuleView
 
 GOOD: dict[str, Any] = {"name": "good", "logPattern": "loss", "faultOnMatch": True}

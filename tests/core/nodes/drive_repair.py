@@ -41,8 +41,7 @@ from unbroken.core.nodes.repair.events import (
 from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
 from unbroken.spec.keys import FENCE, HEALTH, REPAIR, VERIFIED
-from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import CheckPhase, NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 BEGIN = 1_800_000_000.0

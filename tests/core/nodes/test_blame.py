@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unbroken.core.nodes import blame
 from unbroken.spec.job.incident import Incident, Remedy, Signal
-from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
 NOW = 1_800_000_000.0

@@ -26,7 +26,7 @@ from unbroken.core.nodes.checks.plan import (
     next_steps,
 )
 from unbroken.core.nodes.checks.verdict import conclude, faults_of
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 STRESS = CheckKind.STRESS
 BIG = "ml.p5.48xlarge"

@@ -30,7 +30,7 @@ from unbroken.core.nodes.checks.plan import (
 )
 from unbroken.core.nodes.checks.plan import Measured as Seen
 from unbroken.core.nodes.checks.verdict import Conclusion, conclude, faults_of
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 PAIRS = CheckKind.CONNECTIVITY
 BIG, SMALL = "ml.p5.48xlarge", "ml.c5.2xlarge"

@@ -12,7 +12,7 @@ from unbroken.core.nodes.checks.plan import RUN, Fleet, Step, steps_done, total_
 from unbroken.core.nodes.checks.plan import next_steps as next_steps_with
 from unbroken.core.nodes.checks.verdict import RESULTS_MAX, Conclusion, compact, faults_of
 from unbroken.core.nodes.checks.verdict import conclude as conclude_with
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 BASIC, STRESS, PAIRS, TRAINING = CheckKind
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN

@@ -16,7 +16,7 @@ from unbroken.core.nodes.repair.events import (
     RepairSettings,
     WriteRecord,
 )
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 DAY = 86400.0

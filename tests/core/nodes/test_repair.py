@@ -19,8 +19,7 @@ from unbroken.core.nodes.repair.events import (
     WriteRecord,
 )
 from unbroken.spec.keys import REPAIR
-from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import BlameKind, CheckPhase, NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 REBOOT_ONLY = frozenset({Action.REBOOT})

@@ -16,8 +16,7 @@ from unbroken.core.nodes.repair.events import (
     WriteRecord,
 )
 from unbroken.core.tick import Tick
-from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import CheckPhase, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 NODES = [f"node-{index}" for index in range(6)]

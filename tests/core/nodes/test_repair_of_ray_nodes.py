@@ -18,9 +18,9 @@ from tests.core.test_ray_resume import BY_DEFAULT, JOB_WELL, WELL
 from unbroken.core.auto_resume import WINDOW_SECONDS, DeleteResumedPod, PodNode
 from unbroken.core.nodes.repair.events import PodsSeen, RepairSettings
 from unbroken.core.ray_resume import RayPicture, RayResume, SuspendRayCluster, WriteRayRecord
-from unbroken.operator.resume.views import node_state
+from unbroken.operator.resume.jobs import node_state
 from unbroken.spec.keys import HEALTH
-from unbroken.spec.nodes.record import RepairState
+from unbroken.spec.nodes.kinds import RepairState
 from unbroken.spec.nodes.values import Action
 
 RAYJOB_BY_DEFAULT = replace(

@@ -18,8 +18,13 @@ from unbroken.local.kubeflow.decisions.events import (
     Replaced,
 )
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
-from unbroken.spec.kubeflow.pytorchjob import Replica, parse_pytorchjob
-from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_from, status_to
+from unbroken.spec.kubeflow.pytorchjob import (
+    PyTorchJobStatus,
+    Replica,
+    parse_pytorchjob,
+    status_from,
+    status_to,
+)
 
 Object = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.local.kubeflow.drive_pytorchjob import Script, script
 from unbroken.local.kubeflow.decisions.events import Plan, RecordJobEvent
 from unbroken.spec.keys import RENDEZVOUS_PORT
-from unbroken.spec.kubeflow.pytorchjob_status import ReplicaStatus
+from unbroken.spec.kubeflow.pytorchjob import ReplicaStatus
 
 Object = dict[str, Any]
 

@@ -18,8 +18,7 @@ from unbroken.local.machines.pool import MachinePool, PoolOptions
 from unbroken.local.node import NodeOptions
 from unbroken.operator import definitions
 from unbroken.operator.kinds import MachineObject
-from unbroken.spec.nodes.kinds import MACHINE
-from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.kinds import MACHINE, MachineSpec
 
 STORY_SECONDS = 60
 

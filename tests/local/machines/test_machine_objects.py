@@ -13,8 +13,7 @@ from unbroken.kube.client import connect
 from unbroken.local.machines.objects import MachineRequests
 from unbroken.operator import definitions
 from unbroken.spec.keys import MACHINE_FINALIZER
-from unbroken.spec.nodes.kinds import MACHINE
-from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import MACHINE, MachinePhase, MachineSpec, MachineStatus
 
 NAME = "written-machine"
 

@@ -10,7 +10,7 @@ from unbroken.errors import SpecError
 from unbroken.local.machines.pool import machine_size, maker
 from unbroken.local.node import NodeOptions
 from unbroken.local.state import ClusterOptions, Paths
-from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
+from unbroken.spec.nodes.kinds import MachineSpec, MachineTaint
 
 TYPE = "node.kubernetes.io/instance-type"
 HEALTH = "sagemaker.amazonaws.com/node-health-status"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.tables import cases
 from unbroken.local.machines.decisions.places import Listed, changes, free_index, in_order
-from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.kinds import MachineSpec
 
 
 def listed(text: str) -> list[Listed]:

@@ -22,7 +22,7 @@ from unbroken.local.machines.decisions.machine import (
     boot_id,
     decide,
 )
-from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import MachinePhase, MachineSpec, MachineStatus
 
 NOW = 1000.0
 UP = MachineStatus(phase=MachinePhase.RUNNING, index=0, boot_id="b", started_at=900.0)

@@ -21,7 +21,7 @@ from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.nodes.checks.driver import run_tests
 from unbroken.nodes.checks.findings import Settings, read_plants
 from unbroken.nodes.checks.sides import Stopwatch, queued_seconds
-from unbroken.spec.nodes.check import CheckKind, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.nodes.checks.check_calls import call
 from unbroken.nodes.checks import efa, gpu, nvlink, tools
 from unbroken.nodes.checks.dcgm import read_diagnosis
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 # `nvidia-smi nvlink -s`: of machines with A100-SXM4 and H100, and of one with H100 PCIe cards and
 # bridges, as their users have published them (nvlink inspection notes, 2024 to 2026).

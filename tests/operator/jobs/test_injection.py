@@ -8,8 +8,7 @@ import pytest
 
 from unbroken.core.job.events import CreatePod, PodName
 from unbroken.errors import SpecError
-from unbroken.operator.jobs.injection import AgentToInject
-from unbroken.operator.jobs.pods import JobIdentity, build_pod
+from unbroken.operator.jobs.pods import AgentToInject, JobIdentity, build_pod
 from unbroken.spec.job.types import JobSpec, ReplicaSpec
 
 ORDER = CreatePod(PodName("lm-pods-0"), "pods", 0, frozenset())

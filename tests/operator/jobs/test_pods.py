@@ -13,8 +13,8 @@ from tests.apiclient import Api
 from tests.apiservers import Cluster
 from tests.job_keys import key_in
 from unbroken.core.job.events import CreatePod, NodeName, PodName
-from unbroken.operator.jobs.injection import COMMAND
 from unbroken.operator.jobs.pods import (
+    COMMAND,
     LEVELS,
     PREFERRED,
     REQUIRED,

@@ -36,11 +36,9 @@ from unbroken.operator.nodes.providers import (
     MachinesProvider,
     Provider,
 )
-from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
+from unbroken.operator.nodes.providers.base import REMEDIATE
 from unbroken.spec.keys import CLUSTER_NAME, REPAIR
-from unbroken.spec.nodes.kinds import MACHINE, NODE_RECORD
-from unbroken.spec.nodes.machine import MachineSpec
-from unbroken.spec.nodes.record import NodeRecordSpec
+from unbroken.spec.nodes.kinds import MACHINE, NODE_RECORD, MachineSpec, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
 NUMBERS = itertools.count(1)

@@ -18,10 +18,16 @@ from unbroken.operator.nodes import checks_log as check_log
 from unbroken.operator.nodes import checks_pods as check_pods
 from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
 from unbroken.spec.keys import CHECK_HOLD, CHECK_PLANT, CHECK_SECONDS, DEEP_CHECK, HEALTH
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.kinds import NODE_CHECK
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.nodes.kinds import (
+    NODE_CHECK,
+    CheckKind,
+    CheckPhase,
+    CheckResult,
+    ClusterSpec,
+    NodeCheckSpec,
+    Outcome,
+)
+from unbroken.spec.schema.fields import write_record
 
 Object = dict[str, Any]
 TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}

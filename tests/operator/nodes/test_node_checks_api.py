@@ -20,8 +20,7 @@ from unbroken.operator import definitions
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, HEALTH
-from unbroken.spec.nodes.check import KEPT_SECONDS, CheckKind, NodeCheckSpec
-from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.nodes.kinds import KEPT_SECONDS, NODE_CHECK, CheckKind, NodeCheckSpec
 
 pytestmark = pytest.mark.slow
 

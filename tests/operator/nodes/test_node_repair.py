@@ -37,11 +37,18 @@ from unbroken.spec.keys import (
     REPAIR,
     VERIFIED,
 )
-from unbroken.spec.nodes.check import CheckKind
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD
-from unbroken.spec.nodes.machine import MachineSpec
-from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import (
+    CLUSTER,
+    MACHINE,
+    NODE_CHECK,
+    NODE_RECORD,
+    BlameKind,
+    CheckKind,
+    ClusterSpec,
+    MachineSpec,
+    NodeRecordSpec,
+    RepairState,
+)
 from unbroken.spec.nodes.values import Action, Recovery
 
 NUMBERS = itertools.count(1)

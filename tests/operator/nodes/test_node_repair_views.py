@@ -12,7 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.repair.events import PatchNode
 from unbroken.operator.nodes.repair import is_of_a_job, node_patch, record_patch, repair_node
 from unbroken.spec.keys import FENCE, HEALTH, OUT_OF_SERVICE, REPAIR
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
 AT = "2026-01-02T03:04:05Z"

@@ -22,8 +22,7 @@ from unbroken.operator.nodes.providers import (
     NoProvider,
 )
 from unbroken.spec.keys import HEALTH, REPAIR_ORDER
-from unbroken.spec.nodes.kinds import MACHINE
-from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
+from unbroken.spec.nodes.kinds import MACHINE, MachineSpec, MachineTaint
 from unbroken.spec.nodes.values import Action
 
 NUMBERS = itertools.count(1)

@@ -19,8 +19,7 @@ from unbroken.kube.client import KubeClient, connect
 from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import CommandProvider
 from unbroken.operator.nodes.providers.command import PLAIN, parse_command
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import NodeRecordSpec
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
 ORDER = RepairOrder("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")

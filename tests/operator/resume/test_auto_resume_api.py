@@ -21,8 +21,8 @@ from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informers
 from unbroken.operator.fences import AWAITED
-from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.resume.jobs import ResumeOptions
 from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
 from unbroken.spec.keys import (
     AUTO_RESUME,

@@ -22,8 +22,8 @@ from tests.operator.resume.jobset_standin import (
 )
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
-from unbroken.operator.resume.changes import ResumeOptions
 from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.resume.jobs import ResumeOptions
 from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB, TRAIN_RUNTIME
 from unbroken.spec.keys import (
     AUTO_RESUME,

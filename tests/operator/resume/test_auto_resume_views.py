@@ -12,8 +12,8 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
 from unbroken.core.losses import KEPT, Loss
+from unbroken.operator.resume.jobs import concerns, node_state, picture, pod_state
 from unbroken.operator.resume.record import LOSSES_BYTES_MAX, read_record, write_record
-from unbroken.operator.resume.views import concerns, node_state, picture, pod_state
 from unbroken.spec.auto_resume import RETRIES_MAX, Resume
 from unbroken.spec.job_kinds import JOB_SET, PYTORCHJOB, TRAIN_JOB, TRAIN_RUNTIME, JobKind
 from unbroken.spec.keys import (

@@ -18,7 +18,7 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.core.logs import patterns
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
 from unbroken.core.ray_resume import Head
-from unbroken.operator.resume.ray_api import LOG_MESSAGE_BYTES_MAX, Budgets, Place
+from unbroken.operator.resume.ray_dashboard import LOG_MESSAGE_BYTES_MAX, Budgets, Place
 from unbroken.operator.resume.ray_logs import (
     LATE_SECONDS,
     LINE_BYTES_MAX,

@@ -17,7 +17,7 @@ from tests.operator.resume.faults import UNHEALTHY, annotations, is_leaving, kub
 from tests.watching import running
 from unbroken.kube.events import EventRecorder
 from unbroken.local.ray import install
-from unbroken.operator.resume.changes import ResumeOptions
+from unbroken.operator.resume.jobs import ResumeOptions
 from unbroken.operator.resume.ray_controller import run_ray_resume
 from unbroken.spec.keys import (
     AUTO_RESUME,

@@ -12,7 +12,7 @@ from unbroken.core.job.record.spans import Trace
 from unbroken.kube.informer import Informer
 from unbroken.operator import definitions
 from unbroken.operator.kinds import IncidentObject
-from unbroken.operator.telemetry.incident_traces import IncidentTraces
+from unbroken.operator.telemetry import IncidentTraces
 from unbroken.spec.job.codec import incident_to
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
 

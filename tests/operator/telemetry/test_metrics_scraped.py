@@ -15,10 +15,9 @@ from unbroken.errors import WorldError
 from unbroken.kube.informer import Informers
 from unbroken.observe.server import HEALTH_PATH, serving_metrics
 from unbroken.operator import definitions
-from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics, watch_nodes
+from unbroken.operator.telemetry import MetricsPlace, OperatorMetrics, watch_nodes
 from unbroken.spec.keys import HEALTH
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action
 
 REPAIR = RepairRecord(

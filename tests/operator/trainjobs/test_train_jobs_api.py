@@ -26,7 +26,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.operator import definitions
 from unbroken.operator.kinds import JobObject
-from unbroken.operator.trainjobs.controller import run_train_jobs
+from unbroken.operator.trainjobs import run_train_jobs
 from unbroken.spec.job_kinds import TRAIN_RUNTIME
 from unbroken.spec.keys import RESULT, RESULT_LABEL
 

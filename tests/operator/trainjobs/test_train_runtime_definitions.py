@@ -19,8 +19,7 @@ from tests.samples import define
 from tests.train_jobs import RUNTIME
 from unbroken.local.admissions import admit_job
 from unbroken.spec.job_kinds import JOB_SET, TRAIN_JOB
-from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND, read_runtime
-from unbroken.spec.kubeflow.trainjob_mapping import map_train_job
+from unbroken.spec.kubeflow.trainjob import RUNTIME_KIND, map_train_job, read_runtime
 
 Object = dict[str, Any]
 EXAMPLE: Object = yaml.safe_load((ROOT / "examples/trainjob.yaml").read_text())

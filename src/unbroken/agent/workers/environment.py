@@ -11,7 +11,7 @@ from string import Template
 import unbroken
 from unbroken.agent.options import ELASTIC_OFF, ELASTIC_VARIABLE, Options, Script
 from unbroken.core.agent.events import ProgramStage
-from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
+from unbroken.spec.job.types import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT
 from unbroken.wire.worker import VARIABLE as PAGE_VARIABLE

@@ -20,7 +20,7 @@ from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import UNPROVEN, read_ledger
 from unbroken.spec.keys import LEDGER
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 
 from .dead_nodes import fence_waits
 from .goodput import goodput_line, goodput_of, goodput_value

@@ -14,8 +14,7 @@ from unbroken.cli.place import Place, Use
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.keys import CHECK_SECONDS
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.nodes.kinds import NODE_CHECK, CheckKind, CheckPhase, NodeCheckSpec
 
 from .results import TITLES, result_rows
 

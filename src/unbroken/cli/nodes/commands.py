@@ -19,8 +19,7 @@ from unbroken.cli.show import note, paper, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.spec.keys import REPAIR
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text
 
 from . import views

@@ -15,7 +15,7 @@ import typer
 from unbroken.cli.options import Form, Output
 from unbroken.cli.show import Paper, note, paper
 from unbroken.errors import WorldError
-from unbroken.spec.nodes.check import CheckKind, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, Outcome
 
 from .results import amount_text
 

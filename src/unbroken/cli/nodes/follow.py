@@ -11,8 +11,7 @@ from unbroken.cli.show import note
 from unbroken.cli.watch import Watch
 from unbroken.errors import WorldError
 from unbroken.spec.job.incident import GROUP, VERSION
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec, RepairRecord
 
 from .views import progress_line
 

@@ -10,10 +10,15 @@ from unbroken.cli.show import Paper
 from unbroken.core.nodes import blame
 from unbroken.spec import keys
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.nodes.kinds import NODE_RECORD
-from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import (
+    NODE_RECORD,
+    BlameEntry,
+    NodeRecordSpec,
+    RepairRecord,
+    RepairState,
+)
 from unbroken.spec.nodes.values import instance_type_of
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 from unbroken.spec.times import time_text
 
 Object = dict[str, Any]

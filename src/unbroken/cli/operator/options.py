@@ -21,9 +21,9 @@ from unbroken.spec.nodes.values import NodeProvider
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions
-    from unbroken.operator.jobs.injection import AgentToInject
+    from unbroken.operator.jobs.pods import AgentToInject
     from unbroken.operator.nodes.checks_pods import CheckerOptions
-    from unbroken.operator.telemetry.metrics import MetricsPlace
+    from unbroken.operator.telemetry import MetricsPlace
     from unbroken.operator.webhook.registration import WebhookOptions
 
 
@@ -83,7 +83,7 @@ class MetricsFlags:
 
     def place(self) -> MetricsPlace | None:
         """The place where metrics are served; None if they are not."""
-        from unbroken.operator.telemetry.metrics import MetricsPlace
+        from unbroken.operator.telemetry import MetricsPlace
 
         host, port = self.metrics_host, self.metrics_port
         if port is None:
@@ -220,7 +220,7 @@ class AgentFlags:
 
     def agent(self) -> AgentToInject | None:
         """The agent for pods; None without an image."""
-        from unbroken.operator.jobs.injection import AgentToInject
+        from unbroken.operator.jobs.pods import AgentToInject
 
         return AgentToInject(self.agent_image) if self.agent_image else None
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.spec.nodes.check import CheckKind, CheckPhase
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.machine import MachinePhase, MachineSpec
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, ClusterSpec, MachinePhase, MachineSpec
 
 from .groups import InstanceGroup, NodeConfig, instance_groups, is_continuous
 from .state import (

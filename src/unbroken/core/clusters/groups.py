@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unbroken.spec import keys
-from unbroken.spec.nodes.check import CheckKind
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.machine import LifeCycle, MachineSpec, MachineTaint
+from unbroken.spec.nodes.kinds import CheckKind, ClusterSpec, LifeCycle, MachineSpec, MachineTaint
 from unbroken.spec.nodes.values import (
     COMPUTE_TYPE_VALUE,
     TAINT_EFFECT,

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.kinds import MachinePhase
 from unbroken.spec.nodes.values import DeepCheck
 
 from . import operations as cluster_operations

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from unbroken.spec.nodes.check import CheckKind
+from unbroken.spec.nodes.kinds import CheckKind
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import Limits
-from unbroken.spec.schema.read import read_record
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import Limits, read_record, write_record
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 EVENTS_MAX = 500

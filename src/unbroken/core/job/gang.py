@@ -21,7 +21,7 @@ from enum import Enum
 from itertools import takewhile
 
 from unbroken.core.snapshots.buddies import Copies
-from unbroken.spec.job.log_rule_ranks import RANKS_KEY
+from unbroken.spec.job.types import RANKS_KEY
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     PROCESS_RESTART,

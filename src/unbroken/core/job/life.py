@@ -15,10 +15,17 @@ from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED, Incident
 from unbroken.spec.job.ledger import PROVEN, UNPROVEN
-from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
-from unbroken.spec.job.types import AgentAuth, CleanPodPolicy, FenceBy, RunPolicy, Switch
+from unbroken.spec.job.types import (
+    RANKS_KEY,
+    AgentAuth,
+    CleanPodPolicy,
+    FenceBy,
+    RunPolicy,
+    Switch,
+    watch_of,
+)
 from unbroken.spec.keys import ConditionType
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 
 from .deadlines import Since, earliest, expiry, limit

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unbroken.core.tick import Tick
-from unbroken.spec.job.log_rule_ranks import Scope
+from unbroken.spec.job.types import Scope
 from unbroken.wire.agent import RuleView
 
 from .recorded import Line, LinePlace

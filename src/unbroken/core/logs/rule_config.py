@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unbroken.errors import SpecError
-from unbroken.spec.job.log_rule_ranks import OF_NODE, RANKS_KEY, Watch, read_watch
 from unbroken.spec.job.log_rules import affordable, excess
-from unbroken.spec.job.types import JobSpec, LogRule
+from unbroken.spec.job.types import OF_NODE, RANKS_KEY, JobSpec, LogRule, Watch, read_watch
 from unbroken.spec.patterns import Pattern, pattern_facts
 from unbroken.spec.problems import Report, below
-from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.fields import read_record
 
 from .values import Meter
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
-from unbroken.spec.job.log_rule_ranks import Watch, read_watches, watch_of
+from unbroken.spec.job.types import Watch, read_watches, watch_of
 from unbroken.spec.keys import LOG_RULE_RANKS
 from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import ManifestError, Report

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.core.tick import Tick
-from unbroken.spec.job.log_rule_ranks import Scope
+from unbroken.spec.job.types import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
 from .patterns import SET_MEMORY_BYTES, PatternSet

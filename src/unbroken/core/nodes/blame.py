@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from unbroken.core.job.recovery.signals import NODE_FAULT, NODE_LOST
 from unbroken.spec.job.incident import PLANNED_MOVE, Incident
-from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 from unbroken.wire.agent import FaultKind
 

@@ -56,10 +56,12 @@ from unbroken.spec.kubeflow.pytorchjob import (
     OPERATOR,
     PATH,
     PLURAL,
+    PyTorchJobStatus,
     Replica,
     parse_pytorchjob,
+    status_from,
+    status_to,
 )
-from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_from, status_to
 
 REPLICAS = {replica.value.lower(): replica for replica in Replica}
 

@@ -13,10 +13,8 @@ from unbroken.kube.errors import Conflict
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
 from unbroken.log_lines import Log
 from unbroken.spec.keys import MACHINE_FINALIZER
-from unbroken.spec.nodes.kinds import MACHINE
-from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
-from unbroken.spec.schema.fields import fields_of
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.nodes.kinds import MACHINE, MachineSpec, MachineStatus
+from unbroken.spec.schema.fields import fields_of, write_record
 
 log = Log(__name__)
 

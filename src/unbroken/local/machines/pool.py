@@ -60,10 +60,9 @@ from unbroken.spec.keys import (
     POWER,
 )
 from unbroken.spec.nodes.instance_types import cpus_of, instance_type, instance_type_labels
-from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
-from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, MachinePhase, MachineSpec, MachineStatus
 from unbroken.spec.nodes.values import COMPUTE_TYPE_VALUE, Health
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 
 from .node import Companion, MachineNode, PoolResources, discard
 from .objects import MachineRequests

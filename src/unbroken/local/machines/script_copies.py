@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unbroken.errors import SpecError, WorldError
 from unbroken.local.machines.decisions.scripts import LocalSource
-from unbroken.spec.nodes.cluster import script_names
+from unbroken.spec.nodes.kinds import script_names
 
 FILES_MAX = 10_000
 BYTES_MAX = 1 << 30

@@ -46,7 +46,7 @@ from unbroken.local.node.processes.isolation import Isolation
 from unbroken.local.node.processes.process import MARKER, Launcher, Run, adopt
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, write_json
 from unbroken.log_lines import Log
-from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.kinds import MachineSpec
 
 from .power import kill_runs
 from .script_copies import copy_source, script_in, source_folder

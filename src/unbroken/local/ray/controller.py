@@ -37,7 +37,7 @@ from unbroken.local.job_definitions import install_definition
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume.ray_api import Dashboard, JobDetails, Place, RefusedError
+from unbroken.operator.resume.ray_dashboard import Dashboard, JobDetails, Place, RefusedError
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 

@@ -10,7 +10,7 @@ from lightkube.config.kubeconfig import SingleConfig
 
 from unbroken.errors import WorldError
 from unbroken.local.listeners import strangers
-from unbroken.operator.resume.ray_api import RefusedError, Tokens
+from unbroken.operator.resume.ray_dashboard import RefusedError, Tokens
 
 from .decisions.access import token_of
 

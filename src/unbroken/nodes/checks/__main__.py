@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from unbroken.errors import SpecError
-from unbroken.spec.nodes.check import CheckKind, CheckResult
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.nodes.kinds import CheckKind, CheckResult
+from unbroken.spec.schema.fields import write_record
 
 from .driver import TESTS, run_tests
 from .findings import RANKS_LEAST, SHORT_SECONDS, VARIABLE, Pair, Settings, read_plants

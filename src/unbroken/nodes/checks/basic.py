@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unbroken.kube.clock import wall
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from . import gpu
 from .findings import Finding, Settings, Test, failed, passed, unknown

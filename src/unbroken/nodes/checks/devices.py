@@ -27,7 +27,7 @@ from unbroken.core.nodes.checks.devices import (
 )
 from unbroken.core.nodes.checks.plan import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVICE_SUM
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from .findings import Finding, Plants, Settings, Test, failed, passed, skipped, unknown
 from .gpu import is_hardware, nvml_count

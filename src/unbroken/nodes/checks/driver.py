@@ -16,7 +16,7 @@ import msgspec
 
 from unbroken.errors import UnbrokenError
 from unbroken.log_lines import Log
-from unbroken.spec.nodes.check import CheckKind, CheckResult
+from unbroken.spec.nodes.kinds import CheckKind, CheckResult
 
 from . import basic, cores, dcgm, devices, disk, efa, gpu, memory, nvlink, pairs, training
 from .findings import VARIABLE, Finding, Settings, Test, unknown

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median_high
 
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
 from .findings import Finding, Settings, Test, failed, passed, skipped, unknown

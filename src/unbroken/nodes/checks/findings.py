@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.errors import SpecError
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 VARIABLE = "UNBROKEN_CHECK_PLANT"
 KNOWN = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from unbroken.core.nodes.checks.plan import GPU_PRODUCT
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
 from .findings import Finding, Settings, Test, failed, passed, skipped, unknown

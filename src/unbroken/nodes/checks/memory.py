@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from .basic import meminfo
 from .findings import Finding, Settings, Test, against, failed, unknown

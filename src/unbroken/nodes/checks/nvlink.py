@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
 from .findings import Finding, Settings, Test, passed, skipped, unknown

@@ -22,7 +22,7 @@ from unbroken.core.nodes.checks.plan import (
     SUM,
 )
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from .devices import (
     JOIN_SECONDS,

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator
 
 from unbroken.kube.clock import monotonic
-from unbroken.spec.nodes.check import Outcome
+from unbroken.spec.nodes.kinds import Outcome
 
 from .findings import Finding, Settings, Test, failed, unknown
 

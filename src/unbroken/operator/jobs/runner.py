@@ -71,9 +71,8 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
 
-from .injection import AgentToInject
 from .links import AgentLinks, AgentMemory, StockAgents, StockHolders
-from .pods import JobIdentity, build_pod
+from .pods import AgentToInject, JobIdentity, build_pod
 from .views import AgentPlace, agent_place, newest_warning, pod_view
 from .writer import JobRequests, JobWriter
 

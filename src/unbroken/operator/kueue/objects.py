@@ -27,8 +27,7 @@ from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.clock import parse_time, rfc3339
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.spec import keys
-from unbroken.spec.job.queues import queue_of
-from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec
+from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec, queue_of
 
 Object = dict[str, Any]
 

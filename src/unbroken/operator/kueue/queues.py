@@ -48,8 +48,7 @@ from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.job.queues import queue_of, queue_warnings
-from unbroken.spec.job.types import JobSpec
+from unbroken.spec.job.types import JobSpec, queue_of, queue_warnings
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, KUEUE_GROUP, QUEUE_PRIORITY, REPLICA_LABEL, WORKLOAD
 

@@ -55,15 +55,16 @@ from unbroken.spec.keys import (
     HEALTH,
     LINK_BANDWIDTH,
 )
-from unbroken.spec.nodes.check import (
+from unbroken.spec.nodes.kinds import (
+    CLUSTER,
     KEPT_SECONDS,
+    NODE_CHECK,
     CheckKind,
     CheckPhase,
     CheckResult,
     NodeCheckSpec,
     NodeCheckStatus,
 )
-from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK
 from unbroken.spec.nodes.values import (
     TAINT_EFFECT,
     TAINT_VALUE,
@@ -72,7 +73,7 @@ from unbroken.spec.nodes.values import (
     health_of,
     instance_type_of,
 )
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 
 from . import checks_log as check_log
 from . import checks_pods as check_pods

@@ -18,7 +18,7 @@ import msgspec
 from unbroken.core.nodes.checks.plan import DEVICES_COMPARED, RUN
 from unbroken.core.nodes.checks.verdict import CONNECTIVITY
 from unbroken.kube.clock import rfc3339
-from unbroken.spec.nodes.check import CheckResult, Outcome
+from unbroken.spec.nodes.kinds import CheckResult, Outcome
 
 FILE = "sagemaker-deep-health-check.log"
 RESULTS = "DeepHealthCheckResults"

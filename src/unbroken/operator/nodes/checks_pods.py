@@ -16,10 +16,10 @@ from unbroken.core.nodes.checks.plan import RUN, Step
 from unbroken.foreign_numbers import finite_number, whole_number
 from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
 from unbroken.spec.keys import CHECK_LABEL, CHECK_PLANT, CHECK_SECONDS, CHECK_STEP
-from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 from unbroken.spec.nodes.instance_types import EFA, GPU
+from unbroken.spec.nodes.kinds import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.fields import read_record
 
 Object = dict[str, Any]
 

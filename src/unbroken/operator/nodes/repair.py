@@ -68,9 +68,8 @@ from unbroken.spec import keys
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job_kinds import is_pod_of_a_job
 from unbroken.spec.keys import HEALTH, OUT_OF_SERVICE
-from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
+from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD, NodeRecordSpec, RepairRecord
 from unbroken.spec.nodes.notices import FAULT_LABELS
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
 from unbroken.spec.nodes.values import (
     TAINT_EFFECT,
     TAINT_VALUE,
@@ -80,8 +79,7 @@ from unbroken.spec.nodes.values import (
     Recovery,
     health_of,
 )
-from unbroken.spec.schema.fields import fields_of
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import fields_of, write_record
 
 from .providers import parse_command, provider_name, provider_of
 

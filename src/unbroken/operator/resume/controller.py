@@ -27,9 +27,16 @@ from unbroken.operator.kinds import job_class
 from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import JobKind
 
-from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
-from .orders import Orders
-from .views import concerns, picture, uid_of
+from .jobs import (
+    JobChanges,
+    Orders,
+    ResumeOptions,
+    concerns,
+    counting,
+    picture,
+    pods_and_nodes,
+    uid_of,
+)
 
 WORKERS = 4
 

@@ -49,10 +49,18 @@ from unbroken.operator.served import while_served
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
 from unbroken.spec.log_monitoring import log_monitoring_of
 
-from .changes import JobChanges, ResumeOptions, counting, pods_and_nodes
-from .orders import Orders, path_of
-from .ray_api import Budgets, Place, Tokens, no_token
-from .ray_dashboard import ASK_SECONDS, RayDashboards
+from .jobs import (
+    JobChanges,
+    Orders,
+    ResumeOptions,
+    annotations_of,
+    concerns,
+    counting,
+    path_of,
+    pods_and_nodes,
+    uid_of,
+)
+from .ray_dashboard import ASK_SECONDS, Budgets, Place, RayDashboards, Tokens, no_token
 from .ray_logs import RayLogs
 from .ray_views import (
     begun_jobs,
@@ -65,7 +73,6 @@ from .ray_views import (
     recorded_uid,
     write_ray_record,
 )
-from .views import annotations_of, concerns, uid_of
 
 log = Log(__name__)
 

@@ -44,7 +44,7 @@ from unbroken.log_lines import Log
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
 
-from .ray_api import NO_ANSWER, Dashboard, Place, Use
+from .ray_dashboard import NO_ANSWER, Dashboard, Place, Use
 
 log = Log(__name__)
 

@@ -25,11 +25,10 @@ from unbroken.kube.conditions import is_ready
 from unbroken.spec import keys
 from unbroken.spec.auto_resume import Resume, has_annotations, resume_of, resume_problems
 from unbroken.spec.job_kinds import RAY_CLUSTER, RAY_JOB, JobKind
-from unbroken.spec.log_monitoring import log_monitoring_of
-from unbroken.spec.yaml_values import yaml_value
+from unbroken.spec.log_monitoring import log_monitoring_of, yaml_value
 
+from .jobs import annotations_of, pod_state, uid_of
 from .record import read_record, write_record
-from .views import annotations_of, pod_state, uid_of
 
 Object = Mapping[str, Any]
 HEAD = "head"

@@ -1,4 +1,4 @@
-"""The webhook that the API server calls before it stores a job: its server and its registration.
+"""The webhook that the API server calls before it stores a job: its process and its registration.
 
 Every operator serves it, not only the leader: it decides by the job alone. The server is `server`,
 a process of its own. The API server gets a path with a secret, so that only it can call. For a pod
@@ -12,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
 
 from unbroken.core.keys import derive
 from unbroken.errors import SpecError, WorldError
-from unbroken.kube.backoff import persist
+from unbroken.kube.backoff import Backoff, persist
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import entropy, monotonic, pause, wall
 from unbroken.kube.errors import NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
@@ -32,10 +34,70 @@ from unbroken.spec.job.types import GROUP, PLURAL, VERSION
 from unbroken.spec.keys import OWN_GROUP
 
 from .certificates import Authority, Leaf
-from .process import WebhookProcess
 from .server import Settings
 
 log = Log(__name__)
+
+MODULE = "unbroken.operator.webhook.server"
+RESTARTS = Backoff(first=0.2, limit=30.0)
+STEADY_SECONDS = 60.0
+"""Seconds that a process must live to end a run of failures."""
+CLOSING_SECONDS = 3.0
+
+
+class WebhookProcess:
+    """One process after another, all on one listening socket."""
+
+    def __init__(self, listening: socket.socket, settings: Settings) -> None:
+        self._listening = listening
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+
+    def renew(self, leaf: Leaf) -> None:
+        """Use a new certificate from now on."""
+        self._settings.leaf = leaf
+        if self._process is not None:
+            self._send(self._process, leaf)
+
+    async def run(self) -> None:
+        """Keep a process running until cancelled."""
+        random, failures = entropy(), 0
+        while True:
+            began = monotonic()
+            try:
+                ended = f"exit_code={await self._run_once()}"
+            except OSError as error:  # no memory, descriptor or process for another
+                ended = f'reason="{error}"'
+            failures = 1 if monotonic() - began > STEADY_SECONDS else failures + 1
+            log.warning("webhook ended", reason=ended, failures=failures)
+            await pause(RESTARTS.delay(failures, random))
+
+    async def _run_once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=[self._listening.fileno()],
+        )
+        self._process = process
+        self._send(process, self._settings)
+        try:
+            return await process.wait()
+        finally:
+            self._process = None
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    process.kill()
+
+    def _send(self, process: asyncio.subprocess.Process, message: object) -> None:
+        assert process.stdin is not None
+        with suppress(ConnectionError):
+            process.stdin.write(msgspec.json.encode(message) + b"\n")
+
 
 NAME = "unbroken-jobs"
 """Name of the ValidatingWebhookConfiguration."""

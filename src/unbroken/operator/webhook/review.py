@@ -19,8 +19,7 @@ from unbroken.foreign_numbers import whole_number
 from unbroken.kube.bounds import cut, excess
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import Parsed, parse_job
-from unbroken.spec.job.queues import queue_of
-from unbroken.spec.job.types import GROUP, KIND
+from unbroken.spec.job.types import GROUP, KIND, queue_of
 from unbroken.spec.keys import QUEUE, ConditionType
 from unbroken.spec.problems import Problem, Verdict, shown
 

@@ -12,8 +12,7 @@ from typing import Any
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL
 from unbroken.spec.problems import Problem, Report
-from unbroken.spec.schema.read import blank_record, read_record
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import blank_record, read_record, write_record
 
 from . import incident as incidents
 from .incident import RECOVERED, Incident

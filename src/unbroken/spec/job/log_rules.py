@@ -19,8 +19,7 @@ from unbroken.spec.patterns import (
 )
 from unbroken.spec.problems import Report, shown
 
-from .log_rule_ranks import Watch
-from .types import JobSpec, LogRule
+from .types import JobSpec, LogRule, Watch
 
 THRESHOLD_NEEDS_OPERATOR = "a metricThreshold needs an operator"
 OPERATOR_NEEDS_THRESHOLD = "an operator needs a metricThreshold"

@@ -15,14 +15,12 @@ from unbroken.errors import SpecError
 from unbroken.foreign_numbers import finite_number
 from unbroken.spec import keys
 from unbroken.spec.problems import ManifestError, Problem, Report, Verdict, shown
-from unbroken.spec.schema.read import blank_record, read_record
+from unbroken.spec.schema.fields import blank_record, read_record
 from unbroken.spec.times import time_seconds
 
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
 from .launch import check_launches
-from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
-from .queues import POD_SETS_MAX, queue_of
 from .rules import check_names, check_spec
 from .types import (
     GROUP,
@@ -30,6 +28,7 @@ from .types import (
     LEASE_SECONDS,
     LEASE_SECONDS_MAX,
     LEASE_SECONDS_MIN,
+    POD_SETS_MAX,
     VERSION,
     AgentAuth,
     AgentSource,
@@ -38,8 +37,11 @@ from .types import (
     JobSpec,
     SameError,
     Switch,
+    Watch,
+    queue_of,
+    read_preload,
+    read_watches,
 )
-from .warm import read_preload
 
 OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""

@@ -1,21 +1,89 @@
-"""The HyperPodPyTorchJob: its spec and status as values.
+"""The HyperPodPyTorchJob: its spec, its options (annotations) and its status as values.
 
 Field names are the CRD's in snake case; `codec` renames them. Meanings, defaults and limits of
 fields are the CRD's (HyperPod training operator, CRD v1; log rules as in agent 1.1.3).
+
+Annotation `unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RULE `*` for the
+others.
+
+- `some`, the default of this operator: the job as a whole must log. A match of any rank of any node
+  feeds the rule, and it hangs only when no node has a match any more. So if rank 0 alone logs the
+  loss, or the last rank alone as in Megatron, the silent nodes do not hang.
+- `node`, the meaning of the HyperPod agent, which reads local rank 0 of each node: some rank of
+  each node must log. It applies if no word is given, that is, under another operator.
+- `every`: each rank must log.
+- `0,8,16`: each of these ranks must log; lines of other ranks do not count.
+
+Values and `faultOnMatch` need no agreement: they count on any watched rank.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from unbroken.spec.keys import HYPERPOD_GROUP
+from unbroken.errors import SpecError
+from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_PREFIX, QUEUE
 from unbroken.spec.schema.fields import INT_MAX, Limits
 
 from .detectors import DEFAULTS, Detector, Mode
-from .log_rule_ranks import Watch
+
+RANKS_KEY = "ranks"
+"""Key of a rule in a start command."""
+
+
+class Scope(Enum):
+    """The ranks that must log so that a rule does not hang."""
+
+    JOB = "some"
+    NODE = "node"
+    RANK = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The ranks whose lines feed a rule, and which of them must log."""
+
+    scope: Scope = Scope.NODE
+    ranks: frozenset[int] | None = None
+    """Watched ranks; None: all."""
+
+    def __str__(self) -> str:
+        return self.scope.value if self.ranks is None else ",".join(map(str, sorted(self.ranks)))
+
+
+OF_NODE = Watch()
+
+
+def read_watch(text: str) -> Watch:
+    """Read `some`, `node`, `every`, or ranks with commas. Raises SpecError."""
+    word = text.strip()
+    if word in {scope.value for scope in Scope}:
+        return Watch(Scope(word))
+    parts = [part.strip() for part in word.split(",")]
+    if all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return Watch(Scope.RANK, frozenset(map(int, parts)))
+    raise SpecError(f"{text!r} is none of some, node, every, or ranks such as 0,8")
+
+
+def read_watches(annotation: str) -> dict[str, Watch]:
+    """Return the watches of the annotation's text by rule name. Raises SpecError."""
+    watches = {}
+    for part in filter(None, map(str.strip, annotation.split(";"))):
+        name, is_pair, word = part.rpartition("=")
+        if not is_pair or not name.strip():
+            raise SpecError(f"{part!r} is not RULE=RANKS")
+        watches[name.strip()] = read_watch(word)
+    return watches
+
+
+def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
+    """Return the ranks that are watched for the rule, by this operator's default."""
+    return watches.get(name) or watches.get("*") or Watch(Scope.JOB)
+
 
 GROUP, VERSION, KIND = HYPERPOD_GROUP, "v1", "HyperPodPyTorchJob"
 PLURAL = "hyperpodpytorchjobs"
@@ -260,3 +328,53 @@ class JobStatus:
         default=None, metadata={"key": "latestFaultyPodInstanceList"}
     )
     other: Object = field(default_factory=dict)
+
+
+WARM_VARIABLE, PRELOAD_VARIABLE = "UNBROKEN_WARM", "UNBROKEN_PRELOAD"
+"""Variables of the agent; its workers do not see them."""
+PRELOAD_MAX = 1000
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def read_preload(text: str) -> tuple[str, ...]:
+    """Return names of modules, separated by commas. Raises SpecError."""
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise SpecError(f"{name[:80]!r} is no name of a module; write them like torch,numpy")
+    if len(names) > PRELOAD_MAX:
+        raise SpecError(f"names {len(names)} modules; at most {PRELOAD_MAX}")
+    return names
+
+
+POD_SETS_MAX = 8
+"""Most pod sets of a Workload (kueue v0.16, workload_types.go)."""
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """Return the LocalQueue of a job from the API; empty: it has none."""
+    metadata = job.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    name = labels.get(QUEUE) if isinstance(labels, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def queue_warnings(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return warnings about parts of a job that need Kueue, which is not installed."""
+    metadata = job.get("metadata")
+    result = []
+    if queue_of(job):
+        result.append(
+            f"metadata.labels[{QUEUE}]: no Kueue is known to this operator: the job runs without "
+            "waiting for the queue"
+        )
+    for place in ("labels", "annotations"):
+        given = metadata.get(place) if isinstance(metadata, Mapping) else None
+        keys = given if isinstance(given, Mapping) else {}
+        result += [
+            f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: it has no "
+            "effect"
+            for key in keys
+            if str(key).startswith(KUEUE_PREFIX) and key != QUEUE
+        ]
+    return tuple(result)

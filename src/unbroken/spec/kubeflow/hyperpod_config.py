@@ -18,8 +18,7 @@ from unbroken.spec.auto_resume import resume_problems
 from unbroken.spec.keys import AUTO_RESUME, DEEP_CHECK, HEALTH, MAX_RETRIES, QUEUE
 from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
 from unbroken.spec.problems import Problem, Report
-from unbroken.spec.schema.fields import INT_MAX, Limits
-from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.fields import INT_MAX, Limits, read_record
 
 from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, RestartPolicy
 

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY
 from unbroken.spec.problems import ManifestError, Report, below, shown
-from unbroken.spec.schema.fields import Limits
-from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.fields import Limits, read_record
 
 from .values import Action
 

@@ -15,8 +15,7 @@ from typing import Annotated
 from unbroken.errors import SpecError
 from unbroken.spec.keys import INSTANCE_TYPES
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import Limits
-from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.fields import Limits, read_record
 
 GPU, EFA, NEURON = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "aws.amazon.com/neuron"
 """Resources of pods, as the device plugins of NVIDIA and AWS name them."""

@@ -13,7 +13,6 @@ from unbroken import __version__
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
 from unbroken.spec.job.codec import OTHER, SECONDS
-from unbroken.spec.job.descriptions import DESCRIPTIONS, INCIDENT, JOB
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.log_rules import (
     OPERATOR_NEEDS_THRESHOLD,
@@ -39,9 +38,9 @@ from unbroken.spec.job.types import (
     RunPolicy,
 )
 from unbroken.spec.keys import MADE_BY, ConditionType
-from unbroken.spec.nodes.descriptions import KINDS, NODE_DESCRIPTIONS
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
 
+from .descriptions import DESCRIPTIONS, INCIDENT, JOB, KINDS, NODE_DESCRIPTIONS
 from .fields import INT_MAX, Base, Field, Shape, fields_of
 
 Schema = dict[str, Any]

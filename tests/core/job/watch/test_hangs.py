@@ -19,9 +19,8 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.watch.hangs import Tally, shared
 from unbroken.core.tick import Tick
-from unbroken.spec.job.log_rule_ranks import Scope, Watch
-from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy, Scope, Watch
+from unbroken.spec.schema.fields import write_record
 from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
 from unbroken.wire.observation import CollectCommand, Evidence
 

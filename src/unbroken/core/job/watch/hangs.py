@@ -15,7 +15,7 @@ from unbroken.core.job.recovery.signals import TEXT_CHARACTERS
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.spec.job.incident import Signal
-from unbroken.spec.job.log_rule_ranks import Scope
+from unbroken.spec.job.types import Scope
 from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView
 
 Key = tuple[str, int]

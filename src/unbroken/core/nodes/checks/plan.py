@@ -28,7 +28,7 @@ from itertools import groupby
 from math import inf
 from statistics import median, median_high
 
-from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, CheckResult, NodeCheckSpec, Outcome
 
 NodePair = tuple[str, str]
 TWICE = 2

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 from .plan import (
     BANDWIDTH,

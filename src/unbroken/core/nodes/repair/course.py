@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 
 from unbroken.core.nodes import blame
 from unbroken.core.wording import counted
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import (
+    CheckKind,
+    CheckPhase,
+    NodeCheckSpec,
+    NodeRecordSpec,
+    RepairRecord,
+    RepairState,
+)
 from unbroken.spec.nodes.values import Action, Health
 
 from .desk import RepairDesk

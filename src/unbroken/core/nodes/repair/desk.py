@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import REPAIR
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Recovery
 
 from .events import (

@@ -11,8 +11,13 @@ from enum import Enum
 
 from unbroken.core.nodes.blame import LIMIT
 from unbroken.core.tick import Tick
-from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec
+from unbroken.spec.nodes.kinds import (
+    BlameEntry,
+    CheckKind,
+    CheckPhase,
+    NodeCheckSpec,
+    NodeRecordSpec,
+)
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from unbroken.core.tick import Tick
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
 from unbroken.spec.nodes.values import Action, Recovery
 
 from .events import (

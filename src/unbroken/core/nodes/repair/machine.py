@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import FENCE, GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
 from .course import BY_HAND, NOT_AUTOMATIC, RepairCourse

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
 from unbroken.spec import keys
+from unbroken.spec.nodes.kinds import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.notices import FAULT_LABELS
-from unbroken.spec.nodes.record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health
 
 from .events import PatchNode, RepairNode, RepairSettings

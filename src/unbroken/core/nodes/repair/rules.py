@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.nodes.values import Action, Health, Recovery
 
 from .events import RepairNode, RepairOrder, RepairSettings

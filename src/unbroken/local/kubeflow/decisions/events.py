@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.spec.kubeflow.pytorchjob import Parsed, Replica
-from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus
+from unbroken.spec.kubeflow.pytorchjob import Parsed, PyTorchJobStatus, Replica
 
 
 @dataclass(frozen=True, slots=True)

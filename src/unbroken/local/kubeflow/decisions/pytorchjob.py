@@ -14,15 +14,13 @@ from unbroken.spec.keys import PYTORCHJOB_MANAGER
 from unbroken.spec.kubeflow.pytorchjob import (
     KIND,
     CleanPodPolicy,
-    Replica,
-    ReplicaSpec,
-    RestartPolicy,
-)
-from unbroken.spec.kubeflow.pytorchjob_status import (
     JobCondition,
     PyTorchJobStatus,
+    Replica,
+    ReplicaSpec,
     ReplicaStatus,
     ReplicaStatuses,
+    RestartPolicy,
 )
 
 from .events import (

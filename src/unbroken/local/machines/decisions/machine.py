@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from unbroken.spec.keys import FENCE, POWER
-from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import MachinePhase, MachineSpec, MachineStatus
 
 
 class Power(Enum):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.kinds import MachineSpec
 
 _PLACE = re.compile(r"node-(0|[1-9][0-9]{0,5})")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from unbroken.core.tick import Tick
 from unbroken.errors import SpecError
-from unbroken.spec.nodes.cluster import script_names
+from unbroken.spec.nodes.kinds import script_names
 
 from .machine import FAILED, RUNNING, SKIPPED, SUCCEEDED
 

@@ -14,12 +14,9 @@ from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.values import NodeProvider
 
 from .aws import AwsProvider
-from .base import Provider
-from .cluster_api import ClusterApiProvider
+from .base import ClusterApiProvider, KarpenterProvider, NoProvider, Provider
 from .command import CommandProvider, parse_command
-from .karpenter import KarpenterProvider
 from .machines import MachinesProvider
-from .none import NoProvider
 
 __all__ = [
     "AwsProvider",

@@ -15,8 +15,7 @@ from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, 
 from unbroken.foreign_numbers import whole_number
 from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.keys import HEALTH, MACHINE_FINALIZER, REPAIR_ORDER
-from unbroken.spec.nodes.kinds import MACHINE
-from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.kinds import MACHINE, MachinePhase
 from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, Action, Health
 
 from .base import annotate

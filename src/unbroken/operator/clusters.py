@@ -1,5 +1,6 @@
-"""The controller of clusters: it gets orders from `core/clusters`, stores the state, then carries
-them out.
+"""The controller of Clusters: it makes and deletes their machines.
+
+It gets orders from `core/clusters`, stores the state, then carries them out.
 
 Pure functions show clusters, machines, nodes and checks of the API as `core/clusters/rules` sees
 them.
@@ -44,10 +45,9 @@ from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObjec
 from unbroken.spec import keys
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, REPAIR
-from unbroken.spec.nodes.check import NodeCheckSpec
-from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NodeCheckSpec
 from unbroken.spec.nodes.values import Action, health_of
-from unbroken.spec.schema.write import write_record
+from unbroken.spec.schema.fields import write_record
 from unbroken.spec.times import time_seconds
 
 ObjectView = Mapping[str, Any]

@@ -1,1 +1,0 @@
-"""The controller of Clusters: makes and deletes their machines."""

@@ -1,1 +1,0 @@
-"""Metrics and traces: feeds `unbroken.observe` with the state in the API."""

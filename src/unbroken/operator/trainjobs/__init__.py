@@ -1,1 +1,0 @@
-"""TrainJobs of the runtime `unbroken-torch`, run as HyperPodPyTorchJobs."""
