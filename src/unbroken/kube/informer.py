@@ -81,7 +81,7 @@ class Informer(Generic[T]):
 
     `namespace` None: all of them. `labels`, `fields`: selectors as the API writes them.
     `on_change(old, new)` is called synchronously and in order; old None: new here, new None: gone.
-    Changes of a namespace that cost too much come later, the newest of each object (`postponed`).
+    Changes of a namespace that cost too much come later, the newest of each object (`bounds`).
     Errors of one object, in its decoding or in a handler, are noted in `refusals` and affect no
     other object. An object that cannot be decoded is kept as it was before, and new ones are left
     out. `tells`: write an event on each such object.

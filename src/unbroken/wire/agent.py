@@ -374,7 +374,7 @@ class AgentReport:
     has_ended: bool = False
     """In SHUTDOWN: none of its workers is alive, and it will start none; its last report."""
     unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
-    """Address of its parent among the agents of the attempt (`wire.lease`) that it cannot connect
+    """Address of its parent among the agents of the attempt that it cannot connect
     to; empty: it can, or has no parent."""
 
 
