@@ -10,7 +10,7 @@ samples, are measured in turns.
 `watching` is the processor time that agent and keeper use for the rank between looks, as a share
 of one core.  `look` and `samples` are, for each of them, the lost training time, and the processor
 time used in addition to the worker's.  A rank without any other sign of progress is looked at each
-60 s at most (`WORK_PAUSE_SECONDS`).  `look, share` is the share of time that is lost then.
+60 s at most (`CALM_PAUSE_SECONDS_MAX`).  `look, share` is the share of time that is lost then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from agent_latency import agent, family
 
 from unbroken.agent_http.client import AgentLink
-from unbroken.core.job.watch.examination import WORK_PAUSE_SECONDS
+from unbroken.core.patience import CALM_PAUSE_SECONDS_MAX
 from unbroken.wire.agent import AgentReport, AgentState, StartCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
@@ -149,7 +149,7 @@ async def measure(directory: Path, rounds: int) -> dict[str, float]:
     for name in lost:
         figures[f"{name}, ms lost"] = statistics.median(lost[name]) * 1000
         figures[f"{name}, ms of processor"] = statistics.median(spent[name]) * 1000
-    figures["look, share"] = statistics.median(lost["look"]) / WORK_PAUSE_SECONDS
+    figures["look, share"] = statistics.median(lost["look"]) / CALM_PAUSE_SECONDS_MAX
     figures["load"] = os.getloadavg()[0]
     return figures
 

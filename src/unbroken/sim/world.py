@@ -13,14 +13,8 @@ from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.core.job.recovery import signals
-from unbroken.core.job.watch.examination import (
-    BLIND_SECONDS,
-    REPEAT_FACTOR,
-    REPEATS_MAX,
-    SECONDS_MAX,
-    SLOW_PAUSE_SECONDS,
-)
-from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS, SLOW_SECONDS
+from unbroken.core.job.watch.examination import SECONDS_MAX
+from unbroken.core.patience import ACTIVE, BLIND, REPEAT_FACTOR, REPEATS_MAX, SLOW
 from unbroken.sim.actors.agents import Agent, AgentResources
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
@@ -45,7 +39,7 @@ from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
 """Seconds of rest of a healed world, until its job must have ended."""
-LOST_LOOK_SECONDS = SECONDS_MAX + SLOW_PAUSE_SECONDS + 1.0
+LOST_LOOK_SECONDS = SECONDS_MAX + SLOW.pause_seconds + 1.0
 """Most seconds by which a lost question or answer delays the next look."""
 SETTLE_SECONDS = 60.0
 """After the end, until everything must be in order."""
@@ -338,14 +332,14 @@ class World:
     def _silence_given(self, attempt: int) -> float:
         """Return the silence that operators give a hang of the attempt beyond the usual one."""
         if attempt in self.truth.hung_at_work:
-            return ACTIVE_SECONDS
+            return ACTIVE.seconds
         workers = [worker for worker in self.training.live.values() if worker.attempt == attempt]
         agents = [self.agent_of(worker) for worker in workers]
         if not any(agent is not None and not agent.is_blind for agent in agents):
-            return BLIND_SECONDS
+            return BLIND.seconds
         lost = LOST_LOOK_SECONDS * self.schedule.probes["lost_look"]
         repeats = min(self._stalls_at(self.training.step(workers[0])), REPEATS_MAX)
-        return lost + (SLOW_SECONDS * REPEAT_FACTOR**repeats if repeats else 0.0)
+        return lost + (SLOW.seconds * REPEAT_FACTOR**repeats if repeats else 0.0)
 
     def _stalls_at(self, step: int | None) -> int:
         """Return how many of the newest incidents in a row are hangs at this step."""

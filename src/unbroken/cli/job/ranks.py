@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unbroken.core.watchdog.rhythm import START_SECONDS
+from unbroken.core.patience import START
 from unbroken.spec.times import time_seconds, time_text
 from unbroken.wire.observation import Bound, RankWatch
 
@@ -88,7 +88,7 @@ def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
         who = name_ranks([one["rank"] for one in found])
         looks = [one["lookSeconds"] for one in found if one["lookSeconds"] is not None]
         if not looks:
-            limit = span(START_SECONDS)
+            limit = span(START.idle.seconds)
             yield f"{who}: starting or learning, alarm after {limit} without any sign of life"
             continue
         acts = max(one["actSeconds"] or 0.0 for one in found)

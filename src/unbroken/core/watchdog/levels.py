@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from unbroken.core.patience import Allowed, SignSource
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.worker import Page
 
-from .rhythm import Allowed, Rhythm, SignSource
+from .rhythm import Rhythm
 
 DEVIATION = 1.4826
 """Median deviation to standard deviation, of normal noise."""

@@ -20,14 +20,24 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from unbroken.core.patience import (
+    BY_SIGN,
+    ENDING,
+    LATE_SPIN_SECONDS,
+    NEW_PHASE,
+    START,
+    START_GAPS,
+    STEP_FLOOR_SECONDS,
+    WARM_CALLS,
+    Allowed,
+    SignSource,
+)
 from unbroken.core.tick import Tick
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.wire.observation import Alarm, Bound, RankWatch
 from unbroken.wire.worker import Page
 
 from .events import (
-    NEW_PHASE,
-    START,
     Continued,
     Ended,
     Halted,
@@ -51,23 +61,9 @@ from .levels import (
     PhaseRhythm,
     SilenceVerdict,
 )
-from .rhythm import (
-    LIMITS,
-    SPIN_SECONDS,
-    START_GAPS,
-    STEP_FLOOR_SECONDS,
-    Allowed,
-    Lateness,
-    Patience,
-    Rhythm,
-    SignSource,
-    by_output,
-    by_steps,
-)
+from .rhythm import Lateness, Patience, Rhythm, by_output, by_steps
 
 FIRST_STEP = "first step"
-WARM_CALLS = 3
-"""Steps that compile, tune and allocate; they teach nothing."""
 PHASES_MAX = 16
 """Later ones share a place."""
 LOOK_SECONDS = 1.0
@@ -85,11 +81,10 @@ WORK_SHARE, WORK_BYTES = 0.1, 64 * 1024.0
 """Cores, bytes a second: more is work.  Threads of libraries in a process that hangs stay below."""
 SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 """Whole cores, steadily, with nothing read or written: how NCCL waits."""
-END_FACTOR, END_SECONDS = 4.0, 300.0
-"""Once a rank has ended, the others may be saving the last checkpoint."""
 SLOW_SECONDS = 60.0
 """Without news of the slow phase for so long, a phase that is not slow ends the alarm."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
+_START, _NEW_PHASE = START.allowed(), NEW_PHASE.allowed()
 
 
 class RankState:
@@ -387,7 +382,7 @@ class RankState:
 
     def _is_learned(self, source: SignSource) -> bool:
         rhythm = self._output if source is SignSource.OUTPUT else self._work
-        return rhythm.is_learned(LIMITS[source])
+        return rhythm.is_learned(BY_SIGN[source])
 
     @property
     def _is_warm(self) -> bool:
@@ -432,23 +427,21 @@ class RankState:
         allowed = self._allowed(source, rhythm)
         is_early = allowed is None and source is SignSource.STEP and self._is_warm
         if is_early:
-            gap = max(self._page.longest_gap, rhythm.longest_seconds(LIMITS[source]))
+            gap = max(self._page.longest_gap, rhythm.longest_seconds(BY_SIGN[source]))
             allowed = early(gap, self._page.visit_calls)
         if allowed is None:
             is_new = self._page.phase and self._page.calls > WARM_CALLS
-            allowed, is_early = (NEW_PHASE if is_new else START), True
+            allowed, is_early = (_NEW_PHASE if is_new else _START), True
         if self.is_ending:
             allowed = Allowed(
-                max(END_SECONDS, END_FACTOR * allowed.idle),
-                max(END_SECONDS, END_FACTOR * allowed.spinning),
-                max(END_SECONDS, END_FACTOR * allowed.working),
+                ENDING.of(allowed.idle), ENDING.of(allowed.spinning), ENDING.of(allowed.working)
             )
         return SilenceVerdict(source, rhythm, allowed, since, is_early)
 
     def _allowed(self, source: SignSource, rhythm: Rhythm) -> Allowed | None:
         if source is not SignSource.WORK and not self._is_warm:
             return self._taught.start()
-        return rhythm.allowed(LIMITS[source], self._floor_seconds)
+        return rhythm.allowed(BY_SIGN[source], self._floor_seconds)
 
     def _is_spinning(self) -> bool:
         """True if it waits at full speed, or works: its processors do not show which."""
@@ -474,7 +467,7 @@ class RankState:
         if self._late.since is None and self._is_late(now):
             return True
         verdict = self._verdict()
-        if verdict is None or verdict.allowed in (START, NEW_PHASE):
+        if verdict is None or verdict.allowed in (_START, _NEW_PHASE):
             return False
         return now - verdict.since >= max(LOOK_SECONDS, verdict.allowed.idle / 4)
 
@@ -497,17 +490,17 @@ class RankState:
             return None
         if self._source is SignSource.STEP:
             return self._step_patience() if self._is_warm else None
-        longest = self._output.longest_seconds(LIMITS[SignSource.OUTPUT])
+        longest = self._output.longest_seconds(BY_SIGN[SignSource.OUTPUT])
         if (patience := by_output(self._output, longest)) is not None:
             return patience
-        allowed = self._work.allowed(LIMITS[SignSource.WORK], self._floor_seconds)
+        allowed = self._work.allowed(BY_SIGN[SignSource.WORK], self._floor_seconds)
         if allowed is None:
             return None
-        seconds = SPIN_SECONDS if self._is_spinning() else allowed.idle
+        seconds = LATE_SPIN_SECONDS if self._is_spinning() else allowed.idle
         return Patience(Bound.WORK, seconds, seconds)
 
     def _step_patience(self) -> Patience | None:
-        at, limits = self._at_phase(), LIMITS[SignSource.STEP]
+        at, limits = self._at_phase(), BY_SIGN[SignSource.STEP]
         longest = at.rhythm.longest_seconds(limits)
         if at.rhythm.is_main:
             steps = self._page.calls - WARM_CALLS

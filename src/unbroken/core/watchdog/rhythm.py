@@ -13,77 +13,27 @@ shows decides (`core.job.watch.still_ranks`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
+from unbroken.core.patience import (
+    CAUTION_SECONDS,
+    FEW_GAPS,
+    FEW_VISITS,
+    LATE_LINES,
+    LATE_PAUSE_SECONDS_MAX,
+    LATE_STEPS,
+    LATE_STEPS_MIN,
+    NEVER,
+    REGULAR_TIMES,
+    START_GAPS,
+    STEADY,
+    STEP_FLOOR_SECONDS,
+    Allowed,
+    SignLimits,
+)
 from unbroken.wire.observation import Bound
 
-FACTOR = 4.0
-"""Multiple of the longest gap: the bound is never tighter than this."""
-FEW_GAPS = 8
-"""With so few the factor is doubled, with many it nears FACTOR."""
-FEW_VISITS = 3
-"""After so many visits of a phase their lengths teach, however few gaps were in them."""
-STEADY_GAPS, STEADY_SECONDS = 30, 60.0
-"""In its first visit a phase must show this to be no mere pause."""
-CAUTION_SECONDS = 120.0
-"""With a history of this length floors are doubled."""
 MISTAKES_MAX = 6
-START_GAPS = 12
-REGULAR_FACTOR = 5.0
-"""Multiple of its longest gap for which a source other than steps must have given signs, to have a
-rhythm."""
-
-
-class SignSource(Enum):
-    """Source of the signs of life: the first that the rank gives."""
-
-    STEP = "step"
-    OUTPUT = "output"
-    WORK = "work"
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceLimits:
-    """Limits for the silence of one source.
-
-    During it the rank is idle, or spins (about whole cores, steadily, nothing read or written), or
-    works at something. A rank that seems to work needs a longer silence, and so does a weak
-    source."""
-
-    floor_seconds: float
-    gaps: int
-    """Learned at the earliest with so many of them, in `history_seconds`."""
-    history_seconds: float
-    firm_gaps: int
-    """Needed before silence despite work means anything, in `firm_seconds`; those of the start are
-    then forgotten."""
-    firm_seconds: float
-    spin_factor: float
-    spin_floor_seconds: float
-    work_factor: float
-    work_floor_seconds: float
-    forgets_start: bool = False
-    """The first gaps are those of the start-up: they count until the rhythm is firm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Silences in seconds; infinite: never judged."""
-
-    idle: float
-    spinning: float
-    working: float
-
-
-STEP_FLOOR_SECONDS = 5.0
-_NEVER = float("inf")
-LIMITS: Mapping[SignSource, SilenceLimits] = {
-    SignSource.STEP: SilenceLimits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 2, 20, 6, 600),
-    SignSource.OUTPUT: SilenceLimits(15, 12, 60, 50, 600, 5, 120, 10, 900, True),
-    SignSource.WORK: SilenceLimits(30, 12, 60, 50, 600, _NEVER, _NEVER, _NEVER, _NEVER, True),
-}
 
 
 class Rhythm:
@@ -137,25 +87,25 @@ class Rhythm:
         """Note that a suspected hang was none."""
         self.mistakes = min(MISTAKES_MAX, self.mistakes + 1)
 
-    def longest_seconds(self, limits: SilenceLimits) -> float:
+    def longest_seconds(self, limits: SignLimits) -> float:
         """Gap that counts."""
         if limits.forgets_start and self._is_firm(limits):
             return self._longest_seconds
         return max(self._longest_seconds, self._start_seconds)
 
-    def is_learned(self, limits: SilenceLimits) -> bool:
+    def is_learned(self, limits: SignLimits) -> bool:
         """Enough was seen to judge a silence."""
         if self.visits >= FEW_VISITS:
             return True
-        gaps, seconds = limits.gaps, limits.history_seconds
+        gaps, seconds = limits.learned.gaps, limits.learned.seconds
         if not self.visits and not self.is_main:
-            gaps, seconds = max(gaps, _first_visit_gaps(self)), max(seconds, STEADY_SECONDS)
+            gaps, seconds = max(gaps, _first_visit_gaps(self)), max(seconds, STEADY.seconds)
         longest = self.longest_seconds(limits)
-        if limits.forgets_start and self.history_seconds < REGULAR_FACTOR * longest:
+        if limits.forgets_start and self.history_seconds < REGULAR_TIMES * longest:
             return False
         return self.gaps >= gaps and self.history_seconds >= seconds
 
-    def allowed(self, limits: SilenceLimits, floor_seconds: float = 0.0) -> Allowed | None:
+    def allowed(self, limits: SignLimits, floor_seconds: float = 0.0) -> Allowed | None:
         """None: still learning.  No floor is below `floor_seconds`."""
         if not self.is_learned(limits):
             return None
@@ -166,45 +116,18 @@ class Rhythm:
         own_seconds = self.history_seconds - self._taken_seconds
         known_seconds = own_seconds + min(self._taken_seconds, CAUTION_SECONDS)
         caution = margin * (1 + CAUTION_SECONDS / max(1.0, known_seconds))
-        floor = max(limits.floor_seconds * caution, floor_seconds)
-        idle = max(floor, self.longest_seconds(limits) * FACTOR * (1 + few) * margin)
-        if not self._is_firm(limits):
-            return Allowed(idle, _NEVER, _NEVER)
-        return Allowed(
-            idle,
-            max(limits.spin_floor_seconds * caution, idle * limits.spin_factor),
-            max(limits.work_floor_seconds * caution, idle * limits.work_factor),
-        )
+        usual = self.longest_seconds(limits) * (1 + few) * margin
+        allowed = limits.silence.allowed(usual, caution, floor_seconds)
+        return allowed if self._is_firm(limits) else Allowed(allowed.idle, NEVER, NEVER)
 
-    def _is_firm(self, limits: SilenceLimits) -> bool:
-        return self.gaps >= limits.firm_gaps and self.history_seconds >= limits.firm_seconds
+    def _is_firm(self, limits: SignLimits) -> bool:
+        return self.gaps >= limits.firm.gaps and self.history_seconds >= limits.firm.seconds
 
 
 def _first_visit_gaps(rhythm: Rhythm) -> int:
     """Long steps make for a long history, in which few of them are enough."""
-    is_long = rhythm.history_seconds >= STEADY_GAPS * STEP_FLOOR_SECONDS
-    return 0 if is_long else STEADY_GAPS
-
-
-START_SECONDS = 600.0
-"""Silence of a rank that still starts or learns, at most; one that works shows signs."""
-START_SPIN_SECONDS = 1800.0
-PHASE_SECONDS = 1800.0
-"""The same in a reported phase that is new: the first checkpoint may take ten minutes and more."""
-STEPS_MIN, GAPS_MIN = 15, 3
-"""Steps, and looks with steps in them, from which on the usual step is known."""
-STEP_SECONDS, STEP_FACTOR = 2.5, 2.5
-"""Late after so many seconds, and so many usual steps."""
-PAUSE_FACTOR = 1.25
-"""Multiple of the longest gap so far: a certain look acts no earlier."""
-PAUSE_SECONDS = 10.0
-"""Longer gaps of the past make nobody late later than this."""
-LINES_MIN, LINES_SECONDS = 5, 25.0
-"""Gaps between lines, in a history of so many seconds, that make output regular."""
-LINE_SECONDS, LINE_FACTOR = 10.0, 3.0
-LINE_ACT_SECONDS = 15.0
-SPIN_SECONDS = 60.0
-"""A rank that reports and prints nothing and spins so long is worth a look."""
+    is_long = rhythm.history_seconds >= STEADY.gaps * STEP_FLOOR_SECONDS
+    return 0 if is_long else STEADY.gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +141,22 @@ class Patience:
 
 def by_steps(rhythm: Rhythm, longest: float, steps: int, usual: float | None) -> Patience | None:
     """Return the limits of a rank that reports steps of `usual` seconds; None: too few so far."""
-    if steps < STEPS_MIN or rhythm.gaps < GAPS_MIN or usual is None:
+    if steps < LATE_STEPS_MIN or rhythm.gaps < LATE_STEPS.known.gaps or usual is None:
         return None
-    pause = PAUSE_FACTOR * longest * (1 + rhythm.mistakes / 2)
-    look = max(STEP_SECONDS, STEP_FACTOR * usual, min(pause, PAUSE_SECONDS))
+    pause = LATE_STEPS.act.of(longest * (1 + rhythm.mistakes / 2))
+    look = max(LATE_STEPS.look.of(usual), min(pause, LATE_PAUSE_SECONDS_MAX))
     return Patience(Bound.STEPS, look, max(look, pause))
 
 
 def by_output(rhythm: Rhythm, longest: float) -> Patience | None:
     """For a rank that only prints; None: not regularly so far."""
-    is_long = rhythm.history_seconds >= max(LINES_SECONDS, REGULAR_FACTOR * longest)
-    if rhythm.gaps < LINES_MIN or not is_long:
+    known = LATE_LINES.known
+    is_long = rhythm.history_seconds >= max(known.seconds, REGULAR_TIMES * longest)
+    if rhythm.gaps < known.gaps or not is_long:
         return None
-    look = max(LINE_SECONDS, LINE_FACTOR * longest * (1 + rhythm.mistakes / 2))
-    return Patience(Bound.OUTPUT, look, max(look, LINE_ACT_SECONDS))
+    usual = longest * (1 + rhythm.mistakes / 2)
+    look = LATE_LINES.look.of(usual)
+    return Patience(Bound.OUTPUT, look, max(look, LATE_LINES.act.of(usual)))
 
 
 class Lateness:

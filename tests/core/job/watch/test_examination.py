@@ -10,8 +10,9 @@ from tests.core.job.drive_job import Script
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
 from unbroken.core.job.recovery.recovery import is_hang
-from unbroken.core.job.watch.examination import BLIND_SECONDS, DISMISSED, EXAMINE_SECONDS
+from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS
 from unbroken.core.job.watch.unreached import GRACE_SECONDS
+from unbroken.core.patience import BLIND
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
 from unbroken.wire.observation import CollectCommand, Evidence, RankWatch
@@ -95,7 +96,7 @@ def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
     while job.tick(due) != STOP:
         assert job.incidents == {}
         due = job.job.deadline() or 0.0
-    assert 10 + BLIND_SECONDS <= due < 10 + BLIND_SECONDS + 25
+    assert 10 + BLIND.seconds <= due < 10 + BLIND.seconds + 25
     found = job.incidents[1]
     assert (found.culprit.rank, found.culprit.pod, found.examined_at) == (None, "", None)
 

@@ -14,14 +14,8 @@ import pytest
 
 from tests.core.job.watch.drive_watch import ALL_REDUCE, IN_DATA, WatchedJob, ill, looked, well
 from unbroken.core.diagnosis.stacks import blame
-from unbroken.core.job.watch.examination import (
-    BLIND_SECONDS,
-    DISMISSED,
-    QUIET_LOOKS,
-    WORKING_SECONDS,
-    Looks,
-)
-from unbroken.core.job.watch.still_ranks import ACTIVE_SECONDS
+from unbroken.core.job.watch.examination import DISMISSED, Looks
+from unbroken.core.patience import ACTIVE, BLIND, NOBODY, WORKING
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import Activity, Bound, RankEvidence, RankWatch, ThreadStack
 
@@ -134,16 +128,16 @@ def with_metrics_added_up(rank: int, at: float) -> RankEvidence:
 def test_an_evaluation_of_all_ranks_that_tells_nothing_is_given_half_an_hour(
     look: Look, world: int
 ) -> None:
-    job, stopped = silence_of(world, look, WORKING_SECONDS)
+    job, stopped = silence_of(world, look, WORKING.seconds)
     assert stopped is None
     (told,) = job.told(DISMISSED)
     assert "but working" in told or "waiting longer" in told
 
 
 def test_an_evaluation_that_tells_nothing_for_longer_is_stopped_and_nobody_is_named() -> None:
-    job, stopped = silence_of(2, evaluates, 3 * WORKING_SECONDS)
+    job, stopped = silence_of(2, evaluates, 3 * WORKING.seconds)
     assert stopped is not None
-    assert WORKING_SECONDS <= stopped < 2 * WORKING_SECONDS
+    assert WORKING.seconds <= stopped < 2 * WORKING.seconds
     assert job.incidents[1].culprit.rank is None
 
 
@@ -158,7 +152,7 @@ def test_a_look_that_did_not_end_in_time_is_not_quiet() -> None:
     def cut_short(rank: int, at: float) -> RankEvidence:
         return replace(evaluates(rank, at), activity_after=None)
 
-    _, stopped = silence_of(4, cut_short, WORKING_SECONDS)
+    _, stopped = silence_of(4, cut_short, WORKING.seconds)
     assert stopped is None
 
 
@@ -170,15 +164,15 @@ def test_looks_that_nobody_answers_take_nothing_from_those_that_were_answered() 
     """
     ranks = {0: acts(looked(0, FORWARD), SINCE)}
     looks, what = Looks(), blame(list(ranks.values()), SINCE, 1)
-    for number in range(1 + QUIET_LOOKS):
+    for number in range(1 + NOBODY.looks):
         looks.add({0: acts(looked(0, FORWARD), SINCE + 20 * number)}, what)
         assert looks.is_enough(what) is (number > 0)
         looks.add({}, blame([], SINCE, 1))
-        assert looks.seconds(blame([], SINCE, 1), 1) == BLIND_SECONDS
+        assert looks.allowance(blame([], SINCE, 1), 1) == BLIND
     assert not looks.is_enough(what)
     looks.add({0: acts(looked(0, FORWARD), SINCE + 100)}, what)
     assert looks.is_enough(what)
-    assert looks.seconds(what, 1) < BLIND_SECONDS
+    assert looks.allowance(what, 1).seconds < BLIND.seconds
 
 
 def test_looks_that_named_nobody_are_not_enough_for_a_rank_that_is_named_once() -> None:
@@ -219,13 +213,13 @@ UPLOADS = replace(
     ("look", "seconds"),
     [
         # It asks each second whether a data set is there.
-        (held_up_by(looked(0, FORWARD), runs=1), ACTIVE_SECONDS),
-        (held_up_by(looked(0, FORWARD), main=0.004, runs=2), ACTIVE_SECONDS),
+        (held_up_by(looked(0, FORWARD), runs=1), ACTIVE.seconds),
+        (held_up_by(looked(0, FORWARD), main=0.004, runs=2), ACTIVE.seconds),
         # Its threads write a checkpoint to a remote store.
-        (held_up_by(UPLOADS, cpu=0.03), ACTIVE_SECONDS),
+        (held_up_by(UPLOADS, cpu=0.03), ACTIVE.seconds),
         # It counts words in one function: an endless loop takes no memory.
-        (held_up_by(looked(0, COUNTS, "R", 1.0), main=1.0, runs=9, faults=200), ACTIVE_SECONDS),
-        (held_up_by(looked(0, COUNTS, "R", 0.1), main=0.01, runs=9, faults=9), ACTIVE_SECONDS),
+        (held_up_by(looked(0, COUNTS, "R", 1.0), main=1.0, runs=9, faults=200), ACTIVE.seconds),
+        (held_up_by(looked(0, COUNTS, "R", 0.1), main=0.01, runs=9, faults=9), ACTIVE.seconds),
         (held_up_by(looked(0, COUNTS, "R", 1.0), main=1.0, runs=9), 30.0),
         (held_up_by(looked(0, FORWARD)), 10.0),
         (held_up_by(looked(0, IN_DATA)), 10.0),
@@ -248,5 +242,5 @@ def test_a_rank_that_was_not_watched_between_looks_is_not_stopped() -> None:
     def cut_short(rank: int, at: float) -> RankEvidence:
         return replace(look(rank, at), activity_after=None)
 
-    _, stopped = silence_of(4, cut_short, ACTIVE_SECONDS)
+    _, stopped = silence_of(4, cut_short, ACTIVE.seconds)
     assert stopped is None

@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, well
-from unbroken.core.job.watch.still_ranks import (
-    ALL_WAIT_SECONDS,
-    CHECKPOINT_SECONDS,
-    COMPILE_SECONDS,
-    SLOW_SECONDS,
-    STUCK_SECONDS,
-    StillRanks,
-    still_ranks,
-)
+from unbroken.core.job.watch.still_ranks import StillRanks, still_ranks
+from unbroken.core.patience import ALL_WAIT, CHECKPOINT, COMPILING, SLOW, STUCK
 from unbroken.wire.observation import Bound, RankEvidence, RankWatch, ThreadStack
 
 HOLDER = ThreadStack("holder", False, ("pause (libc.so.6)", "pausing (train.py:7)"), holds_gil=True)
@@ -56,12 +49,12 @@ def looks(*pairs: RankEvidence, count: int = 3, world: int = 2) -> StillRanks | 
         (gil(), 0.0),
         (looked(1, frames("sem_clockwait (libc.so.6)")), 0.0),
         (looked(1, IN_DATA, "T"), 0.0),
-        (looked(1, frames("read (libc.so.6)")), SLOW_SECONDS),
-        (looked(1, frames("__libc_recv (libc.so.6)")), SLOW_SECONDS),
-        (looked(1, SPIN, "R", 1.0), SLOW_SECONDS),
-        (looked(1, frames(), "D"), STUCK_SECONDS),
-        (looked(1, frames("save (torch/serialization.py:9)")), CHECKPOINT_SECONDS),
-        (looked(1, frames("compile (torch/_dynamo/convert_frame.py:9)")), COMPILE_SECONDS),
+        (looked(1, frames("read (libc.so.6)")), SLOW.seconds),
+        (looked(1, frames("__libc_recv (libc.so.6)")), SLOW.seconds),
+        (looked(1, SPIN, "R", 1.0), SLOW.seconds),
+        (looked(1, frames(), "D"), STUCK.seconds),
+        (looked(1, frames("save (torch/serialization.py:9)")), CHECKPOINT.seconds),
+        (looked(1, frames("compile (torch/_dynamo/convert_frame.py:9)")), COMPILING.seconds),
     ],
 )
 def test_what_a_rank_waits_for_says_how_long_it_is_given(
@@ -69,7 +62,7 @@ def test_what_a_rank_waits_for_says_how_long_it_is_given(
 ) -> None:
     found = looks(seen)
     assert found is not None
-    assert (found.ranks, found.seconds) == ((1,), seconds)
+    assert (found.ranks, found.allowance.seconds) == ((1,), seconds)
     assert found.is_certain(seconds)
     assert not found.is_certain(seconds - 1)
 
@@ -88,14 +81,14 @@ def test_a_collective_of_the_users_own_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "seconds"), [(looked(1), ALL_WAIT_SECONDS), (looked(1, BARRIER), SLOW_SECONDS)]
+    ("last", "seconds"), [(looked(1), ALL_WAIT.seconds), (looked(1, BARRIER), SLOW.seconds)]
 )
 def test_ranks_that_all_wait_for_each_other_hang_and_none_is_named(
     last: RankEvidence, seconds: float
 ) -> None:
     found = looks(last)
     assert found is not None
-    assert (found.ranks, found.seconds) == ((), seconds)
+    assert (found.ranks, found.allowance.seconds) == ((), seconds)
     assert found.is_certain(seconds)
     assert not found.is_certain(seconds - 1)
     moved = still_ranks(found, [looked(0), replace(last, step=8)], 2)
@@ -144,7 +137,7 @@ def test_ranks_that_meet_in_the_store_wait_for_each_other_but_never_hang_for_cer
     assert again is not None
     assert (again.is_mutual, again.looks, again.ranks) == (True, 2, ())
     assert not again.is_certain(1e9)
-    assert not again.is_certain(1e9, times=4.0)
+    assert not again.is_certain(1e9, repeats=4.0)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +194,7 @@ def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_na
     job = asked(late(1, 10))
     orders: list[str] = []
     at = 15.0
-    while at < 10 + 2 * ALL_WAIT_SECONDS and not job.incidents:
+    while at < 10 + 2 * ALL_WAIT.seconds and not job.incidents:
         job.answer("w-0", at, looked(0))
         orders.append(job.answer("w-1", at, looked(1)))
         at = max(at, job.job.deadline() or at) + 1
@@ -209,7 +202,7 @@ def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_na
     assert orders[-2] == STOP or orders[-1] == STOP, orders
     found = job.incidents[1]
     assert (found.culprit.rank, found.confidence) == (None, "unsure")
-    assert 10 + ALL_WAIT_SECONDS <= at <= 10 + ALL_WAIT_SECONDS + 20
+    assert 10 + ALL_WAIT.seconds <= at <= 10 + ALL_WAIT.seconds + 20
 
 
 def test_a_rank_that_tells_nothing_is_named_by_those_who_wait_for_it() -> None:

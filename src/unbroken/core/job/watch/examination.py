@@ -39,38 +39,43 @@ from unbroken.core.job.recovery.recovery import Details, Recovery
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
+from unbroken.core.patience import (
+    ASLEEP,
+    BEGINNING,
+    BLIND,
+    CALM_PAUSE_SECONDS,
+    CALM_PAUSE_SECONDS_MAX,
+    CUT_OFF,
+    NOBODY,
+    REPEAT_FACTOR,
+    REPEATS_MAX,
+    SLOW,
+    SPINNING,
+    UNSEEN,
+    WATCH_SECONDS,
+    WORKING,
+    Allowance,
+    longest,
+)
 from unbroken.core.watchdog.levels import STARTUP
-from unbroken.core.watchdog.rhythm import START_SECONDS
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import PLANNED_MOVE, Signal
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import Activity, Alarm, Bound, Evidence, RankEvidence, RankWatch
 
 from .progress import FIRST_SECONDS, before
-from .stalls import NOBODY_SECONDS, SPIN_SECONDS, RankPlace, Stall, Stalls, named
+from .stalls import RankPlace, Stall, Stalls, named
 from .still_ranks import (
-    LOOKS_MIN,
-    SLOW_SECONDS,
-    WATCH_SECONDS,
     StillRanks,
+    allowance_of,
     functions_of,
     is_active,
     is_unread,
-    seconds_given,
     still_ranks,
     watched_seconds,
 )
 from .unreached import NOT_REACHABLE, Question, Unreached, ask
 
-UNSEEN_SECONDS, BLIND_SECONDS = 80.0, 600.0
-"""Silence that is given while some ranks, or all, cannot be looked at.  Their agents say that they
-are silent, and looks of a busy machine take up to 16 s."""
-WORKING_SECONDS = 1800.0
-"""Silence that is given where nobody is named and a rank computes, moves, asks again and again, or
-waits for its GPU.  NCCL ends a collective that hangs after 600 s by itself."""
-QUIET_LOOKS = 3
-"""Looks in a row at which nobody did anything, before that counts: chance shows a rank that works
-in the same place twice."""
 _ENDED = (Kind.STOPPED, Kind.GONE)
 
 
@@ -143,13 +148,13 @@ class Looks:
         """True if so many looks as are needed have named the same ranks as `what`, or nobody as
         it does; one process that does not run needs no second."""
         if self._unanswered:
-            return self._unanswered >= LOOKS_MIN
+            return self._unanswered >= BLIND.looks
         if self._named != (what.ranks if is_named(what) else ()):
             return False
         if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
             return True
         is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
-        return self._count >= LOOKS_MIN and is_watched
+        return self._count >= ASLEEP.looks and is_watched
 
     def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
         """True if the ranks that a look names did nothing since the look before it."""
@@ -165,33 +170,34 @@ class Looks:
         """True if a rank that counts did something since the look before."""
         return bool(self._active if len(self._ranks) == 1 else self._active.difference(self._named))
 
-    def seconds(self, what: Blame, world: int, quiet_looks: int = QUIET_LOOKS) -> float:
-        """Silence that is given, if so many looks count as quiet."""
+    def allowance(self, what: Blame, world: int, quiet_looks: int = NOBODY.looks) -> Allowance:
+        """Silence that is given, if so many looks count as quiet: chance shows a rank that works
+        in the same place twice."""
         is_quiet = self._quiet >= quiet_looks
         if is_named(what) and (world > 1 or is_quiet):
-            return self._named_seconds(what)
+            return self._named_allowance(what)
         if not self._activities:
-            return BLIND_SECONDS
+            return BLIND
         if not is_quiet:
-            return WORKING_SECONDS
-        return NOBODY_SECONDS if self.is_whole(world) else UNSEEN_SECONDS
+            return WORKING
+        return NOBODY if self.is_whole(world) else UNSEEN
 
     def is_whole(self, world: int) -> bool:
         """True if the newest look has shown what each rank does."""
         is_known = all(one.kind is not Kind.UNKNOWN for one in self._activities.values())
         return is_known and len(self._activities) >= world
 
-    def _named_seconds(self, what: Blame) -> float:
-        given = SPIN_SECONDS if what.is_spinning else 0.0
+    def _named_allowance(self, what: Blame) -> Allowance:
+        given = [SPINNING] if what.is_spinning else []
         # Another fault may have come before the end of the look that names them.
         for rank in self._activities.keys() & what.ranks:
             doing = self._activities[rank]
             if doing.kind in WAITING:
-                given = max(given, SLOW_SECONDS)
+                given.append(SLOW)
             elif doing.kind not in _ENDED:
                 is_busy = rank in self._moved
-                given = max(given, seconds_given(self._ranks[rank], doing, is_active=is_busy))
-        return given
+                given.append(allowance_of(self._ranks[rank], doing, is_active=is_busy))
+        return longest(given)
 
 
 def is_named(what: Blame) -> bool:
@@ -226,31 +232,12 @@ def _does_something(before: RankEvidence | None, one: RankEvidence, what: RankAc
     return works(one, what) or is_active(_counted(before), one, what)
 
 
-REPEAT_FACTOR, REPEATS_MAX = 8.0, 2
-"""Multiple of the silence that is given after each restart that did not help, and how often: 64
-minutes at last, where nobody is named (judgement)."""
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
-SPIN_LOOKS = 3
-"""Looks in a row at which a rank has to compute in one place: an evaluation may be seen twice in
-the same functions by chance."""
-SPIN_PAUSE_SECONDS = 10.0
-"""Between these."""
 CONFIRM_SECONDS = 3.0
 """Seconds for a look at ranks that the look before has shown not to move."""
 SECONDS_MAX = 16.0
 """For the agents of a busy machine, after looks that did not end in time."""
-LATE_PAUSE_SECONDS = 3.0
-"""Between looks at ranks that are late, at least; they double while all is well."""
-STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 4.0, 5.0
-"""Seconds before the next look at ranks that do not move, and at ranks that may only be slow.
-Counters show what they do meanwhile."""
-WORK_PAUSE_SECONDS = 60.0
-"""Most seconds between looks, if looks are the only sign."""
-UNREACHED_SECONDS = 3.0
-"""Seconds for ranks that all wait for each other, if agents do not reach each other either, and
-between looks at them. By then connections have failed for at least eight seconds, as long as the
-lease of a node that is cut off from everybody."""
 UNREACHED_AVOIDED_SECONDS = 300.0
 """Seconds for which pods keep away from a node that others did not reach (judgement): networks come
 back by themselves, as a rule, and a free node may be all that is left."""
@@ -289,7 +276,7 @@ class Examination:
         """The dismissal of this silence was."""
         self._spins = 0
         """Looks in a row at which a rank computed in one place."""
-        self._spun_at = -SPIN_PAUSE_SECONDS
+        self._spun_at = -SPINNING.pause_seconds
         """Time of the newest of these."""
         self._seconds = EXAMINE_SECONDS
         self._late_at = 0.0
@@ -343,7 +330,7 @@ class Examination:
         stall = self._stalls.stall
         self._follow(stall)
         if not self._is_late():
-            self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
+            self._late_at = min(self._late_at, now + CALM_PAUSE_SECONDS)
             if stall is None:
                 self._still = None
                 self._looks.clear()
@@ -451,7 +438,7 @@ class Examination:
         if self._stalls.mode(Detector.SILENT) is not Mode.ACT:
             return []
         self._unreached.want_probe(now)
-        is_long = still.looks >= LOOKS_MIN and now >= since + UNREACHED_SECONDS
+        is_long = still.looks >= CUT_OFF.looks and now >= since + CUT_OFF.seconds
         self._waits_for_probe = is_long and self._unreached.is_probing(now)
         found = self._unreached.worst() if is_long and not self._waits_for_probe else None
         if found is None:
@@ -467,7 +454,7 @@ class Examination:
         """Count looks with a pause between: a rank may be in one place twice by chance."""
         if not what.is_spinning or what.is_working:
             self._spins = 0
-        elif not self._spins or now >= self._spun_at + SPIN_PAUSE_SECONDS - EXAMINE_SECONDS:
+        elif not self._spins or now >= self._spun_at + SPINNING.pause_seconds - EXAMINE_SECONDS:
             self._spins, self._spun_at = self._spins + 1, now
 
     def _measure(self, case: _Case, now: float) -> None:
@@ -481,12 +468,12 @@ class Examination:
         if not is_whole:
             self._seconds = min(2 * asked, SECONDS_MAX)
         if still is not None:
-            pause = SLOW_PAUSE_SECONDS if still.is_slow else STAND_PAUSE_SECONDS
+            pause = still.allowance.pause_seconds
             if still.is_mutual and self._unreached.since is not None:
-                pause = UNREACHED_SECONDS
+                pause = CUT_OFF.pause_seconds
         elif not is_whole:
             # What was known is not forgotten, because the machine was too busy for this look.
-            pause = min(max(LATE_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW_PAUSE_SECONDS)
+            pause = min(max(CALM_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW.pause_seconds)
             self._still = before
         else:
             pause = self._calm_pause(now)
@@ -497,8 +484,8 @@ class Examination:
         late = self._stalls.late.values()
         since = max((one.late_since or 0.0 for one in late), default=self._unreached.since or now)
         only_looks = any(one.bound == Bound.WORK.value for one in late)
-        longest = WORK_PAUSE_SECONDS if only_looks else float("inf")
-        return min(max(LATE_PAUSE_SECONDS, now - since), longest)
+        most = CALM_PAUSE_SECONDS_MAX if only_looks else float("inf")
+        return min(max(CALM_PAUSE_SECONDS, now - since), most)
 
     def _certain(self, now: float) -> StillRanks | None:
         """The ranks that surely keep the others waiting; None: there are none so far."""
@@ -513,7 +500,7 @@ class Examination:
             for one, seconds in zip(late.values(), silences, strict=True)
         )
         since = now - min(silences)
-        if not is_long or not still.is_certain(min(silences), self._times(since)):
+        if not is_long or not still.is_certain(min(silences), self._repeats(since)):
             return None
         away = [self._stalls.watch(rank) for rank in still.places]
         return still if all(_is_still_too_long(one, now) for one in away) else None
@@ -522,13 +509,13 @@ class Examination:
         self._look_at = stall.since + 2.0 * (now - stall.since)
         if not what.is_working:
             due = max(self._patience(stall, what, quiet_looks=1), now + 1.0)
-            if is_named(what) and what.is_spinning and self._spins < SPIN_LOOKS:
-                due = now + SPIN_PAUSE_SECONDS
+            if is_named(what) and what.is_spinning and self._spins < SPINNING.looks:
+                due = now + SPINNING.pause_seconds
             elif is_named(what) and not self._looks.is_enough(what):
-                due = now + SLOW_PAUSE_SECONDS
+                due = now + SLOW.pause_seconds
             elif not self._looks.is_whole(self._world()):
                 # Who was not seen may be the one that the others wait for.
-                due = min(due, now + max(SPIN_PAUSE_SECONDS, (now - stall.since) / 4))
+                due = min(due, now + max(SPINNING.pause_seconds, (now - stall.since) / 4))
             self._look_at = min(self._look_at, due)
         if not self._is_dismissal_recorded:
             self._is_dismissal_recorded = True
@@ -538,16 +525,12 @@ class Examination:
                 DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
             )
 
-    def _patience(self, stall: Stall, what: Blame, quiet_looks: int = QUIET_LOOKS) -> float:
+    def _patience(self, stall: Stall, what: Blame, quiet_looks: int = NOBODY.looks) -> float:
         """Until when it may still come to an end by itself."""
-        times = self._times(stall.since)
-        seconds = self._looks.seconds(what, self._world(), quiet_looks)
-        seconds = seconds if times == 1.0 else max(seconds, SLOW_SECONDS) * times
-        if is_named(what) and not what.is_spinning:
-            return stall.since + seconds
-        return self._stalls.patience(stall, seconds)
+        given = self._looks.allowance(what, self._world(), quiet_looks)
+        return stall.since + given.after(stall.allowed, self._repeats(stall.since))
 
-    def _times(self, since: float) -> float:
+    def _repeats(self, since: float) -> float:
         """Return the factor of time for a silence like those that restarts have not ended.
 
         A pause of the script comes again after each restart. The rank that was named for it may
@@ -603,7 +586,7 @@ class Examination:
             return False
         if not what.is_spinning:
             return True
-        is_sure = self._spins >= SPIN_LOOKS
+        is_sure = self._spins >= SPINNING.looks
         return is_sure and self._stalls.mode(Detector.SPINNING) is Mode.ACT
 
     def _of_silence(
@@ -687,7 +670,7 @@ def _is_still_too_long(watch: RankWatch | None, now: float) -> bool:
     if watch.bound != Bound.START.value:
         return watch.bound == Bound.WORK.value
     is_silent = watch.step is None and watch.phase in ("", STARTUP)
-    return is_silent or now - (watch.sign_at or now) >= START_SECONDS
+    return is_silent or now - (watch.sign_at or now) >= BEGINNING.seconds
 
 
 def _seen(seen: RankEvidence | None) -> tuple[str, ...]:

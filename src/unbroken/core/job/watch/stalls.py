@@ -105,14 +105,6 @@ def named(ranks: Iterable[int]) -> str:
 
 EVENTS_MAX = 5
 """Most events of a detector in one attempt; more of the same says nothing new."""
-SPIN_SECONDS = 30.0
-"""A rank that computes in one place is given at least this, more than one that waits."""
-NOBODY_SECONDS = 60.0
-"""Least seconds for ranks that all wait for each other. Links that flap come back within 30 s as a
-rule, and a rank that was late is on its way."""
-PATIENCE_TIMES = 3.0
-"""And both so many times what is usual, but no more than this unless that is usual."""
-PATIENCE_SECONDS_MAX = 600.0
 _ALL = (Detector.SILENT, Detector.SPINNING)
 """They count only when they are the whole job's."""
 COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
@@ -247,11 +239,6 @@ class Stalls:
             if self.mode(detector) is Mode.ACT:
                 for place, alarm in self._alarms_now[detector].items():
                     yield detector, place, alarm
-
-    def patience(self, stall: Stall, seconds: float) -> float:
-        """Until when a silence is given time, at least so many seconds."""
-        times = min(PATIENCE_TIMES * stall.allowed, max(stall.allowed, PATIENCE_SECONDS_MAX))
-        return stall.since + max(seconds, times)
 
     def signal(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> Signal:
         """A rank's alarm as a sign of a fault."""

@@ -15,7 +15,6 @@ take memory.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,20 @@ from unbroken.core.diagnosis.rank_activity import (
     parts,
 )
 from unbroken.core.diagnosis.stacks import IO_NOISE_BYTES, spins, works
+from unbroken.core.patience import (
+    ACTIVE,
+    ALL_WAIT,
+    ASLEEP,
+    CHECKPOINT,
+    COMPILING,
+    DIFFERENT,
+    IN_STORE,
+    SLOW,
+    STUCK,
+    WATCH_SECONDS,
+    Allowance,
+    longest,
+)
 from unbroken.wire.observation import Activity, RankEvidence
 
 MAIN_SHARE, MAIN_SECONDS = 0.001, 0.001
@@ -47,8 +60,6 @@ FAULTS_PER_SECOND, FAULTS_MIN = 50.0, 20
 memory."""
 COMPUTED_SECONDS = 0.02
 """Processor time without which a rank that computes shows nothing: a busy machine left it none."""
-WATCH_SECONDS = 3.5
-"""Time between two looks, at least, for counters to say that a rank did nothing."""
 _WAKES_ALONE = (Kind.GIL, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN)
 """A thread that waits for the GIL wakes up 200 times a second."""
 
@@ -84,27 +95,17 @@ def watched_seconds(before: Activity | None, one: RankEvidence, what: RankActivi
     return 0.0 if what.kind is Kind.COMPUTE and is_starved else after.at - before.at
 
 
-LOOKS_MIN = 2
-SLOW_LOOKS_MIN = 3
-"""Looks, where the ranks wait for something outside or compute."""
-SLOW_SECONDS, STUCK_SECONDS, CHECKPOINT_SECONDS, COMPILE_SECONDS = 30.0, 60.0, 120.0, 600.0
-ACTIVE_SECONDS = 600.0
-"""Silence that is given to a rank that did something since the look before: it may wait for
-something that takes long, and asks for it now and then."""
-ALL_WAIT_SECONDS = 60.0
-"""Silence that is given where every rank waits: a link that flaps comes back within 30 s as a
-rule.  Where they wait in different collectives, SLOW_SECONDS are given."""
-_SECONDS: Mapping[Kind, float] = {
-    Kind.DATA: SLOW_SECONDS,
-    Kind.CHILD: SLOW_SECONDS,
-    Kind.FILES: SLOW_SECONDS,
-    Kind.NETWORK: SLOW_SECONDS,
-    Kind.COMPUTE: SLOW_SECONDS,
-    Kind.STUCK: STUCK_SECONDS,
-    Kind.CHECKPOINT: CHECKPOINT_SECONDS,
+_ALLOWANCES: Mapping[Kind, Allowance] = {
+    Kind.DATA: SLOW,
+    Kind.CHILD: SLOW,
+    Kind.FILES: SLOW,
+    Kind.NETWORK: SLOW,
+    Kind.COMPUTE: SLOW,
+    Kind.STUCK: STUCK,
+    Kind.CHECKPOINT: CHECKPOINT,
 }
-"""Silence that is given to a rank that does this; none for what only sleeps, waits for a lock or
-holds the GIL."""
+"""For a rank that keeps the others waiting; ASLEEP for what only sleeps, waits for a lock or holds
+the GIL."""
 _COMPILER = re.compile(r"\b(?:torch/_(?:dynamo|inductor|functorch)|triton)/")
 
 
@@ -127,7 +128,7 @@ class StillRanks:
     """Places of the ranks that keep the others waiting, or of all ranks if all wait."""
     steps: Mapping[int, int | None]
     looks: int
-    seconds: float
+    allowance: Allowance
     """Silence that they are given, by what they do; the longest of all looks."""
     is_spinning: bool
     """One of them computes in one place."""
@@ -143,18 +144,12 @@ class StillRanks:
         """The ranks that keep the others waiting; none, if all wait."""
         return () if self.is_mutual else tuple(sorted(self.places))
 
-    @property
-    def is_slow(self) -> bool:
-        """They may wait for something that is only slow."""
-        return self.seconds > 0
-
-    def is_certain(self, silent_seconds: float, times: float = 1.0) -> bool:
-        """True if it is a hang after a silence of so long; `times`: the time that is given, after
-        restarts that did not help."""
-        looks = SLOW_LOOKS_MIN if self.is_slow else LOOKS_MIN
-        seconds = self.seconds if times == 1.0 else max(self.seconds, SLOW_SECONDS) * times
+    def is_certain(self, silent_seconds: float, repeats: float = 1.0) -> bool:
+        """True if it is a hang after a silence of so long; `repeats`: the factor of the time that
+        is given, after restarts that did not help."""
         is_watched = self.is_mutual or self.watched_seconds >= WATCH_SECONDS
-        return self.looks >= looks and is_watched and silent_seconds >= seconds
+        is_enough = self.looks >= self.allowance.looks and is_watched
+        return is_enough and silent_seconds >= self.allowance.after(0.0, repeats)
 
 
 def still_ranks(
@@ -180,10 +175,9 @@ def still_ranks(
         {rank: _place(ranks[rank], activities[rank]) for rank in away or ranks},
         {rank: one.step for rank, one in ranks.items()},
         1,
-        max(
-            (seconds_given(ranks[rank], activities[rank]) for rank in away),
-            default=_mutual(activities),
-        ),
+        longest(allowance_of(ranks[rank], activities[rank]) for rank in away)
+        if away
+        else _mutual(activities),
         any(spins(ranks[rank], activities[rank]) for rank in away),
         is_mutual=not away,
         activities={rank: ranks[rank].activity_after for rank in away},
@@ -196,11 +190,7 @@ def still_ranks(
     return replace(
         found,
         looks=before.looks + 1,
-        seconds=max(
-            found.seconds,
-            before.seconds,
-            ACTIVE_SECONDS if is_busy else 0.0,
-        ),
+        allowance=longest([found.allowance, before.allowance, *([ACTIVE] if is_busy else ())]),
         is_spinning=found.is_spinning or before.is_spinning,
         watched_seconds=max(before.watched_seconds, min(seconds, default=0.0)),
     )
@@ -220,13 +210,12 @@ def _all_idle(ranks: Mapping[int, RankEvidence], activities: Mapping[int, RankAc
     )
 
 
-def _mutual(activities: Mapping[int, RankActivity]) -> float:
-    """Silence that ranks are given that all wait for each other: without end in the store, where
-    torch has limits of its own."""
+def _mutual(activities: Mapping[int, RankActivity]) -> Allowance:
+    """Silence that ranks are given that all wait for each other."""
     if any(what.kind is Kind.STORE for what in activities.values()):
-        return math.inf
+        return IN_STORE
     names = {what.words for what in activities.values() if what.words != COLLECTIVE}
-    return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
+    return DIFFERENT if len(names) > 1 else ALL_WAIT
 
 
 def is_unread(one: RankEvidence) -> bool:
@@ -253,11 +242,11 @@ def functions_of(one: RankEvidence) -> tuple[str, ...]:
     )
 
 
-def seconds_given(one: RankEvidence, what: RankActivity, *, is_active: bool = False) -> float:
+def allowance_of(one: RankEvidence, what: RankActivity, *, is_active: bool = False) -> Allowance:
     """Silence that is given to a rank that keeps the others waiting."""
     frames = one.threads[0].frames if one.threads else ()
     if any(map(_COMPILER.search, frames)):
-        return COMPILE_SECONDS
+        return COMPILING
     is_busy = (one.cpu_share or 0.0) >= GIL_IDLE_SHARE
-    given = max(_SECONDS.get(what.kind, 0.0), SLOW_SECONDS if is_busy else 0.0)
-    return max(given, ACTIVE_SECONDS if is_active else 0.0)
+    given = [_ALLOWANCES.get(what.kind, ASLEEP)]
+    return longest([*given, *([SLOW] if is_busy else ()), *([ACTIVE] if is_active else ())])
