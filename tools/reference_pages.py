@@ -11,8 +11,10 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import starmap
 from pathlib import Path
 from textwrap import dedent
+from textwrap import fill as filled
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,8 +25,10 @@ from prometheus_client.metrics_core import Metric
 from unbroken import worker
 from unbroken.agent_http.server import OPEN_PATHS, AgentServer
 from unbroken.cluster_api.server import HANDLERS
+from unbroken.core import patience
 from unbroken.core.job.recovery import incidents, ladder, signals
 from unbroken.core.job.watch import unreached
+from unbroken.core.watchdog import rhythm
 from unbroken.nodes.tables import read_table
 from unbroken.observe import job_metrics
 from unbroken.observe.job_metrics import JobMetrics
@@ -214,6 +218,119 @@ def _remedies() -> Iterator[str]:
         for rung in ladder.RUNGS
     )
     yield from table(("remedy", "meaning", "pods replaced", "other processes may stay"), rows)
+
+
+# --- Silence
+
+
+def silence() -> Iterator[str]:
+    """Yield every limit of silence, from the rows that agents and operator use."""
+    yield from (
+        "# Limits of silence",
+        "",
+        "How long a rank, and a job, may show nothing. [Detectors](../detectors.md) explains signs",
+        "of life, alarms and looks.",
+        "",
+        "## Silence after which all ranks are looked at",
+        "",
+        "A rank that is silent for so long is *late*. Nothing is stopped for that alone: what the",
+        "looks show decides, and not before the silence of the last column. All limits of a row",
+        "must be over.",
+        "",
+    )
+    titles = ("the rank shows", "known after", "late after", "the restart, not before")
+    yield from table(titles, _lateness())
+    text = f"""*Gap* is the longest gap between two signs so far. Multiples of it are doubled after
+        {patience.FEW_GAPS} gaps or {patience.FEW_VISITS} visits of a phase, and near those of the
+        table after many. Least silences are doubled after {_span(patience.CAUTION_SECONDS)} of
+        history, longer before, and near those of the table after ten times as much. Each alarm that
+        was wrong adds a half to both, at most {rhythm.MISTAKES_MAX} times. Once a rank has ended,
+        the limits of the others are {_limit(patience.ENDING, "as long")}: they may be saving the
+        last checkpoint."""
+    yield from ("## Silence of a rank that is an alarm", "", _paragraph(text), "")
+    rules = [(one.silence, one) for one in patience.BY_SIGN.values()]
+    others = (patience.EARLY, patience.RESTARTED, patience.START, patience.NEW_PHASE)
+    rows = [*starmap(_alarm, rules), *map(_alarm, others)]
+    yield from table(("the rank", "known after", "idle", "spinning", "working"), rows)
+    text = f"""If several rows apply, each of them must be satisfied. A look counts if counters show
+        {patience.WATCH_SECONDS:g} s before it. If the silence is an alarm, two looks are enough
+        that name a rank which does not compute."""
+    yield from (
+        "## Silence after which the job is stopped, by what looks show",
+        "",
+        _paragraph(text),
+        "",
+    )
+    titles = ("looks show", "silence, at least", "looks in a row", "seconds between them")
+    yield from table(titles, map(_allowance, patience.ALLOWANCES))
+    again, slow = patience.REPEAT_FACTOR, patience.SLOW.seconds
+    text = f"""The usual silence is the longest limit of the ranks' alarms. Its multiple counts up
+        to {_span(patience.USUAL_SECONDS_MAX)}, or up to the usual silence if that is longer. If the
+        silence comes again after a restart, after the same step, its limit is {again:g} times as
+        long, and at least {_span(again * slow)}. The next restarts multiply it again, up to
+        {again**patience.REPEATS_MAX:g} times."""
+    yield _paragraph(text)
+
+
+def _allowance(one: patience.Allowance) -> tuple[str, str, str, str]:
+    least = _limit(patience.Limit(one.seconds, one.times), "the usual silence")
+    pause = f"{one.pause_seconds:g}" if one.pause_seconds else "as long as the silence so far"
+    return one.situation, least, str(one.looks), pause
+
+
+def _lateness() -> Iterator[tuple[str, str, str, str]]:
+    steps, lines = patience.LATE_STEPS, patience.LATE_LINES
+    gap, longest = "the longest gap", _span(patience.LATE_PAUSE_SECONDS_MAX)
+    late = f"{_limit(steps.look, 'the usual step')}; {_limit(steps.act, gap)} up to {longest}"
+    known = f"{patience.WARM_CALLS + patience.LATE_STEPS_MIN} steps, in {steps.known.gaps} looks"
+    yield steps.sign, known, late, _limit(steps.act, gap)
+    history = f"{lines.known.gaps} gaps, {_span(lines.known.seconds)}"
+    known = f"{history}, and {patience.REGULAR_TIMES:g} times {gap}"
+    yield lines.sign, known, _limit(lines.look, gap), _limit(lines.act, gap)
+    spin = _span(patience.LATE_SPIN_SECONDS)
+    history = _history(patience.BY_SIGN[patience.SignSource.WORK].learned)
+    yield "neither", history, f"the limit of its alarm; {spin} of spinning", "the same"
+    visits = f"{patience.FEW_VISITS} visits, or {_history(patience.STEADY)} in the first"
+    yield "a reported phase", visits, "the limit of its alarm", "the same"
+
+
+def _alarm(
+    limits: patience.SilenceLimits, sign: patience.SignLimits | None = None
+) -> tuple[str, str, str, str, str]:
+    learned = "" if sign is None else _history(sign.learned)
+    later = "" if sign is None or sign.firm == sign.learned else f", after {_history(sign.firm)}"
+    own, idle = ("the start-up" if limits is patience.RESTARTED else "the gap"), "the idle limit"
+    spinning, working = _limit(limits.spinning, idle), _limit(limits.working, idle)
+    return (
+        limits.situation,
+        learned,
+        _limit(limits.idle, own),
+        spinning + ("" if spinning == NEVER else later),
+        working + ("" if working == NEVER else later),
+    )
+
+
+def _paragraph(text: str) -> str:
+    return filled(" ".join(text.split()), 100)
+
+
+NEVER = "never"
+
+
+def _limit(limit: patience.Limit, usual: str) -> str:
+    if limit.seconds == patience.NEVER:
+        return NEVER
+    times = f"{limit.times:g} times {usual}" if limit.times else ""
+    least = _span(limit.seconds) if limit.seconds or not times else ""
+    return f"{times}, at least {least}" if times and least else times or least
+
+
+def _history(history: patience.History) -> str:
+    return f"{history.gaps} signs in {_span(history.seconds)}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 600 else f"{seconds:g} s"
 
 
 # --- Metrics
@@ -490,6 +607,7 @@ def pages() -> Mapping[str, tuple[str, Iterable[str]]]:
             incident_classes(),
         ),
         "metrics.md": ("src/unbroken/observe", metrics()),
+        "silence.md": ("src/unbroken/core/patience.py", silence()),
         "node-faults.md": ("src/unbroken/nodes/data/faults.toml", node_faults()),
         "worker.md": ("src/unbroken/worker", worker_library()),
         "endpoints.md": ("src/unbroken/agent_http", endpoints()),
