@@ -23,7 +23,7 @@ from scoreboard_launch import RESTARTS_MAX, SCRIPT, Launcher, Trial
 from scoreboard_logs import Word
 from scoreboard_trials import AGENTS, RANKS_PER_AGENT
 
-from unbroken.core.job.recovery.signals import BY_DETECTOR
+from unbroken.core.job.recovery.symptoms import BY_DETECTOR
 from unbroken.spec.job.codec import incident_from
 from unbroken.spec.keys import DETECTORS
 

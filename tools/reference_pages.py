@@ -26,7 +26,7 @@ from unbroken import worker
 from unbroken.agent_http.server import OPEN_PATHS, AgentServer
 from unbroken.cluster_api.server import HANDLERS
 from unbroken.core import patience
-from unbroken.core.job.recovery import incidents, ladder, signals
+from unbroken.core.job.recovery import incidents, ladder, symptoms
 from unbroken.core.job.watch import unreached
 from unbroken.core.watchdog import rhythm
 from unbroken.nodes.tables import read_table
@@ -152,11 +152,12 @@ def incident_classes() -> Iterator[str]:
     )
     kinds = _required(described(agent, "FaultKind"))
     yield from table(("class", "meaning"), ((code(value), text) for _, value, text in kinds))
-    mine = [one for one in _required_of(signals) if one[1] not in _DETECTED]
+    mine = [one for one in _required_of(symptoms) if one[1] not in _DETECTED]
     mine += [one for one in _required_of(unreached) if one[0] == "NOT_REACHABLE"]
     yield from ("## Faults of a pod, an agent or a node", "")
     rows = [
-        (code(value), "yes" if value in signals.POD_LOSSES else "", text) for _, value, text in mine
+        (code(value), "yes" if value in symptoms.POD_LOSSES else "", text)
+        for _, value, text in mine
     ]
     yield from table(("class", "the pod is lost", "meaning"), rows)
     yield from (
@@ -167,11 +168,11 @@ def incident_classes() -> Iterator[str]:
         "",
     )
     modes = {
-        signals.BY_DETECTOR[one]: (one.value, mode) for one, mode in detectors.DEFAULTS.items()
+        symptoms.BY_DETECTOR[one]: (one.value, mode) for one, mode in detectors.DEFAULTS.items()
     }
     rows_found = [
         (code(value), code(modes[value][0]), code(modes[value][1].value), text)
-        for _, value, text in _required_of(signals)
+        for _, value, text in _required_of(symptoms)
         if value in modes
     ]
     yield from table(("class", "detector", "mode by default", "meaning"), rows_found)
@@ -187,7 +188,7 @@ def incident_classes() -> Iterator[str]:
     yield from _remedies()
 
 
-_DETECTED = set(signals.BY_DETECTOR.values())
+_DETECTED = set(symptoms.BY_DETECTOR.values())
 
 
 def _required_of(module: Any) -> list[tuple[str, str, str]]:

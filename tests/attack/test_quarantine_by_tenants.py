@@ -34,7 +34,7 @@ from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity, job_identity
 from unbroken.operator.jobs.runner import JobRunner
 from unbroken.operator.nodes.repair import RepairOptions
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action, Health
@@ -51,7 +51,7 @@ CLAIMS = ("CudaError", "NodeLost", "NodeFault", "Signal")
 def claimed(fault: str, node: str, at: float, number: int = 1) -> Incident:
     """An ended incident whose program says that the machine is broken."""
     text = "CUDA error: uncorrectable ECC error encountered"
-    culprit = Signal(at, fault, text, node=node, exit_code=blame.SIGBUS_EXIT)
+    culprit = Symptom(at, fault, text, node=node, exit_code=blame.SIGBUS_EXIT)
     return Incident(number, 0, culprit, (culprit,), Remedy.POD, "lost", at, ended_at=at + 9)
 
 

@@ -15,7 +15,7 @@ from recovery_records import (
     with_incidents,
 )
 
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 
 KILL = Recovery(
     mode="torchrun-fresh-store",
@@ -123,7 +123,7 @@ def test_a_mode_that_never_recovered_has_no_figures() -> None:
 def incident(number: int, detected_after: float, ready_after: float) -> Incident:
     """Return an incident as the operator writes it; times are seconds after the kill."""
     at = KILL.killed_at + detected_after
-    culprit = Signal(at, "Signal", "rank 1: killed by SIGKILL", rank=1)
+    culprit = Symptom(at, "Signal", "rank 1: killed by SIGKILL", rank=1)
     return Incident(
         number,
         number - 1,

@@ -11,7 +11,7 @@ import pytest
 from unbroken.cli.job.story import story
 from unbroken.cli.job.views import incident_line
 from unbroken.core.job.recovery import decision
-from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Remedy, StackGroup, Symptom
 from unbroken.spec.job.types import RestartStatus, RunPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def why(step: int) -> str:
 
 
 def incident(
-    culprit: Signal, day: str, times: list[str], steps: tuple[int, int, float], samples: int
+    culprit: Symptom, day: str, times: list[str], steps: tuple[int, int, float], samples: int
 ) -> Incident:
     """Before, detected, examined, stopped, started and first step of an incident."""
     before, detected, examined, stopped, started, progress = (
@@ -58,7 +58,7 @@ def incident(
 
 
 KILLED = incident(
-    Signal(
+    Symptom(
         *(at("2026-11-24 03:00:43.237"), "Signal", "killed by SIGKILL"),
         *("train-pods-1", "node-1", 3),
     ),
@@ -68,7 +68,7 @@ KILLED = incident(
     960,
 )
 FROZEN = incident(
-    Signal(
+    Symptom(
         *(at("2026-11-22 16:45:59.342"), "Stopped", "stopped by a signal"),
         *("train-lm-pods-1", "node-1", 3),
     ),

@@ -17,11 +17,11 @@ from unbroken.cli.job.views import incident_line, incident_lines, span
 from unbroken.cli.show import Paper
 from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
-from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Remedy, Restored, StackGroup, Symptom
 from unbroken.spec.job.ledger import Ledger, Record, write_ledger
 from unbroken.wire.observation import Alarm, RankWatch
 
-FROZEN = Signal(
+FROZEN = Symptom(
     95.0, "ProcessStopped", "stopped", "a-pods-1", "node-1", 3, evidence=("step 119", "step 120")
 )
 STUCK = (

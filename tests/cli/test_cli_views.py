@@ -39,10 +39,10 @@ from unbroken.cli.run.manifests import (
 from unbroken.cli.show import size_text
 from unbroken.errors import SpecError
 from unbroken.local.state import Paths
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.parse import parse_job
 
-KILLED = Signal(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
+KILLED = Symptom(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
 OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "all pods are healthy", 100.0)
 DONE = replace(
     OPEN, stopped_at=100.01, ready_at=100.02, started_at=100.3, first_output_at=100.2,
@@ -50,7 +50,7 @@ DONE = replace(
 )  # fmt: skip
 RANK_3 = "incident 1: rank 3 (a-pods-1 on node-1): killed by SIGKILL; "
 NOT_READY = "pod a-pods-1 on node-1: the node is not ready"
-GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
+GONE = Symptom(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
 
 
 def test_options_of_a_local_cluster_that_offers_what_is_missing_are_advised() -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from unbroken.observe.job_metrics import DELETED_MAX, KEPT_SECONDS, JobMetrics, JobName, JobState
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
 from unbroken.spec.job.types import Condition, JobStatus
 
@@ -19,7 +19,7 @@ OURS = {"namespace": "team", "job": "lm"}
 THEIRS = {"namespace": "team", "jobName": "lm"}
 TRAINING = {"namespace": "team", "job_name": "lm"}
 OPERATOR = "hyperpod_training_operator_jobs_"
-KILLED = Signal(1010.0, "Signal", "killed by SIGKILL", pod="lm-pods-0", rank=0, exit_code=137)
+KILLED = Symptom(1010.0, "Signal", "killed by SIGKILL", pod="lm-pods-0", rank=0, exit_code=137)
 ENDED = Incident(
     *(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "first fault"),
     detected_at=1010.2,

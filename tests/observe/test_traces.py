@@ -18,9 +18,9 @@ from tests.watching import PATIENCE_SECONDS
 from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
 from unbroken.observe import traces
 from unbroken.observe.traces import CLOSING, sending
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 
-KILLED = Signal(1e9 + 0.1, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3, exit_code=137)
+KILLED = Symptom(1e9 + 0.1, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3, exit_code=137)
 ENDED = Incident(
     *(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "first fault"),
     detected_at=1e9 + 0.2,

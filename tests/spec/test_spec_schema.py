@@ -23,7 +23,7 @@ from tests.job_samples import changed, job, published
 from tests.samples import CUSTOM_RESOURCES, define_missing
 from unbroken.core.job.recovery.incidents import UNKNOWN, writable
 from unbroken.spec.job import codec
-from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Remedy, Restored, StackGroup, Symptom
 from unbroken.spec.job.parse import load_job
 from unbroken.spec.job.types import (
     Condition,
@@ -114,7 +114,7 @@ def test_files_are_what_the_tool_writes() -> None:
 
 def test_every_field_is_described_and_nothing_else() -> None:
     classes = (JobSpec, ReplicaSpec, RunPolicy, RestartPolicy, LogRule, JobStatus, Condition)
-    for record in (*classes, RestartStatus, FaultyPods, Incident, Signal):
+    for record in (*classes, RestartStatus, FaultyPods, Incident, Symptom):
         fields = {field.name for field in fields_of(record)} - {"other"}
         assert set(DESCRIPTIONS[record.__name__]) == fields, record.__name__
     kinds = [kind.spec for kind in OWN_KINDS] + [kind.status for kind in OWN_KINDS if kind.status]
@@ -267,7 +267,7 @@ def test_get_shows_the_columns_of_a_job(here: Api) -> None:
 
 def incident(**changes: Any) -> Incident:
     """Return the incident of a segmentation fault that was recovered from."""
-    culprit = Signal(1769860800.25, "SegmentationFault", "rank 1 died", "llm-pods-1", "node-1", 1)
+    culprit = Symptom(1769860800.25, "SegmentationFault", "rank 1 died", "llm-pods-1", "node-1", 1)
     whole = {
         "number": 1,
         "attempt": 0,
@@ -320,7 +320,7 @@ def test_an_incident_with_empty_texts_is_stored(here: Api) -> None:
     Server-side apply of Kubernetes 1.20 makes null of an empty text, and refuses null where the
     definition has a string.
     """
-    sign = Signal(5.0, "", "", evidence=("", "ValueError", ""))
+    sign = Symptom(5.0, "", "", evidence=("", "ValueError", ""))
     group, restored = StackGroup("", 1, "", ("", "f (x.py:1)")), Restored("", 1, 2, "", 0.1, 0)
     found = Incident(1, 0, sign, (sign,), Remedy.PROCESS, "", 5.0, groups=(group,))
     found = writable(replace(found, restored=(restored,), slowest={"ready": ""}))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from unbroken.core.agent.events import KillAll
 from unbroken.core.job.life import STOP_SECONDS
-from unbroken.core.job.recovery.signals import STALLED
+from unbroken.core.job.recovery.symptoms import STALLED
 from unbroken.core.job.watch.unreached import NOT_REACHABLE
 from unbroken.sim.actors.agents import AWAKE_SECONDS, Agent, Leasing
 from unbroken.sim.actors.cluster import Node

@@ -12,7 +12,7 @@ from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
-from unbroken.core.job.recovery import signals
+from unbroken.core.job.recovery import symptoms
 from unbroken.core.job.watch.examination import SECONDS_MAX
 from unbroken.core.patience import ACTIVE, BLIND, REPEAT_FACTOR, REPEATS_MAX, SLOW
 from unbroken.sim.actors.agents import Agent, AgentResources
@@ -346,7 +346,7 @@ class World:
         incidents = sorted(
             self.control.incidents.objects.values(), key=lambda incident: -incident.number
         )
-        names = (signals.STALLED, signals.SPINNING)
+        names = (symptoms.STALLED, symptoms.SPINNING)
         is_same = (
             incident.culprit.fault in names and incident.step == step for incident in incidents
         )

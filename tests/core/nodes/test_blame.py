@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.core.nodes import blame
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action
 
@@ -20,7 +20,7 @@ DAY = 86400.0
 def incident(fault: str, node: str = "node-1", **given: object) -> Incident:
     """Return an ended incident."""
     exit_code = given.pop("exit_code", None)
-    culprit = Signal(NOW, fault, "it broke", node=node, exit_code=exit_code)  # type: ignore[arg-type]
+    culprit = Symptom(NOW, fault, "it broke", node=node, exit_code=exit_code)  # type: ignore[arg-type]
     found = Incident(1, 0, culprit, (culprit,), Remedy.POD, "", NOW, ended_at=NOW + 9)
     return replace(found, **given)  # type: ignore[arg-type]
 

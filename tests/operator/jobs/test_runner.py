@@ -62,7 +62,7 @@ from unbroken.operator.jobs.runner import (
 )
 from unbroken.operator.jobs.writer import JobRequests, JobWriter, status_patch
 from unbroken.spec.job.codec import incident_from
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.ledger import Ledger, read_ledger
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import Condition, FaultyPods, JobStatus
@@ -337,9 +337,9 @@ async def test_a_fence_is_proven_by_the_node_as_it_is_now(scripted: Any) -> None
 
 def incident(number: int, outcome: str = "") -> Incident:
     """Return a small incident."""
-    signal = Signal(1.0, "Signal", "killed")
+    symptom = Symptom(1.0, "Signal", "killed")
     return Incident(
-        number, 0, signal, (signal,), Remedy.PROCESS, "why", detected_at=1.0, outcome=outcome
+        number, 0, symptom, (symptom,), Remedy.PROCESS, "why", detected_at=1.0, outcome=outcome
     )
 
 

@@ -24,7 +24,7 @@ from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.nodes.providers import provider_of
 from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.keys import (
     CLUSTER_NAME,
     FAULT_DETAILS,
@@ -345,7 +345,7 @@ async def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet:
     async with fleet() as found:
         name = await found.node()
         now = wall()
-        culprit = Signal(now, "CudaError", "ECC error", node=name, rank=3)
+        culprit = Symptom(now, "CudaError", "ECC error", node=name, rank=3)
         incident = Incident(1, 0, culprit, (culprit,), Remedy.POD, "lost", now, ended_at=now + 1.0)
         for _ in range(2):
             async with found.repairer(RepairOptions(settings=QUICK)) as repair:

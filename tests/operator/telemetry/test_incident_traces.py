@@ -14,17 +14,17 @@ from unbroken.operator import definitions
 from unbroken.operator.kinds import IncidentObject
 from unbroken.operator.telemetry import IncidentTraces
 from unbroken.spec.job.codec import incident_to
-from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
+from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Symptom
 
-KILLED = Signal(1e9, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3)
+KILLED = Symptom(1e9, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3)
 NEVER = 1000.0
 """Seconds to settle: longer than any test."""
 
 
 def broken(namespace: str, number: int) -> Object:
     """Return an open incident of the job lm."""
-    signals, why = (KILLED,), "first fault"
-    found = Incident(number, 0, KILLED, signals, Remedy.PROCESS, why, detected_at=1e9 + 1)
+    symptoms, why = (KILLED,), "first fault"
+    found = Incident(number, 0, KILLED, symptoms, Remedy.PROCESS, why, detected_at=1e9 + 1)
     return incident_to(found, {"name": "lm", "namespace": namespace, "uid": "1"})
 
 

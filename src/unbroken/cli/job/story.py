@@ -10,10 +10,10 @@ from unbroken.cli.show import FIELD, Paper
 from unbroken.core.diagnosis.rank_activity import is_library
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
-from unbroken.core.job.recovery.signals import LAST_OUTPUT
+from unbroken.core.job.recovery.symptoms import LAST_OUTPUT
 from unbroken.core.wording import counted, plural
 from unbroken.spec.job.codec import is_cost_unknown, lost_since, seconds_known_lost
-from unbroken.spec.job.incident import Incident, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, StackGroup, Symptom
 
 from .views import RESUMED, culprit_text, remedy_words, span, stages, until_text
 
@@ -212,9 +212,9 @@ def _also(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:
         yield from paper.field("", f"and {len(others) - len(shown)} more: --stacks")
 
 
-def _sign(signal: Signal, detected_at: float) -> str:
-    since = signal.at - detected_at
-    return f"{since:+.3f} s  {culprit_text(signal)}: {signal.fault}: {signal.text}"
+def _sign(symptom: Symptom, detected_at: float) -> str:
+    since = symptom.at - detected_at
+    return f"{since:+.3f} s  {culprit_text(symptom)}: {symptom.fault}: {symptom.text}"
 
 
 def _clock(at: float) -> str:

@@ -17,7 +17,7 @@ from unbroken.spec.job.codec import (
     job_status_from,
     seconds_known_lost,
 )
-from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
+from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Symptom
 from unbroken.spec.job.types import KIND
 from unbroken.spec.keys import ConditionType
 from unbroken.spec.times import time_seconds
@@ -193,7 +193,7 @@ def read_incidents(objects: Iterable[Object]) -> list[Incident]:
     return sorted((incident_from(one)[0] for one in objects), key=lambda one: one.number)
 
 
-def culprit_text(culprit: Signal) -> str:
+def culprit_text(culprit: Symptom) -> str:
     """The culprit as `rank 3 (train-pods-1 on node-1)`."""
     place = " on ".join(part for part in (culprit.pod, culprit.node) if part)
     if culprit.rank is None:

@@ -27,7 +27,7 @@ from unbroken.cli.job.views import (
 )
 from unbroken.cli.job.watching import Watched
 from unbroken.core.job.obstacles import split_wait
-from unbroken.core.job.recovery.signals import BY_DETECTOR
+from unbroken.core.job.recovery.symptoms import BY_DETECTOR
 from unbroken.core.logs.origins import DROPPED_LINES
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause

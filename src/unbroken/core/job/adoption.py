@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
 from unbroken.core.job.recovery.ladder import Pods, rung_of
 from unbroken.core.job.recovery.recovery import Recovery
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import Symptom
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState
 
 from .events import PodPhase, PodUid
 from .gang import GangStage
 from .life import Life, as_port
-from .recovery import signals
+from .recovery import symptoms
 from .roster import UNHEARD, Member, Ranks, is_stock
 from .state import JobState
 from .transitions import Phase
@@ -337,10 +337,10 @@ class Adoption:
         for member in finding.broken:
             assert member.report is not None
             if member.state is AgentState.FAULTED:
-                found += signals.of_workers(member, member.report, now)
+                found += symptoms.of_workers(member, member.report, now)
         if not found:
             text = f"a new operator did not find every rank running in attempt {finding.attempt}"
-            found = [Signal(now, OPERATOR_RESTARTED, text)]
+            found = [Symptom(now, OPERATOR_RESTARTED, text)]
         # The earlier operator may have written none of it, and agents that are stopped forget it.
         for member in (*finding.running, *finding.broken):
             if member.report is not None and member.report.watch:

@@ -19,7 +19,7 @@ from unbroken.core.job.watch.examination import Examination, Stragglers
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
 from unbroken.core.tick import Tick
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import Symptom
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind
@@ -55,7 +55,7 @@ from .kueue import Gate, Hold, moved
 from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
 from .moves import Moves, Spares
-from .recovery import recovery, signals
+from .recovery import recovery, symptoms
 from .recovery.recovery import Received
 from .roster import of_ranks
 from .state import JobState
@@ -348,7 +348,7 @@ class Job:
         is_recovering = state.phase is Phase.PREPARING and state.incidents.open is not None
         if state.phase is Phase.TRAINING or is_recovering:
             text = "a restart was asked for"
-            self._recovery.fault([Signal(asked, RESTART_REQUESTED, text)], now)
+            self._recovery.fault([Symptom(asked, RESTART_REQUESTED, text)], now)
         else:
             text = f"nothing runs to be restarted: the job is {state.phase.value.lower()}"
             state.record_event("RestartIgnored", text)
@@ -432,10 +432,10 @@ class Job:
             return
         state.commands += state.gang.observe(member, now)
         if state.roster.is_cut_off(member):
-            self._recovery.lose_all([member], signals.NODE_LOST, why, now)
+            self._recovery.lose_all([member], symptoms.NODE_LOST, why, now)
         else:
             why = member.lost_why
-            found = recovery.in_loss(state, member, signals.AGENT_LOST, why, now)
+            found = recovery.in_loss(state, member, symptoms.AGENT_LOST, why, now)
             self._recovery.fault(found, now)
 
     def _pod_seen(self, view: PodView, now: float) -> None:
@@ -466,7 +466,7 @@ class Job:
         found = []
         if member is not None:
             text = "the pod is gone"
-            found = recovery.in_loss(state, member, signals.POD_DELETED, text, now)
+            found = recovery.in_loss(state, member, symptoms.POD_DELETED, text, now)
             self._recovery.escalate(member)
         state.roster.remove_pod(uid)
         self._adoption.answered(uid)
@@ -547,7 +547,7 @@ class Job:
             state.objects += state.plan.retry_deletions([member], now)
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"
-                self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
+                self._recovery.lose_all([member], symptoms.AGENT_LOST, why, now)
         if state.phase is not Phase.ADOPTING:
             self._leases.free_names(now)
 
@@ -565,16 +565,16 @@ class Job:
             if uid not in state.gang.completed:
                 member = state.roster.members[uid]
                 why = f"{member.lost_why}, and is not back after {AGENT_BACK_SECONDS:g} s"
-                self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
+                self._recovery.lose_all([member], symptoms.AGENT_LOST, why, now)
         if state.phase is Phase.PREPARING:
             stuck = [state.roster.members[uid] for uid in state.gang.stuck(now, STOP_SECONDS)]
             text = f"the workers have not ended within {STOP_SECONDS:g} s"
-            self._recovery.lose_all(stuck, signals.STOP_TIMEOUT, text, now)
+            self._recovery.lose_all(stuck, symptoms.STOP_TIMEOUT, text, now)
         if self._life.is_start_overdue(now):
             waiting = [state.roster.members[uid] for uid in state.gang.awaited]
             text = f"the agent has not started its workers within {START_SECONDS:g} s"
-            fault = signals.START_TIMEOUT
-            self._recovery.fault([signals.of_pod(fault, text, m, now) for m in waiting], now)
+            fault = symptoms.START_TIMEOUT
+            self._recovery.fault([symptoms.of_pod(fault, text, m, now) for m in waiting], now)
 
 
 def _shape(spec: JobSpec) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from unbroken.spec.job.incident import PLANNED_MOVE, Signal
+from unbroken.spec.job.incident import PLANNED_MOVE, Symptom
 from unbroken.spec.job.types import Switch
 from unbroken.wire.agent import WARM_PEERS_MAX, AgentReport, AgentState, WarmCommand
 
@@ -327,7 +327,7 @@ class Moves:
             where = "no other place is free" if new is None else f"to node {new.view.node}"
             text = f"{one.why}; {where}"
             pod, node = old.view.name, old.view.node or ""
-            found.append(Signal(now, PLANNED_MOVE, text, pod=pod, node=node))
+            found.append(Symptom(now, PLANNED_MOVE, text, pod=pod, node=node))
         self._ready_at, self._is_settled = None, False
         self._look_at = now  # once the job trains again
         self._recovery.fault(found, now)

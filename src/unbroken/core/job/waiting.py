@@ -23,7 +23,7 @@ from functools import partial
 from itertools import takewhile
 
 from unbroken.core.job.record.redaction import clean
-from unbroken.core.job.recovery.signals import as_reason
+from unbroken.core.job.recovery.symptoms import as_reason
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.types import Condition
 from unbroken.wire.agent import AgentReport, AgentState
@@ -42,7 +42,7 @@ from .obstacles import (
     summary,
     with_wait,
 )
-from .recovery import signals
+from .recovery import symptoms
 from .recovery.recovery import Recovery
 from .roster import Member
 from .state import JobState
@@ -236,7 +236,7 @@ class Unanswered:
         assert member.view.node is not None
         self._state.plan.avoid |= {member.view.node}
         text = f"its agent has not answered within {SECONDS[stage] // 60:g} minutes"
-        self._recovery.lose_all([member], signals.NOT_READY, text, now)
+        self._recovery.lose_all([member], symptoms.NOT_READY, text, now)
 
     def _is_on(self) -> bool:
         state = self._state
@@ -310,7 +310,7 @@ class Unstarted:
             return
         if state.is_incident_unwritten and member.early_attempt < state.attempt:
             return  # An earlier operator has charged it, and this one has told the agent to stop.
-        found = signals.of_unstarted(member, report, now)
+        found = symptoms.of_unstarted(member, report, now)
         if incident is not None and member.early_attempt <= incident.attempt:
             self._recovery.fault(found, now)
         else:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from unbroken.core.job.recovery.signals import NODE_FAULT, NODE_LOST
+from unbroken.core.job.recovery.symptoms import NODE_FAULT, NODE_LOST
 from unbroken.spec.job.incident import PLANNED_MOVE, Incident
 from unbroken.spec.nodes.kinds import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.spec.nodes.values import Action

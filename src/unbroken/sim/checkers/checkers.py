@@ -16,7 +16,7 @@ from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import PodPhase, PodUid
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
-from unbroken.core.job.recovery.signals import PROCESS_STOPPED, SPINNING, STALLED
+from unbroken.core.job.recovery.symptoms import PROCESS_STOPPED, SPINNING, STALLED
 from unbroken.core.job.watch.examination import DISMISSED
 from unbroken.sim.actors.cluster import ENDED, Cluster
 from unbroken.sim.actors.snapshots import Snapshots

@@ -37,8 +37,8 @@ class Remedy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
-    """One sign of the fault, as it came in."""
+class Symptom:
+    """One symptom of the fault, as it came in."""
 
     at: Time
     fault: str
@@ -106,10 +106,10 @@ class Incident:
     """1, 2, 3, ... within the job."""
     attempt: int
     """The attempt that broke."""
-    culprit: Signal
-    """First cause among the signals."""
-    signals: tuple[Signal, ...]
-    """All signals, in order of time, the culprit among them."""
+    culprit: Symptom
+    """First cause among the symptoms."""
+    signals: tuple[Symptom, ...]
+    """All symptoms, in order of time, the culprit among them; named as in JSON."""
     remedy: Remedy
     reason: str
     """Why this remedy was chosen."""

@@ -164,7 +164,7 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "name": "Name of the snapshot.",
         "saved_attempt": "Attempt in which it was saved.",
     },
-    "Signal": {
+    "Symptom": {
         "at": "When it was seen.",
         "fault": "Class of the fault.",
         "text": "What was seen.",

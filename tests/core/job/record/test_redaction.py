@@ -16,7 +16,7 @@ from unbroken.core.job.record.redaction import (
     clean_incident,
     clean_lines,
 )
-from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Remedy, StackGroup, Symptom
 
 SECRET = "aB3" + "x9Kq" * 8
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
@@ -129,7 +129,7 @@ def test_long_lines_cost_their_length() -> None:
 
 def test_no_part_of_an_incident_keeps_a_secret() -> None:
     told = f"MY_TOKEN={SECRET}"
-    sign = Signal(1, "ExitCode", told, evidence=(told,))
+    sign = Symptom(1, "ExitCode", told, evidence=(told,))
     group = StackGroup("0", 1, told, (told,))
     incident = Incident(1, 0, sign, (sign,), Remedy.PROCESS, told, 1, blame=told, groups=(group,))
     assert SECRET not in repr(clean_incident(incident))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from unbroken.core.job.record.spans import IncidentName, Span, trace_of
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 
 UID = "3f2b8c1e-5a77-4c0d-9e21-0d4f6b7a8c99"
 NAMED = IncidentName(UID, "lm-2", "team", "lm")
-KILLED = Signal(10.0, "Signal", "killed by SIGKILL", "lm-pods-1", "n1", rank=3, exit_code=137)
-MISSED = Signal(9.5, "PeerLost", "rank 3 is gone", "lm-pods-0", "n0", rank=0)
+KILLED = Symptom(10.0, "Signal", "killed by SIGKILL", "lm-pods-1", "n1", rank=3, exit_code=137)
+MISSED = Symptom(9.5, "PeerLost", "rank 3 is gone", "lm-pods-0", "n0", rank=0)
 ENDED = Incident(
     *(2, 1, KILLED, (MISSED, KILLED), Remedy.PROCESS, "all pods are healthy"),
     detected_at=10.2,

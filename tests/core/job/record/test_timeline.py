@@ -18,7 +18,7 @@ from unbroken.core.job.record.timeline import (
     redo_seconds,
     settle,
 )
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import Condition, JobStatus
 
@@ -33,7 +33,7 @@ def at(seconds: float) -> float:
 
 def broken(number: int = 1, fault: str = "ProcessExited", **times: float | int | None) -> Incident:
     """Return an incident; times are seconds after the start of the job."""
-    culprit = Signal(START, fault, "killed")
+    culprit = Symptom(START, fault, "killed")
     is_time = {"step", "resumed_step", "step_seconds"}
     given = {k: v if k in is_time or v is None else at(v) for k, v in times.items()}
     blank = Incident(number, 0, culprit, (culprit,), Remedy.PROCESS, "", detected_at=START)

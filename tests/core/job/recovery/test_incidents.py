@@ -10,28 +10,28 @@ from unbroken.core.job.events import NodeName, WriteIncident
 from unbroken.core.job.recovery.incidents import (
     INCIDENTS_MAX,
     RESTART_REQUESTED,
-    SIGNALS_MAX,
+    SYMPTOMS_MAX,
     Incidents,
     culprit,
 )
 from unbroken.core.job.recovery.ladder import choose, escalated
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 
 
-def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = None) -> Signal:
+def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = None) -> Symptom:
     """A sign on node n."""
-    return Signal(at, fault, "text", pod=pod, node="n", rank=rank)
+    return Symptom(at, fault, "text", pod=pod, node="n", rank=rank)
 
 
-def terminated(at: float, pod: str) -> Signal:
+def terminated(at: float, pod: str) -> Symptom:
     """Return the end of a worker that received a stop."""
     return replace(sign(at, "Signal", pod), exit_code=143)
 
 
-def opened(*signals: Signal) -> Incidents:
+def opened(*symptoms: Symptom) -> Incidents:
     """An open incident of these signs."""
     incidents = Incidents()
-    incidents.open_incident(0, signals, Remedy.PROCESS, "why", 10)
+    incidents.open_incident(0, symptoms, Remedy.PROCESS, "why", 10)
     return incidents
 
 
@@ -51,8 +51,8 @@ def opened(*signals: Signal) -> Incidents:
         ([sign(1, "PeerLost", "a"), sign(2, "CudaError", "b"), sign(3, "PeerLost", "c")], "b"),
     ],
 )
-def test_culprit(signals: list[Signal], expected: str) -> None:
-    assert culprit(signals).pod == expected
+def test_culprit(symptoms: list[Symptom], expected: str) -> None:
+    assert culprit(symptoms).pod == expected
 
 
 def test_the_deletion_of_its_pod_is_why_an_agent_was_lost() -> None:
@@ -76,10 +76,10 @@ def test_same_sign_joins_once() -> None:
 
 
 def test_an_incident_stays_small_and_keeps_its_culprit() -> None:
-    incidents = opened(*(sign(i, "PeerLost", rank=i) for i in range(SIGNALS_MAX + 40)))
+    incidents = opened(*(sign(i, "PeerLost", rank=i) for i in range(SYMPTOMS_MAX + 40)))
     incidents.add_signs([sign(99, "ExitCode", rank=999)])
     assert incidents.open is not None
-    assert len(incidents.open.signals) == SIGNALS_MAX
+    assert len(incidents.open.signals) == SYMPTOMS_MAX
     assert incidents.open.culprit.rank == 999
     assert incidents.open.culprit in incidents.open.signals
 
@@ -139,7 +139,7 @@ def test_a_pod_lost_later_is_named_and_no_pod_called_well() -> None:
 
 def test_secrets_are_not_written() -> None:
     incidents = Incidents()
-    secret = Signal(1, "ExitCode", "MY_TOKEN=abcdef", evidence=("https://me:pw@host/",))
+    secret = Symptom(1, "ExitCode", "MY_TOKEN=abcdef", evidence=("https://me:pw@host/",))
     incidents.open_incident(0, [secret], Remedy.PROCESS, "why", 10)
     (opened,) = incidents.writes()
     (closed,) = incidents.close("recovered", 12)

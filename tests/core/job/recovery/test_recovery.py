@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.job.drive_job import restart, running
 from unbroken.core.job.recovery.recovery import story
-from unbroken.core.job.recovery.signals import reason_of
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.core.job.recovery.symptoms import reason_of
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.types import RestartPolicy, RunPolicy
 
 
@@ -24,7 +24,7 @@ from unbroken.spec.job.types import RestartPolicy, RunPolicy
     ],
 )
 def test_a_condition_names_the_signal_that_killed(fault: str, code: int | None, word: str) -> None:
-    assert reason_of(Signal(1.0, fault, "killed", exit_code=code)) == word
+    assert reason_of(Symptom(1.0, fault, "killed", exit_code=code)) == word
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_late_news_of_a_fence_is_no_proof_for_a_pod_placed_after_it(late: str) -
 def test_a_condition_tells_of_the_evidence_only_the_last_line(
     text: str, lines: tuple[str, ...], expected: str
 ) -> None:
-    culprit = Signal(1.0, "ExitCode", text, pod="w-0", rank=0, evidence=lines)
+    culprit = Symptom(1.0, "ExitCode", text, pod="w-0", rank=0, evidence=lines)
     incident = Incident(1, 0, culprit, (culprit,), Remedy.PROCESS, "it is well", 1.0)
     first = f"rank 0, pod w-0: ExitCode: {text}; process: it is well"
     assert story(incident) == first + expected
@@ -103,7 +103,7 @@ def test_a_condition_tells_of_the_evidence_only_the_last_line(
 
 def test_a_condition_does_not_take_a_stack_for_words() -> None:
     stack = ("get (queue.py:9)", "<module> (train.py:40)")
-    silent = Signal(1.0, "Stalled", "no rank got on", evidence=stack)
+    silent = Symptom(1.0, "Stalled", "no rank got on", evidence=stack)
     found = Incident(1, 0, silent, (silent,), Remedy.PROCESS, "it is well", 1.0, examined_at=2.0)
     assert "it said" not in story(found)
     told = replace(silent, evidence=(*stack, "last output: epoch 3"))

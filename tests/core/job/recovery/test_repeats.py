@@ -10,7 +10,7 @@ from tests.core.job.drive_job import Script, spec
 from unbroken.core.job.events import DeletePod, JobSeen, RecordEvent
 from unbroken.core.job.recovery.decision import FIRST_SECONDS, find_repeat
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.types import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 
 
@@ -20,23 +20,23 @@ def raised(
     fault: str = "PythonException",
     error: str = "e",
     text: str = "x",
-) -> Signal:
+) -> Symptom:
     """Return a rank's exception."""
     is_raised = fault in ("PythonException", "OutOfMemory")
-    return Signal(1, fault, text, node=node, fingerprint=error if is_raised else "", step=step)
+    return Symptom(1, fault, text, node=node, fingerprint=error if is_raised else "", step=step)
 
 
-def history(*signals: Signal, apart: float = 100.0) -> list[Incident]:
+def history(*symptoms: Symptom, apart: float = 100.0) -> list[Incident]:
     """Return incidents with these culprits, one after the other, the last 100 s before now."""
-    count = len(signals)
+    count = len(symptoms)
     return [
         Incident(
-            number, number, signal, (signal,), Remedy.PROCESS, "why",
+            number, number, symptom, (symptom,), Remedy.PROCESS, "why",
             detected_at=1000 - apart * (count - number),
             started_at=1000 - apart * (count - number) + 1,
             outcome="recovered",
         )
-        for number, signal in enumerate(signals)
+        for number, symptom in enumerate(symptoms)
     ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ A, B = raised("a"), raised("b")
 USERS, NODE, TOLD, NEW = "users", "node", "told", "new"
 
 
-def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
+def verdict(found: Symptom, before: list[Incident], elsewhere: str = "") -> str:
     """Return the origin of an error."""
     repeat = find_repeat([found], None, before, 1000, elsewhere)
     if repeat is None:
@@ -65,7 +65,7 @@ def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
         # Another fault has shown that step 9 had been left behind.
         (A, [B, raised("b", 12, error="other")], NEW),
         (A, [B, raised("b", 12, fault="NodeLost")], NEW),
-        (A, [B, Signal(1, RESTART_REQUESTED, "x")], NEW),
+        (A, [B, Symptom(1, RESTART_REQUESTED, "x")], NEW),
         # Two ranks may each have missed somebody else; a third time is no accident.
         (raised("a", None), [raised("b", None)], TOLD),
         (raised("a", None), [raised("a", None)], "node a"),
@@ -89,7 +89,7 @@ def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
          [raised("a", fault="LogRule", text="LogHang_x: y")], NEW),
     ],
 )  # fmt: skip
-def test_whose_it_is(found: Signal, before: list[Signal], expected: str) -> None:
+def test_whose_it_is(found: Symptom, before: list[Symptom], expected: str) -> None:
     assert verdict(found, history(*before), "ab") == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.job.drive_job import Script, restart, running
 from unbroken.core.job.watch.progress import FIRST_SECONDS, made
-from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Restored, Symptom
 
 USED = (
     "all 3 restarts without progress are used; set jobMaxRetryCount or restartPolicy to allow more"
@@ -129,14 +129,14 @@ def test_next_operator_knows_the_count_and_the_steps() -> None:
 
 def incident(number: int, step: int | None = None, restored: int | None = None) -> Incident:
     """One after which the next attempt began with the state of a step."""
-    sign = Signal(1.0, "Signal", "killed", "w-1", "n1", 1)
+    sign = Symptom(1.0, "Signal", "killed", "w-1", "n1", 1)
     kept = () if restored is None else (Restored("0", 1, restored, "memory", 0.1, 0),)
     return Incident(
         number, number, sign, (sign,), Remedy.PROCESS, "", 1.0, step=step, restored=kept
     )
 
 
-KILLED = Signal(9.0, "Signal", "killed", "w-1", "n1", 1)
+KILLED = Symptom(9.0, "Signal", "killed", "w-1", "n1", 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from unbroken.spec.job.incident import Incident, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Restored, StackGroup, Symptom
 
 REMOVED = "[removed]"
 
@@ -92,18 +92,18 @@ def clean_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def clean_signal(signal: Signal) -> Signal:
+def clean_symptom(symptom: Symptom) -> Symptom:
     """The sign without secrets."""
-    return replace(signal, text=clean(signal.text), evidence=clean_lines(signal.evidence))
+    return replace(symptom, text=clean(symptom.text), evidence=clean_lines(symptom.evidence))
 
 
 def clean_incident(incident: Incident) -> Incident:
     """The incident without secrets."""
-    signals = tuple(clean_signal(signal) for signal in incident.signals)
+    symptoms = tuple(clean_symptom(symptom) for symptom in incident.signals)
     return replace(
         incident,
-        culprit=clean_signal(incident.culprit),
-        signals=signals,
+        culprit=clean_symptom(incident.culprit),
+        signals=symptoms,
         reason=clean(incident.reason),
         blame=clean(incident.blame),
         groups=tuple(_clean_group(group) for group in incident.groups),

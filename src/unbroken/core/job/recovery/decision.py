@@ -26,13 +26,13 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.watch.progress import FIRST_SECONDS, Before, made
 from unbroken.core.wording import all_of
 from unbroken.spec import keys
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.types import RestartPolicy, RestartStatus, RunPolicy, SameError
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import FaultKind
 
 from .incidents import RESTART_REQUESTED, UNCHARGED, culprit
-from .signals import BAD_METRIC, LOSS_SPIKE
+from .symptoms import BAD_METRIC, LOSS_SPIKE
 
 RESTARTS_WITHOUT_PROGRESS = 3
 """Restarts in a row without progress that a job without a limit may have."""
@@ -175,7 +175,7 @@ class RepeatedError:
 
 
 def find_repeat(
-    found: Sequence[Signal],
+    found: Sequence[Symptom],
     step: int | None,
     before: Iterable[Incident],
     now: float,
@@ -239,32 +239,32 @@ def _matching(
         later = incident.detected_at
 
 
-def _key(signal: Signal) -> str:
+def _key(symptom: Symptom) -> str:
     """Return a key that is equal for equal errors; empty: the error cannot be identified."""
-    if signal.fault in _RAISED and signal.fingerprint:
-        return signal.fingerprint
-    if signal.fault in (FaultKind.OUT_OF_MEMORY.value, *_BAD_VALUE):
-        return signal.fault
-    if signal.fault == FaultKind.LOG_RULE.value:
-        rule = _LOG_FAULT.match(signal.text)
+    if symptom.fault in _RAISED and symptom.fingerprint:
+        return symptom.fingerprint
+    if symptom.fault in (FaultKind.OUT_OF_MEMORY.value, *_BAD_VALUE):
+        return symptom.fault
+    if symptom.fault == FaultKind.LOG_RULE.value:
+        rule = _LOG_FAULT.match(symptom.text)
         return rule[0] if rule else ""
     return ""
 
 
-def _is_value(signal: Signal) -> bool:
+def _is_value(symptom: Symptom) -> bool:
     """True if the error concerns a value that all ranks share, so that it says nothing about the
     node."""
-    return signal.fault in (*_BAD_VALUE, FaultKind.LOG_RULE.value)
+    return symptom.fault in (*_BAD_VALUE, FaultKind.LOG_RULE.value)
 
 
-def _is_proof(signal: Signal) -> bool:
-    if signal.fault == FaultKind.OUT_OF_MEMORY.value and not signal.fingerprint:
+def _is_proof(symptom: Symptom) -> bool:
+    if symptom.fault == FaultKind.OUT_OF_MEMORY.value and not symptom.fingerprint:
         return False
-    return _is_value(signal) or not _PASSING.search(signal.text)
+    return _is_value(symptom) or not _PASSING.search(symptom.text)
 
 
-def _nodes(found: Iterable[Signal], key: str) -> set[str]:
-    return {signal.node for signal in found if signal.node and _key(signal) == key}
+def _nodes(found: Iterable[Symptom], key: str) -> set[str]:
+    return {symptom.node for symptom in found if symptom.node and _key(symptom) == key}
 
 
 def _ordinal(times: int) -> str:
@@ -282,7 +282,7 @@ class Decision:
     """Why it leaves that node."""
 
 
-def decide(state: JobState, found: Sequence[Signal], was: Before, now: float) -> Decision:
+def decide(state: JobState, found: Sequence[Symptom], was: Before, now: float) -> Decision:
     """Decide about a fault with these signs; `was` is the job's progress before it."""
     charge, again = _charge(state, found, was, now), repeated_error(state, found, was["step"], now)
     if again is None or charge.remedy is Remedy.FAIL:
@@ -295,7 +295,7 @@ def decide(state: JobState, found: Sequence[Signal], was: Before, now: float) ->
 
 
 def repeated_error(
-    state: JobState, found: Sequence[Signal], step: int | None, now: float
+    state: JobState, found: Sequence[Symptom], step: int | None, now: float
 ) -> RepeatedError | None:
     """Return the repetition of the error in this life of the job; None: it has not come before."""
     plan = state.plan
@@ -304,13 +304,13 @@ def repeated_error(
     return find_repeat(found, step, state.closed_incidents(), now, usable)
 
 
-def _charge(state: JobState, found: Sequence[Signal], was: Before, now: float) -> Charge:
+def _charge(state: JobState, found: Sequence[Symptom], was: Before, now: float) -> Charge:
     assert state.spec is not None
     limits = restart_limits(state.spec.run_policy)
     budget = state.status.restart_status or RestartStatus()
     progress = _progress(state, found, was, now)
-    if all(signal.fault in UNCHARGED for signal in found):
-        is_asked = any(signal.fault == RESTART_REQUESTED for signal in found)
+    if all(symptom.fault in UNCHARGED for symptom in found):
+        is_asked = any(symptom.fault == RESTART_REQUESTED for symptom in found)
         left = waive(limits, budget, progress, is_asked=is_asked)
         return Charge(left, Remedy.PROCESS, "not charged to the budget")
     start = now if state.status.start_time is None else state.status.start_time
@@ -318,7 +318,7 @@ def _charge(state: JobState, found: Sequence[Signal], was: Before, now: float) -
     return charge(limits, budget, charged, now - start, progress)
 
 
-def _progress(state: JobState, found: Sequence[Signal], was: Before, now: float) -> str:
+def _progress(state: JobState, found: Sequence[Symptom], was: Before, now: float) -> str:
     """Return a description of the broken attempt's progress; empty: none.
 
     Steps from before a requested restart do not count: the script may be a different one.

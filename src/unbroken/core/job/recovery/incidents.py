@@ -19,12 +19,12 @@ from dataclasses import replace
 
 from unbroken.core.job.events import JobEffect, NodeName, WriteIncident
 from unbroken.core.job.record.redaction import clean_incident
-from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Restored, StackGroup, Symptom
 from unbroken.wire.agent import FaultKind
 
-from .signals import AGENT_LOST, POD_DELETED, reason_of
+from .symptoms import AGENT_LOST, POD_DELETED, reason_of
 
-SIGNALS_MAX = 64
+SYMPTOMS_MAX = 64
 """Signals kept with an incident; an object of the API must not grow with the job's size."""
 OBJECT_BYTES = 256 * 1024
 TEXT_BYTES = 1024
@@ -52,7 +52,7 @@ def writable(incident: Incident) -> Incident:
 
 def bounded(incident: Incident) -> Incident:
     """Return the incident with less evidence if it would be too large; the culprit keeps most."""
-    (culprit,) = _signals([incident.culprit], CULPRIT_BYTES)
+    (culprit,) = _symptoms([incident.culprit], CULPRIT_BYTES)
     left, groups = STACKS_BYTES, []
     for group in incident.groups:
         found, left = _group(group, left)
@@ -60,7 +60,7 @@ def bounded(incident: Incident) -> Incident:
     return replace(
         incident,
         culprit=culprit,
-        signals=_signals(incident.signals[:SIGNALS_MAX], EVIDENCE_BYTES),
+        signals=_symptoms(incident.signals[:SYMPTOMS_MAX], EVIDENCE_BYTES),
         reason=_required(incident.reason, TEXT_BYTES),
         blame=cut(incident.blame, TEXT_BYTES),
         outcome=cut(incident.outcome, TEXT_BYTES),
@@ -87,19 +87,19 @@ def _size(text: str) -> int:
     return len(json.dumps(text))
 
 
-def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
+def _symptoms(symptoms: Sequence[Symptom], left: int) -> tuple[Symptom, ...]:
     found = []
-    for signal in signals:
-        evidence, left = _last(signal.evidence, left)
+    for symptom in symptoms:
+        evidence, left = _last(symptom.evidence, left)
         found.append(
             replace(
-                signal,
-                fault=_required(signal.fault, NAME_BYTES),
-                text=_required(signal.text, TEXT_BYTES),
-                pod=cut(signal.pod, NAME_BYTES),
-                node=cut(signal.node, NAME_BYTES),
+                symptom,
+                fault=_required(symptom.fault, NAME_BYTES),
+                text=_required(symptom.text, TEXT_BYTES),
+                pod=cut(symptom.pod, NAME_BYTES),
+                node=cut(symptom.node, NAME_BYTES),
                 evidence=evidence,
-                fingerprint=cut(signal.fingerprint, NAME_BYTES),
+                fingerprint=cut(symptom.fingerprint, NAME_BYTES),
             )
         )
     return tuple(found)
@@ -148,24 +148,24 @@ INCIDENTS_MAX = 50
 """Incidents that are kept for a job."""
 
 
-def _weight(signal: Signal) -> tuple[int, float]:
-    if signal.fault == PLANNED_MOVE:
-        return (-1, signal.at)  # All later signs are consequences of the stop.
-    if signal.fault in UNCHARGED:
-        return (4, signal.at)
-    if signal.fault == FaultKind.PEER_LOST.value:
-        return (3, signal.at)
-    if signal.exit_code in _TERMINATED:
-        return (2, signal.at)
-    return (0 if signal.fault == FaultKind.EARLY_EXIT.value else 1, signal.at)
+def _weight(symptom: Symptom) -> tuple[int, float]:
+    if symptom.fault == PLANNED_MOVE:
+        return (-1, symptom.at)  # All later signs are consequences of the stop.
+    if symptom.fault in UNCHARGED:
+        return (4, symptom.at)
+    if symptom.fault == FaultKind.PEER_LOST.value:
+        return (3, symptom.at)
+    if symptom.exit_code in _TERMINATED:
+        return (2, symptom.at)
+    return (0 if symptom.fault == FaultKind.EARLY_EXIT.value else 1, symptom.at)
 
 
-def culprit(signals: Sequence[Signal]) -> Signal:
+def culprit(symptoms: Sequence[Symptom]) -> Symptom:
     """Return the first cause among the signs of one fault."""
-    first = min(signals, key=_weight)
+    first = min(symptoms, key=_weight)
     if first.fault != AGENT_LOST:
         return first
-    deletions = [one for one in signals if (one.pod, one.fault) == (first.pod, POD_DELETED)]
+    deletions = [one for one in symptoms if (one.pod, one.fault) == (first.pod, POD_DELETED)]
     return min(deletions, key=_weight, default=first)
 
 
@@ -201,42 +201,42 @@ class Incidents:
             self._count(incident)
 
     def open_incident(
-        self, attempt: int, signals: Iterable[Signal], remedy: Remedy, reason: str, now: float
+        self, attempt: int, symptoms: Iterable[Symptom], remedy: Remedy, reason: str, now: float
     ) -> Incident:
         """Open an incident; the open one must have been closed before."""
         assert self.open is None
-        found = tuple(signals)
+        found = tuple(symptoms)
         assert found, "an incident has a sign"
         number = max(self._numbers, default=0) + 1
         self._numbers.add(number)
         self._seen = {(s.pod, s.rank, s.fault) for s in found}
-        kept = sorted(found, key=lambda s: s.at)[:SIGNALS_MAX]
+        kept = sorted(found, key=lambda s: s.at)[:SYMPTOMS_MAX]
         first = culprit(found)
         self.open = Incident(number, attempt, first, tuple(kept), remedy, reason, detected_at=now)
         self._is_dirty = True
         return self.open
 
-    def add_signs(self, signals: Iterable[Signal]) -> bool:
+    def add_signs(self, symptoms: Iterable[Symptom]) -> bool:
         """Add signs to the open incident; return True if any was new."""
         assert self.open is not None
-        new = [s for s in signals if (s.pod, s.rank, s.fault) not in self._seen]
+        new = [s for s in symptoms if (s.pod, s.rank, s.fault) not in self._seen]
         if not new:
             return False
         self._seen |= {(s.pod, s.rank, s.fault) for s in new}
-        kept = sorted((*self.open.signals, *new), key=lambda s: s.at)[:SIGNALS_MAX]
+        kept = sorted((*self.open.signals, *new), key=lambda s: s.at)[:SYMPTOMS_MAX]
         first = culprit((self.open.culprit, *new))
         if first not in kept:
             kept[-1] = first
         # A mere addition is written with the next stage. A request must be written at once, lest an
         # operator that does not know it follows it again.
-        is_asked = any(signal.fault == RESTART_REQUESTED for signal in new)
+        is_asked = any(symptom.fault == RESTART_REQUESTED for symptom in new)
         self._is_dirty |= is_asked or first != self.open.culprit
         self.open = replace(self.open, culprit=first, signals=tuple(kept))
         return True
 
-    def knows(self, signal: Signal) -> bool:
+    def knows(self, symptom: Symptom) -> bool:
         """True if the open incident has such a sign already."""
-        key = (signal.pod, signal.rank, signal.fault)
+        key = (symptom.pod, symptom.rank, symptom.fault)
         return self.open is not None and key in self._seen
 
     def change(self, **changes: object) -> None:
@@ -284,6 +284,6 @@ class Incidents:
         if node and fault not in UNCHARGED:
             self.offences[NodeName(node)] += 1
 
-    def _note_requests(self, found: Iterable[Signal]) -> None:
-        requests = [signal.at for signal in found if signal.fault == RESTART_REQUESTED]
+    def _note_requests(self, found: Iterable[Symptom]) -> None:
+        requests = [symptom.at for symptom in found if symptom.fault == RESTART_REQUESTED]
         self.last_request = max([self.last_request, *requests])

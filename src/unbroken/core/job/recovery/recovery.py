@@ -18,7 +18,7 @@ from unbroken.core.job.roster import UNHEARD, Member, is_stock
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.job.watch.progress import before, own_end
-from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, StackGroup, Symptom
 from unbroken.spec.job.types import FaultyPods, SameError
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import (
@@ -30,7 +30,7 @@ from unbroken.wire.agent import (
     FaultKind,
 )
 
-from . import decision, ladder, signals
+from . import decision, ladder, symptoms
 from .decision import decide, repeated_error
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED, culprit
 
@@ -57,7 +57,7 @@ class Received:
     """Time of the operator at which it came."""
 
 
-def in_report(state: JobState, received: Received) -> list[Signal]:
+def in_report(state: JobState, received: Received) -> list[Symptom]:
     """Return the signs of a fault in a report of a pod whose workers run or are being stopped."""
     if state.gang.is_training(received.member.uid):
         return _while_training(state, received)
@@ -67,28 +67,28 @@ def in_report(state: JobState, received: Received) -> list[Signal]:
     return []
 
 
-def in_loss(state: JobState, member: Member, fault: str, text: str, at: float) -> list[Signal]:
+def in_loss(state: JobState, member: Member, fault: str, text: str, at: float) -> list[Symptom]:
     """Return the sign of a fault that the loss of a pod or of its agent is; empty: it is none."""
     was_training = state.gang.stage is GangStage.HALTED and (
         member.uid in state.gang.ranks or _is_missed(state, member, fault)
     )
     # The operator's own deletions are no signs. The loss of a node is a sign even for a pod that is
     # condemned.
-    is_news = not member.condemned or fault in signals.NODE_LOSSES
+    is_news = not member.condemned or fault in symptoms.NODE_LOSSES
     is_part = was_training and state.incidents.open is not None and is_news
     if is_part or state.gang.is_training(member.uid):
-        return [signals.of_pod(fault, text, member, at)]
+        return [symptoms.of_pod(fault, text, member, at)]
     return []
 
 
-def in_early_ends(state: JobState, found: Sequence[Signal], now: float) -> list[Signal]:
+def in_early_ends(state: JobState, found: Sequence[Symptom], now: float) -> list[Symptom]:
     """Return signs of the ranks that ended well, if a peer of theirs reports a missing rank."""
-    if all(signal.fault != _PEER_LOST for signal in found):
+    if all(symptom.fault != _PEER_LOST for symptom in found):
         return []
-    left: list[Signal] = []
+    left: list[Symptom] = []
     for member in state.roster.members.values():
         if member.report is not None and member.attempt_of(member.report) == state.attempt:
-            left += signals.of_leavers(member, member.report, now)
+            left += symptoms.of_leavers(member, member.report, now)
     return left
 
 
@@ -100,48 +100,48 @@ def is_hang(report: AgentReport) -> bool:
     )
 
 
-def _while_training(state: JobState, received: Received) -> list[Signal]:
+def _while_training(state: JobState, received: Received) -> list[Symptom]:
     """Return the signs that the workers do not do what they were ordered to do."""
     report, member, attempt = received.report, received.member, state.attempt
     newest = report.newest_attempt
     fault, text = "", ""
     if not received.is_same_agent:
         is_kept = report.restart_mode == IN_PROCESS_RESTART
-        fault, text = signals.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
+        fault, text = symptoms.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
     elif max(received.attempt or 0, newest or 0) > attempt:
         fault, text = OPERATOR_RESTARTED, "another operator has started a newer attempt"
     elif report.state is AgentState.FAULTED:
         is_ours = received.attempt == attempt
-        return signals.of_workers(member, report, received.at) if is_ours else []
+        return symptoms.of_workers(member, report, received.at) if is_ours else []
     elif report.state is AgentState.SHUTDOWN:
-        fault, text = signals.AGENT_LOST, "the agent was shut down"
+        fault, text = symptoms.AGENT_LOST, "the agent was shut down"
     elif report.state in (AgentState.READY, AgentState.STOPPING):
         is_over = is_stock(report) and member.uid not in state.gang.awaited
         if is_over or (newest is not None and newest >= attempt):
-            fault, text = signals.STOPPED, "another program stopped the workers"
+            fault, text = symptoms.STOPPED, "another program stopped the workers"
             if report.reason == LEASE_OVER:
-                fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
+                fault, text = symptoms.AGENT_LOST, LEASE_RAN_OUT
     elif received.attempt == attempt and not _follows_order(state, report):
         fault, text = OPERATOR_RESTARTED, "the agent follows another operator's start"
-    return [signals.of_pod(fault, text, member, received.at)] if fault else []
+    return [symptoms.of_pod(fault, text, member, received.at)] if fault else []
 
 
-def _while_stopping(state: JobState, incident: Incident, received: Received) -> list[Signal]:
+def _while_stopping(state: JobState, incident: Incident, received: Received) -> list[Symptom]:
     """Return the signs that belong to the open incident, whose attempt is being stopped."""
     report, member = received.report, received.member
     if not received.is_same_agent:
-        return in_loss(state, member, signals.AGENT_LOST, RESTARTED, received.at)
+        return in_loss(state, member, symptoms.AGENT_LOST, RESTARTED, received.at)
     if received.attempt != incident.attempt:
         return []
     if incident.culprit.fault == PLANNED_MOVE:
         return []  # Workers that are stopped one after another report each other as missing.
     is_missing = incident.culprit.fault == _PEER_LOST
-    found = signals.of_leavers(member, report, received.at) if is_missing else []
+    found = symptoms.of_leavers(member, report, received.at) if is_missing else []
     if is_missing and report.reason == LEASE_OVER:
         # Its peers noticed the end of its workers before its own report came.
-        found.append(signals.of_pod(signals.AGENT_LOST, LEASE_RAN_OUT, member, received.at))
+        found.append(symptoms.of_pod(symptoms.AGENT_LOST, LEASE_RAN_OUT, member, received.at))
     if report.faults or report.state is AgentState.FAULTED:
-        found += signals.of_workers(member, report, received.at)
+        found += symptoms.of_workers(member, report, received.at)
     return found
 
 
@@ -153,7 +153,7 @@ def _is_missed(state: JobState, member: Member, fault: str) -> bool:
     """
     incident = state.incidents.open
     is_adopted = incident is not None and incident.culprit.fault == OPERATOR_RESTARTED
-    return is_adopted and fault in signals.NODE_LOSSES and member.report is None
+    return is_adopted and fault in symptoms.NODE_LOSSES and member.report is None
 
 
 def _follows_order(state: JobState, report: AgentReport) -> bool:
@@ -193,7 +193,7 @@ class Details(TypedDict, total=False):
     groups: tuple[StackGroup, ...]
 
 
-Interrupted = Callable[[Sequence[Signal], float], tuple[list[Signal], Details]]
+Interrupted = Callable[[Sequence[Symptom], float], tuple[list[Symptom], Details]]
 
 
 class Recovery:
@@ -207,7 +207,7 @@ class Recovery:
         them."""
         self._replaced: set[PodUid] = set()
         """Healthy pods that are deleted because the remedy of the open incident replaces them."""
-        self._gathered: list[Signal] | None = None
+        self._gathered: list[Symptom] | None = None
         """Signs in reports that came together; None: signs are not being gathered."""
 
     def gather(self) -> None:
@@ -220,7 +220,7 @@ class Recovery:
         found, self._gathered = self._gathered, None
         self.fault(found or (), now)
 
-    def fault(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
+    def fault(self, found: Sequence[Symptom], now: float, details: Details | None = None) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
         state = self._state
         if not found or state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
@@ -250,7 +250,7 @@ class Recovery:
         self._write_culprit(now)
         return True
 
-    def open(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
+    def open(self, found: Sequence[Symptom], now: float, details: Details | None = None) -> None:
         """Open an incident for the running or starting attempt, and stop that attempt."""
         state = self._state
         state.close_incident("failed again", now)
@@ -266,7 +266,7 @@ class Recovery:
         charge = decision.charge
         if decision.suspect:
             self._leave(NodeName(decision.suspect), decision.suspicion, now)
-        is_planned = all(signal.fault == PLANNED_MOVE for signal in found)
+        is_planned = all(symptom.fault == PLANNED_MOVE for symptom in found)
         if is_planned:
             remedy, reason = Remedy.POD, f"planned move; {charge.reason}"
         else:
@@ -276,15 +276,15 @@ class Recovery:
         state.watched.clear()
         state.retire_incidents()
         rung = ladder.rung_of(remedy)
-        is_wanted = all(signal.fault in WANTED for signal in found)
+        is_wanted = all(symptom.fault in WANTED for symptom in found)
         self._stop(rung, now, is_graceful=is_wanted or not rung.starts_again)
         state.set_budget(charge.status, _faulty(remedy, first, found))
         self._life.mark_preparing(now)
         self._write_culprit(now)
         if rung.replaces is ladder.Pods.ALL:
             self._replace_all(now)
-        word = signals.NODE_FAULT if first.fault in signals.NODE_LOSSES else "Faulted"
-        text = f"attempt {broken}: {signals.describe(first)}; {remedy.value}: {reason}"
+        word = symptoms.NODE_FAULT if first.fault in symptoms.NODE_LOSSES else "Faulted"
+        text = f"attempt {broken}: {symptoms.describe(first)}; {remedy.value}: {reason}"
         state.record_event(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
 
     def _stop(self, rung: ladder.Rung, now: float, *, is_graceful: bool) -> None:
@@ -298,20 +298,20 @@ class Recovery:
         state.enter(Phase.PREPARING)
         state.commands += state.gang.halt(broken, now, mode=mode, is_graceful=is_graceful)
 
-    def _lost_pods(self, found: Sequence[Signal]) -> list[PodName]:
+    def _lost_pods(self, found: Sequence[Symptom]) -> list[PodName]:
         """Return the pods of the attempt that the fault has cost."""
         state = self._state
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
-        lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
+        lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in symptoms.POD_LOSSES))
         return list(lost)
 
-    def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
+    def lose(self, member: Member, fault: str, text: str, now: float) -> list[Symptom]:
         """Release a pod; its loss is the sign of a fault if its workers should run."""
         state, uid = self._state, member.uid
         found = in_loss(state, member, fault, text, now)
         if member.condemned:
-            return found if fault in signals.NODE_LOSSES else []
+            return found if fault in symptoms.NODE_LOSSES else []
         state.objects += state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
@@ -329,7 +329,7 @@ class Recovery:
 
     def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
         """Release pods for one reason."""
-        found: list[Signal] = []
+        found: list[Symptom] = []
         for member in members:
             found += self.lose(member, fault, text, now)
         self.fault(found, now)
@@ -344,31 +344,31 @@ class Recovery:
             self._judge_pod(member, now)
         left = [m for m in members if roster.must_be_left(m)]
         text = "its health label or a condition says that the node must be left"
-        self.lose_all(left, signals.NODE_FAULT, text, now)
+        self.lose_all(left, symptoms.NODE_FAULT, text, now)
         cut = [m for m in members if roster.is_out_of_reach(m)]
-        self.lose_all(cut, signals.NODE_LOST, "the node is not ready", now)
+        self.lose_all(cut, symptoms.NODE_LOST, "the node is not ready", now)
 
     def _judge_pod(self, member: Member, now: float) -> None:
         state, view = self._state, member.view
         if view.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED):
             self._pod_ended(member, now)
         elif view.is_deleting:
-            self.lose_all([member], signals.POD_DELETED, "the pod is being deleted", now)
+            self.lose_all([member], symptoms.POD_DELETED, "the pod is being deleted", now)
         elif view.ends >= CRASHES and member.report is None and state.phase is Phase.PREPARING:
             self._pod_ended(member, now)
         elif view.name not in state.plan.slots and view.uid not in state.ranks.rank_of:
-            self.lose_all([member], signals.POD_DELETED, "the job wants no pod of this name", now)
+            self.lose_all([member], symptoms.POD_DELETED, "the job wants no pod of this name", now)
 
     def _pod_ended(self, member: Member, now: float) -> None:
         """Handle a pod whose containers end before they trained. It is a fault too: the pod would
         end again."""
         state, view = self._state, member.view
         text = f"{view.reason}: {view.message}" if view.reason else "its containers have ended"
-        sign = signals.of_pod(signals.POD_FAILED, text, member, now)
+        sign = symptoms.of_pod(symptoms.POD_FAILED, text, member, now)
         if member.condemned or member.uid in state.gang.completed:
             return
         is_waiting, is_repeated = state.phase is Phase.PREPARING, state.incidents.knows(sign)
-        self.lose_all([member], signals.POD_FAILED, text, now)
+        self.lose_all([member], symptoms.POD_FAILED, text, now)
         if is_waiting and self._is_settled(member):
             return
         if is_waiting and is_repeated:
@@ -382,13 +382,13 @@ class Recovery:
         The pod of a job that ends for this reason stays, with its output.
         """
         state = self._state
-        sign = signals.of_pod(signals.NOT_READY, text, member, now)
+        sign = symptoms.of_pod(symptoms.NOT_READY, text, member, now)
         if state.incidents.knows(sign):
             self.open([sign], now)
         else:
             self.fault([sign], now)
         if state.phase is Phase.PREPARING:
-            self.lose_all([member], signals.NOT_READY, text, now)
+            self.lose_all([member], symptoms.NOT_READY, text, now)
 
     def _is_settled(self, member: Member) -> bool:
         """True if this end is already handled.
@@ -437,7 +437,7 @@ class Recovery:
         """Write the culprit, as it is known now, into the condition."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
-        reason, text = signals.reason_of(incident.culprit), story(incident)
+        reason, text = symptoms.reason_of(incident.culprit), story(incident)
         state.set_condition(ConditionType.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
@@ -477,22 +477,22 @@ def story(incident: Incident) -> str:
 
     The Incident has all of the evidence.
     """
-    first = f"{signals.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
+    first = f"{symptoms.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
     told = incident.culprit.evidence
     if incident.examined_at is not None:
         # Most of the evidence is a stack, whose last line explains nothing.
-        mark = f"{signals.LAST_OUTPUT}: "
+        mark = f"{symptoms.LAST_OUTPUT}: "
         told = tuple(line.removeprefix(mark) for line in told if line.startswith(mark))
     said = next((line.strip() for line in reversed(told) if line.strip()), "")[:LAST_CHARACTERS]
     return first if not said or said in first else f"{first}; last output: {said}"
 
 
-def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPods:
+def _faulty(remedy: Remedy, first: Symptom, found: Iterable[Symptom]) -> FaultyPods:
     is_planned = first.fault == PLANNED_MOVE
     causes = [s for s in found if s.fault == first.fault and not is_planned]
-    nodes = dict.fromkeys(signal.node for signal in causes if signal.node)
-    pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
-    ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)
+    nodes = dict.fromkeys(symptom.node for symptom in causes if symptom.node)
+    pods = dict.fromkeys(symptom.pod for symptom in causes if symptom.pod)
+    ranks = dict.fromkeys(str(symptom.rank) for symptom in causes if symptom.rank is not None)
     return FaultyPods(
         ladder.rung_of(remedy).code,
         tuple(nodes)[:FAULTY_MAX],

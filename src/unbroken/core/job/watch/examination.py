@@ -33,7 +33,7 @@ from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame, works
 from unbroken.core.job.deadlines import earliest
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
-from unbroken.core.job.recovery import signals
+from unbroken.core.job.recovery import symptoms
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Details, Recovery
 from unbroken.core.job.roster import Member
@@ -59,7 +59,7 @@ from unbroken.core.patience import (
 )
 from unbroken.core.watchdog.levels import STARTUP
 from unbroken.spec.job.detectors import Detector, Mode
-from unbroken.spec.job.incident import PLANNED_MOVE, Signal
+from unbroken.spec.job.incident import PLANNED_MOVE, Symptom
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import Activity, Alarm, Bound, Evidence, RankEvidence, RankWatch
 
@@ -255,7 +255,7 @@ class _Case:
     suspected: dict[tuple[Detector, RankPlace], float]
     """Alarms of ranks that stood when it was asked, by when they began: a look says nothing of
     one that came later."""
-    rules: list[Signal] = field(default_factory=list)
+    rules: list[Symptom] = field(default_factory=list)
     """Log rules that the job breaks: they are faults, whatever the evidence says."""
 
 
@@ -298,7 +298,7 @@ class Examination:
         late_at = self._late_at if self._is_late_due(float("inf")) else None
         return earliest(look_at, late_at)
 
-    def suspect(self, found: Sequence[Signal], now: float) -> None:
+    def suspect(self, found: Sequence[Symptom], now: float) -> None:
         """Take log rules that say that the job hangs."""
         if not found:
             return
@@ -356,7 +356,7 @@ class Examination:
             if self._case is not None and not self._case.rules:
                 self._case = None
 
-    def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
+    def interrupted(self, found: Sequence[Symptom], now: float) -> tuple[list[Symptom], Details]:
         """Return the part of the incident that another fault opens, with the evidence so far."""
         case, self._case = self._case, None
         if all(one.fault in (RESTART_REQUESTED, PLANNED_MOVE) for one in found):
@@ -430,7 +430,7 @@ class Examination:
         if stall is not None:
             self._dismiss(stall, what, now)
 
-    def _lose_unreached(self, now: float) -> list[Signal]:
+    def _lose_unreached(self, now: float) -> list[Symptom]:
         """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
         since, still = self._unreached.since, self._still
         if since is None or still is None or not still.is_mutual:
@@ -538,7 +538,7 @@ class Examination:
         state, count = self._state, 0
         step = before(state.watched, since)["step"]
         for one in reversed(state.closed_incidents()):
-            is_silence = one.culprit.fault in (signals.STALLED, signals.SPINNING)
+            is_silence = one.culprit.fault in (symptoms.STALLED, symptoms.SPINNING)
             began = one.progress_at or one.first_output_at or since
             ran_long = step is None and since - began >= FIRST_SECONDS
             if not is_silence or one.step != step or ran_long:
@@ -548,7 +548,7 @@ class Examination:
 
     def _findings(
         self, case: _Case, what: Blame, now: float, *, is_over: bool = False
-    ) -> list[Signal]:
+    ) -> list[Symptom]:
         """The faults that are left after the look; `is_over`: another fault has ended the attempt,
         so that nothing is stopped for them."""
         looks = case.question.ranks()
@@ -561,7 +561,7 @@ class Examination:
             found = self._of_silence(stall.since, what, looks, now)
         return found
 
-    def _confirmed(self, case: _Case, looks: dict[int, RankEvidence], now: float) -> list[Signal]:
+    def _confirmed(self, case: _Case, looks: dict[int, RankEvidence], now: float) -> list[Symptom]:
         """Ranks that are stopped or stuck, unless the look has shown otherwise."""
         found = []
         for detector, place, alarm in self._suspects():
@@ -571,9 +571,9 @@ class Examination:
                 if case.suspected.get((detector, place)) == alarm.since:
                     self._cleared[detector, place] = alarm.since
                 continue
-            signal = self._stalls.signal(detector, place, alarm, now)
-            found.append(replace(signal, evidence=_seen(seen)))
-        return found[: signals.FAULTS_MAX]
+            symptom = self._stalls.symptom(detector, place, alarm, now)
+            found.append(replace(symptom, evidence=_seen(seen)))
+        return found[: symptoms.FAULTS_MAX]
 
     def _is_hang(self, stall: Stall, what: Blame, now: float, *, is_seen: bool) -> bool:
         """True if a silence is one; it is only looked at where it may act.  `is_seen`: nothing is
@@ -591,27 +591,27 @@ class Examination:
 
     def _of_silence(
         self, since: float, what: Blame, looks: dict[int, RankEvidence], now: float
-    ) -> list[Signal]:
-        fault = signals.SPINNING if what.is_spinning else signals.STALLED
+    ) -> list[Symptom]:
+        fault = symptoms.SPINNING if what.is_spinning else symptoms.STALLED
         seconds = f"no rank made progress for {now - since:.0f} s"
-        text = f"{what.why}; {seconds}"[: signals.TEXT_CHARACTERS]
-        signal = Signal(min(since, now), fault, text)
-        blamed = what.ranks[: signals.FAULTS_MAX]
-        return [self._placed(signal, rank, looks.get(rank)) for rank in blamed] or [signal]
+        text = f"{what.why}; {seconds}"[: symptoms.TEXT_CHARACTERS]
+        symptom = Symptom(min(since, now), fault, text)
+        blamed = what.ranks[: symptoms.FAULTS_MAX]
+        return [self._placed(symptom, rank, looks.get(rank)) for rank in blamed] or [symptom]
 
-    def _of_rule(self, rule: Signal, what: Blame, looks: dict[int, RankEvidence]) -> Signal:
+    def _of_rule(self, rule: Symptom, what: Blame, looks: dict[int, RankEvidence]) -> Symptom:
         """The rule says that there is a hang; who hangs is better seen than read."""
         if what.confidence not in (CERTAIN, LIKELY) or not what.ranks:
             return rule
         rank = what.ranks[0]
-        told = replace(rule, text=f"{rule.text}; {what.why}"[: signals.TEXT_CHARACTERS])
+        told = replace(rule, text=f"{rule.text}; {what.why}"[: symptoms.TEXT_CHARACTERS])
         placed = self._placed(told, rank, looks.get(rank))
         return placed if placed.evidence else replace(placed, evidence=rule.evidence)
 
-    def _placed(self, signal: Signal, rank: int, seen: RankEvidence | None) -> Signal:
+    def _placed(self, symptom: Symptom, rank: int, seen: RankEvidence | None) -> Symptom:
         member, step = self._holder(rank)
         return replace(
-            signal,
+            symptom,
             rank=rank,
             pod=member.view.name if member else "",
             node=(member.view.node if member else None) or "",
@@ -678,9 +678,9 @@ def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
     if seen is None:
         return ()
     frames = explaining_frames(seen)
-    said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
-    kept = (*frames[: signals.LINES_MAX - len(said)], *said)
-    return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)
+    said = (f"{symptoms.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
+    kept = (*frames[: symptoms.LINES_MAX - len(said)], *said)
+    return tuple(line[: symptoms.TEXT_CHARACTERS] for line in kept)
 
 
 SURVEY_SECONDS = 20.0
@@ -712,7 +712,7 @@ class Stragglers:
         """The survey that is being made."""
         return self._question
 
-    def advance(self, now: float) -> list[Signal]:
+    def advance(self, now: float) -> list[Symptom]:
         """Begin a survey where ranks are slow and none is named; return the faults it shows."""
         state = self._state
         is_running = state.phase is Phase.TRAINING and state.gang.stage is not GangStage.HALTED

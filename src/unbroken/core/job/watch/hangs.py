@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
-from unbroken.core.job.recovery.signals import TEXT_CHARACTERS
+from unbroken.core.job.recovery.symptoms import TEXT_CHARACTERS
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import Symptom
 from unbroken.spec.job.types import Scope
 from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView
 
@@ -62,7 +62,7 @@ class Hangs:
         self._views: dict[PodUid, tuple[RuleView, ...]] = {}
         self._tallies: dict[Key, Tally] = {}
 
-    def signs(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
+    def signs(self, member: Member, report: AgentReport, now: float) -> list[Symptom]:
         """The rules that hang now that this agent has reported."""
         state, uid, views = self._state, member.uid, report.log_rules
         is_part = state.gang.stage is not GangStage.HALTED and uid in state.gang.ranks
@@ -85,7 +85,7 @@ class Hangs:
         hanging = [key for key, tally in self._tallies.items() if tally.hangs(state.nnodes)]
         return [self._sign(key, now) for key in hanging]
 
-    def _sign(self, key: Key, now: float) -> Signal:
+    def _sign(self, key: Key, now: float) -> Symptom:
         """Return the sign of the rank that matched last, if any did."""
         told = ((uid, dict(shared(views)).get(key)) for uid, views in self._views.items())
         said = {uid: view for uid, view in told if view is not None}
@@ -94,9 +94,9 @@ class Hangs:
         text = f"LogHang_{key[0]}: no rank of the job logs a match any more"
         if not last.matches:
             text = f"LogHang_{key[0]}: no rank of the job has logged a match since the start"
-            return Signal(now, FaultKind.LOG_RULE.value, text[:TEXT_CHARACTERS])
+            return Symptom(now, FaultKind.LOG_RULE.value, text[:TEXT_CHARACTERS])
         member = self._state.roster.members.get(uid)
-        return Signal(
+        return Symptom(
             now,
             FaultKind.LOG_RULE.value,
             f"{text}; last on rank {last.last_rank}"[:TEXT_CHARACTERS],

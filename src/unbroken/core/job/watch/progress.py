@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import TypedDict
 
 from unbroken.core.job.events import PodUid
-from unbroken.spec.job.incident import Incident, Signal
+from unbroken.spec.job.incident import Incident, Symptom
 from unbroken.wire.agent import FaultKind
 from unbroken.wire.observation import RankWatch
 
@@ -51,7 +51,7 @@ def before(watched: Watched, now: float, ended_at: float | None = None) -> Befor
     )
 
 
-def own_end(culprit: Signal) -> float | None:
+def own_end(culprit: Symptom) -> float | None:
     """Return when a worker has ended of itself; None: no worker has, or it missed another, which
     may have been lost before."""
     is_own = culprit.exit_code is not None and culprit.fault != FaultKind.PEER_LOST.value
@@ -59,7 +59,7 @@ def own_end(culprit: Signal) -> float | None:
 
 
 def made(
-    step: int | None, found: Sequence[Signal], earlier: Sequence[Incident], ran_seconds: float
+    step: int | None, found: Sequence[Symptom], earlier: Sequence[Incident], ran_seconds: float
 ) -> str:
     """Describe the progress of the attempt that broke; empty: it made none.
 
@@ -73,11 +73,11 @@ def made(
     attempt runs for `FIRST_SECONDS`.
     """
     began = max((one.step for one in earlier[-1].restored), default=None) if earlier else None
-    reached = _newest([step, began, *(signal.step for signal in found)])
+    reached = _newest([step, began, *(symptom.step for symptom in found)])
     known = _newest(
         [one.step for incident in earlier[:-1] for one in incident.restored]
         + [incident.step for incident in earlier]
-        + [signal.step for incident in earlier for signal in incident.signals]
+        + [symptom.step for incident in earlier for symptom in incident.signals]
     )
     if reached is None and known is None:
         return f"ran for {int(ran_seconds // 60)} minutes" if ran_seconds >= FIRST_SECONDS else ""

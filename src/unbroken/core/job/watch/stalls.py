@@ -19,12 +19,12 @@ from unbroken.core.diagnosis.stacks import name_ranks
 from unbroken.core.job.deadlines import earliest as first_of
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
-from unbroken.core.job.recovery import signals
+from unbroken.core.job.recovery import symptoms
 from unbroken.core.job.recovery.incidents import UNCHARGED
 from unbroken.core.job.state import JobState
 from unbroken.core.wording import counted
 from unbroken.spec.job.detectors import Detector, Mode
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import Symptom
 from unbroken.spec.job.ledger import Record
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
@@ -153,7 +153,7 @@ class Stalls:
         """First alarms of the episode, those that were cleared too."""
         self._due: dict[Detector, float] = {}
         """Time at which the origin of an episode is judged."""
-        self._faults: list[Signal] = []
+        self._faults: list[Symptom] = []
         self.unplaced: AlarmOrigin | None = None
         """Slowness that all ranks have alike, until a survey has shown who causes it."""
         self.stall: Stall | None = None
@@ -182,7 +182,7 @@ class Stalls:
             self._end_stall()
         self._judge(now)
 
-    def faults(self, now: float) -> list[Signal]:
+    def faults(self, now: float) -> list[Symptom]:
         """New faults that need no look."""
         if self._state.gang.stage is not GangStage.HALTED:
             self._begin(now)
@@ -195,7 +195,7 @@ class Stalls:
         """Return when time alone will change something here."""
         return first_of(*self._due.values())
 
-    def overtaken(self, now: float) -> list[Signal]:
+    def overtaken(self, now: float) -> list[Symptom]:
         """Faults that would have been found in a moment, when another has ended the attempt."""
         for detector in list(self._due):
             self._decide(detector, now)
@@ -240,15 +240,15 @@ class Stalls:
                 for place, alarm in self._alarms_now[detector].items():
                     yield detector, place, alarm
 
-    def signal(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> Signal:
+    def symptom(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> Symptom:
         """A rank's alarm as a sign of a fault."""
         uid, rank = place
         member = self._state.roster.members.get(uid)
         step = next((w.step for w in self._report_counts[uid].watch if w.rank == rank), None)
-        return Signal(
+        return Symptom(
             min(alarm.since, now),
-            signals.BY_DETECTOR[detector],
-            alarm.why[: signals.TEXT_CHARACTERS],
+            symptoms.BY_DETECTOR[detector],
+            alarm.why[: symptoms.TEXT_CHARACTERS],
             pod=member.view.name if member else "",
             node=(member.view.node if member else None) or "",
             rank=rank,
@@ -286,7 +286,7 @@ class Stalls:
         if detector in COMPARED:
             self._alarmed[detector].setdefault(place, alarm)
         elif detector not in (*_ALL, *EXAMINED) and self.mode(detector) is Mode.ACT:
-            self._faults.append(self.signal(detector, place, alarm, now))
+            self._faults.append(self.symptom(detector, place, alarm, now))
 
     def _judge(self, now: float) -> None:
         """Begin and end the episodes."""
@@ -337,9 +337,9 @@ class Stalls:
         if is_slow and not origin.places and self._alarms_now[detector] and not is_off:
             self.unplaced = origin
         else:
-            self._faults += self._origin_signals(detector, origin, now)
+            self._faults += self._symptoms_of(detector, origin, now)
 
-    def place_slowness(self, ranks: Collection[int], why: str, now: float) -> list[Signal]:
+    def place_slowness(self, ranks: Collection[int], why: str, now: float) -> list[Symptom]:
         """Say which ranks make all of them slow, none if nobody differs; return the faults."""
         origin, self.unplaced = self.unplaced, None
         if origin is None:
@@ -352,26 +352,26 @@ class Stalls:
         )
         who = named(ranks) if places else origin.who
         told = replace(origin, places=places, who=who, text=f"{origin.alarm.why}; {why}")
-        return self._origin_signals(Detector.SLOW, told, now)
+        return self._symptoms_of(Detector.SLOW, told, now)
 
-    def _origin_signals(self, detector: Detector, origin: AlarmOrigin, now: float) -> list[Signal]:
+    def _symptoms_of(self, detector: Detector, origin: AlarmOrigin, now: float) -> list[Symptom]:
         """The fault, if it may act; else a warning."""
         mode, stands = self.mode(detector), bool(self._alarms_now[detector])
         if mode is Mode.ACT and stands and (origin.places or detector is not Detector.SLOW):
-            return [self._origin_signal(detector, origin, now)]
+            return [self._origin_symptom(detector, origin, now)]
         if mode is Mode.WARN or (mode is Mode.ACT and stands):
             self._warn(detector, f"{origin.who}: {origin.text}")
         return []
 
-    def _origin_signal(self, detector: Detector, origin: AlarmOrigin, now: float) -> Signal:
+    def _origin_symptom(self, detector: Detector, origin: AlarmOrigin, now: float) -> Symptom:
         alarm = replace(origin.alarm, why=origin.text)
         if len(origin.places) == 1:
-            return self.signal(detector, origin.places[0], alarm, now)
+            return self.symptom(detector, origin.places[0], alarm, now)
         pods = {uid for uid, _ in origin.places}
         if len(pods) == 1:
-            return replace(self.signal(detector, origin.places[0], alarm, now), rank=None)
-        text = f"{origin.who}: {origin.text}"[: signals.TEXT_CHARACTERS]
-        return Signal(min(alarm.since, now), signals.BY_DETECTOR[detector], text, step=alarm.step)
+            return replace(self.symptom(detector, origin.places[0], alarm, now), rank=None)
+        text = f"{origin.who}: {origin.text}"[: symptoms.TEXT_CHARACTERS]
+        return Symptom(min(alarm.since, now), symptoms.BY_DETECTOR[detector], text, step=alarm.step)
 
     def _is_spin_new(self) -> bool:
         return Detector.SILENT in self._episodes and self.silence() is Detector.SPINNING
@@ -396,7 +396,7 @@ class Stalls:
     def _warn(self, detector: Detector, text: str) -> None:
         self._events[detector] += 1
         if self._events[detector] <= EVENTS_MAX:
-            self._state.record_event(signals.BY_DETECTOR[detector], text, is_warning=True)
+            self._state.record_event(symptoms.BY_DETECTOR[detector], text, is_warning=True)
 
     def _close(self, detector: Detector, *, is_right: bool) -> None:
         if detector not in self._episodes:

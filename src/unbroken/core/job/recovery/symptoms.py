@@ -1,4 +1,4 @@
-"""Signs of a fault, as an incident keeps them: from agents, pods and nodes."""
+"""Symptoms of a fault, as an incident keeps them: from agents, pods and nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from unbroken.core.agent.faults import signal_name
 from unbroken.core.job.roster import Member
 from unbroken.spec.job.detectors import Detector
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import Symptom
 from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
 
 AGENT_LOST = "AgentLost"
@@ -73,14 +73,14 @@ LAST_OUTPUT = "last output"
 _NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
 
 
-def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
+def of_pod(fault: str, text: str, member: Member, at: float) -> Symptom:
     """A sign of the whole pod; that its containers ended has their last lines."""
     view = member.view
     lines = view.last_lines if fault == POD_FAILED else ()
-    return Signal(at, fault, _line(text), pod=view.name, node=view.node or "", evidence=lines)
+    return Symptom(at, fault, _line(text), pod=view.name, node=view.node or "", evidence=lines)
 
 
-def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+def of_workers(member: Member, report: AgentReport, now: float) -> list[Symptom]:
     """The faults that an agent reports; one made of its reason where it names none."""
     if not report.faults:
         text = report.message or report.reason or "the agent reports a fault without a reason"
@@ -88,18 +88,18 @@ def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
     return [_of_worker(fault, member, now) for fault in report.faults[:FAULTS_MAX]]
 
 
-def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal]:
+def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Symptom]:
     """The faults of workers that had no rank yet; the rank in such a report is the local rank."""
     found = of_workers(member, report, now)
     said = [f"local rank {one.local_rank}, before its start: " for one in report.faults]
     said = said or ["before the start: "]
     return [
-        replace(signal, rank=None, text=(who + signal.text)[:TEXT_CHARACTERS])
-        for who, signal in zip(said, found, strict=False)
+        replace(symptom, rank=None, text=(who + symptom.text)[:TEXT_CHARACTERS])
+        for who, symptom in zip(said, found, strict=False)
     ]
 
 
-def of_leavers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+def of_leavers(member: Member, report: AgentReport, now: float) -> list[Symptom]:
     """The workers that have ended well, as causes of what others miss."""
     left = [worker for worker in report.workers if worker.state == "succeeded"]
     return [_of_leaver(worker, member, now) for worker in left[:FAULTS_MAX]]
@@ -111,25 +111,26 @@ def as_reason(text: str) -> str:
     return word if word and word[0].isalpha() else "Fault"
 
 
-def reason_of(signal: Signal) -> str:
+def reason_of(symptom: Symptom) -> str:
     """Return the reason of the condition: the class of the fault. For a log rule it is the agent's
     reason. For a worker that was killed it is the signal's name, which says more in the one word of
     a column."""
-    if signal.fault == FaultKind.LOG_RULE.value:
-        return as_reason(signal.text.partition(":")[0])
-    number = (signal.exit_code or 0) - 128
-    if signal.fault == FaultKind.SIGNAL.value and number > 0:
+    if symptom.fault == FaultKind.LOG_RULE.value:
+        return as_reason(symptom.text.partition(":")[0])
+    number = (symptom.exit_code or 0) - 128
+    if symptom.fault == FaultKind.SIGNAL.value and number > 0:
         return as_reason(signal_name(number))
-    return as_reason(signal.fault)
+    return as_reason(symptom.fault)
 
 
-def describe(signal: Signal) -> str:
+def describe(symptom: Symptom) -> str:
     """One line for people: who, where, what."""
-    rank = "" if signal.rank is None else f"rank {signal.rank}"
-    pod = f"pod {signal.pod}" if signal.pod else ""
-    node = f"node {signal.node}" if signal.node else ""
+    rank = "" if symptom.rank is None else f"rank {symptom.rank}"
+    pod = f"pod {symptom.pod}" if symptom.pod else ""
+    node = f"node {symptom.node}" if symptom.node else ""
     where = ", ".join(part for part in (rank, pod, node) if part)
-    return f"{where}: {signal.fault}: {signal.text}" if where else f"{signal.fault}: {signal.text}"
+    what = f"{symptom.fault}: {symptom.text}"
+    return f"{where}: {what}" if where else what
 
 
 def _line(text: str) -> str:
@@ -137,11 +138,11 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:TEXT_CHARACTERS]
 
 
-def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
+def _of_worker(fault: WorkerFault, member: Member, now: float) -> Symptom:
     code = fault.exit_code
     if fault.signal is not None:
         code = 128 + fault.signal
-    return Signal(
+    return Symptom(
         # An agent's clock may be wrong; nothing has happened after it was reported.
         min(fault.at, now),
         fault.kind.value,
@@ -157,8 +158,8 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
     )
 
 
-def _of_leaver(worker: WorkerReport, member: Member, now: float) -> Signal:
-    return Signal(
+def _of_leaver(worker: WorkerReport, member: Member, now: float) -> Symptom:
+    return Symptom(
         min(worker.ended_at or now, now),
         FaultKind.EARLY_EXIT.value,
         "ended with exit code 0 while others still trained",
