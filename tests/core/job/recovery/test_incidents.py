@@ -36,7 +36,7 @@ def opened(*symptoms: Symptom) -> Incidents:
 
 
 @pytest.mark.parametrize(
-    ("signals", "expected"),
+    ("symptoms", "expected"),
     [
         ([sign(2, pod="b"), sign(1, pod="a")], "a"),
         ([sign(1, "PeerLost", "a"), sign(9, pod="b")], "b"),
