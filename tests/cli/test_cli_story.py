@@ -81,6 +81,8 @@ def test_the_line_of_a_hang_has_the_steps_and_why_it_was_that_rank() -> None:
 
 def test_the_cost_says_what_is_known() -> None:
     assert cost_text(replace(HUNG, resumed_step=None)) == "13.000 s"
+    printing = replace(HUNG, step=None, resumed_step=None)
+    assert cost_text(printing) == "13.000 s at most, until a line of training"
     assert cost_text(replace(HUNG, resumed_step=121)) == "13.000 s, no step lost"
     one = replace(HUNG, resumed_step=120, step_seconds=None)
     assert cost_text(one) == "13.000 s until training resumed, then 1 step repeated (120)"

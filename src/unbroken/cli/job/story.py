@@ -15,7 +15,15 @@ from unbroken.core.wording import counted, plural
 from unbroken.spec.job.codec import is_cost_unknown, lost_since, seconds_known_lost
 from unbroken.spec.job.incident import Incident, StackGroup, Symptom
 
-from .views import RESUMED, culprit_text, remedy_words, span, stages, until_text
+from .views import (
+    RESUMED,
+    culprit_text,
+    ends_with_a_line,
+    remedy_words,
+    span,
+    stages,
+    until_text,
+)
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
@@ -86,7 +94,7 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
     if is_cost_unknown(incident):
         return f"not known; {until_text(incident)}, and no later sign of training"
     if steps is None:
-        return text
+        return f"{text} at most, until a line of training" if ends_with_a_line(incident) else text
     if steps == 0:
         return f"{text}, no step lost"
     again = redo_seconds(incident)

@@ -219,6 +219,12 @@ def incident_line(incident: Incident) -> str:
     return f"{what}; {did}; {lost}{again}{wrong}"
 
 
+def ends_with_a_line(incident: Incident) -> bool:
+    """True if the job reports no steps, and a line of its output showed that it trains again: it
+    may have made steps before."""
+    return incident.progress_at is not None and incident.step is incident.resumed_step is None
+
+
 def until_text(incident: Incident) -> str:
     """The seconds that are known of an incident after which nothing has shown when training
     resumed."""
