@@ -97,7 +97,7 @@ def test_who_waits_in_a_collective_gets_out_and_joins_again(tmp_path: Path) -> N
 FORKED = """
 import json, os
 from unbroken.worker.boot.safety import Look, cuda
-look = Look()
+look = Look("")
 import torch
 before = look.danger()
 torch.zeros(1, device="cuda")

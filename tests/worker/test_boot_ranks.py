@@ -10,11 +10,19 @@ import pytest
 from tests.worker import module_values
 from tests.worker.module_values import differences, values
 from tests.worker.templates import SEEN, Ended, Template, plainly, user_packages, user_template
+from unbroken.wire.warm import THREADS
 
 pytestmark = pytest.mark.slow
 
 RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node-0"}
 ATTEMPT = {"MASTER_PORT": "29400", "JOB_RESTART_COUNT": "2"}
+# As polars does: a thread of an extension module, which no child has.
+NATIVE = """
+import ctypes
+libc, one = ctypes.CDLL(None), ctypes.c_ulong()
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+libc.pthread_create(ctypes.byref(one), None, pause, None)
+"""
 THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 MODULES = {
     # torch.cuda keeps stacks, torch.jit a table by the addresses of its functions.
@@ -169,3 +177,33 @@ def test_a_chain_of_importers_names_the_module_that_reads_the_rank(packages: Pat
         ours.prepare(*MODULES)
     reason = "modzero: RANK is read while it is imported"
     assert ours.found["left_out"]["modouter"] == ours.found["left_out"]["modlate"] == reason
+
+
+def test_modules_whose_library_starts_threads_are_imported_by_the_parked_worker(
+    packages: Path,
+) -> None:
+    modules = {"modplain": "", "modnative": NATIVE, "modafter": "import modnative"}
+    text = f"import os\n{SEEN}\nprint(len(os.listdir('/proc/self/task')))"
+    with prepared(packages, modules, text) as ours:
+        answer = ours.prepare(*modules)
+        assert (answer["modules"], answer["later"]) == (1, 2)
+        first, second = ours.park(), ours.park()
+        assert first.prepare(RANK) == {"type": "prepared", "modules": 2, "left_out": {}}
+        for each in (first, second):
+            each.start(environment={**ours.environment, **RANK})
+            assert each.said() == {"type": "end"}, "it is warm"
+        assert first.end().stdout == "modplain modnative modafter\n2\n"
+        assert second.end().stdout == "modplain\n1\n", "only who has imported has the thread"
+        last = ours.park()  # The template has no thread.
+        last.pair.close()
+        assert last.end().code == 0
+    reason = ours.found["left_out"]["modnative"]
+    assert reason.startswith("has started threads (")
+    assert reason.endswith(THREADS)
+    assert ours.found["left_out"]["modafter"] == f"modnative: {reason}"
+
+
+def test_threads_of_python_are_left_to_the_program(packages: Path) -> None:
+    with prepared(packages, {"modboth": f"{NATIVE}\n{THREAD}"}) as ours:
+        assert ours.prepare("modboth")["later"] == 0
+        assert ours.found["left_out"]["modboth"].startswith("has started threads: Thread-1")

@@ -33,8 +33,9 @@ has modules that an earlier template found unfit, with the reasons.
 
 - `prepare` may come before `run`. `environment` has the variables of the rank that the worker is
   expected to become. The worker imports the modules that were left out because they read such
-  variables, but none in `left_out`. It answers with `prepared`. If its `left_out` has modules that
-  turned out to be unfit for other reasons, the worker has ended.
+  variables, or because a fork would lose threads of theirs, but none in `left_out`. It answers with
+  `prepared`. If its `left_out` has modules that turned out to be unfit for other reasons, the
+  worker has ended.
 
 After `run` a parked worker closes its pair.  If it cannot be what a cold start would be, it says
 `cold` before that, and a new interpreter takes its place with the same pid.
@@ -72,6 +73,11 @@ PER_ATTEMPT = (
 is imported by no process but the worker that has started."""
 READ = "is read while it is imported"
 """End of the reason of a module that reads a variable of one rank, and of its importers."""
+THREADS = "of a library, which a fork would lose"
+"""End of the reason of a module whose library starts threads when it is imported, and of its
+importers."""
+LATER = (READ, THREADS)
+"""Ends of the reasons of modules that a parked worker may import: it is forked no more."""
 MESSAGE_BYTES_MAX = 160 * 1024
 """Bytes of a message; below what a pair of sockets holds by default (net.core.wmem_default, 208
 KiB)."""

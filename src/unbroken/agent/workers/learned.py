@@ -40,8 +40,9 @@ ENTRIES_MAX = 64
 """Programs of which something is kept; those that were used last stay."""
 BYTES_MAX = 32 * 1024 * 1024
 """Bytes of all entries."""
-FORM = "1"
-"""Version of the form of an entry; an entry of another version has another name."""
+FORM = "2"
+"""Version of the form of an entry, its reasons included; an entry of another version has another
+name."""
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{8}")
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?(?![A-Za-z0-9_])")

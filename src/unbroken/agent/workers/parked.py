@@ -1,8 +1,9 @@
 """The agent's end of parked workers: which rank each may become, and what it imports for that.
 
-The template leaves out modules that read a variable of one rank while they are imported. A parked
-worker may import them, because it is forked no more: it is told the variables of the rank that it
-will probably become. If the rank that starts has other values, another parked worker takes it.
+The template leaves out modules that read a variable of one rank while they are imported, and those
+whose library starts threads then. A parked worker may import them, because it is forked no more: it
+is told the variables of the rank that it will probably become. If the rank that starts has other
+values, another parked worker takes it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unbroken.log_lines import Log
-from unbroken.wire.warm import MESSAGE_BYTES_MAX, PER_ATTEMPT, PER_RANK, READ
+from unbroken.wire.warm import LATER, MESSAGE_BYTES_MAX, PER_ATTEMPT, PER_RANK
 
 from .environment import Program
 
@@ -64,7 +65,7 @@ class Ranks:
         out."""
         if not self.imported:
             return dict(template)
-        rest = {name: why for name, why in template.items() if not why.endswith(READ)}
+        rest = {name: why for name, why in template.items() if not why.endswith(LATER)}
         return {**rest, **self.unfit}
 
     def may_try(self) -> bool:

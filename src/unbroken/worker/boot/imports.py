@@ -25,10 +25,14 @@ class Importer:
     """Imports modules, and keeps what it has observed about them."""
 
     def __init__(
-        self, per_rank: Sequence[str], read: str, is_given: bool, left_out: dict[str, str]
+        self,
+        per_rank: Sequence[str],
+        later: tuple[str, ...],
+        is_given: bool,
+        left_out: dict[str, str],
     ) -> None:
-        """`read` is the end of the reason of a module that reads one of the variables `per_rank`,
-        and of its importers."""
+        """`later` has the ends of reasons that are those of all importers, too; the first is that
+        of a module that reads one of the variables `per_rank`."""
         self.left_out = left_out
         """Reasons by name; initially those of an earlier process of this template."""
         self.skipped: dict[str, str] = {}
@@ -38,7 +42,7 @@ class Importer:
         self.variables: dict[str, str | None] = {}
         """Variables that modules have read from the environment."""
         self.is_tainted = False
-        self._per_rank, self._reason = frozenset(per_rank), read
+        self._per_rank, self._later = frozenset(per_rank), later
         self._is_given = is_given
         self.roots = _roots()
         """Beginnings of paths of modules that may be imported."""
@@ -106,7 +110,7 @@ class Importer:
         if variable not in self._per_rank:
             self.variables.setdefault(variable, value)
         elif next(_importing(), None) is not None:
-            self._leave_out(None, f"{variable} {self._reason}")
+            self._leave_out(None, f"{variable} {self._later[0]}")
 
     def _leave_out(self, name: str | None, reason: str) -> None:
         reason = _short(reason)
@@ -120,10 +124,10 @@ class Importer:
     def _of_importer(self, name: str) -> str:
         """Return the reason of a module that imports this one.
 
-        A chain of importers keeps the name of the module that reads the variable.
+        A chain of importers keeps the name of the module that reads the variable or starts threads.
         """
         reason = self.left_out[name]
-        is_chain = reason.endswith(self._reason) and ": " in reason
+        is_chain = reason.endswith(self._later) and ": " in reason
         return reason if is_chain else f"{name}: {reason}"
 
     def _found(self, name: str, path: Any, target: Any) -> Any:

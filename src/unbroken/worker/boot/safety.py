@@ -11,20 +11,39 @@ _HARMLESS = ("jemalloc_bg_thd",)
 """Threads whose library prepares for a fork, and does without them in a child. jemalloc, a part of
 pyarrow, returns memory to the system in its thread. In a child the threads that allocate return it
 (`background_thread_postfork_child` of jemalloc 5)."""
+NAMES_MAX = 4
+"""Threads that a reason names at most."""
 
 
 class Look:
     """Examines this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: str) -> None:
+        """`lost` is the end of the reason if only libraries have started threads."""
+        self._lost = lost
         self.directory = os.getcwd()
         self._known = dict(_open_files())
 
-    def danger(self, ours: Collection[int] = ()) -> str | None:
+    def danger(self, ours: Collection[int] = (), is_forked: bool = True) -> str | None:
         """Return the reason that forbids a fork, or None; `ours` are descriptors of sockets that do
-        not."""
+        not. In a process that is forked no more, threads of libraries are no reason."""
         # CUDA starts threads and opens files: CUDA itself is the better reason.
-        return cuda() or _threads() or _processes() or self._files(ours) or self._elsewhere()
+        return (
+            cuda()
+            or self._threads(is_forked)
+            or _processes()
+            or self._files(ours)
+            or self._elsewhere()
+        )
+
+    def _threads(self, is_forked: bool) -> str | None:
+        if len(os.listdir("/proc/self/task")) == 1:
+            return None
+        if found := _python_threads():
+            return f"has started threads: {', '.join(found)}"
+        found = _native_threads() if is_forked else []
+        names = ", ".join(found[:NAMES_MAX])
+        return f"has started threads ({names}) {self._lost}" if found else None
 
     def _files(self, ours: Collection[int]) -> str | None:
         for number, target in _open_files():
@@ -55,9 +74,7 @@ def end_children() -> None:
             os.waitpid(pid, 0)
 
 
-def _threads() -> str | None:
-    if len(os.listdir("/proc/self/task")) == 1:
-        return None
+def _native_threads() -> list[str]:
     # Libraries that prepare for a fork, such as OpenBLAS, end their threads before one.
     pid = os.fork()
     if pid == 0:
@@ -70,8 +87,7 @@ def _threads() -> str | None:
                 names += [name.read().strip()]
         except OSError:
             continue
-    found = _python_threads() or [name for name in names if name not in _HARMLESS]
-    return f"has started threads: {', '.join(found)}" if found else None
+    return [name for name in names if name not in _HARMLESS]
 
 
 def _python_threads() -> list[str]:

@@ -79,7 +79,7 @@ class _Template:
         os.close(self._number)
         self._agent = self._pairs.Pair(moved)
         self._reserved = _reserve()
-        self._look = self._safety.Look()
+        self._look = self._safety.Look(self._warm.THREADS)
         # Last, at a worker's end: frozen objects are never collected, nor are objects in their
         # namespaces finalized.
         atexit.register(gc.unfreeze)
@@ -107,16 +107,16 @@ class _Template:
         return result
 
     def _prepare(self, pair: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Import, in a parked worker, what reads variables of its rank; return the answer."""
-        rank, own, read = message["environment"], self._importer.left_out, self._warm.READ
-        others = {name: why for name, why in own.items() if not why.endswith(read)}
+        """Import, in a parked worker, what a process that is forked must not; return the answer."""
+        rank, own = message["environment"], self._importer.left_out
+        others = {name: why for name, why in own.items() if not why.endswith(self._warm.LATER)}
         others |= message["left_out"]
         later = [name for name in self._later() if name not in others]
         os.environ.update(rank)
         importer = self._imports.Importer(
-            self._warm.PER_ATTEMPT, read, self._told["given"], {**others}
+            self._warm.PER_ATTEMPT, self._warm.LATER, self._told["given"], {**others}
         )
-        importer.run(later, lambda: self._look.danger((pair,)))
+        importer.run(later, lambda: self._look.danger((pair,), is_forked=False))
         found = {name: importer.left_out[name] for name in importer.left_out if name not in others}
 
         def changed() -> str | None:
@@ -133,11 +133,11 @@ class _Template:
         }
 
     def _later(self) -> list[str]:
-        """Return the modules that only a process of one rank may import, in order."""
-        # A module is skipped, not left out, if its package reads a variable of a rank.
+        """Return the modules that only a process that is forked no more may import, in order."""
+        # A module is skipped, not left out, if its package is left out.
         reasons: dict[str, str] = {**self._importer.skipped, **self._importer.left_out}
         names = self._told["names"]
-        return [name for name in names if reasons.get(name, "").endswith(self._warm.READ)]
+        return [name for name in names if reasons.get(name, "").endswith(self._warm.LATER)]
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         message, descriptors = self._agent.receive(self._warm.MESSAGE_BYTES_MAX)
@@ -170,7 +170,7 @@ class _Template:
         if importer is None:
             left_out = {**told["left"], **self._left_out}
             importer = self._imports.Importer(
-                self._warm.PER_RANK, self._warm.READ, told["given"], left_out
+                self._warm.PER_RANK, self._warm.LATER, told["given"], left_out
             )
             is_archive = self._front is not None and not os.path.isdir(self._front)
             importer.remember_imported(self._front if is_archive else None)
