@@ -48,6 +48,7 @@ from unbroken.wire.worker import (
 
 if TYPE_CHECKING:
     from unbroken.worker.checkpointing.checkpoints import checkpoints
+    from unbroken.worker.loading.loaders import data
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -59,6 +60,7 @@ __all__ = [
     "checkpoint",
     "checkpoints",
     "context",
+    "data",
     "phase",
     "progress",
     "restartable",
@@ -66,6 +68,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "checkpoints": "checkpointing.checkpoints",
+    "data": "loading.loaders",
     "RankLost": "restart.restartable",
     "restartable": "restart.restartable",
     "Snapshot": "snapshot.snapshot",

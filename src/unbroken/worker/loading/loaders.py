@@ -1,0 +1,238 @@
+"""Data of training that is neither repeated nor skipped after a restart.
+
+    data = worker.data(DataLoader(dataset, batch_size=8, shuffle=True))
+    snapshot = worker.Snapshot(model=model, optimizer=optimizer, data=data)
+    found = snapshot.restore()
+    step = found.step + 1 if found else 0
+    for epoch in range(data.epoch, epochs):
+        for batch in data:
+            ...
+            snapshot.save(step)
+            step += 1
+
+All ranks have the same position, the samples that were taken by all of them together. So a rank
+that lost its memory gets it from any other, and another number of ranks divides the samples that
+are left. The position moves when a batch is handed out: what loader processes have prepared and
+training has not seen is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from unbroken.errors import SpecError
+from unbroken.wire.compat import zip_equal
+from unbroken.worker import context
+
+from .orders import Orders
+from .positions import Division, Position
+
+SETTINGS = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+    "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
+    "pin_memory_device",
+)  # fmt: skip
+"""Settings of a loader that are kept. `in_order` is not: batches in another order have no common
+position."""
+
+
+def data(
+    loader: Any, *, seed: int = 0, rank: int | None = None, world_size: int | None = None
+) -> Data:
+    """Return the loader's data with a position that snapshots and checkpoints keep.
+
+    `loader` is a DataLoader of torch or a StatefulDataLoader of torchdata, with `batch_size` of one
+    rank, of a dataset with a length. The samples are divided among the ranks here. The loader has a
+    sampler of all samples, or a DistributedSampler; `seed` is that of a sampler without a
+    generator.
+
+    `rank` and `world_size` say which of how many parts of the data this rank trains on, where
+    several ranks train on the same samples (tensor parallel). By default each rank has its own.
+    """
+    torch_data = import_module("torch.utils.data")
+    if not isinstance(loader, torch_data.DataLoader):
+        raise SpecError(f"worker.data takes a DataLoader, not a {type(loader).__name__}")
+    if (rank is None) != (world_size is None):
+        raise SpecError("worker.data: give rank= and world_size= together")
+    where = None if rank is None or world_size is None else (rank, world_size)
+    if isinstance(loader.dataset, torch_data.IterableDataset):
+        raise SpecError("worker.data takes a DataLoader whose dataset has a length")
+    return Table(loader, Orders(loader, seed), where)
+
+
+class Data:
+    """Batches of this rank, from the position on; made by `worker.data`.
+
+    A loop over it ends with the epoch. A loop that was left early continues where it was. A later
+    attempt in the same process (`worker.restartable`) begins with what it restores, or anew.
+    """
+
+    def __init__(self, where: tuple[int, int] | None) -> None:
+        self._where = where
+        self._begin_attempt()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the next batch, from 0."""
+        raise NotImplementedError
+
+    @property
+    def samples(self) -> int:
+        """This rank's share of the samples that all ranks have taken, over all epochs and
+        restarts: for `worker.progress(samples=)`."""
+        self._renew()
+        rank, ranks = self._place()
+        return self._samples // ranks + (rank < self._samples % ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches of the rest of the epoch."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the newest batch, the same on all ranks."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position. If the data are others than then, the next use of them raises
+        SpecError, on every rank."""
+        self._attempt, self._samples = context().attempt, int(state["samples"])
+
+    def _place(self) -> tuple[int, int]:
+        where = context()
+        return self._where or (where.rank, where.world_size)
+
+    def _renew(self) -> None:
+        """Forget the position of an earlier attempt of this process."""
+        if context().attempt != self._attempt:
+            self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self._attempt, self._samples = context().attempt, 0
+
+
+class Table(Data):
+    """Batches of a dataset with a length."""
+
+    _kept: Mapping[str, int] | None
+    """A position that was loaded and is not compared with the data yet."""
+
+    def __init__(self, loader: Any, orders: Orders, where: tuple[int, int] | None) -> None:
+        super().__init__(where)
+        self._batch, self._drop_last = loader.batch_size, loader.drop_last
+        self._orders = orders
+        self._loader = rebuilt(loader, loader.dataset, batch_sampler=_Batches(self))
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the next batch, from 0."""
+        return self._start().epoch
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch."""
+        return sum(1 for _ in self._division(self._start().epoch).steps(0))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches of the rest of the epoch."""
+        start = self._position = self._start()
+        division = self._division(start.epoch)
+        for batch, (first, end) in zip_equal(self._loader, division.steps(start.done)):
+            self._samples += end - first
+            self._position = replace(start, done=end)
+            yield batch
+        self._position = self._position.start(division)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position after the newest batch, the same on all ranks."""
+        self._renew()
+        epoch = self._position.epoch
+        return {
+            "epoch": epoch,
+            "done": self._position.done,
+            "samples": self._samples,
+            "size": len(self._orders.order(epoch)),
+            "order": self._orders.checksum(epoch),
+        }
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a position."""
+        super().load_state_dict(state)
+        self._kept, self._position = dict(state), Position(state["epoch"], state["done"])
+
+    def left(self) -> Iterator[list[Any]]:
+        """Yield the samples of this rank's batches in the rest of the epoch."""
+        start, (rank, ranks) = self._start(), self._place()
+        order = self._orders.order(start.epoch)
+        for first, end in self._division(start.epoch).steps(start.done):
+            chosen = range(first, end)[rank::ranks]
+            before: Sequence[Any] = self._orders.order(start.epoch - 1) if first < 0 else ()
+            yield [order[at] if at >= 0 else before[at] for at in chosen]
+
+    def _start(self) -> Position:
+        self._renew()
+        self._check()
+        return self._position.start(self._division(self._position.epoch))
+
+    def _division(self, epoch: int) -> Division:
+        size, ranks = len(self._orders.order(epoch)), self._place()[1]
+        result = Division(size, ranks, self._batch, self._drop_last)
+        if result.step(0) == 0:
+            needed = ranks * (self._batch if self._drop_last else 1)
+            raise SpecError(
+                f"the data have {size} samples, and {ranks} ranks need at least {needed} for a step"
+            )
+        return result
+
+    def _begin_attempt(self) -> None:
+        super()._begin_attempt()
+        self._kept, self._position = None, Position()
+
+    def _check(self) -> None:
+        kept = self._kept
+        if kept is None:
+            return
+        epoch, size = kept["epoch"], len(self._orders.order(kept["epoch"]))
+        if kept["size"] != size:
+            raise SpecError(
+                f"the data have {size} samples, and had {kept['size']} when their position was "
+                "kept: train with the same data, or restore without data="
+            )
+        if kept["order"] != self._orders.checksum(epoch):
+            raise SpecError(
+                f"the sampler gives another order of epoch {epoch} than when the position was "
+                "kept: it must depend on its seed and the epoch only"
+            )
+        self._kept = None
+
+
+class _Batches:
+    """The batches that are left, as a batch sampler of torch."""
+
+    def __init__(self, owner: Table) -> None:
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._owner.left()
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+
+def rebuilt(loader: Any, dataset: Any, **changed: Any) -> Any:
+    """Return a loader with the same settings, but for those that are changed.
+
+    It is torch's own where torchdata's would only keep a position of its own in addition.
+    """
+    kind = type(loader)
+    if kind.__module__.startswith("torchdata."):
+        kind = import_module("torch.utils.data").DataLoader
+    settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
+    try:
+        return kind(dataset, **{**settings, **changed})
+    except TypeError as error:
+        raise SpecError(
+            f"worker.data cannot make a second {kind.__name__} like this one ({error}): give it a "
+            "DataLoader"
+        ) from error
