@@ -28,9 +28,10 @@ def test_what_each_start_imports_is_named_with_its_reason() -> None:
 
 
 def test_what_parked_workers_import_for_their_rank_is_counted() -> None:
+    why = "which read a rank's variables or start threads"
     assert lines(WarmReport("", 3, 1.0, (), 215)) == [
         "pod-0: warm: 3 modules are imported by then, which saves 1.0 s",
-        "  imported by parked workers: 215 more modules, which read variables of a rank",
+        f"  imported by parked workers: 215 more modules, {why}",
     ]
 
 

@@ -188,7 +188,9 @@ def warm_lines(agents: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if not warm["coldBecause"]:
                 took = f", which saves {warm['seconds']:.1f} s" if warm["seconds"] else ""
                 said = f"warm: {warm['modules']} modules are imported by then{took}"
-            count = f"{warm['forRank']} more modules, which read variables of a rank"
+            count = (
+                f"{warm['forRank']} more modules, which read a rank's variables or start threads"
+            )
             own = [f"  imported by parked workers: {count}"] if warm["forRank"] else []
             lines = [said, *own, *(f"  imported at each start: {line}" for line in warm["leftOut"])]
             pods.setdefault("\n".join(lines), []).append(pod)
