@@ -30,6 +30,7 @@ from unbroken.wire.agent import (
     RuleView,
     StartCommand,
     StopCommand,
+    Violation,
     WarmCommand,
     WarmReport,
     WorkerFault,
@@ -247,6 +248,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     The fast one has each limit in msgspec's terms: a new field without one fails here.
     """
     fault = WorkerFault(FaultKind.SIGNAL, 0, 0, 9, 1.5, 1, 9, "killed", "f", ("a", "b"), 7)
+    fault = replace(fault, rule="loss", violation=Violation.HANG)
     alarms = (Alarm("Silent", 1.7e9, 1.7e9, "no step", 7),)
     times = (1.7e9, 0.5, 1.7e9, 30.0)
     watch = RankWatch(

@@ -23,6 +23,7 @@ from unbroken.wire.agent import (
     ShutdownCommand,
     StartCommand,
     StopCommand,
+    Violation,
     WarmCommand,
     WarmReport,
     WorkerFault,
@@ -64,6 +65,8 @@ FAULTS = st.builds(
     message=TEXTS,
     fingerprint=TEXTS,
     lines=st.lists(TEXTS, max_size=4).map(tuple),
+    rule=TEXTS,
+    violation=st.none() | st.sampled_from(Violation),
 )
 RULES = st.builds(
     RuleView,
@@ -226,9 +229,11 @@ def test_what_is_wrong_is_named(change: dict[str, object], text: str) -> None:
 
 def test_a_newer_peer_is_understood() -> None:
     fault = {"kind": "CosmicRay", "local_rank": 0, "rank": 0, "pid": 1, "at": 1.0, "colour": "red"}
+    fault |= {"rule": "loss", "violation": "Odd"}
     value = {"agent_id": "a", "state": "faulted", "faults": [fault], "mood": "good"}
     report = decode_report(json.dumps(value))
     assert report.faults[0].kind is FaultKind.EXIT_CODE
+    assert report.faults[0].violation is Violation.FAULT, "it is acted on at once"
 
 
 def test_sizes_are_bounded() -> None:

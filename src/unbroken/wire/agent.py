@@ -31,6 +31,8 @@ WORKERS_MAX = 1024
 """Workers of an agent, and entries of each list in its report."""
 FAULTS_MAX = 256
 RULES_MAX = 1024
+RULE_CHARACTERS = 256
+"""Characters of a log rule's name in a fault; the definition of jobs allows 253."""
 LINES_MAX = 64
 """Lines of one fault; an agent sends 24."""
 RECEIPT_CHARACTERS = 256
@@ -47,6 +49,22 @@ LEASE_OVER = "LeaseOver"
 """`AgentReport.reason` of an agent whose workers have ended with their lease."""
 PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
 """`StopCommand.restart_mode`: no process is kept; or those are that can leave their training."""
+
+
+class Violation(Enum):
+    """How a log rule was broken."""
+
+    HANG = "Hang"
+    """No match came in time."""
+    SLOW = "Slow"
+    """Captured values were bad for too long."""
+    FAULT = "Fault"
+    """A line matched that marks a fault."""
+
+
+def rule_reason(violation: str, rule: str) -> str:
+    """Return the reason of a broken log rule, as HyperPod's agent names it: `LogHang_RULE`."""
+    return f"Log{violation}_{rule}"
 
 
 class AgentState(Enum):
@@ -119,6 +137,10 @@ class WorkerFault:
     """Last lines of the traceback, or of the output; bounded."""
     step: int | None = None
     """Newest step that the worker had reported."""
+    rule: Annotated[str, Limits(RULE_CHARACTERS)] = ""
+    """Name of the log rule that was broken; empty: none was."""
+    violation: Annotated[Violation | None, Limits(unknown=Violation.FAULT)] = None
+    """How that rule was broken; None: none was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from unbroken.core.agent.events import (
 )
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.machine import Workers
-from unbroken.core.logs.rule_events import RuleViolated, Violation
+from unbroken.core.logs.rule_events import RuleViolated
 from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     AgentState,
@@ -45,6 +45,7 @@ from unbroken.wire.agent import (
     ShutdownCommand,
     StartCommand,
     StopCommand,
+    Violation,
 )
 
 GENTLE = replace(SETTINGS, stop_signal=15)
@@ -586,6 +587,8 @@ def test_a_broken_rule_is_a_fault_and_lets_the_workers_run() -> None:
     assert (hang.kind, hang.local_rank, hang.pid, hang.at) == (FaultKind.LOG_RULE, 1, 101, 2.5)
     assert (hang.message, hang.lines) == ("LogHang_loss: why", ("loss=9",))
     assert (slow.rank, slow.pid) == (0, 0), "no worker can be named"
+    broken = [(fault.rule, fault.violation) for fault in report.faults]
+    assert broken == [("loss", Violation.HANG), ("loss", Violation.SLOW), ("", None)]
     assert crash.kind is FaultKind.EXIT_CODE
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.core.logs.test_log_rules import RANKS, run
 from unbroken.core.logs.rule_config import read_rules
-from unbroken.core.logs.rule_events import Lines, LogStarted, RuleViolated, Violation
+from unbroken.core.logs.rule_events import Lines, LogStarted, RuleViolated
 from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
+from unbroken.wire.agent import Violation
 
 END = 100.0
 TEXTS = [

@@ -239,6 +239,8 @@ def rule_fault(run: Run, rule_violated: RuleViolated, first_rank: int) -> Worker
         message=f"{rule_violated.reason}: {rule_violated.why}",
         lines=(rule_violated.line,) if rule_violated.line else (),
         step=next((each.step for each in run.watch if each.rank == rule_violated.rank), None),
+        rule=rule_violated.rule,
+        violation=rule_violated.kind,
     )
 
 

@@ -7,17 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from unbroken.core.tick import Tick
-
-
-class Violation(Enum):
-    """The kind of a violation; part of the agent's reason `Log<kind>_<rule>`."""
-
-    HANG = "Hang"
-    SLOW = "Slow"
-    FAULT = "Fault"
+from unbroken.wire.agent import Violation, rule_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ class RuleViolated:
     @property
     def reason(self) -> str:
         """Return the reason in the words of the HyperPod agent."""
-        return f"Log{self.kind.value}_{self.rule}"
+        return rule_reason(self.kind.value, self.rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from unbroken.core.tick import Tick
 from unbroken.spec.job.types import Scope
-from unbroken.wire.agent import RuleState, RuleView
+from unbroken.wire.agent import RuleState, RuleView, Violation
 
 from .patterns import SET_MEMORY_BYTES, PatternSet
 from .rule_config import CompiledRule
@@ -36,7 +36,6 @@ from .rule_events import (
     RuleRecovered,
     RuleViolated,
     Unfinished,
-    Violation,
 )
 from .values import Meter
 

@@ -32,7 +32,6 @@ from unbroken.core.logs.rule_events import (
     Paused,
     RuleViolated,
     Unfinished,
-    Violation,
 )
 from unbroken.core.logs.rules import LogRules, patterns_of
 from unbroken.core.ray_resume import Head
@@ -43,6 +42,7 @@ from unbroken.kube.clock import entropy, monotonic, pause
 from unbroken.log_lines import Log
 from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
+from unbroken.wire.agent import Violation
 
 from .ray_dashboard import NO_ANSWER, Dashboard, Place, Use
 

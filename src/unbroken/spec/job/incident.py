@@ -58,6 +58,10 @@ class Symptom:
     """Equal for the same exception at the same place; empty: there was none."""
     step: int | None = None
     """Newest step that the rank had reported."""
+    rule: str = ""
+    """Name of the log rule that was broken; empty: none was."""
+    violation: str = ""
+    """How it was broken: Hang, Slow or Fault (`wire.agent.Violation`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,8 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "exit_code": "Exit code of the worker; 128 + N if signal N ended it.",
         "fingerprint": "Identity of an exception: equal for the same exception at the same place.",
         "step": "Newest step that the rank had reported.",
+        "rule": "Name of the log rule that was broken. Absent: none was.",
+        "violation": "How the log rule was broken: Hang, Slow or Fault.",
     },
     "StackGroup": {
         "ranks": "The ranks, as ranges.",

@@ -55,7 +55,7 @@ def test_what_is_usual_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("culprit", "fault"),
     [
-        (Symptom(1.0, "LogRule", "LogHang_loss: no match for 5 s", rank=0), "LogHang_loss"),
+        (Symptom(1.0, "LogRule", "silent: 5 s", rule="los s:1", violation="Hang"), "LogHang_loss1"),
         (Symptom(1.0, "Signal", "killed by SIGKILL", rank=0, exit_code=137), "SIGKILL"),
         (Symptom(1.0, "NodeLost", "node n has gone", "p", "n"), "NodeLost"),
     ],

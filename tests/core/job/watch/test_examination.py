@@ -14,7 +14,15 @@ from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS
 from unbroken.core.job.watch.unreached import GRACE_SECONDS
 from unbroken.core.patience import BLIND
 from unbroken.spec.job.detectors import Detector
-from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
+from unbroken.wire.agent import (
+    AgentReport,
+    AgentState,
+    FaultKind,
+    RuleState,
+    RuleView,
+    Violation,
+    WorkerFault,
+)
 from unbroken.wire.observation import CollectCommand, Evidence, RankWatch
 
 SILENT, STOPPED, STUCK = Detector.SILENT, Detector.STOPPED, Detector.STUCK
@@ -344,30 +352,36 @@ def test_a_log_rule_is_not_dismissed_whatever_the_ranks_do() -> None:
     assert job.incidents[1].culprit.rank == 0, "the rule's own rank, as nobody differs"
 
 
-def rule_fault(job: Script, pod: str, text: str, at: float) -> str:
+def broken_rule(violation: Violation, rank: int = 0, at: float = 0.0) -> WorkerFault:
+    """Return the fault of a rule whose message says something else."""
+    rule = (FaultKind.LOG_RULE, 0, rank, 7, at)
+    return WorkerFault(*rule, message="LogFault_y: text", rule="x", violation=violation)
+
+
+def rule_fault(job: Script, pod: str, violation: Violation, at: float) -> str:
     """Report a broken rule; the agent lets its workers run."""
-    rank = int(pod[-1])
-    fault = WorkerFault(FaultKind.LOG_RULE, 0, rank, 7, at, message=text)
+    fault = broken_rule(violation, int(pod[-1]), at)
     report = replace(job.report(f"failed {pod} 0"), faults=(fault,))
     return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
 
 
 def test_a_rule_of_one_node_that_hangs_is_looked_into_and_one_that_failed_is_not() -> None:
     job = WatchedJob()
-    assert rule_fault(job, "w-1", "LogHang_x: silent for 5 s", 20) == "look w-0, look w-1"
-    assert rule_fault(job, "w-1", "LogHang_x: silent for 5 s", 21) == ""
+    assert rule_fault(job, "w-1", Violation.HANG, 20) == "look w-0, look w-1"
+    assert rule_fault(job, "w-1", Violation.HANG, 21) == ""
     assert job.tick(20 + WAITS) == STOP
     assert job.condition.reason == "LogHang_x"
     job = WatchedJob()
-    assert rule_fault(job, "w-1", "LogFault_x: nan", 20) == STOP
+    assert rule_fault(job, "w-1", Violation.FAULT, 20) == STOP
 
 
 def test_a_hang_is_only_what_hangs_altogether() -> None:
-    hangs = WorkerFault(FaultKind.LOG_RULE, 0, 0, 1, 0.0, message="LogSlow_x: 3 > 2")
+    hangs, faulty = broken_rule(Violation.SLOW), broken_rule(Violation.FAULT)
     crash = WorkerFault(FaultKind.EXIT_CODE, 0, 0, 1, 0.0)
     report = AgentReport("a", AgentState.FAULTED)
     assert is_hang(replace(report, faults=(hangs,)))
     assert not is_hang(replace(report, faults=(hangs, crash)))
+    assert not is_hang(replace(report, faults=(hangs, faulty)))
     assert not is_hang(report)
 
 

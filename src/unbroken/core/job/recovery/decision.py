@@ -29,7 +29,7 @@ from unbroken.spec import keys
 from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.types import RestartPolicy, RestartStatus, RunPolicy, SameError
 from unbroken.spec.keys import ConditionType
-from unbroken.wire.agent import FaultKind
+from unbroken.wire.agent import FaultKind, Violation, rule_reason
 
 from .incidents import RESTART_REQUESTED, UNCHARGED, culprit
 from .symptoms import BAD_METRIC, LOSS_SPIKE
@@ -154,7 +154,6 @@ _RAISED = (
     FaultKind.OUT_OF_MEMORY.value,
 )
 _BAD_VALUE = (BAD_METRIC, LOSS_SPIKE)
-_LOG_FAULT = re.compile(r"^LogFault_[^:]*")
 # Faults of storage, name service and network appear everywhere at once, and pass.
 _PASSING = re.compile(
     r"(?i)time(?:d )?out|connection|temporar|unavailable|too many requests|throttl|name or service"
@@ -245,9 +244,8 @@ def _key(symptom: Symptom) -> str:
         return symptom.fingerprint
     if symptom.fault in (FaultKind.OUT_OF_MEMORY.value, *_BAD_VALUE):
         return symptom.fault
-    if symptom.fault == FaultKind.LOG_RULE.value:
-        rule = _LOG_FAULT.match(symptom.text)
-        return rule[0] if rule else ""
+    if symptom.violation == Violation.FAULT.value:
+        return rule_reason(symptom.violation, symptom.rule)
     return ""
 
 

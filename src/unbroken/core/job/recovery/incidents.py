@@ -100,6 +100,7 @@ def _symptoms(symptoms: Sequence[Symptom], left: int) -> tuple[Symptom, ...]:
                 node=cut(symptom.node, NAME_BYTES),
                 evidence=evidence,
                 fingerprint=cut(symptom.fingerprint, NAME_BYTES),
+                rule=cut(symptom.rule, NAME_BYTES),
             )
         )
     return tuple(found)

@@ -28,6 +28,7 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     FaultKind,
+    Violation,
 )
 
 from . import decision, ladder, symptoms
@@ -38,8 +39,6 @@ RESTARTED = "the agent was restarted in its pod"
 RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
 """A stock in-process agent looks the same after both (its INIT is a new one)."""
 LEASE_RAN_OUT = "the lease on its workers ran out: it heard neither the operator nor all peers"
-HANG_REASONS = ("LogHang_", "LogSlow_")
-"""Beginnings of the reasons of log rules that find a job hanging or slow."""
 _PEER_LOST = FaultKind.PEER_LOST.value
 
 
@@ -95,8 +94,7 @@ def in_early_ends(state: JobState, found: Sequence[Symptom], now: float) -> list
 def is_hang(report: AgentReport) -> bool:
     """True if all that an agent complains of are log rules that hang or are slow."""
     return bool(report.faults) and all(
-        fault.kind is FaultKind.LOG_RULE and fault.message.startswith(HANG_REASONS)
-        for fault in report.faults
+        fault.violation in (Violation.HANG, Violation.SLOW) for fault in report.faults
     )
 
 

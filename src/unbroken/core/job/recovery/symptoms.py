@@ -10,7 +10,7 @@ from unbroken.core.agent.faults import signal_name
 from unbroken.core.job.roster import Member
 from unbroken.spec.job.detectors import Detector
 from unbroken.spec.job.incident import Symptom
-from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
+from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport, rule_reason
 
 AGENT_LOST = "AgentLost"
 """The agent of a pod restarted, ended, or no longer answers the operator."""
@@ -115,8 +115,8 @@ def reason_of(symptom: Symptom) -> str:
     """Return the reason of the condition: the class of the fault. For a log rule it is the agent's
     reason. For a worker that was killed it is the signal's name, which says more in the one word of
     a column."""
-    if symptom.fault == FaultKind.LOG_RULE.value:
-        return as_reason(symptom.text.partition(":")[0])
+    if symptom.violation:
+        return as_reason(rule_reason(symptom.violation, symptom.rule))
     number = (symptom.exit_code or 0) - 128
     if symptom.fault == FaultKind.SIGNAL.value and number > 0:
         return as_reason(signal_name(number))
@@ -155,6 +155,8 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Symptom:
         exit_code=code,
         fingerprint=fault.fingerprint,
         step=fault.step,
+        rule=fault.rule,
+        violation=fault.violation.value if fault.violation else "",
     )
 
 

@@ -7,7 +7,7 @@ Counts are kept, so that a report costs the same in a job of any size. One funct
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
@@ -16,7 +16,7 @@ from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.spec.job.incident import Symptom
 from unbroken.spec.job.types import Scope
-from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView
+from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView, Violation, rule_reason
 
 Key = tuple[str, int]
 """A rule's name, and its number among those of the same name."""
@@ -91,15 +91,18 @@ class Hangs:
         said = {uid: view for uid, view in told if view is not None}
         uid = max(said, key=lambda uid: said[uid].last_match_at or 0.0)
         last = said[uid]
-        text = f"LogHang_{key[0]}: no rank of the job logs a match any more"
+        rule, violation = key[0], Violation.HANG.value
+        when = "has logged a match since the start" if not last.matches else "logs a match any more"
+        text = f"{rule_reason(violation, rule)}: no rank of the job {when}"
+        symptom = Symptom(
+            now, FaultKind.LOG_RULE.value, text[:TEXT_CHARACTERS], rule=rule, violation=violation
+        )  # fmt: skip
         if not last.matches:
-            text = f"LogHang_{key[0]}: no rank of the job has logged a match since the start"
-            return Symptom(now, FaultKind.LOG_RULE.value, text[:TEXT_CHARACTERS])
+            return symptom
         member = self._state.roster.members.get(uid)
-        return Symptom(
-            now,
-            FaultKind.LOG_RULE.value,
-            f"{text}; last on rank {last.last_rank}"[:TEXT_CHARACTERS],
+        return replace(
+            symptom,
+            text=f"{text}; last on rank {last.last_rank}"[:TEXT_CHARACTERS],
             pod=member.view.name if member else "",
             node=(member.view.node if member else None) or "",
             rank=last.last_rank,
