@@ -37,7 +37,7 @@ from unbroken.operator.kinds import IncidentObject, JobObject
 from unbroken.operator.kueue.queues import Queues
 from unbroken.spec.job.codec import incident_from, job_status_from
 from unbroken.spec.job.ledger import read_ledger
-from unbroken.spec.job.parse import Parsed, parse_job
+from unbroken.spec.job.parse import Parsed
 from unbroken.spec.job.types import JobStatus
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, LEDGER, ConditionType
@@ -108,8 +108,7 @@ class Operator:
         self._watches = watches
         self._has_queues = has_queues
         self._queues = Queues(
-            shared.client,
-            shared.recorder,
+            shared,
             watches.jobs,
             watches.pods,
             self._on_gate,
@@ -170,6 +169,7 @@ class Operator:
     def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
         key = key_of(changed(old, new))
         if new is None:
+            self._shared.parsed.forget(changed(old, new))
             self._refused.pop(key, None)
             self._end(key)
             return
@@ -177,7 +177,10 @@ class Operator:
         if runner is not None and runner.job.uid != new["metadata"]["uid"]:
             self._end(key)
             runner = None
-        parsed = parse_job(new)
+        before = None
+        if old is not None and _generation(old) != _generation(new):
+            before = self._shared.parsed.of(old)
+        parsed = self._shared.parsed.of(new)
         if parsed.problems:
             self._refuse(key, new, parsed, runner)
             return
@@ -186,8 +189,8 @@ class Operator:
             return
         if runner is not None:
             runner.receive(_seen(new, parsed, self._queues.gate(new)))
-            if old is not None and _generation(old) != _generation(new):
-                known = _warnings(parse_job(old))
+            if before is not None:
+                known = _warnings(before)
                 _warn(runner, [warning for warning in _warnings(parsed) if warning not in known])
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
@@ -258,7 +261,7 @@ class Operator:
 
     def _make(self, key: Key, job: JobObject) -> JobRunner:
         """Make a runner that has all existing objects."""
-        parsed = parse_job(job)
+        parsed = self._shared.parsed.of(job)
         status, problems = job_status_from(job.get("status"))
         for problem in problems:
             log.warning("problem in the status of a job", job=key, problem=problem)

@@ -73,7 +73,7 @@ from unbroken.spec.keys import ConditionType
 
 from .links import AgentLinks, AgentMemory, StockAgents, StockHolders
 from .pods import AgentToInject, JobIdentity, build_pod
-from .views import AgentPlace, agent_place, newest_warning, pod_view
+from .views import AgentPlace, ParsedJobs, agent_place, newest_warning, pod_view
 from .writer import JobRequests, JobWriter
 
 log = Log(__name__)
@@ -126,6 +126,8 @@ class JobResources:
     """Turns for connecting to agents, of all jobs together."""
     stock_agents: StockHolders = field(default_factory=StockHolders)
     """The pod that each of HyperPod's own agents serves, of all jobs."""
+    parsed: ParsedJobs = field(default_factory=ParsedJobs)
+    """The existing jobs, parsed."""
     is_proof_required: bool = False
     """Refuse agents that offer no proof of their job's key, as HyperPod's own does."""
     dead_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Pods and nodes of the API as the job machine sees them, and why a pod does not run.  Pure.
+"""Jobs, pods and nodes of the API as the job machine sees them, and why a pod does not run.  Pure.
 
 Of several causes `trouble_of` gives the nearest.
 """
@@ -23,8 +23,10 @@ from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodU
 from unbroken.core.job.obstacles import ENDED, container_lines, printable
 from unbroken.core.wording import counted
 from unbroken.foreign_numbers import INT32_MAX, whole_number
+from unbroken.operator.kinds import JobObject
 from unbroken.spec import keys
 from unbroken.spec.job.launch import training_name
+from unbroken.spec.job.parse import Parsed, parse_job
 from unbroken.spec.job.rules import port_number
 from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
 from unbroken.spec.nodes.values import health_of
@@ -290,3 +292,30 @@ def _seconds(at: datetime | None) -> float | None:
 
 def _any_true(conditions: dict[str, str], names: Iterable[str]) -> bool:
     return any(conditions.get(name) == "True" for name in names)
+
+
+class ParsedJobs:
+    """The newest parsed version of each job; `forget` must be called when a job is gone."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[str, Parsed]] = {}
+        """Resource version and parsed job by uid."""
+
+    def of(self, job: JobObject) -> Parsed:
+        """Return the job of an object of the API, parsed."""
+        uid, version = _uid(job), str(job["metadata"].get("resourceVersion"))
+        kept = self._kept.get(uid)
+        if kept is None or kept[0] != version:
+            kept = self._kept[uid] = version, parse_job(job)
+        return kept[1]
+
+    def forget(self, job: JobObject) -> None:
+        """Drop a job that no longer exists."""
+        self._kept.pop(_uid(job), None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def _uid(job: JobObject) -> str:
+    return str(job["metadata"].get("uid"))

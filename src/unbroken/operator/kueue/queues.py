@@ -39,15 +39,15 @@ from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import pause, wall
 from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
-from unbroken.kube.events import EventRecorder, reference_to
+from unbroken.kube.events import reference_to
 from unbroken.kube.informer import Informer, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.pods import job_identity
+from unbroken.operator.jobs.runner import JobResources
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
-from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import JobSpec, queue_of, queue_warnings
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, KUEUE_GROUP, QUEUE_PRIORITY, REPLICA_LABEL, WORKLOAD
@@ -145,16 +145,16 @@ class Queues:
 
     def __init__(
         self,
-        client: KubeClient,
-        recorder: EventRecorder,
+        shared: JobResources,
         jobs: Informer[JobObject],
         pods: Informer[Pod],
         on_change: OnChange,
         is_idle: Callable[[Key], bool],
         namespace: str | None,
     ) -> None:
-        self._client = client
-        self._recorder = recorder
+        self._client = shared.client
+        self._recorder = shared.recorder
+        self._parsed = shared.parsed
         self._jobs = jobs
         self._pods = pods
         self._namespace = namespace
@@ -269,7 +269,7 @@ class Queues:
             return None
         if self._workloads is None or self._flavors is None:
             return None
-        parsed = parse_job(job)
+        parsed = self._parsed.of(job)
         if parsed.problems:
             return None
         workload = self._workloads.get(workload_name(job_identity(job)), key.namespace)
