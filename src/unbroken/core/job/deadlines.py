@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeVar
 
 from unbroken.spec.job.types import RunPolicy
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Timers(dict[K, float]):
+    """Times since when things have lasted, the earliest first; `now` never goes back."""
+
+    def restart(self, key: K, now: float) -> None:
+        """Let the thing begin now, even if it has begun before."""
+        self.pop(key, None)
+        self[key] = now
+
+    def deadline(self, seconds: float) -> float | None:
+        """Return when the first thing will have lasted so long; None: there is none."""
+        return next((since + seconds for since in self.values()), None)
+
+    def expire(self, now: float, seconds: float) -> list[K]:
+        """Remove and return the things that have lasted so long, the longest first."""
+        expired = list(takewhile(lambda key: now >= self[key] + seconds, self))
+        for key in expired:
+            del self[key]
+        return expired
 
 
 @dataclass(frozen=True, slots=True)

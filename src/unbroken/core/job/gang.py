@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import takewhile
 
 from unbroken.core.snapshots.buddies import Copies
 from unbroken.spec.job.types import RANKS_KEY
@@ -32,6 +31,7 @@ from unbroken.wire.agent import (
     parent_of,
 )
 
+from .deadlines import Timers
 from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, address_of, is_stock
 
@@ -80,7 +80,7 @@ class Gang:
         self.stage = GangStage.HALTED
         self.fence = -1
         """In HALTED: newest attempt of which no worker may live before the next one starts."""
-        self.unclear: dict[PodUid, float] = {}
+        self.unclear: Timers[PodUid] = Timers()
         """Pods that may hold workers up to the fence: since when they are asked, oldest first."""
         self.ready: set[PodUid] = set()
         self.awaited: dict[PodUid, None] = {}
@@ -119,7 +119,7 @@ class Gang:
         self._resend_at = None
         members = self._roster.members
         unclear = [uid for uid, member in members.items() if not self._is_clear(member)]
-        self.unclear = dict.fromkeys(unclear, now)
+        self.unclear = Timers(dict.fromkeys(unclear, now))
         self.witnesses = {}
         for uid in self.ranks:
             self._witness(uid, now)
@@ -179,14 +179,14 @@ class Gang:
         was_asked = member.asked >= self.fence and self._resend_at is not None
         if uid not in self.unclear or member.report is None or was_asked:
             return []
-        self._ask_anew(uid, now)
+        self.unclear.restart(uid, now)
         return self._stop([uid], now)
 
     def stuck(self, now: float, seconds: float) -> list[PodUid]:
         """Pods that have not shown for so long that they are clear; each once in that time."""
-        found = list(takewhile(lambda uid: now >= self.unclear[uid] + seconds, self.unclear))
+        found = self.unclear.expire(now, seconds)
         for uid in found:
-            self._ask_anew(uid, now)
+            self.unclear[uid] = now
         return found
 
     def forget(self, uid: PodUid) -> None:
@@ -292,10 +292,6 @@ class Gang:
 
     def _resend_seconds(self) -> float:
         return max(RESEND_SECONDS, RESEND_SECONDS_EACH * len(self._roster.members))
-
-    def _ask_anew(self, uid: PodUid, now: float) -> None:
-        del self.unclear[uid]
-        self.unclear[uid] = now
 
     def _is_clear(self, member: Member) -> bool:
         report = member.report

@@ -247,7 +247,11 @@ class Life:
         state = self._state
         match state.phase:
             case Phase.PREPARING:
-                return earliest(self._stop_by(), self._gather_at, self._limit_at())
+                return earliest(
+                    state.gang.unclear.deadline(STOP_SECONDS),
+                    self._gather_at,
+                    self._limit_at(),
+                )
             case Phase.TRAINING:
                 starting = state.gang.stage is GangStage.STARTING
                 start_by = self._since + START_SECONDS if starting else None
@@ -527,10 +531,6 @@ class Life:
     def _limit_at(self) -> float | None:
         found = self._limit(0.0)
         return None if found is None else found[0]
-
-    def _stop_by(self) -> float | None:
-        first = next(iter(self._state.gang.unclear.values()), None)
-        return None if first is None else first + STOP_SECONDS
 
     def _expiry(self) -> float | None:
         due = expiry(self._policy(), self._state.status.completion_time)

@@ -9,7 +9,6 @@ This module turns events into facts and signs; `life`, `recovery` and `adoption`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from unbroken.core.job.record.conditions import ENDS
 from unbroken.core.job.record.receipts import Receipts
@@ -167,7 +166,6 @@ class Job:
         state = self.state
         if state.phase in (Phase.UNKNOWN, Phase.DELETED):
             return None
-        back = next(iter(state.lost.values()), None) if state.phase in _LIVE else None
         return earliest(
             state.gang.deadline(),
             state.plan.deadline(),
@@ -183,7 +181,7 @@ class Job:
             self._unanswered.deadline(),
             self._leases.deadline(),
             self._moves.deadline(),
-            None if back is None else back + AGENT_BACK_SECONDS,
+            state.lost.deadline(AGENT_BACK_SECONDS) if state.phase in _LIVE else None,
         )
 
     def check(self) -> None:
@@ -559,9 +557,7 @@ class Job:
             self._life.overdue(now)
         if state.phase not in _LIVE:
             return
-        away = takewhile(lambda uid: now >= state.lost[uid] + AGENT_BACK_SECONDS, state.lost)
-        for uid in list(away):
-            del state.lost[uid]
+        for uid in state.lost.expire(now, AGENT_BACK_SECONDS):
             if uid not in state.gang.completed:
                 member = state.roster.members[uid]
                 why = f"{member.lost_why}, and is not back after {AGENT_BACK_SECONDS:g} s"

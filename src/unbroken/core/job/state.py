@@ -29,6 +29,7 @@ from unbroken.spec.job.types import (
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import PROCESS_RESTART
 
+from .deadlines import Timers
 from .events import (
     CreatePod,
     DeleteIncident,
@@ -80,7 +81,7 @@ class JobState:
         """Reports of the ranks of the attempt that runs, or ran last, about themselves."""
         self.broken: tuple[int, str] = (-1, "")
         """The newest attempt that a fault has ended, and the fault's class."""
-        self.lost: dict[PodUid, float] = {}
+        self.lost: Timers[PodUid] = Timers()
         """Time since when agents are unreachable, the longest first."""
         self.trouble: dict[PodName, Obstacle] = {}
         """Obstacles of pods that do not start, by name."""

@@ -16,11 +16,8 @@ long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from itertools import takewhile
 
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.recovery.symptoms import as_reason
@@ -28,7 +25,7 @@ from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.types import Condition
 from unbroken.wire.agent import AgentReport, AgentState
 
-from .deadlines import earliest
+from .deadlines import Timers, earliest
 from .events import PodName, PodPhase, PodUid, PodView
 from .obstacles import (
     AGENT_SHARED,
@@ -66,7 +63,7 @@ class Waits:
     """Causes with an event recorded since the last start."""
     _changed_at: float | None = None
     _due: float | None = None
-    _up: dict[PodUid, float] = field(default_factory=dict)
+    _up: Timers[PodUid] = field(default_factory=Timers)
     """Time since when each pod runs whose agent never reported."""
     _without_wait: tuple[Condition, ...] | None = None
     """Conditions that are known to mention no wait."""
@@ -75,8 +72,7 @@ class Waits:
         """Return when the text is to change, or a missing agent is to be reported."""
         if self.state.phase is not Phase.PREPARING:
             return None
-        first = next(iter(self._up.values()), None)
-        return earliest(self._due, None if first is None else first + AGENT_SECONDS)
+        return earliest(self._due, self._up.deadline(AGENT_SECONDS))
 
     def see(self, view: PodView, now: float) -> None:
         """Take the view of a pod whose agent never reported."""
@@ -157,10 +153,7 @@ class Waits:
             state.record_event(as_reason(obstacle.cause), obstacle.full_text(), is_warning=True)
 
     def _miss_agents(self, now: float) -> None:
-        if not self._up:
-            return
-        for uid in [uid for uid, since in self._up.items() if now >= since + AGENT_SECONDS]:
-            del self._up[uid]
+        for uid in self._up.expire(now, AGENT_SECONDS):
             member = self.state.roster.members.get(uid)
             if member is not None and member.report is None:
                 port = member.view.agent_port
@@ -189,15 +182,14 @@ class Unanswered:
     def __init__(self, state: JobState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._since: dict[Stage, dict[PodUid, float]] = {stage: {} for stage in Stage}
-        """Time since when each is in its stage; the longest first."""
+        self._since: dict[Stage, Timers[PodUid]] = {stage: Timers() for stage in Stage}
+        """Time since when each is in its stage."""
 
     def deadline(self) -> float | None:
         """Return when the next pod is to be replaced."""
         if not self._is_on():
             return None
-        first = ((stage, next(iter(since.values()), None)) for stage, since in self._since.items())
-        return earliest(*(None if at is None else at + SECONDS[stage] for stage, at in first))
+        return earliest(*(since.deadline(SECONDS[stage]) for stage, since in self._since.items()))
 
     def see(self, member: Member, now: float) -> None:
         """Take a pod as it is now."""
@@ -221,9 +213,7 @@ class Unanswered:
     def advance(self, now: float) -> None:
         """Replace the pods that have taken too long, elsewhere."""
         for stage, since in self._since.items() if self._is_on() else ():
-            begun_by = now - SECONDS[stage]
-            for uid in list(takewhile(partial(_began_by, since, begun_by), since)):
-                del since[uid]
+            for uid in since.expire(now, SECONDS[stage]):
                 member = self._state.roster.members.get(uid)
                 if member is None or member.condemned or member.view.node is None:
                     continue
@@ -249,10 +239,6 @@ class Unanswered:
         return any(one.report is not None and one.view.replica_spec == kind for one in members)
 
 
-def _began_by(since: Mapping[PodUid, float], time: float, uid: PodUid) -> bool:
-    return since[uid] <= time
-
-
 TELL_SECONDS = 30.0
 """Seconds in INIT after which the wait for the workers of a pod is reported."""
 READY_SECONDS = 600.0
@@ -271,9 +257,11 @@ class Unstarted:
         self._state = state
         self._recovery = recovery
         self._waits = waits
-        self._since: dict[PodUid, tuple[float, str]] = {}
-        """Time since when an agent process reports INIT, and its id; the longest first."""
-        self._untold: dict[PodUid, float] = {}
+        self._agents: dict[PodUid, str] = {}
+        """Ids of the agent processes that report INIT."""
+        self._since: Timers[PodUid] = Timers()
+        """Time since when each of them does."""
+        self._untold: Timers[PodUid] = Timers()
         """Agents among them whose wait is not reported yet."""
         self._is_preparing = False
 
@@ -281,24 +269,20 @@ class Unstarted:
         """Return when a wait is to be reported, or a pod to be replaced."""
         if self._state.phase is not Phase.PREPARING or not self._since:
             return None
-        first, by = next(iter(self._since.values()))[0], self._seconds()
-        untold = next(iter(self._untold.values()), None)
-        return earliest(
-            None if untold is None else untold + TELL_SECONDS,
-            None if by is None else first + by,
-        )
+        by = self._seconds()
+        replaced_at = None if by is None else self._since.deadline(by)
+        return earliest(self._untold.deadline(TELL_SECONDS), replaced_at)
 
     def heard(self, member: Member, now: float) -> None:
         """Take an agent's report."""
         report, uid = member.report, member.uid
         waits = report.agent_id if report and report.state is AgentState.INIT else None
-        known = self._since.get(uid)
-        if known is not None and known[1] == waits:
+        if waits is not None and waits == self._agents.get(uid):
             return
         self._forget(uid)
         self._waits.forget(member.view)
         if waits is not None:
-            self._since[uid], self._untold[uid] = (now, waits), now
+            self._agents[uid], self._since[uid], self._untold[uid] = waits, now, now
 
     def broke(self, member: Member, report: AgentReport, now: float) -> None:
         """Charge the fault of workers that ended before they had a rank.
@@ -321,8 +305,8 @@ class Unstarted:
         members, was_preparing = self._state.roster.members, self._is_preparing
         self._is_preparing = self._state.phase is Phase.PREPARING
         if not self._is_preparing:
-            self._since.clear()
-            self._untold.clear()
+            for started in (self._agents, self._since, self._untold):
+                started.clear()
             return
         if not was_preparing:
             # An agent may have reported its state before a new operator prepares, and only once.
@@ -331,26 +315,22 @@ class Unstarted:
                     self.heard(member, now)
                 elif member.broke_early and member.report is not None:
                     self.broke(member, member.report, now)
-        untold = self._untold.items()
-        for uid in [u for u, _ in takewhile(lambda one: now >= one[1] + TELL_SECONDS, untold)]:
-            del self._untold[uid]
+        for uid in self._untold.expire(now, TELL_SECONDS):
             if uid in members:
                 self._waits.note(Obstacle(members[uid].view.name, NOT_READY, WAITS))
         self._replace(now)
 
     def _replace(self, now: float) -> None:
-        by, since = self._seconds(), self._since.items()
-        if by is None:
-            return
-        for uid in [u for u, _ in takewhile(lambda one: now >= one[1][0] + by, since)]:
+        by = self._seconds()
+        for uid in () if by is None else self._since.expire(now, by):
             self._forget(uid)
             member = self._state.roster.members.get(uid)
             if member is not None and not member.condemned:
                 self._recovery.never_ready(member, f"{WAITS} ({by:g} s)", now)
 
     def _forget(self, uid: PodUid) -> None:
-        self._since.pop(uid, None)
-        self._untold.pop(uid, None)
+        for started in (self._agents, self._since, self._untold):
+            started.pop(uid, None)
 
     def _seconds(self) -> float | None:
         """Return the time that workers have; None: no limit."""
