@@ -20,7 +20,6 @@ from tests.agent.virtual_agents import Agent, Wire, agent
 from tests.agent_requests import AgentRequests, raw_link
 from tests.virtual_time import advance, in_virtual_time
 from unbroken.wire.agent import AgentState
-from unbroken.wire.observation import CollectCommand
 
 LEASE = 8.0
 CHANGES = 60
@@ -108,20 +107,6 @@ async def test_an_agent_says_that_it_does_not_reach_its_parent() -> None:
             parent.listen()
             found = await operator.report(lambda report: not report.unreached)
             assert found.state is AgentState.RUNNING
-
-
-@in_virtual_time
-async def test_a_spare_tells_which_agents_it_does_not_reach() -> None:
-    async with agent(1) as spare, agent(1) as other, spare.operator() as operator:
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            away, there = (f"127.0.0.1:{port}" for port in (closed.getsockname()[1], other.port))
-            await operator.more(1)
-            operator.send(CollectCommand(7, 3, 3.0, peers=(away, there)))
-            await operator.until(lambda: bool(operator.evidence))
-        answer = operator.evidence[0]
-    assert (answer.request, answer.attempt, answer.ranks) == (7, 3, ())
-    assert answer.unreached == (away,)
 
 
 @in_virtual_time

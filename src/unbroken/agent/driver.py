@@ -71,7 +71,7 @@ from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .options import Options
-from .peers import PeerQuestions, unreached
+from .peers import PeerQuestions
 from .workers import facts
 from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
@@ -295,11 +295,10 @@ class Driver:
     async def _answer(
         self, examination: Examination, command: CollectCommand, answer: Callable[[Evidence], None]
     ) -> None:
-        away, _ = await asyncio.gather(unreached(command.peers), examination.wait(command.seconds))
+        await examination.wait(command.seconds)
         report = self._machine.report()
         ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
-        told = (command.request, command.attempt, report.agent_id, self.now(), ranks, away)
-        answer(Evidence(*told))
+        answer(Evidence(command.request, command.attempt, report.agent_id, self.now(), ranks))
 
     async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         from unbroken.agent.evidence.examine import Sampling  # needed in trouble only

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from unbroken.agent_http.peer import Peer, connected
@@ -32,19 +32,13 @@ CHECK_SECONDS, DOUBT_SECONDS = 2.0, 1.0
 seconds from its beginning to the next one, at least."""
 
 
-async def unreached(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return the agents that cannot be connected to, within 2 s."""
-
-    async def is_unreached(address: str) -> bool:
-        try:
-            async with connected(address, None):
-                return False
-        except (OSError, TimeoutError, PeerError):
-            return True
-
-    asked = tuple(addresses)
-    found = await asyncio.gather(*map(is_unreached, asked))
-    return tuple(address for address, is_away in zip(asked, found, strict=True) if is_away)
+async def _is_unreached(address: str) -> bool:
+    """Return whether the agent cannot be connected to, within 2 s."""
+    try:
+        async with connected(address, None):
+            return False
+    except (OSError, TimeoutError, PeerError):
+        return True
 
 
 class PeerQuestions:
@@ -125,7 +119,7 @@ class PeerQuestions:
         failed = 0
         while True:
             begun_at = self._now()
-            failed = failed + 1 if await unreached([parent]) else 0
+            failed = failed + 1 if await _is_unreached(parent) else 0
             away = parent if failed > 1 else ""
             if away != self.unreached:
                 self.unreached = away

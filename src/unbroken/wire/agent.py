@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from .codec import Limits
-from .observation import ADDRESS_CHARACTERS, CollectCommand, RankWatch
+from .observation import CollectCommand, RankWatch
 
 PORT = 8080
 LINK_PATH = "/v1/link"
@@ -26,6 +26,8 @@ order."""
 LEFT_OUT_MAX = 5
 """Reasons in a report for which modules are not imported beforehand."""
 IMPORTS_MAX = 20_000
+ADDRESS_CHARACTERS = 300
+"""Characters of `host:port`; a host name has 253 at most."""
 WARM_PEERS_MAX = 3
 WORKERS_MAX = 1024
 """Workers of an agent, and entries of each list in its report."""

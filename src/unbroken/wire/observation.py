@@ -26,11 +26,6 @@ METRICS_MAX = 64
 ALARMS_MAX = 16
 COLLECT_SECONDS_MAX = 60
 SAMPLES_PER_SECOND_MAX = 10
-PEERS_MAX = 8
-"""Agents that an agent is asked to connect to."""
-ADDRESS_CHARACTERS = 300
-"""Characters of `host:port`; a host name has 253 at most."""
-_Addresses = Annotated[tuple[Annotated[str, Limits(ADDRESS_CHARACTERS)], ...], Limits(PEERS_MAX)]
 
 
 class Bound(Enum):
@@ -112,8 +107,6 @@ class CollectCommand:
     The answer then counts those in which the rank waited for its peers, and has no stacks. 0: two
     looks, with stacks.
     """
-    peers: _Addresses = ()
-    """`host:port` of agents to connect to; those that cannot be reached are in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +201,3 @@ class Evidence:
     at: float
     """Time at which it was complete."""
     ranks: Annotated[tuple[RankEvidence, ...], Limits(RANKS_MAX)] = ()
-    unreached: _Addresses = ()
-    """Agents that the command named and that this agent could not connect to."""

@@ -87,6 +87,8 @@ class Gang:
         self.completed: set[PodUid] = set()
         self.ranks: dict[PodUid, int] = {}
         """Node ranks in the attempt that runs, or ran last."""
+        self.kept: frozenset[PodUid] = frozenset()
+        """Pods with a rank now and in the attempt before, which this operator started as well."""
         self.order: StartOrder | None = None
         self.mode = PROCESS_RESTART
         """While HALTED: `in_process_restart` if workers that can leave their training may keep
@@ -255,6 +257,7 @@ class Gang:
         assert (self.stage is GangStage.RUNNING) == (not self.awaited)
 
     def _enter_start(self, order: StartOrder, ranks: Mapping[PodUid, int]) -> None:
+        self.kept = frozenset(ranks.keys() & self.ranks.keys())
         self.stage, self.order, self.ranks = GangStage.STARTING, order, dict(ranks)
         self.fence = order.attempt - 1
         self.awaited, self.last_started = dict.fromkeys(ranks), None

@@ -143,7 +143,7 @@ class Moves:
         self._seen: dict[NodeName, float] = {}
         """Time at which each node with a notice was first seen with it."""
         self._is_settled = False
-        """Nothing is left to be done for notices and probes that there were."""
+        """Nothing is left to be done for notices that there were."""
         self._ready_at: float | None = None
         """Since when every rank that must leave has a pod to go to."""
         self._checkpoint: int | None = None
@@ -158,8 +158,7 @@ class Moves:
             for name, limit in self._limits()
             if name not in roster.expired and roster.on_node(name)
         )
-        is_due = self._is_quiet() or self._is_probe_wanted()
-        return earliest(self._look_at if is_due else None, *limits)
+        return earliest(self._look_at if self._is_quiet() else None, *limits)
 
     def advance(self, now: float) -> None:
         """Prepare and make the moves that notices ask for."""
@@ -170,22 +169,18 @@ class Moves:
             self._seen.setdefault(name, now)
         self._state.roster.closing = {name for name in noticed if self._is_closing(name, now)}
         self._expire(now)
-        is_quiet = self._is_quiet()
         is_early = self._look_at is not None and now < self._look_at
-        if is_early or not (is_quiet or self._is_probe_wanted()):
+        if is_early or not self._is_quiet():
             return
         affected = self._affected()
-        is_settled = not affected and self._state.plan.probe is None
-        if is_settled and self._is_settled:
+        if not affected and self._is_settled:
             self._look_at = None
             return
         ranks = self._state.gang.ranks
         leaving = [self._leaving(one) for one in affected if one.uid in ranks]
-        self._is_settled = is_settled
-        self._look_at = None if is_settled else now + LOOK_SECONDS
+        self._is_settled = not affected
+        self._look_at = None if not affected else now + LOOK_SECONDS
         self._make_room(leaving, now)
-        if not is_quiet:
-            return
         why = "its node has a notice, and it trains nothing"
         self._let_go([one for one in affected if one.uid not in ranks], why, now)
         if leaving:
@@ -212,10 +207,6 @@ class Moves:
     def _is_quiet(self) -> bool:
         """True if the job trains, and has recovered from its last incident."""
         return _is_running(self._state) and self._state.incidents.open is None
-
-    def _is_probe_wanted(self) -> bool:
-        """True if a probe is wanted, be it in an attempt that has made no step yet."""
-        return _is_running(self._state) and self._state.plan.probe is not None
 
     def _affected(self) -> list[Member]:
         """Return the pods on nodes that have a notice."""
@@ -245,12 +236,9 @@ class Moves:
         return last is not None and now >= last
 
     def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
-        """Want a pod for each rank that leaves, and a probe, in addition to the spares if these are
-        too few."""
-        state, probe = self._state, self._state.plan.probe
+        """Want a pod for each rank that leaves, in addition to the spares if these are too few."""
+        state = self._state
         needed = Counter(one.member.view.replica_spec for one in leaving)
-        if probe is not None:
-            needed[probe.replica_spec] += 1
         for spec in state.shape:
             beside = max(spec.spares, needed[spec.name] if state.may_add_pods else 0)
             pods = spec.replicas + beside

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import NamedTuple
 
 from unbroken.spec.job.types import ReplicaSpec
 
@@ -51,14 +50,6 @@ class GivenUp:
     """True if it was not ready since."""
 
 
-class Probe(NamedTuple):
-    """A pod that is wanted in addition, to see which of two pods it reaches."""
-
-    replica_spec: str
-    away_from: frozenset[NodeName]
-    """Nodes of the two pods."""
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A pod that should exist."""
@@ -86,7 +77,6 @@ class PodPlan:
         self._job = job
         self._roster = roster
         self.slots: dict[PodName, Slot] = {}
-        self.probe: Probe | None = None
         self.condemned: dict[PodUid, Member] = {}
         self._empty: dict[PodName, float] = {}
         """Missing pods, with the time when each was last ordered; negative: not yet."""
@@ -191,7 +181,6 @@ class PodPlan:
             return []
         self._take_back(now)
         avoid = self.avoid.union(self.given_up, self._roster.unusable_nodes())
-        avoid |= self.probe.away_from if self.probe is not None else set()
         for name in chosen:
             self._empty[name] = now
             if avoid:

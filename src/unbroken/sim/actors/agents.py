@@ -396,8 +396,7 @@ class Agent:
         watches, now = self._world.watches, self._schedule.now
         if watches is not None and self.is_alive and not self.is_frozen:
             seen = [watches.look(w) for w in self._living() if w.attempt == command.attempt]
-            away = tuple(peer for peer in command.peers if not self.reaches(peer))
-            answer(Evidence(command.request, command.attempt, self.id, now, tuple(seen), away))
+            answer(Evidence(command.request, command.attempt, self.id, now, tuple(seen)))
 
     def terminate(self) -> None:
         """SIGTERM."""

@@ -73,11 +73,6 @@ class Truth:
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
 
-    @property
-    def has_unreached(self) -> bool:
-        """True if pods missed each other: one more may be started to see which is cut off."""
-        return any(fault.kind == UNREACHED for fault in self.faults)
-
     def is_by_user(self, attempt: int) -> bool:
         """Return whether the attempt was stopped because its user suspended the job."""
         return attempt in self.ended and self.ended[attempt] is None

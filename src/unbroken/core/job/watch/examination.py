@@ -282,8 +282,6 @@ class Examination:
         self._late_at = 0.0
         """Time from which late ranks may be looked at."""
         self._still: StillRanks | None = None
-        self._waits_for_probe = False
-        """A look was enough, and a probe may still tell which pod is cut off."""
         self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
@@ -317,13 +315,10 @@ class Examination:
         """Take an agent's answer to a question of this job."""
         if self._case is not None:
             self._case.question.take(uid, evidence)
-        self._unreached.answered(uid, evidence)
 
     def advance(self, now: float) -> None:
         """Begin a look where there is a reason; end one that is complete, or overdue."""
-        self._unreached.advance(now)
-        if self._waits_for_probe and not self._unreached.is_probing(now):
-            self._waits_for_probe, self._late_at = False, now
+        self._unreached.begin(now)
         if not self._is_running():
             self._forget()
             return
@@ -437,15 +432,12 @@ class Examination:
             return []
         if self._stalls.mode(Detector.SILENT) is not Mode.ACT:
             return []
-        self._unreached.want_probe(now)
         is_long = still.looks >= CUT_OFF.looks and now >= since + CUT_OFF.seconds
-        self._waits_for_probe = is_long and self._unreached.is_probing(now)
-        found = self._unreached.worst() if is_long and not self._waits_for_probe else None
+        found = self._unreached.worst() if is_long else None
         if found is None:
             return []
         member, text = found
         self._stalls.confirm()
-        self._unreached.let_go(member)
         if member.view.node is not None:
             self._state.plan.give_up(member.view.node, now, UNREACHED_AVOIDED_SECONDS)
         return self._recovery.lose(member, NOT_REACHABLE, text, now)
