@@ -44,7 +44,7 @@ from frameworks_launch import (
     Unmeasured,
     until,
 )
-from recovery_launch import UP
+from recovery_launch import UP, bring_up
 from recovery_trials import say
 
 TORCHRUN, FIRST, SECOND = MODES = ("torchrun", "first", "second")
@@ -143,11 +143,9 @@ def plan(options: argparse.Namespace) -> Iterator[Trial]:
 @contextmanager
 def cluster(directory: Path, nodes: int) -> Iterator[None]:
     """A local cluster for the time of the block."""
-    up = [*UP, "up", "--dir", str(directory), "--nodes", str(nodes), "--detach"]
-    done = subprocess.run(up, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Unmeasured(f"unbroken up: {done.stderr.strip()}")
     try:
+        if why_not := bring_up(directory, nodes):
+            raise Unmeasured(f"unbroken up: {why_not}")
         yield
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is ended in any case

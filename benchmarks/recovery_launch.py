@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,34 @@ def free_port() -> int:
 def parent(pid: int) -> int:
     """Return the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def bring_up(directory: Path, nodes: int) -> str:
+    """Start a local cluster; return why it did not start, empty: it did.
+
+    An interrupt waits for the end of `unbroken up`: `unbroken down` does not find a cluster that is
+    still being started.
+    """
+    up = [*UP, "up", "--dir", str(directory), "--nodes", str(nodes), "--detach"]
+    return run_to_end(up)
+
+
+def run_to_end(command: Sequence[str]) -> str:
+    """Run a command that an interrupt does not end; return what it said if it failed."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said = process.communicate()[1]
+        except BaseException:
+            process.communicate()
+            raise
+    return said.strip() or f"exit code {process.returncode}" if process.returncode else ""
 
 
 def install(folder: Path, *steps: list[str]) -> None:

@@ -24,6 +24,7 @@ from recovery_launch import (
     Launcher,
     Setting,
     Unavailable,
+    bring_up,
     parent,
 )
 from recovery_records import Recovery, with_incidents
@@ -135,10 +136,8 @@ class Unbroken(Launcher):
     def start(self) -> None:
         """Start the cluster and apply the job."""
         self.watch.open()
-        up = [*UP, "up", "--dir", str(self.cluster), "--nodes", str(self.nodes), "--detach"]
-        done = subprocess.run(up, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"unbroken up: {done.stderr.strip()}")
+        if why_not := bring_up(self.cluster, self.nodes):
+            raise Unavailable(f"unbroken up: {why_not}")
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(self.manifest()))
 
     def settle(self, fault: str) -> tuple[str, ...]:

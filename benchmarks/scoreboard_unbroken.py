@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from recovery_launch import UP, Unavailable
+from recovery_launch import UP, Unavailable, bring_up
 from scoreboard_launch import RESTARTS_MAX, SCRIPT, Launcher, Trial
 from scoreboard_logs import Word
 from scoreboard_trials import AGENTS, RANKS_PER_AGENT
@@ -155,10 +155,8 @@ class Unbroken(Launcher):
         """Start the cluster, unless another launcher of unbroken has started it."""
         self._cluster = base / "cluster"
         if self._cluster not in self._shared:
-            up = [*UP, "up", "--dir", str(self._cluster), "--nodes", str(NODES), "--detach"]
-            done = subprocess.run(up, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise Unavailable(f"unbroken up: {done.stderr.strip()}")
+            if why_not := bring_up(self._cluster, NODES):
+                raise Unavailable(f"unbroken up: {why_not}")
             self._shared[self._cluster] = Server(self._cluster / "kubeconfig")
         self._server = self._shared[self._cluster]
 
