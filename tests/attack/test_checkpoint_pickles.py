@@ -21,8 +21,9 @@ from tests.attack import pickle_payloads
 from unbroken import worker
 from unbroken.worker.checkpointing.checkpoints import Checkpoints
 from unbroken.worker.checkpointing.dcp import load_plain, read_metadata
-from unbroken.worker.checkpointing.files import CheckpointError
+from unbroken.worker.checkpointing.files import Directory
 from unbroken.worker.checkpointing.state import Objects, Staged, generators, own_name
+from unbroken.worker.checkpointing.storage import CheckpointError
 
 
 def trained() -> dict[str, Any]:
@@ -45,16 +46,21 @@ def saved(directory: Path, **more: Any) -> tuple[Path, dict[str, Any]]:
     return place, objects
 
 
+def at(place: Path, file: str = "") -> tuple[Directory, str]:
+    """The storage of a checkpoint's folder, and the name of it or of a file in it."""
+    return Directory(place.parent), f"{place.name}/{file}" if file else place.name
+
+
 def test_no_pickle_runs_in_place_of_the_metadata_or_of_a_rank(tmp_path: Path) -> None:
     place, objects = saved(tmp_path)
     marker = tmp_path / "made"
     for payload in pickle_payloads.all_of(str(marker)):
         (place / ".metadata").write_bytes(payload)
         with pytest.raises(CheckpointError):
-            read_metadata(place / ".metadata")
+            read_metadata(*at(place, ".metadata"))
         (place / own_name(0)).write_bytes(payload)
         with pytest.raises(CheckpointError):
-            Objects(objects).load_own(place, 0)
+            Objects(objects).load_own(*at(place), 0)
     assert not marker.exists()
 
 
@@ -65,9 +71,9 @@ def test_no_object_of_a_tensor_file_or_an_older_checkpoint_runs(tmp_path: Path) 
     evil = pickle_payloads.Call(pickle_payloads.os.mkdir, str(marker))
     torch.save({"objects": {}, "rng": None, "extra": evil}, place / "rank-00000.pt")
     with pytest.raises(CheckpointError, match="without running code"):
-        Objects(objects).load_own(place, 0)
+        Objects(objects).load_own(*at(place), 0)
     data = next(place.glob("*.distcp"))
-    found = read_metadata(place / ".metadata")
+    found = read_metadata(*at(place, ".metadata"))
     for info in found.storage_data.values():
         with data.open("r+b") as file:
             file.seek(info.offset)
@@ -78,18 +84,18 @@ def test_no_object_of_a_tensor_file_or_an_older_checkpoint_runs(tmp_path: Path) 
     data.write_bytes(data.with_suffix(".end").read_bytes())
     (place / ".metadata").write_bytes(pickle.dumps(found))
     with pytest.raises(CheckpointError):
-        Objects(objects).load_sharded(place)
+        Objects(objects).load_sharded(*at(place))
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", ["../other.distcp", "/etc/passwd", "a/b", "", ".."])
 def test_metadata_names_no_file_elsewhere(name: str, tmp_path: Path) -> None:
     place, _ = saved(tmp_path)
-    found = read_metadata(place / ".metadata")
+    found = read_metadata(*at(place, ".metadata"))
     next(iter(found.storage_data.values())).relative_path = name
     (place / ".metadata").write_bytes(pickle.dumps(found))
     with pytest.raises(CheckpointError, match="names the file"):
-        read_metadata(place / ".metadata")
+        read_metadata(*at(place, ".metadata"))
 
 
 def by_attribute(member: enum.Enum) -> Any:
@@ -112,7 +118,7 @@ def test_metadata_is_read_as_torch_reads_it(
     theirs = pickle.loads((place / ".metadata").read_bytes())
     (place / ".metadata").write_bytes(pickle.dumps(theirs, protocol=protocol))
     assert (b"getattr" in (place / ".metadata").read_bytes()) == (reduced is by_attribute)
-    ours = read_metadata(place / ".metadata")
+    ours = read_metadata(*at(place, ".metadata"))
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data
@@ -133,7 +139,7 @@ def test_no_attribute_is_read_but_a_member_of_that_enum(
 ) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(pickle_payloads.Call(getattr, owner, name)))
     with pytest.raises(CheckpointError, match=told):
-        read_metadata(tmp_path / ".metadata")
+        read_metadata(Directory(tmp_path), ".metadata")
 
 
 def test_the_results_of_writing_are_no_pickle(tmp_path: Path) -> None:
@@ -141,11 +147,13 @@ def test_the_results_of_writing_are_no_pickle(tmp_path: Path) -> None:
     digest, plan = staged.plan(Objects(trained()).sharded())
     staged.agree(digest, [plan], 1)
     staged.copy(0)
-    staged.write(tmp_path, 0)
+    storage = Directory(tmp_path)
+    storage.begin("step")
+    staged.write(storage, "step", 0)
     marker = tmp_path / "made"
-    (tmp_path / "results-0").write_bytes(pickle_payloads.review(f"touch {marker}"))
+    storage.write("step/parts/results-0", pickle_payloads.review(f"touch {marker}"))
     with pytest.raises(ValueError, match=r"."):
-        staged.finish(tmp_path)
+        staged.finish(storage, "step")
     assert not marker.exists()
 
 
@@ -190,7 +198,7 @@ def test_own_state_comes_back_and_so_does_that_of_older_releases(tmp_path: Path)
     content = {"objects": {"part": {"inner": 5}}, "rng": generators(), "extra": {"n": numbers}}
     torch.save(content, place / "rank-00000.pt")
     (place / own_name(0)).unlink()
-    assert np.array_equal(Objects({"part": part}).load_own(place, 0)["n"], numbers)
+    assert np.array_equal(Objects({"part": part}).load_own(*at(place), 0)["n"], numbers)
     assert part.state == 5
     with pytest.raises(CheckpointError):
         load_plain(place / "nothing", "nothing")

@@ -31,7 +31,7 @@ Killer = Callable[[int, Path], None]
 
 def at_line(point: int, _place: Path) -> None:
     """Before a line of ours: each write, flush, fsync, link and rename is on one of its own."""
-    kill_at(point, "checkpointing/files", "checkpointing/writing")
+    kill_at(point, "checkpointing/files", "checkpointing/series", "checkpointing/writing")
 
 
 def at_access(point: int, place: Path) -> None:

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: written while training continues, verified, complete or absent.
+"""Checkpoints on disk or at a URL: written while training continues, verified, complete or absent.
 
-    saved = worker.checkpoints("/data/checkpoints")
+    saved = worker.checkpoints("s3://bucket/run")  # or a directory: "/data/checkpoints"
     found = saved.restore(model=model, optimizer=optimizer)
     for step in range(found.step + 1 if found else 0, steps):
         ...
@@ -9,16 +9,20 @@
     saved.wait()
 
 Every rank makes every call, at the same steps. A save copies the state and returns; a thread
-writes. The rank that is last to have its part on disk and read back completes the checkpoint. So no
-rank waits for another, and a lost rank leaves no thread waiting.
+writes. The rank that is last to have its part stored and read back completes the checkpoint. So no
+rank waits for another, and a lost rank leaves no thread waiting. Training waits for no store: only
+the first call of an attempt asks it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import monotonic, time  # noqa: TID251  (the process's own clocks are read here)
@@ -32,10 +36,11 @@ from unbroken.worker.typed_values import exchanged
 from .advice import INTERVAL_SECONDS_MIN, Advice, advise, has_changed, steps_to_wait
 from .advice import mtbf_seconds as mtbf
 from .dcp import dcp_forms
-from .files import CheckpointError, Claim, Directory, Superseded, difference
 from .names import Name, Retention
 from .peers import Peers, peers
+from .series import Claim, Series
 from .state import Objects, Staged
+from .storage import CheckpointError, Storage, Superseded, difference, open_storage, reason
 from .writing import Part
 
 __all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]
@@ -47,7 +52,8 @@ class Found:
     """The checkpoint that training continues from."""
 
     step: int
-    path: Path
+    path: Path | str
+    """Its directory, or its URL."""
     extra: Mapping[str, Any]
     """Values that this rank gave; those of rank 0 if this rank was not there."""
     world_size: int
@@ -57,26 +63,35 @@ class Found:
 
 
 def checkpoints(
-    directory: str | os.PathLike[str],
+    place: str | os.PathLike[str],
     *,
     keep: int = 2,
     keep_every: int | None = None,
+    keep_best: int = 0,
     every: int | None = None,
     seconds: float | None = None,
     shared: bool = True,
 ) -> Checkpoints:
-    """Save to and restore from a directory, which must exist; call it on every rank.
+    """Save to and restore from a directory, which must exist, or a URL; call it on every rank.
 
-    The newest `keep` are kept, and each whose step is a multiple of `keep_every`. A save is due
-    after a number of steps or seconds, or at the best interval (`advice`). `shared=False`: each
-    node has a directory of its own, and restores with the same ranks only.
+    The URL is one of fsspec: `s3://bucket/run` needs the package s3fs, `gs://` gcsfs. That library
+    finds the credentials.
+
+    The newest `keep` are kept, each whose step is a multiple of `keep_every`, and the `keep_best`
+    with the lowest `metric`. A save is due after a number of steps or seconds, or at the best
+    interval (`advice`). `shared=False`: each node has a directory of its own, and restores with the
+    same ranks only.
     """
-    if keep < 1 or any(given is not None and given <= 0 for given in (keep_every, every, seconds)):
+    numbers = (keep, keep_every, every, seconds)
+    if keep_best < 0 or any(given is not None and given <= 0 for given in numbers):
         raise CheckpointError("keep, keep_every, every and seconds have to be positive")
     if every is not None and seconds is not None:
         raise CheckpointError("give `every` or `seconds`, not both")
+    storage = open_storage(place)
+    if storage.is_remote and not shared:
+        raise CheckpointError(f"{storage.path} is the same on all nodes: leave out shared=False")
     rhythm = _Rhythm(every, seconds)
-    return Checkpoints(Directory(Path(directory)), Retention(keep, keep_every), rhythm, shared)
+    return Checkpoints(storage, Retention(keep, keep_every, keep_best), rhythm, shared)
 
 
 @dataclass
@@ -116,17 +131,18 @@ class _Offer:
     has_failed: bool
     digest: bytes
     newest: Name | None
+    metric: float | None
 
 
 class Checkpoints:
-    """The checkpoints of a directory; made by `checkpoints`.
+    """The checkpoints of a directory or URL; made by `checkpoints`.
 
     A process may stay for later attempts of its job, beside new processes (`worker.restartable`).
     Then it begins anew with them.
     """
 
     def __init__(
-        self, directory: Directory, retention: Retention, rhythm: _Rhythm, shared: bool
+        self, storage: Storage, retention: Retention, rhythm: _Rhythm, shared: bool
     ) -> None:
         self.skipped = 0
         """Saves that did not begin, because the one before was still being written."""
@@ -134,15 +150,21 @@ class Checkpoints:
         """Saves that this rank began and could not write."""
         self._retention, self._shared = retention, shared
         self._thread: Thread | None = None
-        self._begin_attempt(directory, rhythm)
+        self._begin_attempt(storage, rhythm)
 
-    def _begin_attempt(self, directory: Directory, rhythm: _Rhythm) -> None:
+    def _begin_attempt(self, storage: Storage, rhythm: _Rhythm) -> None:
         self._attempt = context().attempt
-        self._directory, self._claimed_before = directory, directory.newest_claim()
+        self._series = Series(storage)
+        self._claimed_before = self._seen()
         self._rhythm = rhythm
         self._staged, self._part = Staged(is_alone=not self._shared), Part()
         self._is_heir = False
         self._reported_step: int | None = None
+        self._known: list[Name] = []
+        """Complete checkpoints, as this rank's thread last saw them at a URL."""
+        self._overtaken: Superseded | None = None
+        """The error that this rank's thread has met."""
+        self._pause = self._paused = 0
         self._cost: float | None = None
         self._advice: Advice | None = None
         self._history = (0, time())
@@ -151,9 +173,9 @@ class Checkpoints:
     def _renew(self) -> None:
         """Forget in a later attempt what the ranks of the one before have agreed on."""
         if context().attempt != self._attempt:
-            self.wait()
+            self._settle()
             rhythm = _Rhythm(self._rhythm.every, self._rhythm.seconds)
-            self._begin_attempt(Directory(self._directory.path), rhythm)
+            self._begin_attempt(self._series.storage.reopened(), rhythm)
 
     @property
     def advice(self) -> Advice:
@@ -177,17 +199,19 @@ class Checkpoints:
 
         On None, a rank that has that step in memory continues from it.
         """
-        self.wait()
+        self._settle()
         self._renew()
         group, given = self._join(), Objects(objects)
         offers = group.together(lambda: self._readable(group))
         common = [name for name in offers[group.rank] if all(name in offer for offer in offers)]
         if not common and any(offers):
-            log.warning("no checkpoint is on every node", file=self._directory.path)
+            log.warning("no checkpoint is on every node", file=self._series.path)
         self._is_heir = step >= 0
         failure = ""
         for name in (one for one in common if one.step > step):
-            if self._is_bad(name, group):
+            is_bad, unread = self._is_bad(name, group)
+            failure = unread or failure
+            if is_bad:
                 continue
             # Each rank reports its own error; if one rank cannot load, none has loaded.
             result = self._load(name, group, given)
@@ -196,11 +220,12 @@ class Checkpoints:
             if not errors and not isinstance(result, str):
                 self._is_heir = True
                 self._rhythm.began_at = monotonic()
+                log.info("restored", step=result.step, file=result.path)
                 return result
             failure = f"{name} cannot be loaded: {errors[0]}"
-            log.warning("checkpoint not loaded", file=self._directory.path, error=failure)
+            log.warning("checkpoint not loaded", file=self._series.path, error=failure)
         if failure:
-            group.together(self._directory.check)
+            group.together(self._series.check)
             raise CheckpointError(failure)
         return None
 
@@ -223,7 +248,7 @@ class Checkpoints:
         mine = _Look(
             now - rhythm.began_at, pace, self._is_busy(), self._cost, self._part.seconds, time()
         )
-        looks = self._join().gather(mine)
+        looks = peers(self._shared).gather(mine)
         remaining = self._interval(looks) - max(look.since for look in looks)
         wait = steps_to_wait(remaining, max(look.step_seconds for look in looks))
         rhythm.looked_at, rhythm.calls, rhythm.wait = monotonic(), 0, max(1, wait)
@@ -235,6 +260,7 @@ class Checkpoints:
         *,
         rng: bool = False,
         extra: Mapping[str, Any] | None = None,
+        metric: float | None = None,
         **objects: Any,
     ) -> bool:
         """Copy the state, and write it in a thread; return False if no save was begun (the reason
@@ -242,22 +268,23 @@ class Checkpoints:
 
         Modules and optimizers are saved once if they are the same on all ranks, and each shard
         where it is. All other objects with `state_dict()`, the random generators (`rng`) and
-        `extra` are each rank's own. Raises Superseded if a newer attempt has begun.
+        `extra` are each rank's own. `metric` of the first rank is what `keep_best` compares. Raises
+        Superseded if a newer attempt has begun.
         """
         self._renew()
-        began, group = monotonic(), self._join()
-        name = Name(self._directory.attempt, int(step))
+        began, group = monotonic(), self._joined(step)
+        if group is None:
+            return False
+        name = Name(self._series.attempt, int(step))
         if name.step < 0:
             raise CheckpointError(f"step {step} is negative")
         if not objects and not rng and not extra:
             raise CheckpointError("a checkpoint of nothing: give model=, optimizer=, extra=...")
         plan: list[Any] = []
-        offers = group.together(lambda: self._offer(name, group, Objects(objects), plan))
+        offers = group.together(lambda: self._offer(name, group, Objects(objects), plan, metric))
         obstacle = next((offer.obstacle for offer in offers if offer.obstacle), "")
         if obstacle:
-            self.skipped += 1
-            log.warning("checkpoint skipped", step=step, error=obstacle)
-            return False
+            return self._skip(step, obstacle)
         self._report(offers)
         if any(offer.has_failed for offer in offers):
             group.together(lambda: self._discard(group))
@@ -269,7 +296,7 @@ class Checkpoints:
             order = [*group.members, *(at for at in range(group.world_size) if at not in first)]
             self._staged.agree(digest, [plans[rank] for rank in order], len(group.members))
         own = Objects(objects).own(rng, extra)
-        self._rhythm.began_at = began
+        self._rhythm.began_at, self._part.metric = began, offers[0].metric
         return self._begin(name, group, own, self._safe(offers, name))
 
     def wait(self) -> None:
@@ -277,14 +304,55 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
 
+    def _settle(self) -> None:
+        """Wait as `wait`, but not for a store that does not work."""
+        storage = self._series.storage
+        storage.set_patient(False)
+        self.wait()
+        storage.set_patient(True)
+
+    def _seen(self) -> int:
+        """Return the newest attempt; if the store does not answer, one that is newer than all."""
+        try:
+            return self._series.newest_claim()
+        except CheckpointError as error:
+            if error.retry_after_seconds is None:
+                raise
+            log.warning("store does not answer; its checkpoints are not known", error=error)
+            return sys.maxsize
+
+    def _skip(self, step: int, obstacle: str) -> bool:
+        self.skipped += 1
+        log.warning("checkpoint skipped", step=step, error=obstacle)
+        return False
+
+    def _joined(self, step: int) -> Peers | None:
+        """Return the other ranks; None: no attempt can be claimed now, as the store is away.
+
+        It is then asked again after 1, 3, 7 ... calls, since training waits for that.
+        """
+        if self._paused < self._pause:
+            self._paused += 1
+            self._skip(step, f"{self._series.path} did not answer when it was asked last")
+            return None
+        try:
+            group = self._join()
+        except CheckpointError as error:
+            if error.retry_after_seconds is None:
+                raise
+            self._pause, self._paused = 2 * self._pause + 1, 0
+            self._skip(step, str(error))
+            return None
+        self._pause = self._paused = 0
+        return group
+
     def _join(self) -> Peers:
         """Return the other ranks; on the first call, all of them claim the next attempt
         together."""
         group = peers(self._shared)
-        if self._directory.attempt >= 0:
+        if self._series.attempt >= 0:
             return group
-        newest = self._directory.newest_claim() if group.is_leader else -1
-        number = max(group.gather(newest)) + 1
+        number = max(group.together(lambda: self._series.next_number() if group.is_leader else 0))
         if group.is_leader:
             group.together(lambda: self._claim(number, group.world_size))
         else:
@@ -296,7 +364,7 @@ class Checkpoints:
 
     def _claim(self, number: int, workers: int) -> None:
         where, began_at = context(), _began_at()
-        for claim in self._directory.claims():
+        for claim in self._series.claims():
             is_same = bool(where.job) and claim.job == where.job
             is_newer = is_same and claim.job_attempt > where.attempt and claim.at > began_at
             # Claimed since this object was made, and not by an older attempt that was merely slow.
@@ -304,25 +372,25 @@ class Checkpoints:
                 is_same and claim.job_attempt < where.attempt
             )
             if is_newer or is_rival:
-                raise Superseded(f"attempt {claim.number} has taken {self._directory.path} over")
+                raise Superseded(f"attempt {claim.number} has taken {self._series.path} over")
         now = time()
-        same = [claim for claim in self._directory.claims() if claim.job == where.job]
+        same = [claim for claim in self._series.claims() if claim.job == where.job]
         failures = same[-1].failures + 1 if same else 0
         first_at = same[-1].job_began_at if same else now
-        self._directory.claim(
+        self._series.claim(
             Claim(number, where.job, where.attempt, workers, now, failures, first_at)
         )
 
     def _adopt(self, number: int, group: Peers) -> tuple[int, float]:
         """Return the failures of this job so far, and its start."""
         try:
-            self._directory.adopt(number)
+            self._series.adopt(number)
         except FileNotFoundError:
             raise CheckpointError(
-                f"{self._directory.path} is not the same directory as that of rank"
+                f"{self._series.path} is not the same directory as that of rank"
                 f" {group.members[0]}: mount a shared one, or say shared=False"
             ) from None
-        claims = (claim for claim in self._directory.claims() if claim.number == number)
+        claims = (claim for claim in self._series.claims() if claim.number == number)
         return next(((claim.failures, claim.job_began_at) for claim in claims), (0, time()))
 
     def _is_busy(self) -> bool:
@@ -330,51 +398,58 @@ class Checkpoints:
 
     def _readable(self, group: Peers) -> list[Name]:
         """Return the checkpoints that this rank could load."""
+        if self._shared:
+            return self._series.complete()
         names = []
-        for name in self._directory.complete():
+        for name in self._series.complete():
             try:
-                manifest = self._directory.manifest(name)
+                manifest = self._series.manifest(name)
             except ValueError:
                 names.append(name)  # all ranks will find it bad
                 continue
-            same = manifest.world_size == group.world_size and group.rank in manifest.ranks
-            if self._shared or same:
+            if manifest.world_size == group.world_size and group.rank in manifest.ranks:
                 names.append(name)
         return names
 
-    def _is_bad(self, name: Name, group: Peers) -> bool:
+    def _is_bad(self, name: Name, group: Peers) -> tuple[bool, str]:
+        """Return whether it is not used, and the reason if it may be good and was not read."""
         problems = group.gather(self._examine(name, group))
         for rank, (problem, _) in enumerate(problems):
             if problem:
                 log.warning(
                     "checkpoint not used",
-                    file=f"{self._directory.path}/{name}",
+                    file=f"{self._series.path}/{name}",
                     rank=rank,
                     error=problem,
                 )
         damaged = any(problems[member][1] for member in group.members)
         group.together(
-            lambda: self._directory.set_aside(name) if damaged and group.is_leader else None
+            lambda: self._series.set_aside(name) if damaged and group.is_leader else None
         )
-        return any(problem for problem, _ in problems)
+        unread = [problem for problem, is_lasting in problems if problem and not is_lasting]
+        text = f"{self._series.path}/{name}: {unread[0]}" if unread and not damaged else ""
+        return any(problem for problem, _ in problems), text
 
     def _examine(self, name: Name, group: Peers) -> tuple[str, bool]:
         """Return the fault of this rank's share of the files, and whether it is lasting."""
         try:
-            files = self._directory.manifest(name).files
+            files = self._series.manifest(name).files
             share = files[group.members.index(group.rank) :: len(group.members)]
-            place = self._directory.path / str(name)
-            problem = next(filter(None, (difference(place, file) for file in share)), "")
+            storage = self._series.storage
+            problems = (
+                storage.retried(partial(difference, storage, str(name), file)) for file in share
+            )
+            problem = next(filter(None, problems), "")
             return problem, bool(problem)
         except ValueError as error:
             return str(error), True
-        except OSError as error:
-            return f"it cannot be read ({error.strerror})", False
+        except (OSError, CheckpointError) as error:
+            return f"it cannot be read ({reason(error)})", False
 
     def _load(self, name: Name, group: Peers, given: Objects) -> Found | str:
         try:
-            manifest, place = self._directory.manifest(name), self._directory.path / str(name)
-            given.load_sharded(place)
+            manifest, storage = self._series.manifest(name), self._series.storage
+            given.load_sharded(storage, str(name))
             rank = group.rank
             if manifest.world_size != group.world_size:
                 rank = rank if rank in manifest.ranks else manifest.ranks[0]
@@ -384,34 +459,54 @@ class Checkpoints:
                     world_size=manifest.world_size,
                     rank=rank,
                 )
-            extra = given.load_own(place, rank)
+            extra = given.load_own(storage, str(name), rank)
             files = repr(sorted((file.name, file.crc32) for file in manifest.files))
             checksum = f"{crc32(files.encode()):08x}" if self._shared else ""
-            return Found(name.step, place, extra, manifest.world_size, checksum)
+            return Found(name.step, storage.place(name), extra, manifest.world_size, checksum)
         except Exception as error:  # noqa: BLE001  (told to all ranks; raised if none can be loaded)
             return str(error) or repr(error)
 
-    def _offer(self, name: Name, group: Peers, given: Objects, plan: list[Any]) -> _Offer:
-        digest, result = self._staged.plan(given.sharded()) if not self._is_busy() else (b"", None)
+    def _offer(
+        self, name: Name, group: Peers, given: Objects, plan: list[Any], metric: float | None
+    ) -> _Offer:
+        is_busy = self._is_busy()
+        digest, result = (b"", None) if is_busy else self._staged.plan(given.sharded())
         plan.append(result)
-        obstacle, newest = "", None
-        if self._is_busy():
-            obstacle = "the one before is still being written"
-        elif group.is_leader:
-            try:
-                self._directory.check()
-                known = self._directory.complete()
-                newest = known[0] if known else None
-                if name in known:
-                    obstacle = "it is there already"
-            except OSError as error:
-                obstacle = f"{self._directory.path} cannot be read ({error.strerror})"
-        return _Offer(obstacle, self._part.has_failed, digest, newest)
+        obstacle, newest = "the one before is still being written" if is_busy else "", None
+        if group.is_leader and not is_busy:
+            obstacle, newest = self._looked(name)
+        return _Offer(
+            obstacle,
+            self._part.has_failed,
+            digest,
+            newest,
+            None if metric is None else float(metric),
+        )
+
+    def _looked(self, name: Name) -> tuple[str, Name | None]:
+        """Return the obstacle to a save, and the newest complete checkpoint."""
+        if self._series.storage.is_remote:
+            # Training does not wait for a store: what the thread has seen has to do.
+            if self._overtaken is not None:
+                raise self._overtaken
+            has_begun = name == self._part.name
+            return (
+                "it was begun before" if has_begun else "",
+                self._known[0] if self._known else None,
+            )
+        try:
+            self._series.check()
+            known = self._series.complete()
+        except OSError as error:
+            return f"{self._series.path} cannot be read ({error.strerror})", None
+        return "it is there already" if name in known else "", known[0] if known else None
 
     def _discard(self, group: Peers) -> None:
         self._part.has_failed = False
-        if group.is_leader and self._part.name is not None:
-            self._directory.discard(self._part.name)
+        storage = self._series.storage
+        # At a URL a step is begun once, and `prune` deletes what is left of it.
+        if group.is_leader and not storage.is_remote:
+            storage.remove(storage.unfinished(self._part.name))
 
     def _safe(self, offers: list[_Offer], name: Name) -> Name:
         """Return the oldest name that is not deleted: the newest that every node is known to
@@ -438,23 +533,34 @@ class Checkpoints:
     def _write(self) -> None:
         part, began = self._part, monotonic()
         try:
-            is_complete = part.write(self._directory, self._staged)
+            is_complete = part.write(self._series, self._staged)
         except Superseded as error:
+            self._overtaken = error
             self._fail(str(error))
         except Exception as error:  # noqa: BLE001  (training goes on; the older ones are there)
-            part.withdraw(self._directory)
+            with suppress(CheckpointError):
+                part.withdraw(self._series.storage)
             self._fail(f"{error}")
         else:
             part.seconds = monotonic() - began
             if is_complete:
                 checkpoint(part.step)
                 self._prune(part.safe)
+            self._learn()
 
     def _prune(self, safe: Name) -> None:
         try:
-            self._directory.prune(self._retention, safe, self._is_heir)
+            self._series.prune(self._retention, safe, self._is_heir)
         except (OSError, CheckpointError) as error:
             log.warning("old checkpoints not deleted", error=error)
+
+    def _learn(self) -> None:
+        """Look which checkpoints are complete; at a URL `save` itself does not ask."""
+        if self._series.storage.is_remote and self._part.group.is_leader:
+            try:
+                self._known = self._series.complete()
+            except CheckpointError as error:
+                log.warning("checkpoints not listed", error=error)
 
     def _fail(self, reason: str) -> None:
         self.failed += 1
@@ -464,11 +570,7 @@ class Checkpoints:
     def _report(self, offers: list[_Offer]) -> None:
         """Report it on the page of every worker, not only of the one that completed it."""
         newest = offers[0].newest
-        if (
-            newest
-            and newest.attempt == self._directory.attempt
-            and newest.step != self._reported_step
-        ):
+        if newest and newest.attempt == self._series.attempt and newest.step != self._reported_step:
             self._reported_step = newest.step
             checkpoint(newest.step)
 

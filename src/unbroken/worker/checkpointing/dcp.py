@@ -10,18 +10,18 @@ from __future__ import annotations
 import io
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from unbroken.wire.pickled import Known, load
 from unbroken.worker.typed_values import Form, choice, record
 
-from .files import CheckpointError
+from .storage import CheckpointError, File, Storage, verified
 
+METADATA = ".metadata"
 METADATA_BYTES_MAX = 1 << 30
 METADATA_OPCODES_MAX = 200_000_000
 _PLAIN = (type(None), bool, int, float, str)
@@ -46,15 +46,63 @@ def dcp_forms() -> tuple[Form, ...]:
     return (*map(record, kinds), choice(planner.WriteItemType))
 
 
-def reader(place: Path) -> Any:
+def writer(storage: Storage, folder: str, files: list[File]) -> Any:
+    """Return a writer of torch that writes verified files, and names them in `files`."""
+    result = checkpoint_module("filesystem").FileSystemWriter(folder, sync_files=False)
+    result.fs, result.path = _files(storage, files), folder
+    # Two ranks that complete a checkpoint at the same time write the same bytes.
+    result.save_id = folder
+    return result
+
+
+def reader(storage: Storage, folder: str) -> Any:
     """Return a reader like torch's that runs no code of the checkpoint."""
     filesystem = checkpoint_module("filesystem")
 
     class Reader(filesystem.FileSystemReader):  # type: ignore[misc, name-defined]
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            return read_metadata(place / ".metadata")
+            return read_metadata(storage, f"{folder}/{METADATA}")
 
-    return Reader(place)
+    result = Reader(folder)
+    result.fs, result.path = _files(storage, []), folder
+    return result
+
+
+def _files(storage: Storage, files: list[File]) -> Any:
+    """Return the file system that torch's writers and readers use: a storage."""
+    filesystem = checkpoint_module("filesystem")
+
+    class Files(filesystem.FileSystemBase):  # type: ignore[misc, name-defined]
+        @contextmanager
+        def create_stream(self, path: str, mode: str) -> Iterator[Any]:
+            if mode == "rb":
+                with storage.reading(path) as stream:
+                    yield stream
+                return
+            # Torch renames its metadata; here nothing counts before the manifest is there.
+            with verified(storage, path.removesuffix(".tmp"), files) as checksum:
+                yield checksum
+
+        def concat_path(self, path: str, suffix: str) -> str:
+            return f"{path}/{suffix}"
+
+        def init_path(self, path: str) -> str:
+            return path
+
+        def rename(self, path: str, new_path: str) -> None: ...
+
+        def mkdir(self, path: str) -> None: ...
+
+        def exists(self, path: str) -> bool:
+            return False
+
+        def rm_file(self, path: str) -> None: ...
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: str) -> bool:
+            return True
+
+    return Files()
 
 
 def planner() -> Any:
@@ -140,12 +188,12 @@ def _is_number(value: Any) -> bool:
     return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
 
 
-def read_metadata(path: Path) -> Any:
+def read_metadata(storage: Storage, name: str) -> Any:
     """Return the metadata that torch has written. Raises CheckpointError if it is malformed or
     holds more."""
     metadata = checkpoint_module("metadata")
     try:
-        data = path.read_bytes()
+        data = storage.read(name)
         if len(data) > METADATA_BYTES_MAX:
             raise ValueError(f"{len(data)} bytes, more than {METADATA_BYTES_MAX}")
         result = load(data, _names(), METADATA_OPCODES_MAX)
@@ -155,7 +203,7 @@ def read_metadata(path: Path) -> Any:
             if not info.relative_path.endswith(".distcp") or "/" in info.relative_path:
                 raise ValueError(f"it names the file {info.relative_path!r}")
     except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{storage.path}/{name} cannot be read: {error}") from error
     result.storage_meta = metadata.StorageMeta()
     return result
 

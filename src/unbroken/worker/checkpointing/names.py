@@ -10,8 +10,9 @@ counts. No lock is needed, and a worker may be stopped anywhere for any time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from unbroken.worker.typed_values import exchanged
 
@@ -55,14 +56,28 @@ class Retention:
 
     keep: int = 2
     keep_every: int | None = None
+    keep_best: int = 0
+    """The number of those with the lowest metrics."""
 
     def spares(self, name: Name) -> bool:
         """True if its step alone is a reason to keep it."""
         return bool(self.keep_every) and name.step % (self.keep_every or 1) == 0
 
+    def best(self, metrics: Mapping[Name, float | None]) -> set[Name]:
+        """Return those that their metrics are a reason to keep; of equal ones the newest."""
+        known = [(value, name) for name, value in metrics.items() if value is not None]
+        known = [(value, name) for value, name in known if value == value]  # no NaN
+        known.sort(key=lambda one: (one[0], -one[1].attempt, -one[1].step))
+        return {name for _, name in known[: self.keep_best]}
+
 
 def doomed(
-    entries: Iterable[str], counting: list[Name], attempt: int, retention: Retention, safe: Name
+    entries: Iterable[str],
+    counting: list[Name],
+    attempt: int,
+    retention: Retention,
+    safe: Name,
+    metrics: Mapping[Name, float | None] = MappingProxyType({}),
 ) -> list[str]:
     """Return the entries to delete once `counting` are complete.
 
@@ -71,7 +86,7 @@ def doomed(
     out because no attempt inherited them are deleted as well if they are of an older attempt.
     """
     kept = {name for at, name in enumerate(counting) if at < retention.keep or name >= safe}
-    kept |= {name for name in counting if retention.spares(name)}
+    kept |= {name for name in counting if retention.spares(name)} | retention.best(metrics)
     newest = max(counting, default=Name(-1, -1))
     result = []
     for entry in entries:

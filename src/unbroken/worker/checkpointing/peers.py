@@ -13,7 +13,7 @@ from unbroken.wire.compat import zip_equal
 from unbroken.worker import context
 from unbroken.worker.typed_values import EXCHANGED, Form, decode, encode
 
-from .files import CheckpointError, Superseded
+from .storage import CheckpointError, Superseded
 
 T = TypeVar("T")
 MESSAGES_BYTES_MAX = 8 << 30
@@ -55,19 +55,21 @@ class Peers:
         """Call a function on every rank; an error on one is raised on all."""
         result: Any = None
         error: Exception | None = None
+        again: float | None = None
         try:
             result = act()
         except Exception as caught:  # noqa: BLE001  (raised below, on every rank)
             error = caught
+            again = getattr(caught, "retry_after_seconds", None)
         is_over = isinstance(error, Superseded)
         text = (str(error) or repr(error))[:ERROR_CHARACTERS]
-        told = self.gather((error is not None, is_over, text, result))
+        told = self.gather((error is not None, is_over, again, text, result))
         if error is not None:
             raise error
-        for rank, (failed, is_over, text, _) in enumerate(told):
+        for rank, (failed, is_over, again, text, _) in enumerate(told):
             if failed:
-                raise (Superseded if is_over else CheckpointError)(f"rank {rank}: {text}")
-        return [item for _, _, _, item in told]
+                raise (Superseded if is_over else CheckpointError)(f"rank {rank}: {text}", again)
+        return [item for *_, item in told]
 
 
 def _all_gathered(data: bytes, world_size: int) -> list[bytes]:

@@ -9,15 +9,15 @@ fsynced and read back. Everything else (schedulers, generators, extras) is each 
 from __future__ import annotations
 
 import hashlib
+import io
 import random
 import struct
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
@@ -33,10 +33,12 @@ from .dcp import (
     load_plain,
     planner,
     reader,
+    writer,
 )
-from .files import CheckpointError, File, verified
+from .storage import CheckpointError, File, Storage
 
-RESULTS = "results-{}"
+PARTS = "parts"
+"""Folder of what is needed to complete a checkpoint."""
 _MAGIC, _HEADER = b"unbrokst", struct.Struct("<8sQQ")
 
 
@@ -90,45 +92,60 @@ class Staged:
         if has_gpu:
             torch.cuda.synchronize()
 
-    def write(self, place: Path, member: int) -> list[File]:
-        """Write this rank's part; return what `finish` needs to know of it."""
-        files: list[File] = []
-        writer = _writer(place, files)
-        plan = writer.prepare_global_plan(self._plans)[member]
-        results = writer.write_data(plan, self).wait()
-        (place / RESULTS.format(member)).write_bytes(encode(results, forms=dcp_forms()))
-        return files
+    def write(self, storage: Storage, folder: str, member: int) -> list[File]:
+        """Write this rank's part, in several files at the same time if the storage gains by it.
 
-    def finish(self, place: Path) -> list[File]:
-        """Write the file that reads all parts together; call it once, when all are written."""
-        parts = [place / RESULTS.format(member) for member in range(self._members)]
-        files: list[File] = []
-        _writer(place, files).finish(
-            self._metadata,
-            [decode(part.read_bytes(), forms=dcp_forms()) for part in parts],
-        )
-        for part in parts:
-            part.unlink()
-        return [File(file.name.removesuffix(".tmp"), file.bytes, file.crc32) for file in files]
+        Leaves there what `finish` needs to know.
+        """
+        plan = writer(storage, folder, []).prepare_global_plan(self._plans)[member]
+        prefix, shares = plan.storage_data, self._shares(plan.items, storage.writers)
+
+        def written(at: int) -> tuple[list[Any], list[File]]:
+            files: list[File] = []
+            own = replace(prefix, prefix=f"{prefix.prefix}{at}_") if len(shares) > 1 else prefix
+            share = replace(plan, items=shares[at], storage_data=own)
+            return writer(storage, folder, files).write_data(share, self).wait(), files
+
+        with ThreadPoolExecutor(len(shares)) as pool:
+            done = list(
+                pool.map(lambda at: storage.retried(lambda: written(at)), range(len(shares)))
+            )
+        results = [result for share, _ in done for result in share]
+        storage.write(_results(folder, member), encode(results, forms=dcp_forms()))
+        return [file for _, files in done for file in files]
+
+    def finish(self, storage: Storage, folder: str) -> list[File]:
+        """Write the file that reads all parts together; call it when all are written."""
+        parts = [storage.read(_results(folder, member)) for member in range(self._members)]
+        results = [decode(part, forms=dcp_forms()) for part in parts]
+
+        def written() -> list[File]:
+            files: list[File] = []
+            writer(storage, folder, files).finish(self._metadata, results)
+            return [replace(file, name=file.name.removesuffix(".tmp")) for file in files]
+
+        return storage.retried(written)
+
+    def _shares(self, items: list[Any], count: int) -> list[list[Any]]:
+        """Divide items among files of about the same size."""
+        sizes, shares = [0] * count, [[] for _ in range(count)]  # type: list[int], list[list[Any]]
+        for item in sorted(items, key=self._size, reverse=True):
+            least = sizes.index(min(sizes))
+            shares[least].append(item)
+            sizes[least] += self._size(item)
+        return [share for share in shares if share] or [[]]
+
+    def _size(self, item: Any) -> int:
+        value = self._values[item.index]
+        return value.getbuffer().nbytes if isinstance(value, io.BytesIO) else int(value.nbytes)
 
     def resolve_data(self, item: Any) -> Any:
         """Return the data to write, as a planner of torch."""
         return self._values[item.index]
 
 
-def _writer(place: Path, files: list[File]) -> Any:
-    filesystem = checkpoint_module("filesystem")
-
-    class Files(filesystem.FileSystem):  # type: ignore[misc, name-defined]
-        @contextmanager
-        def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
-            assert mode == "wb"
-            with verified(path, files) as stream:
-                yield stream
-
-    writer = filesystem.FileSystemWriter(place, sync_files=False)
-    writer.fs = Files()
-    return writer
+def _results(folder: str, member: int) -> str:
+    return f"{folder}/{PARTS}/results-{member}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,7 @@ class Objects:
         complain_of_odd(result)
         return result
 
-    def load_sharded(self, place: Path) -> None:
+    def load_sharded(self, storage: Storage, folder: str) -> None:
         """Load the state in place."""
         result, state = self.sharded(), checkpoint_module("state_dict")
         with warnings.catch_warnings():
@@ -157,7 +174,10 @@ class Objects:
             try:
                 # Each rank reads what it needs; whether all could is agreed afterwards.
                 checkpoint_module("state_dict_loader").load(
-                    result, storage_reader=reader(place), planner=planner(), no_dist=True
+                    result,
+                    storage_reader=reader(storage, folder),
+                    planner=planner(),
+                    no_dist=True,
                 )
             except checkpoint_module("api").CheckpointException as error:
                 # Torch's class is no Exception, and its text is a traceback.
@@ -176,15 +196,17 @@ class Objects:
             "extra": dict(extra or {}),
         })  # fmt: skip
 
-    def load_own(self, place: Path, rank: int) -> dict[str, Any]:
+    def load_own(self, storage: Storage, folder: str, rank: int) -> dict[str, Any]:
         """Load the rank's own state and return the extras; generators continue as they were
         saved."""
-        path, older = place / own_name(rank), place / f"rank-{rank:05}.pt"
-        if older.exists() and not path.exists():
-            path = older  # of a release before 0.3
-            content = load_plain(older, str(older))
+        older = f"rank-{rank:05}.pt"
+        names = storage.names(folder)
+        if older in names and own_name(rank) not in names:
+            path = f"{storage.path}/{folder}/{older}"  # of a release before 0.3
+            content = load_plain(io.BytesIO(storage.read(f"{folder}/{older}")), path)
         else:
-            content = unpacked(path, self.given)
+            path = f"{storage.path}/{folder}/{own_name(rank)}"
+            content = unpacked(storage, f"{folder}/{own_name(rank)}", self.given)
         for name, other in self._others().items():
             if name not in content["objects"]:
                 raise CheckpointError(f"{path} has no {name!r}")
@@ -274,11 +296,11 @@ def packed(content: Mapping[str, Any]) -> bytes:
     return bytes(body) + state.structure
 
 
-def unpacked(path: Path, live: Mapping[str, Any]) -> dict[str, Any]:
+def unpacked(storage: Storage, name: str, live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state that `packed` wrote. Raises CheckpointError if the file holds something
     else."""
     try:
-        data = bytearray(path.read_bytes())
+        data = bytearray(storage.read(name))
         magic, payload, length = _HEADER.unpack_from(data)
         at = BODY_AT + payload
         if magic != _MAGIC or len(data) != at + length:
@@ -286,4 +308,4 @@ def unpacked(path: Path, live: Mapping[str, Any]) -> dict[str, Any]:
         kept = parse(bytes(data[at:]), data, live)
         return {name: kept.state(name, copies=True) for name in ("objects", "rng", "extra")}
     except (LookupError, OSError, SpecError, ValueError, struct.error) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{storage.path}/{name} cannot be read: {error}") from error

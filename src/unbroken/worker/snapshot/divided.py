@@ -20,8 +20,8 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import Header, digest
-from unbroken.worker.checkpointing.files import CheckpointError
 from unbroken.worker.checkpointing.peers import Peers
+from unbroken.worker.checkpointing.storage import CheckpointError
 from unbroken.worker.typed_values import decode, exchanged, torch_dtype
 
 from .choice import Point

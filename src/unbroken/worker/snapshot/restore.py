@@ -20,8 +20,8 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.ipc import RECEIPT
 from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, Header
-from unbroken.worker.checkpointing.files import CheckpointError, Superseded
 from unbroken.worker.checkpointing.peers import ALONE, world
+from unbroken.worker.checkpointing.storage import CheckpointError, Superseded
 
 from .choice import (
     Offer,
