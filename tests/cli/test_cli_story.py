@@ -89,10 +89,13 @@ def test_the_cost_says_what_is_known() -> None:
     still_open = replace(HUNG, progress_at=None, ended_at=None)
     assert cost_text(still_open, now=107.0) == "still open, 12.0 s so far"
     silent = replace(HUNG, progress_at=None, progress_before=None, started_at=101.5, ended_at=161.5)
-    rest = ", and no later sign of training"
-    assert cost_text(silent) == f"not known; 1.500 s until the workers ran{rest}"
+    yet = "not known yet: no step since then;"
+    assert cost_text(silent) == f"{yet} 1.500 s until the workers ran"
     started = replace(silent, first_output_at=102.0)
-    assert cost_text(started) == f"not known; 2.000 s until the first output{rest}"
+    assert cost_text(started) == f"{yet} 2.000 s until the first output"
+    rest = ", and no later sign of training (steps that the script reports are one)"
+    unreported = replace(started, step=None)
+    assert cost_text(unreported) == f"not known; 2.000 s until the first output{rest}"
     assert as_value(started)["seconds"] is None
     assert incident_line(started).endswith("s; 2.000 s until the first output, 20 steps repeated")
     assert cost_text(replace(silent, outcome="failed again", step=None)) == "61.500 s"

@@ -92,7 +92,10 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
         return f"still open{so_far}"
     text = f"{cost:.3f} s"
     if is_cost_unknown(incident):
-        return f"not known; {until_text(incident)}, and no later sign of training"
+        if incident.step is not None:
+            return f"not known yet: no step since then; {until_text(incident)}"
+        rest = "no later sign of training (steps that the script reports are one)"
+        return f"not known; {until_text(incident)}, and {rest}"
     if steps is None:
         return f"{text} at most, until a line of training" if ends_with_a_line(incident) else text
     if steps == 0:
