@@ -56,6 +56,9 @@ def described() -> Iterator[str]:
         path, value = waiting.pop()
         if isinstance(value, _PLAIN):
             yield f"{path}\t{_text(value)}"
+        elif type(value).__module__ == "typing":
+            # Which annotations share an object depends on a cache of `typing`.
+            yield f"{path}\t{_text(repr(value))}"
         elif isinstance(value, ModuleType):
             yield f"{path}\t{_kind(value)}"
         elif id(value) in seen:
@@ -81,7 +84,7 @@ def _is_standard(file: str) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, ModuleType):
         return f"module {value.__name__}"
-    if isinstance(value, type):
+    if _is_class(value):
         return f"class {value.__module__}.{value.__qualname__}"
     if isinstance(value, (BuiltinFunctionType, MethodType)):
         return f"function {getattr(value, '__qualname__', '')}"
@@ -92,9 +95,14 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def _is_class(value: Any) -> bool:
+    """True for a class, and not for an object that says so, as those of absl do."""
+    return issubclass(type(value), type)
+
+
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Return the values that an object consists of, with the step from it to each."""
-    if isinstance(value, type):
+    if _is_class(value):
         if not _is_standard(getattr(sys.modules.get(value.__module__), "__file__", None) or "/"):
             yield from _named(dict(vars(value)))
     elif isinstance(value, (FunctionType, MethodType, CodeType)):
