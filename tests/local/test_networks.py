@@ -56,8 +56,12 @@ def test_the_number_of_a_directory_that_is_gone_is_given_again(tmp_path: Path) -
     assert networks.claim(made(tmp_path / "two")) == first
 
 
-def test_a_number_that_somebody_else_serves_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["0.1", "0.3", "255.254"])
+def test_a_number_of_addresses_at_which_somebody_listens_is_passed_over(
+    tmp_path: Path, last: str
+) -> None:
     first = networks.claim(made(tmp_path / "one"))
     (tmp_path / "one").rmdir()
-    with socket.create_server((node_address(first * NODES_MAX), networks.KUBELET_PORT)):
+    address = node_address(first * NODES_MAX).removesuffix("0.1") + last
+    with socket.create_server((address, 0)):
         assert networks.claim(made(tmp_path / "two")) != first

@@ -3,7 +3,8 @@ none.
 
 Claims are files in the user's state folder, which no other user can enter or occupy. A claim is
 void when its cluster's folder is gone. If all blocks are claimed, those of clusters that do not run
-are reassigned. Another user's cluster is noticed because its first node's address is taken.
+are reassigned. A block in which any program listens is left alone: it is another user's, or what
+listens has outlived a cluster that was killed and deleted.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from unbroken.errors import WorldError
 from unbroken.local.node.addresses import CLUSTERS_MAX, NODES_MAX, node_address
 
+from .listeners import listens_in
 from .state import Paths, running
 
-KUBELET_PORT = 10250
 CLAIMS: Path | None = None
 """The folder in which claims are kept, for tests; None: see `_folder`."""
 CLAIM_BYTES_MAX = 4096
@@ -117,11 +118,7 @@ def _claims() -> Iterator[Path]:
 
 
 def _is_free(number: int) -> bool:
-    """True if nothing listens at the first node's address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((node_address(number * NODES_MAX), KUBELET_PORT))
-        except OSError:
-            return False
-    return True
+    """True if nothing listens at an address of the block: no cluster of another user, and no
+    program that outlived a cluster which was killed."""
+    block = IPv4Network((node_address(number * NODES_MAX), 16), strict=False)
+    return not listens_in(block)
