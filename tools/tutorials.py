@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -115,14 +116,21 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def run(
-    page: str, home: Path, more: Mapping[str, str] = MappingProxyType({})
+    page: str,
+    home: Path,
+    more: Mapping[str, str] = MappingProxyType({}),
+    files: Path | None = None,
 ) -> Iterator[tuple[Step, str]]:
     """Type the commands of a page in a folder of `home`; each with what it printed.
 
-    `more` are variables in addition to those of `environment`, or in their place.
+    `more` are variables in addition to those of `environment`, or in their place. The folder is a
+    copy of `files`; None: it is empty.
     """
     folder = home / "tutorial"
-    folder.mkdir(parents=True)
+    if files is None:
+        folder.mkdir(parents=True)
+    else:
+        shutil.copytree(files, folder)
     variables, exports = {**environment(home), **more}, list[str]()
     try:
         for step in steps(page):
@@ -140,10 +148,15 @@ def differences(step: Step, printed: str) -> list[str]:
     return [line for line in step.shown if line.strip(" .") and shape(line) not in came]
 
 
-def written(page: str, home: Path) -> str:
+def files_of(page: Path) -> Path | None:
+    """The files that the page is about: its own folder, if it is a README."""
+    return page.parent if page.name == "README.md" else None
+
+
+def written(page: Path, home: Path) -> str:
     """The page with what its commands printed."""
-    made, end = page, 0
-    for step, printed in run(page, home):
+    made, end = page.read_text(), 0
+    for step, printed in run(made, home, files=files_of(page)):
         old = "\n".join([f"$ {step.command}", *step.shown])
         text = printed.replace(str(home), "/home/you").rstrip("\n")
         new = "\n".join([f"$ {step.command}", *([text] if text else [])])
@@ -163,9 +176,9 @@ def main() -> int:
     for page in options.pages:
         with tempfile.TemporaryDirectory(prefix="tutorial-") as name:
             if options.write:
-                page.write_text(written(page.read_text(), Path(name)))
+                page.write_text(written(page, Path(name)))
                 continue
-            for step, printed in run(page.read_text(), Path(name)):
+            for step, printed in run(page.read_text(), Path(name), files=files_of(page)):
                 for line in differences(step, printed):
                     missing += 1
                     print(f"{page}: $ {step.command}\n  did not print: {line}\n{printed}")

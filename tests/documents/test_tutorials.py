@@ -14,6 +14,7 @@ from tests.tiers import FRAMEWORKS_ENV
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorials"
+EXAMPLE = ROOT / "examples/fsdp/README.md"
 tutorials = tool("tutorials")
 NOT_TYPED = ("ray",)
 """Pages whose commands need a download of 1.6 GB; tests/e2e/test_ray.py does what they do."""
@@ -24,12 +25,12 @@ IN_CI = ("first-job",)
 TYPED = [
     pytest.param(
         page,
-        id=page.stem,
+        id=page.parent.name if page == EXAMPLE else page.stem,
         marks=[pytest.mark.slow, pytest.mark.timeout(600)]
         + ([] if page.stem in IN_CI else [pytest.mark.heavy])
         + ([pytest.mark.frameworks] if page.stem in FRAMEWORKS else []),
     )
-    for page in sorted(PAGES.glob("*.md"))
+    for page in (EXAMPLE, *sorted(PAGES.glob("*.md")))
     if page.stem not in NOT_TYPED
 ]
 PAGE = """A page.
@@ -55,13 +56,15 @@ helm install x
 
 @pytest.mark.parametrize("page", TYPED)
 def test_a_tutorial_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
-    if page.stem == "fast-recovery":
+    if page.stem == "fast-recovery" or page == EXAMPLE:
         pytest.importorskip("torch")
     if page.stem == "kubernetes" and shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed (Debian's package kubernetes-client)")
     active = {"VIRTUAL_ENV": str(FRAMEWORKS_ENV), "PYTHONPATH": str(ROOT / "src")}
     variables = active if page.stem in FRAMEWORKS else {}
-    for step, printed in tutorials.run(page.read_text(), tmp_path, variables):
+    for step, printed in tutorials.run(
+        page.read_text(), tmp_path, variables, tutorials.files_of(page)
+    ):
         assert tutorials.differences(step, printed) == [], f"$ {step.command}\n{printed}"
 
 

@@ -23,8 +23,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--steps=60", "--batch=4", "--width=32", "--print-every=5", "--checkpoint-every=20")
 
 
-def test_the_manifest_is_a_good_one() -> None:
-    claim, job = yaml.safe_load_all((EXAMPLES / "train_lm.yaml").read_text())
+@pytest.mark.parametrize("name", ["train_lm.yaml", "fsdp/llama.yaml"])
+def test_the_manifest_is_a_good_one(name: str) -> None:
+    claim, job = yaml.safe_load_all((EXAMPLES / name).read_text())
     parsed = parse_job(job)
     assert not parsed.problems
     assert not parsed.warnings

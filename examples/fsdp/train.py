@@ -1,0 +1,381 @@
+"""A Llama-style language model in shards over all ranks (FSDP2), on text from files.
+
+    unbroken run --nproc-per-node 2 examples/fsdp/train.py --max_steps=200 --checkpoint_dir=runs
+
+The options have the names of the training script in HyperPod's documents, so that a manifest made
+for that one runs this one. Without options a small model trains on the source of the Python
+standard library: gloo on CPUs, nccl and bfloat16 on GPUs.
+
+It can be killed at any moment. After every step each rank keeps its shards in the agent's memory,
+and `--checkpoint_dir` gets a checkpoint every `--checkpoint_freq` steps. The position in the data
+is part of both, so no sample is repeated or skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from time import monotonic  # noqa: TID251  (samples per second)
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint as without_activations
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from unbroken import worker
+
+VOCABULARY = 256
+"""Tokens are bytes."""
+VALIDATION_SAMPLES = 64
+"""The last samples of the data, the same for any number of ranks; nothing trains on them."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Size of model and training; every field is a command-line option."""
+
+    model_type: str = "llama_v2"
+    hidden_width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    num_key_value_heads: int = 2
+    """Fewer than `num_heads`: several heads share keys and values."""
+    intermediate_size: int = 344
+    """Width of the feed-forward layers."""
+    max_context_width: int = 64
+    """Tokens of a sample."""
+    offload_activations: int = 1
+    """1: the backward pass computes activations again instead of keeping them."""
+    sharding_strategy: str = "full"
+    """`full`: each parameter is divided among all ranks."""
+    dataset_path: str = ""
+    """Folder with `*.jsonl` files, each line an object with `text`. Empty: the Python library."""
+    train_batch_size: int = 4
+    """Samples of a rank in a step."""
+    val_batch_size: int = 4
+    max_steps: int = 200
+    learning_rate: float = 1e-3
+    warmup: int = 20
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    seed: int = 42
+    logging_freq: int = 1
+    validation_freq: int = 25
+    checkpoint_dir: str = ""
+    """Folder that all ranks share. Empty: no checkpoints, only the copies in memory."""
+    checkpoint_freq: int = 50
+    resume_from_checkpoint: str = ""
+    """The folder to begin from, if it is another one than `checkpoint_dir`."""
+    data_workers: int = 0
+    """Processes of each rank that read data."""
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn each pair of features by its angle. x: [batch, heads, time, size]; angles: [time,
+    size / 2]."""
+    first, second = x.float().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions, in which heads may share keys and values."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.size = options.hidden_width // options.num_heads
+        self.query = nn.Linear(options.hidden_width, options.num_heads * self.size, bias=False)
+        shared = options.num_key_value_heads * self.size
+        self.key = nn.Linear(options.hidden_width, shared, bias=False)
+        self.value = nn.Linear(options.hidden_width, shared, bias=False)
+        self.out = nn.Linear(options.num_heads * self.size, options.hidden_width, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """x: [batch, time, width]; the same shape comes out."""
+        batch, time_, _ = x.shape
+        query, key, value = (
+            layer(x).view(batch, time_, -1, self.size).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = F.scaled_dot_product_attention(
+            rotated(query, angles), rotated(key, angles), value, is_causal=True, enable_gqa=True
+        )
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then a gated feed-forward layer; both normalized at their entry and added."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        width, inner = options.hidden_width, options.intermediate_size
+        self.norm_attention, self.norm_feed = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = Attention(options)
+        self.gate, self.up = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(width, inner, bias=False),
+        )
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """x: [batch, time, width]; the same shape comes out."""
+        x = x + self.attention(self.norm_attention(x), angles)
+        normed = self.norm_feed(x)
+        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return out
+
+
+class Llama(nn.Module):
+    """A language model over bytes."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, options.hidden_width)
+        self.blocks = nn.ModuleList(Block(options) for _ in range(options.num_layers))
+        self.norm = nn.RMSNorm(options.hidden_width)
+        self.head = nn.Linear(options.hidden_width, VOCABULARY, bias=False)
+        self.size = options.hidden_width // options.num_heads
+        self.is_recomputed = bool(options.offload_activations)
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens, targets: int64[batch, time].  The mean loss in nats per token."""
+        steps = torch.arange(0, self.size, 2, device=tokens.device) / self.size
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        angles = torch.outer(places, 10_000.0**-steps)
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            if self.is_recomputed and self.training:
+                x = without_activations(block, x, angles, use_reentrant=False)
+            else:
+                x = block(x, angles)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
+
+
+class Text(Dataset[Tensor]):
+    """Samples of `width` + 1 bytes, one after the other, of all texts."""
+
+    def __init__(self, texts: Iterator[str], width: int) -> None:
+        data = bytearray("\n".join(texts).encode())
+        if len(data) <= 2 * VALIDATION_SAMPLES * width:
+            raise SystemExit(f"the data has {len(data)} bytes: too few for samples of {width}")
+        self.data, self.width = torch.frombuffer(data, dtype=torch.uint8), width
+
+    def __len__(self) -> int:
+        return (len(self.data) - 1) // self.width
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.data[index * self.width : (index + 1) * self.width + 1]
+
+
+def texts(folder: str) -> Iterator[str]:
+    """Yield the texts of the folder's files in the order of their names, or of the Python
+    library."""
+    if not folder:
+        for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            yield file.read_text(errors="replace")
+        return
+    files = sorted(Path(folder).glob("*.jsonl"))
+    if not files:
+        raise SystemExit(f"--dataset_path={folder}: there is no *.jsonl file")
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield json.loads(line)["text"]
+                except (ValueError, KeyError, TypeError):
+                    raise SystemExit(f"{file}:{number}: this is no object with `text`") from None
+
+
+def sharded(options: Options, device: torch.device) -> Llama:
+    """Return the model, each block and the rest in shards on the ranks of the mesh."""
+    torch.manual_seed(options.seed)
+    model = Llama(options).to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if device.type == "cuda" else None
+    settings: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": half} if half else {})
+    for block in model.blocks:
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
+    return model
+
+
+def learning_rate(options: Options, step: int) -> float:
+    """Return the rate: a linear warm-up, then a cosine down to a tenth."""
+    if step < options.warmup:
+        return options.learning_rate * (step + 1) / options.warmup
+    done = (step - options.warmup) / max(1, options.max_steps - options.warmup)
+    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
+
+
+def mean_of_ranks(value: Tensor) -> float:
+    """Return the mean over all ranks."""
+    value = value.detach().float().clone()
+    dist.all_reduce(value)
+    return value.item() / dist.get_world_size()
+
+
+def batch_of(samples: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return tokens and the token that follows each: int64[batch, width], twice."""
+    tokens = samples.to(device).long()
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@torch.no_grad()
+def validate(model: Llama, batches: list[Tensor], device: torch.device) -> float:
+    """Return the mean loss of samples that are not trained on."""
+    model.eval()
+    losses = [model(*batch_of(batch, device)) for batch in batches]
+    model.train()
+    return mean_of_ranks(torch.stack(losses).mean())
+
+
+def say(text: str) -> None:
+    """Print a line once for all ranks."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+class Training:
+    """Model, optimizer and data, with all that brings them back."""
+
+    def __init__(self, options: Options, text: Text, data: Any, device: torch.device) -> None:
+        self.options, self.data, self.device = options, data, device
+        self.model = sharded(options, device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), options.learning_rate, weight_decay=options.weight_decay
+        )
+        held = range(len(text) - VALIDATION_SAMPLES, len(text))
+        mine = Subset(text, held[dist.get_rank() :: dist.get_world_size()])
+        self.validation = list(DataLoader(mine, options.val_batch_size))
+        self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
+        self.snapshot = worker.Snapshot(**self.parts)
+        self.saved = None
+        if options.checkpoint_dir:
+            Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+            self.saved = worker.checkpoints(options.checkpoint_dir, every=options.checkpoint_freq)
+
+    def restore(self) -> int:
+        """Return the next step, with the state after the one before it: from memory, or else from
+        the newest checkpoint."""
+        found: Any = self.snapshot.restore()
+        if found is None and self.saved is not None:
+            found = self.saved.restore(**self.parts)
+        other = self.options.resume_from_checkpoint
+        if found is None and other and Path(other).is_dir():
+            found = worker.checkpoints(other).restore(**self.parts)
+        if found is None:
+            return 0
+        say(f"resumed at step {found.step + 1} from {getattr(found, 'source', 'a checkpoint')}")
+        return int(found.step) + 1
+
+    def step(self, step: int, samples: Tensor) -> float:
+        """Train on a batch of this rank; return the loss of all ranks."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.options, step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model(*batch_of(samples, self.device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.grad_clip)
+        self.optimizer.step()
+        return mean_of_ranks(loss)
+
+    def run(self) -> None:
+        """Train from what is restored to the last step."""
+        options, step, began = self.options, self.restore(), monotonic()
+        while step < options.max_steps:
+            for samples in self.data:
+                epoch, loss = self.data.epoch, self.step(step, samples)
+                self.snapshot.save(step)
+                worker.progress(step, samples=self.data.samples, loss=loss)
+                if step % options.logging_freq == 0:
+                    now = monotonic()
+                    count = options.logging_freq * len(samples) * dist.get_world_size()
+                    pace, began = count / (now - began), now
+                    told = {"training_loss_step": round(loss, 4), "samples/sec": round(pace, 1)}
+                    say(f"[Epoch {epoch} Batch {step}] Loss: {loss:.4f} {told}")
+                self.look_up(step)
+                step += 1
+                if step == options.max_steps:
+                    break
+        if self.saved is not None:
+            self.saved.wait()
+
+    def look_up(self, step: int) -> None:
+        """Validate and save where it is time for it."""
+        if (step + 1) % self.options.validation_freq == 0:
+            with worker.phase("eval"):
+                loss = validate(self.model, self.validation, self.device)
+            say(f"[Batch {step}] Validation loss: {loss:.4f}")
+        if self.saved is not None and self.saved.is_due(step):
+            self.saved.save(step, **self.parts)
+            say(f"checkpoint of step {step} begun")
+
+
+def parse_options() -> Options:
+    """Parse the command line, which is made from the fields of Options."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for field in fields(Options):
+        default = field.default
+        parser.add_argument(f"--{field.name}", type=type(default), default=default, help=" ")
+    options = Options(**vars(parser.parse_args()))
+    if options.model_type not in ("llama_v2", "llama_v3"):
+        parser.error(f"--model_type={options.model_type}: this is a Llama (llama_v2)")
+    if options.sharding_strategy != "full":
+        parser.error(f"--sharding_strategy={options.sharding_strategy}: full is the only one here")
+    if options.num_heads % options.num_key_value_heads or options.hidden_width % options.num_heads:
+        parser.error(
+            "--hidden_width is a multiple of --num_heads, and that of --num_key_value_heads"
+        )
+    return options
+
+
+def data_of(options: Options, text: Text) -> Any:
+    """Return this rank's batches, in an order that seed and epoch decide, with their position."""
+    train = Subset(text, range(len(text) - VALIDATION_SAMPLES))
+    loader = DataLoader(
+        train,
+        options.train_batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=options.data_workers,
+        persistent_workers=options.data_workers > 0,
+    )
+    return worker.data(loader, seed=options.seed)
+
+
+def main(options: Options, text: Text, data: Any, device: torch.device) -> None:
+    """Join the other ranks, train, and leave."""
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    say(f"Experiment configuration: {options}")
+    Training(options, text, data, device).run()
+    dist.destroy_process_group()
+
+
+def start() -> None:
+    """Prepare what outlives the loss of another rank, and train."""
+    options, device = parse_options(), torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    text = Text(texts(options.dataset_path), options.max_context_width)
+    # The ranks that are left when one is lost keep their process, and enter `main` again.
+    worker.restartable(main)(options, text, data_of(options, text), device)
+
+
+if __name__ == "__main__":
+    start()
