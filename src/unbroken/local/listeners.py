@@ -39,8 +39,8 @@ def listens_in(network: IPv4Network) -> bool:
     for fields in _sockets():
         address = fields[1].partition(":")[0].removeprefix(MAPPED)
         if len(address) == HEX_DIGITS:
-            packed = int(address, 16).to_bytes(HEX_DIGITS // 2, sys.byteorder)
-            if IPv4Address(packed) in network:
+            packed = bytes.fromhex(address)
+            if IPv4Address(packed[::-1] if sys.byteorder == "little" else packed) in network:
                 return True
     return False
 
