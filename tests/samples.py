@@ -34,20 +34,17 @@ def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Object:
     }
 
 
-def deployment(name: str, replicas: int = 1, image: str = "busybox") -> Object:
-    """A deployment of pods with one container."""
+def service(name: str, **targets: int) -> Object:
+    """A service with a port for each of `targets`: its name (a to z) and its target port."""
+    ports = [
+        {"name": key, "port": ord(key), "protocol": "TCP", "targetPort": target}
+        for key, target in targets.items()
+    ]
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "apiVersion": "v1",
+        "kind": "Service",
         "metadata": {"name": name},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": {"app": name}},
-                "spec": {"containers": [{"name": "main", "image": image}]},
-            },
-        },
+        "spec": {"ports": ports},
     }
 
 

@@ -27,18 +27,15 @@ TARGET = DATA / "protobuf.json.gz"
 META = "k8s.io.apimachinery.pkg.apis.meta.v1."
 KINDS = {
     "v1": "Namespace Pod Node Event ConfigMap Secret Service Endpoints ServiceAccount "
-    "PersistentVolumeClaim PersistentVolume Binding ResourceQuota LimitRange PodTemplate "
-    "ReplicationController",
-    "apps/v1": "Deployment StatefulSet DaemonSet ReplicaSet ControllerRevision",
+    "PersistentVolumeClaim PersistentVolume Binding",
     "authentication.k8s.io/v1": "TokenReview TokenRequest SelfSubjectReview",
     "authorization.k8s.io/v1": "SelfSubjectAccessReview SelfSubjectRulesReview "
     "SubjectAccessReview LocalSubjectAccessReview",
     "autoscaling/v1": "Scale",
-    "batch/v1": "Job CronJob",
+    "batch/v1": "Job",
     "coordination.k8s.io/v1": "Lease",
     "discovery.k8s.io/v1": "EndpointSlice",
     "events.k8s.io/v1": "Event",
-    "networking.k8s.io/v1": "NetworkPolicy",
     "policy/v1": "Eviction PodDisruptionBudget",
     "rbac.authorization.k8s.io/v1": "Role RoleBinding ClusterRole ClusterRoleBinding",
     "scheduling.k8s.io/v1": "PriorityClass",
@@ -52,7 +49,6 @@ RUNTIME = {
         4: ["contentType", "string", "kept"],
     },
     # An empty name: the field is the whole value of its message.
-    "k8s.io.apimachinery.pkg.runtime.RawExtension": {1: ["", "json", "kept"]},
     META + "FieldsV1": {1: ["", "json", "kept"]},
     "k8s.io.apimachinery.pkg.api.resource.Quantity": {1: ["", "string", "kept"]},
 }

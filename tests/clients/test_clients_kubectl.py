@@ -11,7 +11,7 @@ import yaml
 
 from tests.apiclient import Api, Object
 from tests.clients.kubectl_program import Kubectl
-from tests.samples import config_map, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, service, widget
 
 Write = Callable[..., str]
 
@@ -40,10 +40,10 @@ def running(api: Api, name: str = "web") -> Object:
 def test_apply_creates_then_changes_then_leaves_alone(
     kubectl: Kubectl, manifests: Write, api: Api
 ) -> None:
-    first = manifests(config_map("m", a="1", b="2"), deployment("d"))
+    first = manifests(config_map("m", a="1", b="2"), service("s", a=1))
     assert kubectl("apply", "-f", first).splitlines() == [
         "configmap/m created",
-        "deployment.apps/d created",
+        "service/s created",
     ]
     second = manifests(config_map("m", a="1", c="3"))
     assert kubectl("apply", "-f", second) == "configmap/m configured\n"
@@ -52,11 +52,11 @@ def test_apply_creates_then_changes_then_leaves_alone(
 
 
 def test_apply_keeps_what_others_set(kubectl: Kubectl, manifests: Write, api: Api) -> None:
-    kubectl("apply", "-f", manifests(deployment("d", 1, "busybox:1")))
-    api.patch("merge", "apps/v1:deployments/d", {"spec": {"paused": True}}).done()
-    kubectl("apply", "-f", manifests(deployment("d", 2, "busybox:2")))
-    spec = api.get("apps/v1:deployments/d").made["spec"]
-    assert (spec["replicas"], spec["paused"]) == (2, True)
+    kubectl("apply", "-f", manifests(service("s", a=1)))
+    api.patch("merge", "services/s", {"spec": {"sessionAffinity": "ClientIP"}}).done()
+    kubectl("apply", "-f", manifests(service("s", a=2)))
+    spec = api.get("services/s").made["spec"]
+    assert (spec["ports"][0]["targetPort"], spec["sessionAffinity"]) == (2, "ClientIP")
 
 
 def test_apply_of_a_definition_and_its_object_in_one_go(
@@ -168,11 +168,11 @@ def test_describe_tells_pod_and_events(kubectl: Kubectl, api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["configmap/m", "deployment/d", "namespace/default", "clusterrole/cluster-admin"]
+    "what", ["configmap/m", "service/s", "namespace/default", "clusterrole/cluster-admin"]
 )
 def test_describe(kubectl: Kubectl, api: Api, what: str) -> None:
     api.post("configmaps", config_map("m", a="1")).done()
-    api.post("apps/v1:deployments", deployment("d")).done()
+    api.post("services", service("s", a=1)).done()
     assert re.search(rf"^Name:\s+{what.split('/')[1]}$", kubectl("describe", what), re.M)
 
 
@@ -287,12 +287,12 @@ def test_diff_on_the_server_side(kubectl: Kubectl, api: Api, manifests: Write) -
 
 
 def test_dry_run_on_the_server(kubectl: Kubectl, api: Api, manifests: Write) -> None:
-    path = manifests(deployment("d"))
+    path = manifests(pod("p"))
     out = kubectl("apply", "--dry-run=server", "-f", path)
-    assert out == "deployment.apps/d created (server dry run)\n"
+    assert out == "pod/p created (server dry run)\n"
     found = yaml.safe_load(kubectl("create", "--dry-run=server", "-f", path, "-o", "yaml"))
-    assert found["spec"]["strategy"]["type"] == "RollingUpdate"
-    assert api.get("apps/v1:deployments/d").code == 404
+    assert found["spec"]["schedulerName"] == "default-scheduler"
+    assert api.get("pods/p").code == 404
 
 
 def test_validation_finds_unknown_fields(kubectl: Kubectl, api: Api, manifests: Write) -> None:
@@ -324,7 +324,6 @@ CREATE: list[tuple[list[str], str, Object]] = [
     (["configmap", "m", "--from-literal=a=1"], "configmaps/m", {"data": {"a": "1"}}),
     (["secret", "generic", "s", "--from-literal=a=1"], "secrets/s", {"data": {"a": "MQ=="}}),
     (["serviceaccount", "sa"], "serviceaccounts/sa", {}),
-    (["deployment", "d", "--image=x", "--replicas=2"], "apps/v1:deployments/d", {}),
     (["job", "j", "--image=x"], "batch/v1:jobs/j", {}),
     (
         ["role", "r", "--verb=get", "--resource=pods"],
@@ -351,17 +350,17 @@ def test_run_makes_a_pod(kubectl: Kubectl, api: Api) -> None:
 
 
 PATCH = [
-    ("strategic", '{"spec":{"replicas":3}}'),
-    ("merge", '{"spec":{"replicas":3}}'),
-    ("json", '[{"op":"replace","path":"/spec/replicas","value":3}]'),
+    ("strategic", '{"spec":{"ports":[{"port":97,"targetPort":3}]}}'),
+    ("merge", '{"spec":{"ports":[{"port":97,"targetPort":3}]}}'),
+    ("json", '[{"op":"replace","path":"/spec/ports/0/targetPort","value":3}]'),
 ]
 
 
 @pytest.mark.parametrize(("kind", "patch"), PATCH)
 def test_patch(kubectl: Kubectl, api: Api, kind: str, patch: str) -> None:
-    api.post("apps/v1:deployments", deployment("d")).done()
-    kubectl("patch", "deployment", "d", f"--type={kind}", "-p", patch)
-    assert api.get("apps/v1:deployments/d").made["spec"]["replicas"] == 3
+    api.post("services", service("s", a=1)).done()
+    kubectl("patch", "service", "s", f"--type={kind}", "-p", patch)
+    assert api.get("services/s").made["spec"]["ports"][0]["targetPort"] == 3
 
 
 def test_patch_of_the_status(kubectl: Kubectl, api: Api) -> None:
@@ -382,18 +381,21 @@ def test_replace(kubectl: Kubectl, api: Api) -> None:
 
 
 def test_scale(kubectl: Kubectl, api: Api) -> None:
-    api.post("apps/v1:deployments", deployment("d", 1)).done()
-    assert kubectl("scale", "deployment", "d", "--replicas=4") == "deployment.apps/d scaled\n"
-    assert api.get("apps/v1:deployments/d").made["spec"]["replicas"] == 4
-    kubectl.refused("scale", "deployment", "d", "--current-replicas=9", "--replicas=5")
+    group = f"{api.namespace}.example.com"
+    paths = {"specReplicasPath": ".spec.count", "statusReplicasPath": ".status.count"}
+    schema = open_schema(count={"type": "integer"})
+    define(api, definition(group, schema, subresources={"scale": paths}))
+    api.post(f"{group}/v1:widgets", widget(group, "w", spec={"count": 1})).done()
+    what = f"widget.{group}/w"
+    assert kubectl("scale", what, "--replicas=4") == f"{what} scaled\n"
+    assert api.get(f"{group}/v1:widgets/w").made["spec"]["count"] == 4
+    kubectl.refused("scale", what, "--current-replicas=9", "--replicas=5")
 
 
-def test_set_image_and_env(kubectl: Kubectl, api: Api) -> None:
-    api.post("apps/v1:deployments", deployment("d")).done()
-    kubectl("set", "image", "deployment/d", "main=other")
-    kubectl("set", "env", "deployment/d", "A=1")
-    container = api.get("apps/v1:deployments/d").made["spec"]["template"]["spec"]["containers"][0]
-    assert (container["image"], container["env"]) == ("other", [{"name": "A", "value": "1"}])
+def test_set_image(kubectl: Kubectl, api: Api) -> None:
+    api.post("pods", pod("p")).done()
+    kubectl("set", "image", "pod/p", "main=other")
+    assert api.get("pods/p").made["spec"]["containers"][0]["image"] == "other"
 
 
 WAITS = [

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from tests.apiclient import Api
 from tests.clients.kubectl_program import Kubectl
-from tests.samples import CUSTOM_RESOURCES, define, definition, open_schema, widget
+from tests.samples import (
+    CUSTOM_RESOURCES,
+    config_map,
+    define,
+    definition,
+    open_schema,
+    pod,
+    widget,
+)
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.kinds import Kind
 
 RESOURCES = [
     ("pods", "po", "v1", "true", "Pod"),
     ("nodes", "no", "v1", "false", "Node"),
     ("configmaps", "cm", "v1", "true", "ConfigMap"),
-    ("deployments", "deploy", "apps/v1", "true", "Deployment"),
+    ("services", "svc", "v1", "true", "Service"),
     (
         *("customresourcedefinitions", "crd,crds", "apiextensions.k8s.io/v1", "false"),
         "CustomResourceDefinition",
@@ -30,8 +41,8 @@ def test_api_resources(kubectl: Kubectl) -> None:
 
 
 def test_api_resources_by_group_scope_and_verb(kubectl: Kubectl) -> None:
-    found = kubectl("api-resources", "--api-group=apps", "-o", "name").split()
-    assert {"deployments.apps", "statefulsets.apps"} <= set(found)
+    found = kubectl("api-resources", "--api-group=batch", "-o", "name").split()
+    assert "jobs.batch" in found
     found = kubectl("api-resources", "--namespaced=false", "-o", "name").split()
     assert "nodes" in found
     assert "pods" not in found
@@ -51,7 +62,7 @@ def test_api_resources_know_new_kinds_at_once(kubectl: Kubectl, api: Api) -> Non
 
 def test_api_versions(kubectl: Kubectl) -> None:
     found = set(kubectl("api-versions").split())
-    assert {"v1", "apps/v1", "batch/v1", "coordination.k8s.io/v1"} <= found
+    assert {"v1", "batch/v1", "coordination.k8s.io/v1"} <= found
 
 
 def test_version(kubectl: Kubectl, api: Api) -> None:
@@ -66,7 +77,7 @@ def test_cluster_info(kubectl: Kubectl) -> None:
 EXPLAIN = [
     ("pods", r"KIND:\s+Pod\nVERSION:\s+v1\n"),
     ("pods.spec.containers.image", r"FIELD:\s+image <string>"),
-    ("deployments.spec.template.spec.restartPolicy", r"FIELD:\s+restartPolicy <string>"),
+    ("jobs.spec.template.spec.restartPolicy", r"FIELD:\s+restartPolicy <string>"),
     ("configmaps.data", r"FIELD:\s+data <map\[string\]string>"),
     (
         "crd.spec.versions",
@@ -169,3 +180,35 @@ def test_namespace_is_made_and_deleted(kubectl: Kubectl, api: Api) -> None:
 def test_wrong_token_is_told(kubectl: Kubectl) -> None:
     refused = kubectl.refused("--token=wrong", "get", "pods")
     assert "You must be logged in to the server" in refused or "Unauthorized" in refused
+
+
+LOCAL = pytest.mark.parametrize("cluster", ["embedded"], indirect=True)
+REFUSED = [kind for kind in BUILTINS if kind.refusal]
+
+
+@LOCAL
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.kind)
+def test_a_kind_that_nothing_acts_on_is_refused_by_name(api: Api, kind: Kind) -> None:
+    what = f"{kind.group}/v1:{kind.plural}" if kind.group else kind.plural
+    body = {"metadata": {"name": "a"}}
+    answers = [api.post(what, body), api.get(what), api.get(f"{what}/a"), api.delete(f"{what}/a")]
+    for answer in answers:
+        assert answer.failure == (404, "NotFound")
+        assert answer.message.startswith(f"the local cluster does not run kind {kind.kind}: ")
+
+
+@LOCAL
+def test_kubectl_shows_what_to_use_instead(kubectl: Kubectl, manifests: Any) -> None:
+    spec = {"template": {"spec": pod("a")["spec"]}}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": spec}
+    sentence = (
+        "the local cluster does not run kind Deployment: create a HyperPodPyTorchJob, or Pods "
+        "whose spec.restartPolicy is Always"
+    )
+    done = kubectl.run("apply", "-f", manifests(body, config_map("m")))
+    assert (done.returncode, done.stdout) == (1, "configmap/m created\n")
+    assert sentence in done.stderr
+    for arguments in (["create", "deployment", "d", "--image=x"], ["get", "deploy"]):
+        assert sentence in kubectl.refused(*arguments)
+    assert "the local cluster does not run" not in kubectl("get", "all")
+    assert "the local cluster does not run" not in kubectl("describe", "namespace", "default")

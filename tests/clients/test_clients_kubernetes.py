@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kubernetes import client, config, dynamic, watch
 from kubernetes.client import (
-    AppsV1Api,
     CoordinationV1Api,
     CoreV1Api,
     CustomObjectsApi,
@@ -25,7 +24,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 from tests.apiclient import Api
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, service, widget
 
 
 @pytest.fixture
@@ -68,14 +67,9 @@ def test_typed_times_are_times(core: Any, api: Api) -> None:
 
 
 def test_typed_patch_is_strategic(core: Any, api: Api) -> None:
-    apps = AppsV1Api(core.api_client)
-    apps.create_namespaced_deployment(api.namespace, deployment("d"))
-    container = {"name": "extra", "image": "x"}
-    change = {"spec": {"template": {"spec": {"containers": [container]}}}}
-    changed = apps.patch_namespaced_deployment("d", api.namespace, change)
-    assert [c.name for c in changed.spec.template.spec.containers] == ["extra", "main"]
-    changed = apps.patch_namespaced_deployment_scale("d", api.namespace, {"spec": {"replicas": 3}})
-    assert changed.spec.replicas == 3
+    core.create_namespaced_service(api.namespace, service("s", a=1))
+    changed = core.patch_namespaced_service("s", api.namespace, {"spec": service("s", b=2)["spec"]})
+    assert [port.name for port in changed.spec.ports] == ["b", "a"]
 
 
 def test_typed_replace_conflicts(core: Any, api: Api) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.apiclient import PATCHES, Api, Object
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, service, widget
 
 MAP = "configmaps/m"
 
@@ -182,69 +182,52 @@ def test_dry_run_applies_nothing(here: Api) -> None:
     assert here.get(MAP).code == 404
 
 
-def two(**containers: str) -> Object:
-    """Return a deployment whose containers have these images."""
-    body = deployment("d")
-    listed = [{"name": name, "image": image} for name, image in containers.items()]
-    body["spec"]["template"]["spec"]["containers"] = listed
-    return body
+SERVICE = "services/s"
 
 
-def images(found: Object) -> dict[str, str]:
-    """Return the image of each container."""
-    return {c["name"]: c["image"] for c in found["spec"]["template"]["spec"]["containers"]}
+def ports(**targets: int) -> Object:
+    """Return a service of these ports, which is also what a manager of some ports applies."""
+    return service("s", **targets)
 
 
-def part(**containers: str) -> Object:
-    """Return the part of the deployment that another manager applies: some containers."""
-    spec = {"containers": [{"name": n, "image": i} for n, i in containers.items()]}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "d"},
-        "spec": {"template": {"spec": spec}},
-    }
-
-
-DEPLOYMENT = "apps/v1:deployments/d"
+def targets(found: Object) -> dict[str, int]:
+    """Return the target port of each port."""
+    return {port["name"]: port["targetPort"] for port in found["spec"]["ports"]}
 
 
 def test_lists_with_keys_are_merged_by_them(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1")).done()
-    changed = here.apply(DEPLOYMENT, part(b="2"), "two").made
-    assert images(changed) == {"a": "1", "b": "2"}
-    owned = entries(changed)["two", "Apply"]
-    assert owned["f:spec"]["f:template"]["f:spec"]["f:containers"] == {
-        'k:{"name":"b"}': {".": {}, "f:image": {}, "f:name": {}}
+    here.apply(SERVICE, ports(a=1)).done()
+    changed = here.apply(SERVICE, ports(b=2), "two").made
+    assert targets(changed) == {"a": 1, "b": 2}
+    fields: Object = {f"f:{name}": {} for name in ("name", "port", "protocol", "targetPort")}
+    assert entries(changed)["two", "Apply"]["f:spec"]["f:ports"] == {
+        'k:{"port":98,"protocol":"TCP"}': {".": {}, **fields}
     }
 
 
 def test_item_that_is_no_longer_applied_is_removed(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1", b="2")).done()
-    assert images(here.apply(DEPLOYMENT, two(a="1")).made) == {"a": "1"}
+    here.apply(SERVICE, ports(a=1, b=2)).done()
+    assert targets(here.apply(SERVICE, ports(a=1)).made) == {"a": 1}
 
 
 def test_item_with_another_owner_stays(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1", b="2")).done()
-    here.apply(DEPLOYMENT, part(b="2"), "two").done()
-    assert images(here.apply(DEPLOYMENT, two(a="1")).made) == {"a": "1", "b": "2"}
+    here.apply(SERVICE, ports(a=1, b=2)).done()
+    here.apply(SERVICE, ports(b=2), "two").done()
+    assert targets(here.apply(SERVICE, ports(a=1)).made) == {"a": 1, "b": 2}
 
 
 def test_conflict_within_an_item_is_shown_with_its_key(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1")).done()
-    answer = here.apply(DEPLOYMENT, part(a="2"), "two")
+    here.apply(SERVICE, ports(a=1)).done()
+    answer = here.apply(SERVICE, ports(a=2), "two")
     assert answer.causes == {
-        (
-            "FieldManagerConflict",
-            '.spec.template.spec.containers[name="a"].image',
-        )
+        ("FieldManagerConflict", '.spec.ports[port=97,protocol="TCP"].targetPort')
     }
 
 
 def test_defaults_belong_to_nobody(here: Api) -> None:
-    made = here.apply(DEPLOYMENT, two(a="1")).made
-    assert made["spec"]["strategy"]["type"] == "RollingUpdate"
-    assert "f:strategy" not in entries(made)["one", "Apply"]["f:spec"]
+    made = here.apply(SERVICE, ports(a=1)).made
+    assert made["spec"]["sessionAffinity"] == "None"
+    assert "f:sessionAffinity" not in entries(made)["one", "Apply"]["f:spec"]
 
 
 def test_sets_are_merged_by_value(here: Api) -> None:
@@ -268,7 +251,11 @@ def test_sets_are_merged_by_value(here: Api) -> None:
 
 
 def test_atomic_maps_are_owned_whole(here: Api) -> None:
-    made = here.apply(DEPLOYMENT, two(a="1")).made
+    labels = {"app": "a"}
+    template = {"metadata": {"labels": labels}, "spec": pod("a", restartPolicy="Never")["spec"]}
+    spec = {"manualSelector": True, "selector": {"matchLabels": labels}, "template": template}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec}
+    made = here.apply("batch/v1:jobs/a", body).made
     assert entries(made)["one", "Apply"]["f:spec"]["f:selector"] == {}
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.apiclient import Api, Object
-from tests.samples import config_map, deployment, pod
+from tests.samples import config_map, pod
 from tests.tables import cases
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -138,18 +138,6 @@ def test_limits_become_requests(here: Api) -> None:
     found = here.post("pods", body).made["spec"]["containers"][0]["resources"]
     assert found["requests"] == {"cpu": "1", "nvidia.com/gpu": "2"}
     assert found["limits"] == {"cpu": "1", "nvidia.com/gpu": "2"}
-
-
-def test_deployment_gets_the_defaults_of_kubernetes(here: Api) -> None:
-    made = here.post("apps/v1:deployments", deployment("a")).made
-    assert made["metadata"]["generation"] == 1
-    spec = made["spec"]
-    assert spec["strategy"] == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"},
-    }
-    assert (spec["revisionHistoryLimit"], spec["progressDeadlineSeconds"]) == (10, 600)
-    assert spec["template"]["spec"]["restartPolicy"] == "Always"
 
 
 def test_status_sent_with_a_create_is_dropped(here: Api) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.apiclient import Api, Object
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, widget
 
 
 def held(here: Api, name: str = "a") -> Object:
@@ -167,9 +167,9 @@ PROPAGATIONS = [
 def test_propagation_policy_becomes_a_finalizer(
     here: Api, policy: str, finalizers: list[str] | None
 ) -> None:
-    here.post("apps/v1:deployments", deployment("a")).done()
-    here.delete("apps/v1:deployments/a", {"propagationPolicy": policy}).done()
-    answer = here.get("apps/v1:deployments/a")
+    here.post("configmaps", config_map("a")).done()
+    here.delete("configmaps/a", {"propagationPolicy": policy}).done()
+    answer = here.get("configmaps/a")
     if finalizers is None:
         assert answer.code == 404
     else:

@@ -65,8 +65,6 @@ RESOURCES = [
     ("v1", "events", "Event", True, ["ev"], None),
     ("v1", "serviceaccounts", "ServiceAccount", True, ["sa"], None),
     ("v1", "persistentvolumeclaims", "PersistentVolumeClaim", True, ["pvc"], None),
-    ("apps/v1", "deployments", "Deployment", True, ["deploy"], ["all"]),
-    ("apps/v1", "statefulsets", "StatefulSet", True, ["sts"], ["all"]),
     ("batch/v1", "jobs", "Job", True, None, ["all"]),
     ("coordination.k8s.io/v1", "leases", "Lease", True, None, None),
     (
@@ -108,8 +106,7 @@ SUBRESOURCES = [
     ("/api/v1", "pods/eviction", "Eviction", {"create"}),
     ("/api/v1", "pods/log", "Pod", {"get"}),
     ("/api/v1", "nodes/status", "Node", {"get", "patch", "update"}),
-    ("/apis/apps/v1", "deployments/scale", "Scale", {"get", "patch", "update"}),
-    ("/apis/apps/v1", "deployments/status", "Deployment", {"get", "patch", "update"}),
+    ("/apis/batch/v1", "jobs/status", "Job", {"get", "patch", "update"}),
 ]
 
 
@@ -127,7 +124,7 @@ def test_unknown_path_is_404(api: Api, path: str) -> None:
 
 
 @pytest.mark.since(26, "aggregated discovery")
-@pytest.mark.parametrize(("path", "group"), [("/api", ""), ("/apis", "apps")])
+@pytest.mark.parametrize(("path", "group"), [("/api", ""), ("/apis", "batch")])
 def test_aggregated_discovery_has_resources_of_all_groups(api: Api, path: str, group: str) -> None:
     answer = api.send("GET", path, headers={"Accept": AGGREGATED})
     assert answer.headers["Content-Type"] == AGGREGATED
@@ -137,7 +134,7 @@ def test_aggregated_discovery_has_resources_of_all_groups(api: Api, path: str, g
     versions = groups[group]["versions"]
     assert versions[0]["version"] == "v1"
     names = {each["resource"] for each in versions[0]["resources"]}
-    assert ("pods" if not group else "deployments") in names
+    assert ("pods" if not group else "jobs") in names
 
 
 @pytest.mark.since(26, "aggregated discovery")
@@ -161,12 +158,12 @@ def test_openapi_v2_has_built_in_kinds(api: Api) -> None:
 
 
 @pytest.mark.since(23, "OpenAPI v3")
-@pytest.mark.parametrize("group", ["api/v1", "apis/apps/v1"])
+@pytest.mark.parametrize("group", ["api/v1", "apis/batch/v1"])
 def test_openapi_v3_of_a_group_is_found_by_its_index(api: Api, group: str) -> None:
     index = api.get("/openapi/v3").made["paths"]
     found = api.get(index[group]["serverRelativeURL"]).made
     assert found["openapi"].startswith("3.0")
-    kind = "io.k8s.api.core.v1.Pod" if group == "api/v1" else "io.k8s.api.apps.v1.Deployment"
+    kind = "io.k8s.api.core.v1.Pod" if group == "api/v1" else "io.k8s.api.batch.v1.Job"
     assert kind in found["components"]["schemas"]
     assert any(path.endswith("{name}") for path in found["paths"])
 

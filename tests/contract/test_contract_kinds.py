@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.apiclient import Answer, Api, Object
-from tests.samples import config_map, deployment, pod
+from tests.samples import config_map, pod
 from tests.tables import cases
 
 SELECTOR: Object = {"matchLabels": {"a": "b"}}
@@ -58,12 +58,6 @@ SLICE: Object = {
 def test_endpoint_slice_lives(here: Api) -> None:
     version = "v1" if here.minor >= 21 else "v1beta1"
     life(here, f"discovery.k8s.io/{version}:endpointslices", "a", SLICE)
-
-
-@pytest.mark.since(21, "CronJob v1")
-def test_cron_job_lives(here: Api) -> None:
-    spec = {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": ONCE}}}
-    life(here, "batch/v1:cronjobs", "a", {"spec": spec})
 
 
 @pytest.mark.since(21, "PodDisruptionBudget v1")
@@ -344,7 +338,7 @@ def test_quantity_is_kept_in_one_spelling(here: Api, given: object, kept: str) -
 
 
 def test_object_of_one_group_is_not_in_another(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a")).done()
-    assert here.get("batch/v1:deployments/a").code == 404
+    here.post("pods", pod("a")).done()
+    assert here.get("batch/v1:pods/a").code == 404
     here.post("configmaps", config_map("a")).done()
     assert here.get("secrets/a").code == 404

@@ -29,9 +29,9 @@ def test_missing_object_is_404(here: Api) -> None:
 
 
 def test_group_is_named_in_a_404(here: Api) -> None:
-    answer = here.get("apps/v1:deployments/none")
-    assert answer.message == 'deployments.apps "none" not found'
-    assert answer.object["details"]["group"] == "apps"
+    answer = here.get("batch/v1:jobs/none")
+    assert answer.message == 'jobs.batch "none" not found'
+    assert answer.object["details"]["group"] == "batch"
 
 
 def test_list_of_nothing_has_items(here: Api) -> None:

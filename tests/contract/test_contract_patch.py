@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.apiclient import Api, Object
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, service, widget
 from tests.tables import cases
 
 
@@ -60,14 +60,9 @@ def test_merge_patch_merges_maps_and_removes_nulls(here: Api) -> None:
 
 
 def test_merge_patch_replaces_lists(here: Api) -> None:
-    two = [{"name": "a", "image": "x"}, {"name": "b", "image": "x"}]
-    body = deployment("m")
-    body["spec"]["template"]["spec"]["containers"] = two
-    here.post("apps/v1:deployments", body).done()
-    change = {"spec": {"template": {"spec": {"containers": [two[1]]}}}}
-    changed = here.patch("merge", "apps/v1:deployments/m", change).made
-    names = [c["name"] for c in changed["spec"]["template"]["spec"]["containers"]]
-    assert names == ["b"]
+    here.post("services", service("m", a=1, b=2)).done()
+    change = {"spec": service("m", b=2)["spec"]}
+    assert list(targets(here.patch("merge", "services/m", change).made)) == ["b"]
 
 
 def test_patch_on_a_stale_version_is_409(here: Api) -> None:
@@ -118,71 +113,42 @@ def test_patch_validates(here: Api) -> None:
     assert here.get("configmaps/m").made == made
 
 
-def pair() -> Object:
-    """A deployment of two containers with variables and ports."""
-    body = deployment("m")
-    body["spec"]["template"]["spec"]["containers"] = [
-        {
-            "name": "a",
-            "image": "one",
-            "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}],
-            "args": ["p", "q"],
-            "ports": [{"containerPort": 80, "name": "web"}],
-        },
-        {"name": "b", "image": "two"},
-    ]
-    return body
+def targets(found: Object) -> dict[str, int]:
+    """Target ports of a service by the names of its ports, in their order."""
+    return {port["name"]: port["targetPort"] for port in found["spec"]["ports"]}
 
 
-def containers(found: Object) -> dict[str, Object]:
-    """Containers of a deployment by name, in their order."""
-    return {c["name"]: c for c in found["spec"]["template"]["spec"]["containers"]}
-
-
-def strategic(here: Api, spec: Object) -> dict[str, Object]:
-    """Containers after a strategic merge patch of the pod's spec."""
-    here.post("apps/v1:deployments", pair()).done()
-    change = {"spec": {"template": {"spec": spec}}}
-    return containers(here.patch("strategic", "apps/v1:deployments/m", change).made)
+def strategic(here: Api, spec: Object) -> dict[str, int]:
+    """Target ports of a service after a strategic merge patch of its spec."""
+    here.post("services", service("m", a=1, b=2)).done()
+    return targets(here.patch("strategic", "services/m", {"spec": spec}).made)
 
 
 def test_strategic_patch_merges_containers_by_name(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "b", "image": "three"}]})
-    assert {name: c["image"] for name, c in found.items()} == {"a": "one", "b": "three"}
-
-
-def test_strategic_patch_puts_new_containers_first(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "c", "image": "x"}]})
-    assert list(found) == ["c", "a", "b"]
-
-
-def test_strategic_patch_merges_variables_within(here: Api) -> None:
-    env = [{"name": "Y", "value": "3"}, {"name": "Z", "value": "4"}]
-    found = strategic(here, {"containers": [{"name": "a", "env": env}]})
-    assert {e["name"]: e["value"] for e in found["a"]["env"]} == {"X": "1", "Y": "3", "Z": "4"}
-
-
-def test_strategic_patch_replaces_plain_lists(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "a", "args": ["r"]}]})
-    assert found["a"]["args"] == ["r"]
+    two = [{"name": "a", "image": "one"}, {"name": "b", "image": "two"}]
+    here.post("pods", pod("m", containers=two)).done()
+    change = {"spec": {"containers": [{"name": "b", "image": "three"}]}}
+    found = here.patch("strategic", "pods/m", change).made["spec"]["containers"]
+    assert {c["name"]: c["image"] for c in found} == {"a": "one", "b": "three"}
 
 
 def test_strategic_patch_merges_ports_by_number(here: Api) -> None:
-    ports = [{"containerPort": 81}, {"containerPort": 80, "name": "other"}]
-    found = strategic(here, {"containers": [{"name": "a", "ports": ports}]})
-    assert {p["containerPort"]: p.get("name") for p in found["a"]["ports"]} == {
-        80: "other",
-        81: None,
-    }
+    ports = [{"port": ord("b"), "targetPort": 3}]
+    assert strategic(here, {"ports": ports}) == {"a": 1, "b": 3}
+
+
+def test_strategic_patch_puts_new_items_first(here: Api) -> None:
+    found = strategic(here, service("m", c=3)["spec"])
+    assert list(found) == ["c", "a", "b"]
 
 
 def test_strategic_patch_deletes_an_item(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "a", "$patch": "delete"}]})
+    found = strategic(here, {"ports": [{"port": ord("a"), "$patch": "delete"}]})
     assert list(found) == ["b"]
 
 
 def test_strategic_patch_replaces_a_list_that_says_so(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "c", "image": "x"}, {"$patch": "replace"}]})
+    found = strategic(here, {"ports": [*service("m", c=3)["spec"]["ports"], {"$patch": "replace"}]})
     assert list(found) == ["c"]
 
 
@@ -195,14 +161,15 @@ def test_strategic_patch_replaces_a_map_that_says_so(here: Api) -> None:
 
 
 def test_strategic_patch_removes_a_null(here: Api) -> None:
-    found = strategic(here, {"containers": [{"name": "a", "env": None}]})
-    assert "env" not in found["a"]
+    here.post("configmaps", config_map("m", a="1", b="2")).done()
+    changed = here.patch("strategic", "configmaps/m", {"data": {"a": None}}).made
+    assert changed["data"] == {"b": "2"}
 
 
 def test_strategic_patch_orders_as_told(here: Api) -> None:
     spec = {
-        "$setElementOrder/containers": [{"name": "b"}, {"name": "c"}, {"name": "a"}],
-        "containers": [{"name": "c", "image": "x"}],
+        "$setElementOrder/ports": [{"port": ord(name)} for name in "bca"],
+        **service("m", c=3)["spec"],
     }
     assert list(strategic(here, spec)) == ["b", "c", "a"]
 
@@ -219,13 +186,6 @@ def test_strategic_patch_merges_finalizers(here: Api) -> None:
     assert changed["metadata"]["finalizers"] == ["example.com/b"]
 
 
-def test_strategic_patch_retains_the_keys_it_is_told(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("m")).done()
-    change = {"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}}
-    changed = here.patch("strategic", "apps/v1:deployments/m", change).made
-    assert changed["spec"]["strategy"] == {"type": "Recreate"}
-
-
 def test_strategic_patch_merges_conditions_of_a_node_by_type(here: Api, api: Api) -> None:
     name = f"{here.namespace}-n"
     api.post("nodes", {"metadata": {"name": name}}).done()
@@ -239,12 +199,11 @@ def test_strategic_patch_merges_conditions_of_a_node_by_type(here: Api, api: Api
 
 
 def test_strategic_patch_of_a_wrong_shape_is_refused(here: Api) -> None:
-    made = here.post("apps/v1:deployments", pair()).made
-    change = {"spec": {"template": {"spec": {"containers": [{"image": "no name"}]}}}}
-    answer = here.patch("strategic", "apps/v1:deployments/m", change)
+    made = here.post("services", service("m", a=1)).made
+    answer = here.patch("strategic", "services/m", {"spec": {"ports": [{"name": "no port"}]}})
     assert 400 <= answer.code < 500 or here.cluster.is_real
     assert answer.object["kind"] == "Status"
-    assert here.get("apps/v1:deployments/m").made == made
+    assert here.get("services/m").made == made
 
 
 def test_custom_resource_takes_no_strategic_patch(here: Api) -> None:

@@ -8,51 +8,11 @@ import json
 import pytest
 
 from tests.apiclient import Answer, Api, Object
-from tests.samples import define, definition, deployment, open_schema, pod, widget
-
-SCALABLE = "apps/v1:deployments/a"
+from tests.samples import define, definition, open_schema, pod, widget
 
 
-def test_scale_shows_replicas_and_selector(here: Api) -> None:
-    made = here.post("apps/v1:deployments", deployment("a", 3)).made
-    scale = here.get(f"{SCALABLE}/scale").made
-    assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")
-    assert scale["spec"] == {"replicas": 3}
-    assert scale["status"] == {"replicas": 0, "selector": "app=a"}
-    for field in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp"):
-        assert scale["metadata"][field] == made["metadata"][field]
-
-
-def test_scale_changes_replicas(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3)).done()
-    scale = here.get(f"{SCALABLE}/scale").made
-    scale["spec"]["replicas"] = 5
-    assert here.put(f"{SCALABLE}/scale", scale).made["spec"] == {"replicas": 5}
-    found = here.get(SCALABLE).made
-    assert (found["spec"]["replicas"], found["metadata"]["generation"]) == (5, 2)
-
-
-def test_scale_can_be_patched(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3)).done()
-    here.patch("merge", f"{SCALABLE}/scale", {"spec": {"replicas": 0}}).done()
-    assert here.get(SCALABLE).made["spec"]["replicas"] == 0
-
-
-def test_scale_on_a_stale_version_is_409(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3)).done()
-    scale = here.get(f"{SCALABLE}/scale").made
-    here.patch("merge", SCALABLE, {"spec": {"paused": True}}).done()
-    assert here.put(f"{SCALABLE}/scale", scale).failure == (409, "Conflict")
-
-
-def test_negative_scale_is_refused(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3)).done()
-    answer = here.patch("merge", f"{SCALABLE}/scale", {"spec": {"replicas": -1}})
-    assert answer.failure == (422, "Invalid")
-    assert here.get(SCALABLE).made["spec"]["replicas"] == 3
-
-
-def test_scale_of_a_custom_resource(here: Api) -> None:
+def scalable(here: Api) -> str:
+    """Create a custom resource of two replicas, one of which runs; return its path."""
     group = f"{here.namespace}.example.com"
     paths = {
         "specReplicasPath": ".spec.count",
@@ -69,11 +29,46 @@ def test_scale_of_a_custom_resource(here: Api) -> None:
     here.post(f"{group}/v1:widgets", widget(group, "a", spec={"count": 2})).done()
     status = {"status": {"count": 1, "selector": "x=y"}}
     here.patch("merge", f"{what}/status", status).done()
+    return what
+
+
+def test_scale_shows_replicas_and_selector(here: Api) -> None:
+    what = scalable(here)
+    made = here.get(what).made
     scale = here.get(f"{what}/scale").made
+    assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")
     assert (scale["spec"], scale["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "x=y"})
-    here.patch("merge", f"{what}/scale", {"spec": {"replicas": 7}}).done()
+    for field in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp"):
+        assert scale["metadata"][field] == made["metadata"][field]
+
+
+def test_scale_changes_replicas(here: Api) -> None:
+    what = scalable(here)
+    scale = here.get(f"{what}/scale").made
+    scale["spec"]["replicas"] = 5
+    assert here.put(f"{what}/scale", scale).made["spec"] == {"replicas": 5}
     found = here.get(what).made
-    assert (found["spec"]["count"], found["metadata"]["generation"]) == (7, 2)
+    assert (found["spec"]["count"], found["metadata"]["generation"]) == (5, 2)
+
+
+def test_scale_can_be_patched(here: Api) -> None:
+    what = scalable(here)
+    here.patch("merge", f"{what}/scale", {"spec": {"replicas": 0}}).done()
+    assert here.get(what).made["spec"]["count"] == 0
+
+
+def test_scale_on_a_stale_version_is_409(here: Api) -> None:
+    what = scalable(here)
+    scale = here.get(f"{what}/scale").made
+    here.patch("merge", what, {"spec": {"count": 3}}).done()
+    assert here.put(f"{what}/scale", scale).failure == (409, "Conflict")
+
+
+def test_negative_scale_is_refused(here: Api) -> None:
+    what = scalable(here)
+    answer = here.patch("merge", f"{what}/scale", {"spec": {"replicas": -1}})
+    assert answer.failure == (422, "Invalid")
+    assert here.get(what).made["spec"]["count"] == 2
 
 
 def bind(here: Api, node: str) -> Object:
@@ -321,6 +316,6 @@ def test_subresource_that_a_kind_has_not_is_404(here: Api) -> None:
     assert here.get("configmaps/a/scale").code == 404
 
 
-@pytest.mark.parametrize("what", ["pods/none/status", "apps/v1:deployments/none/scale"])
+@pytest.mark.parametrize("what", ["pods/none/status", "batch/v1:jobs/none/status"])
 def test_subresource_of_what_is_missing_is_404(here: Api, what: str) -> None:
     assert here.get(what).failure == (404, "NotFound")

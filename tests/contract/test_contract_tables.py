@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.apiclient import Api, Object
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, widget
 from tests.tables import cases
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
@@ -168,15 +168,6 @@ def test_status_of_a_node_is_summed_up(
     row = cells(shaped(api, f"nodes/{name}", TABLE))[0]
     assert (row["Status"], row["Roles"], row["Version"]) == (shown, roles, "v1.2.3")
     assert (row["Internal-IP"], row["External-IP"]) == ("10.1.1.1", "<none>")
-
-
-def test_deployment_counts_its_replicas(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3, "busybox:1")).done()
-    status = {"status": {"replicas": 3, "readyReplicas": 2, "updatedReplicas": 1}}
-    here.patch("merge", "apps/v1:deployments/a/status", status).done()
-    row = cells(shaped(here, "apps/v1:deployments", TABLE))[0]
-    assert (row["Ready"], row["Up-to-date"], row["Available"]) == ("2/3", 1, 0)
-    assert (row["Containers"], row["Images"], row["Selector"]) == ("main", "busybox:1", "app=a")
 
 
 def test_custom_resource_shows_the_columns_of_its_definition(here: Api) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.apiclient import Api, Object
-from tests.samples import config_map, define, definition, deployment, open_schema, pod, widget
+from tests.samples import config_map, define, definition, open_schema, pod, widget
 from tests.tables import cases
 
 
@@ -107,16 +107,20 @@ def test_dry_run_changes_nothing(here: Api) -> None:
 
 
 def test_generation_grows_with_the_spec_only(here: Api) -> None:
-    what = "apps/v1:deployments"
-    made = here.post(what, deployment("a")).made
+    group = f"{here.namespace}.example.com"
+    define(
+        here, definition(group, open_schema(size={"type": "integer"}), subresources={"status": {}})
+    )
+    what = f"{group}/v1:widgets"
+    made = here.post(what, widget(group, "a", spec={"size": 1})).made
     assert made["metadata"]["generation"] == 1
     made["metadata"]["labels"] = {"x": "y"}
     made = here.put(f"{what}/a", made).made
     assert made["metadata"]["generation"] == 1
-    made["spec"]["replicas"] = 2
+    made["spec"]["size"] = 2
     made = here.put(f"{what}/a", made).made
     assert made["metadata"]["generation"] == 2
-    made["status"] = {"replicas": 1}
+    made["status"] = {"size": 1}
     assert here.put(f"{what}/a/status", made).made["metadata"]["generation"] == 2
 
 
@@ -129,12 +133,12 @@ def test_status_is_not_changed_through_the_object(here: Api) -> None:
 
 
 def test_spec_is_not_changed_through_the_status(here: Api) -> None:
-    what = "apps/v1:deployments"
-    made = here.post(what, deployment("a")).made
-    made["spec"]["replicas"] = 5
-    made["status"] = {"replicas": 4}
-    changed = here.put(f"{what}/a/status", made).made
-    assert (changed["spec"]["replicas"], changed["status"]["replicas"]) == (1, 4)
+    made = here.post("pods", pod("a")).made
+    made["spec"]["containers"][0]["image"] = "other"
+    made["status"]["phase"] = "Running"
+    changed = here.put("pods/a/status", made).made
+    assert changed["spec"]["containers"][0]["image"] == "busybox"
+    assert changed["status"]["phase"] == "Running"
 
 
 def test_labels_are_not_changed_through_the_status_of_a_custom_resource(here: Api) -> None:

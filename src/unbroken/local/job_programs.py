@@ -14,6 +14,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.informer import Informers
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.spec.job_kinds import (
+    BATCH_JOB,
     HYPERPOD_JOB,
     JOB_SET,
     PYTORCHJOB,
@@ -63,7 +64,7 @@ ADMISSIONS: Final[Mapping[str, Admit]] = {
     **{program.kind.resource: program.admit for program in JOB_PROGRAMS},
     "rayjobs.ray.io": ray.admit_rayjob,
     **dict.fromkeys(ray.NOT_RUN, ray.warn_not_run),
-    **dict.fromkeys((TRAIN_JOB.resource, JOB_SET.resource), warn_no_controller),
+    **{kind.resource: warn_no_controller for kind in (TRAIN_JOB, JOB_SET, BATCH_JOB)},
 }
 """Checks of jobs by the resource of their kind."""
 

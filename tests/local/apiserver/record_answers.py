@@ -27,7 +27,7 @@ YEARS = re.compile(r'"[0-9]+y([0-9]+d)?"')
 """Ages of old objects, which change from day to day."""
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 JSON = "application/json"
-OLD = {"poddisruptionbudgets.policy", "cronjobs.batch", "endpointslices.discovery.k8s.io"}
+OLD = {"poddisruptionbudgets.policy", "endpointslices.discovery.k8s.io"}
 """Resources that v1.20 serves as v1beta1."""
 CLUSTER = {
     "namespaces",

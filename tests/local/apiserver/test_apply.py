@@ -23,7 +23,7 @@ from unbroken.local.apiserver.write.apply import (
 from unbroken.local.apiserver.write.fieldsets import compare, field_set, intersection, paths
 
 CONFIG_MAP = builtin("io.k8s.api.core.v1.ConfigMap")
-DEPLOYMENT = builtin("io.k8s.api.apps.v1.Deployment")
+JOB = builtin("io.k8s.api.batch.v1.Job")
 POD = builtin("io.k8s.api.core.v1.Pod")
 FREE = Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}, {})
 
@@ -40,12 +40,12 @@ def config_map(data: Object | None = None, **metadata: Any) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, **content}
 
 
-def deployment(*containers: Object, **spec: Any) -> Object:
-    """A deployment `a`."""
+def job(*containers: Object, **spec: Any) -> Object:
+    """A job `a`."""
     template = {"template": {"spec": {"containers": list(containers)}}} if containers else {}
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "apiVersion": "batch/v1",
+        "kind": "Job",
         "metadata": {"name": "a"},
         "spec": {**spec, **template},
     }
@@ -58,7 +58,7 @@ def write(
     tracked = track_update(
         old,
         new,
-        DEPLOYMENT if new["kind"] == "Deployment" else CONFIG_MAP,
+        JOB if new["kind"] == "Job" else CONFIG_MAP,
         manager=manager,
         api_version=new["apiVersion"],
         now=clock(second),
@@ -75,7 +75,7 @@ def apply(
     found = server_side_apply(
         live,
         applied,
-        DEPLOYMENT if applied["kind"] == "Deployment" else CONFIG_MAP,
+        JOB if applied["kind"] == "Job" else CONFIG_MAP,
         manager=manager,
         api_version=applied["apiVersion"],
         now=clock(second),
@@ -242,12 +242,12 @@ def test_what_an_applier_gives_up_goes_unless_another_has_it() -> None:
 
 def test_an_item_stays_while_somebody_has_part_of_it() -> None:
     a, b = {"name": "a", "image": "i"}, {"name": "b", "image": "i"}
-    live = apply(None, deployment(a, b), "one", 1)
-    other = deployment({"name": "b", "command": ["x"]})
+    live = apply(None, job(a, b), "one", 1)
+    other = job({"name": "b", "command": ["x"]})
     live = apply(live, other, "two", 2)
-    less = apply(live, deployment(replicas=1), "one", 3)
+    less = apply(live, job(parallelism=1), "one", 3)
     assert less["spec"] == {
-        "replicas": 1,
+        "parallelism": 1,
         "template": {"spec": {"containers": [{"name": "b", "command": ["x"]}]}},
     }
 
@@ -263,7 +263,7 @@ def test_what_nobody_has_stays() -> None:
 def test_items_are_known_by_all_their_keys_with_defaults() -> None:
     def ports(*found: tuple[int, str | None]) -> Object:
         listed = [{"containerPort": n, **({"protocol": p} if p else {})} for n, p in found]
-        return deployment({"name": "a", "ports": listed})
+        return job({"name": "a", "ports": listed})
 
     live = apply(None, ports((53, None), (53, "UDP")), "one", 1)
     live = apply(live, ports((53, "TCP")), "two", 2)
@@ -279,9 +279,7 @@ def test_items_are_known_by_all_their_keys_with_defaults() -> None:
 def test_conflicts_are_told_in_kubernetes_words(
     applied: Object, message: str, fields: list[str]
 ) -> None:
-    live = write(
-        None, deployment({"name": "a", "image": "i"}, replicas=1), "kubectl-client-side-apply"
-    )
+    live = write(None, job({"name": "a", "image": "i"}, parallelism=1), "kubectl-client-side-apply")
     with pytest.raises(ApiError) as caught:
         apply(live, applied, "me")
     error = caught.value
@@ -290,7 +288,7 @@ def test_conflicts_are_told_in_kubernetes_words(
         "causes": [
             {
                 "reason": "FieldManagerConflict",
-                "message": 'conflict with "kubectl-client-side-apply" using apps/v1',
+                "message": 'conflict with "kubectl-client-side-apply" using batch/v1',
                 "field": field,
             }
             for field in fields
@@ -448,8 +446,8 @@ CONTAINER = st.fixed_dictionaries(
     },
 )
 CONFIGURATIONS = st.builds(
-    deployment,
-    replicas=st.integers(0, 2),
+    job,
+    parallelism=st.integers(0, 2),
     selector=st.dictionaries(st.just("matchLabels"), st.dictionaries(VALUES, VALUES)),
     template=st.fixed_dictionaries(
         {
@@ -483,15 +481,15 @@ def test_whatever_happens_an_applier_gets_what_it_wants_and_records_are_true(
             )
         else:
             live = apply(live, wanted, manager, second, force=True)
-            assert not compare(live, merge(live, wanted, DEPLOYMENT), DEPLOYMENT).written
+            assert not compare(live, merge(live, wanted, JOB), JOB).written
             assert apply(live, wanted, manager, second + 9) == live
         entries = live["metadata"]["managedFields"]
-        everything = compare(None, live, DEPLOYMENT).written
+        everything = compare(None, live, JOB).written
         for entry in entries:
             fields = entry["fieldsV1"]
             assert fields
             # Nobody is said to have what is not there.
             assert intersection(fields, everything) == fields
         owned = {path for entry in entries for path in paths(entry["fieldsV1"])}
-        claims = field_set({"spec": live["spec"]}, DEPLOYMENT)
+        claims = field_set({"spec": live["spec"]}, JOB)
         assert set(paths(claims)) <= owned

@@ -27,7 +27,7 @@ from tests.watching import PATIENCE_SECONDS
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.local.job_programs import ADMISSIONS
-from unbroken.spec.job_kinds import HYPERPOD_JOB, JOB_SET, TRAIN_JOB, JobKind
+from unbroken.spec.job_kinds import BATCH_JOB, HYPERPOD_JOB, JOB_SET, TRAIN_JOB, JobKind
 from unbroken.spec.schema.crd import job_definition
 
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -282,7 +282,7 @@ def test_kubectl_shows_problems_and_warnings(here: Api) -> None:
     assert f"spec.elasticPolicy: Forbidden: {ELASTIC}" in done.stderr
 
 
-@pytest.mark.parametrize("kind", [TRAIN_JOB, JOB_SET], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [TRAIN_JOB, JOB_SET, BATCH_JOB], ids=lambda kind: kind.name)
 def test_a_kind_that_no_controller_runs_is_stored_with_a_warning(kind: JobKind) -> None:
     verdict = ADMISSIONS[kind.resource]({"kind": kind.name, "metadata": {}, "spec": {}})
     assert verdict.problems == ()

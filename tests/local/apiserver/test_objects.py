@@ -33,16 +33,11 @@ BY_OTHERS = {
     },
     "nodes": {"spec", "spec.taints", "status.daemonEndpoints", "status.nodeInfo"},
     "services": {"spec.clusterIPs"},
-    "cronjobs.batch": {"spec.jobTemplate.metadata"},
 }
 """Fields that admission, the node itself or Go's zero values add."""
 SINCE = {
     "namespaces": {"labels", "labels.kubernetes.io/metadata.name"},
     "services": {"spec.ipFamilies", "spec.ipFamilyPolicy", "spec.internalTrafficPolicy"},
-    "statefulsets.apps": {
-        *("spec.persistentVolumeClaimRetentionPolicy", "status.availableReplicas"),
-    },
-    "daemonsets.apps": {"spec.updateStrategy.rollingUpdate.maxSurge"},
     "jobs.batch": {
         *("spec.completionMode", "spec.manualSelector", "spec.podReplacementPolicy"),
         *("spec.suspend", "spec.selector.matchLabels.controller-uid"),
@@ -58,7 +53,6 @@ NEW_COLUMNS = {
     "persistentvolumes": {"VolumeAttributesClass"},
     "priorityclasses.scheduling.k8s.io": {"PreemptionPolicy"},
     "jobs.batch": {"Status"},
-    "cronjobs.batch": {"Timezone"},
 }
 
 

@@ -20,16 +20,16 @@ from unbroken.local.apiserver.kinds.kinds import Kind, Version
 from unbroken.local.apiserver.schema.schemas import builtin
 
 POD_NAME = "io.k8s.api.core.v1.Pod"
-DEPLOYMENT_NAME = "io.k8s.api.apps.v1.Deployment"
+JOB_NAME = "io.k8s.api.batch.v1.Job"
 META_NAME = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 POD = Kind("", "Pod", "pods", "pod", True, {"v1": Version("v1", builtin(POD_NAME), POD_NAME)}, "v1")
-DEPLOYMENT = Kind(
-    "apps",
-    "Deployment",
-    "deployments",
-    "deployment",
+JOB = Kind(
+    "batch",
+    "Job",
+    "jobs",
+    "job",
     True,
-    {"v1": Version("v1", builtin(DEPLOYMENT_NAME), DEPLOYMENT_NAME, scale={}, has_status=True)},
+    {"v1": Version("v1", builtin(JOB_NAME), JOB_NAME, scale={}, has_status=True)},
     "v1",
 )
 REVIEW = Kind(
@@ -63,7 +63,7 @@ def custom(**fields: Any) -> Kind:
 
 
 THING = custom(a={"type": "string", "nullable": True, "enum": ["x"]})
-KINDS = [POD, DEPLOYMENT, THING]
+KINDS = [POD, JOB, THING]
 
 
 def v3(group: str, kinds: Any = KINDS) -> dict[str, Any]:
@@ -91,24 +91,24 @@ def references(value: Any) -> Iterator[str]:
 
 def test_the_root_leads_to_every_group_and_version() -> None:
     paths = openapi.v3_root(KINDS)["paths"]
-    assert list(paths) == ["api/v1", "apis/apps/v1", "apis/x.example.com/v1"]
+    assert list(paths) == ["api/v1", "apis/batch/v1", "apis/x.example.com/v1"]
     assert paths["api/v1"]["serverRelativeURL"].startswith("/openapi/v3/api/v1?hash=")
 
 
 def test_an_address_changes_with_its_own_group_only() -> None:
     before = openapi.v3_root(KINDS)["paths"]
-    after = openapi.v3_root([POD, DEPLOYMENT, custom(a={"type": "integer"})])["paths"]
+    after = openapi.v3_root([POD, JOB, custom(a={"type": "integer"})])["paths"]
     changed = [path for path in before if before[path] != after[path]]
     assert changed == ["apis/x.example.com/v1"]
 
 
 def test_a_group_that_is_not_served_is_not_found() -> None:
     with pytest.raises(ApiError) as caught:
-        openapi.v3_document(KINDS, "apps", "v2")
+        openapi.v3_document(KINDS, "batch", "v2")
     assert caught.value.code == 404
 
 
-@pytest.mark.parametrize("group", ["", "apps", "x.example.com"])
+@pytest.mark.parametrize("group", ["", "batch", "x.example.com"])
 def test_every_reference_of_a_document_is_in_it(group: str) -> None:
     document = v3(group)
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
@@ -126,8 +126,8 @@ def test_every_reference_of_the_v2_document_is_in_it() -> None:
         ("", "/api/v1/namespaces/{namespace}/pods/{name}", ("", "v1", "Pod")),
         ("x.example.com", "/apis/x.example.com/v1/things/{name}", ("x.example.com", "v1", "Thing")),
         (
-            "apps",
-            "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale",
+            "batch",
+            "/apis/batch/v1/namespaces/{namespace}/jobs/{name}/scale",
             ("autoscaling", "v1", "Scale"),
         ),
     ],
@@ -163,8 +163,8 @@ def test_paths_follow_scope_and_verbs() -> None:
         "namespace",
         "pretty",
     ]
-    deployment = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/status"
-    assert set(v3("apps")["paths"][deployment]) == {"get", "put", "patch", "parameters"}
+    job = "/apis/batch/v1/namespaces/{namespace}/jobs/{name}/status"
+    assert set(v3("batch")["paths"][job]) == {"get", "put", "patch", "parameters"}
     reviews = v3("", [REVIEW])
     assert list(reviews["paths"]) == ["/api/v1/reviews"]
     assert set(reviews["paths"]["/api/v1/reviews"]) == {"post", "parameters"}

@@ -149,10 +149,7 @@ COMMANDS = [
     "clusterrole n --aggregation-rule=a=b",
     "rolebinding n --clusterrole=view --user=u --group=g --serviceaccount=ns:sa",
     "clusterrolebinding n --clusterrole=admin --group=g",
-    "deployment n --image=x:1 --image=y --replicas=0 --port=80",
-    "deployment n --image=x -- sh -c true",
     "job n --image=x -- sh -c true",
-    "cronjob n --image=x --schedule=@daily --restart=Never -- true",
     "service clusterip n --tcp=80:http --tcp=81",
     "service clusterip n --clusterip=None",
     "service nodeport n --tcp=80:8080 --node-port=30000",
@@ -160,7 +157,6 @@ COMMANDS = [
     "service externalname n --external-name=x.example",
     "priorityclass n --value=-5 --description=d --global-default",
     "priorityclass n --value=0 --preemption-policy=Never",
-    "quota n --hard=cpu=500m,memory=1Gi,pods=0 --scopes=BestEffort",
     "poddisruptionbudget n --selector=a=b --min-available=50%",
     "poddisruptionbudget n --selector=a=b --max-unavailable=0",
 ]

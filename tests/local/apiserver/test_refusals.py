@@ -39,10 +39,6 @@ REWORDED = {
     "except resources.requests for bound": (
         "except resources.requests and volumeAttributesClassName for bound"
     ),
-    "other than 'replicas', 'template', and 'updateStrategy' are": (
-        "other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', "
-        "'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are"
-    ),
     "Invalid value: VALUE: must not be set for init containers": (
         "Forbidden: may not be set for init containers without restartPolicy=Always"
     ),
@@ -55,7 +51,6 @@ DIFFERENT = {
     ("endpoints", '"ip": "x"'): "v1.20 said it twice",
     ("endpoints", '"ip": "127.0.0.1"'): "pods have loopback addresses here",
     ("persistentvolumes", '"storage": "-1"'): "v1.20 said it twice",
-    ("statefulsets.apps", '{"object": {"spec": {}}}'): "v1.20 did not look at the template",
     ("jobs.batch", '"ttlSecondsAfterFinished": -1'): "behind a gate in v1.20",
 }
 """Reasons for other answers of ours, by resource and part of the case as written."""

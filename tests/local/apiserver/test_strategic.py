@@ -16,7 +16,6 @@ from unbroken.local.apiserver.write.strategic import strategic_merge_patch
 
 CORE = "io.k8s.api.core.v1."
 POD, NODE, SERVICE = builtin(CORE + "Pod"), builtin(CORE + "Node"), builtin(CORE + "Service")
-DEPLOYMENT = builtin("io.k8s.api.apps.v1.Deployment")
 
 
 def env(*names: str) -> list[Object]:
@@ -130,13 +129,6 @@ def test_node_taints_are_replaced_and_conditions_merged() -> None:
             ]
         },
     }
-
-
-def test_a_strategy_keeps_only_the_keys_it_retains() -> None:
-    target = {"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}}}
-    patch = {"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}}
-    found = strategic_merge_patch(target, patch, DEPLOYMENT)
-    assert found == {"spec": {"strategy": {"type": "Recreate"}}}
 
 
 def test_service_ports_merge_by_port() -> None:

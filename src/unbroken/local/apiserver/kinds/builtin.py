@@ -14,11 +14,6 @@ from unbroken.local.apiserver.tables.columns import COLUMNS
 
 from .kinds import Kind, Version
 
-_SCALE: Mapping[str, str] = {
-    "specReplicasPath": ".spec.replicas",
-    "statusReplicasPath": ".status.replicas",
-    "labelSelectorPath": ".spec.selector",
-}
 _IDENTITY = ("metadata.name", "metadata.namespace")
 _REFERENCE = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -37,8 +32,6 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "namespaces": ("status.phase",),
     "secrets": ("type",),
     "services": ("spec.clusterIP", "spec.type"),
-    "replicationcontrollers": ("status.replicas",),
-    "replicasets.apps": ("status.replicas",),
     "jobs.batch": ("status.successful",),
     "events": (
         *(f"involvedObject.{name}" for name in _REFERENCE),
@@ -85,7 +78,7 @@ def _kind(
 ) -> Kind:
     """Return a kind served as v1.
 
-    Traits: cluster (scope), status, scale, all (a category), question (answered, never stored).
+    Traits: cluster (scope), status, all (a category), question (answered, never stored).
     """
     resource = f"{plural}.{group}" if group else plural
     package = _PACKAGES.get(group) or f"io.k8s.api.{group.partition('.')[0]}"
@@ -96,7 +89,6 @@ def _kind(
         name,
         columns=COLUMNS.get(resource, ()),
         has_status="status" in traits,
-        scale=_SCALE if "scale" in traits else None,
         selectable_fields=_IDENTITY + _FIELDS.get(resource, ()),
     )
     categories = {"customresourcedefinitions": ("api-extensions",)}.get(plural, ())
@@ -126,11 +118,35 @@ def _verbs(plural: str, traits: str) -> tuple[str, ...]:
     )
 
 
+def _refused(group: str, kind: str, plural: str, short: str, instead: str) -> Kind:
+    """Return a kind that discovery lists, so that kubectl shows the user why it is refused.
+
+    A kind that is missing there gets kubectl's own "ensure CRDs are installed first".
+    """
+    name = f"unbroken.dev.refused.{kind}"
+    version = Version("v1", _ANYTHING, name)
+    return Kind(
+        group,
+        kind,
+        plural,
+        kind.lower(),
+        namespaced=True,
+        versions={"v1": version},
+        storage_version="v1",
+        short_names=tuple(short.split()),
+        verbs=("create",),
+        refusal=f"the local cluster does not run kind {kind}: {instead}",
+    )
+
+
+_ANYTHING = Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}, {})
 _NAMESPACE_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
 _RBAC = "rbac.authorization.k8s.io"
 _AUTHENTICATION = "authentication.k8s.io"
 _AUTHORIZATION = "authorization.k8s.io"
 _QUESTION = "cluster question"
+_PODS = "create a HyperPodPyTorchJob, or Pods whose spec.restartPolicy is Always"
+_CLUSTER = "it would restrict nothing here; apply it to a Kubernetes cluster"
 
 BUILTINS: tuple[Kind, ...] = (
     _kind("", "Namespace", "namespaces", "ns", traits="cluster status"),
@@ -144,24 +160,13 @@ BUILTINS: tuple[Kind, ...] = (
     _kind("", "ServiceAccount", "serviceaccounts", "sa"),
     _kind("", "PersistentVolumeClaim", "persistentvolumeclaims", "pvc", traits="status"),
     _kind("", "PersistentVolume", "persistentvolumes", "pv", traits="cluster status"),
-    _kind("", "ResourceQuota", "resourcequotas", "quota", traits="status"),
-    _kind("", "LimitRange", "limitranges", "limits"),
-    _kind("", "PodTemplate", "podtemplates"),
-    _kind("", "ReplicationController", "replicationcontrollers", "rc", traits="status scale all"),
     _kind("events.k8s.io", "Event", "events", "ev", stored_as="events"),
     _kind("discovery.k8s.io", "EndpointSlice", "endpointslices"),
     _kind("coordination.k8s.io", "Lease", "leases"),
     _kind("scheduling.k8s.io", "PriorityClass", "priorityclasses", "pc", traits="cluster"),
     _kind("storage.k8s.io", "StorageClass", "storageclasses", "sc", traits="cluster"),
     _kind("policy", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", traits="status"),
-    _kind("apps", "Deployment", "deployments", "deploy", traits="status scale all"),
-    _kind("apps", "ReplicaSet", "replicasets", "rs", traits="status scale all"),
-    _kind("apps", "StatefulSet", "statefulsets", "sts", traits="status scale all"),
-    _kind("apps", "DaemonSet", "daemonsets", "ds", traits="status all"),
-    _kind("apps", "ControllerRevision", "controllerrevisions"),
     _kind("batch", "Job", "jobs", traits="status all"),
-    _kind("batch", "CronJob", "cronjobs", "cj", traits="status all"),
-    _kind("networking.k8s.io", "NetworkPolicy", "networkpolicies", "netpol"),
     _kind(_RBAC, "Role", "roles"),
     _kind(_RBAC, "RoleBinding", "rolebindings"),
     _kind(_RBAC, "ClusterRole", "clusterroles", traits="cluster"),
@@ -181,5 +186,16 @@ BUILTINS: tuple[Kind, ...] = (
         "crd crds",
         traits="cluster status",
     ),
+    _refused("apps", "Deployment", "deployments", "deploy", _PODS),
+    _refused("apps", "ReplicaSet", "replicasets", "rs", _PODS),
+    _refused("apps", "StatefulSet", "statefulsets", "sts", _PODS),
+    _refused("apps", "DaemonSet", "daemonsets", "ds", _PODS),
+    _refused("apps", "ControllerRevision", "controllerrevisions", "", _PODS),
+    _refused("", "ReplicationController", "replicationcontrollers", "rc", _PODS),
+    _refused("", "PodTemplate", "podtemplates", "", _PODS),
+    _refused("batch", "CronJob", "cronjobs", "cj", "let cron of this machine create the job"),
+    _refused("networking.k8s.io", "NetworkPolicy", "networkpolicies", "netpol", _CLUSTER),
+    _refused("", "ResourceQuota", "resourcequotas", "quota", _CLUSTER),
+    _refused("", "LimitRange", "limitranges", "limits", _CLUSTER),
 )
 """Every built-in kind."""

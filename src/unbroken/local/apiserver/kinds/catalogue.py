@@ -28,11 +28,13 @@ class Catalogue:
         return iter(self._kinds.values())
 
     def find(self, group: str, version: str, plural: str) -> tuple[Kind, Version]:
-        """ApiError 404 when the group does not serve that resource in that version."""
+        """Find a kind and its version. Raises ApiError 404 when they are not served."""
         kind = self._kinds.get((group, plural))
         served = kind.versions.get(version) if kind is not None else None
         if kind is None or served is None:
             raise no_such_page()
+        if kind.refusal:
+            raise ApiError(404, "NotFound", kind.refusal)
         return kind, served
 
     def resource(self, plural: str, group: str) -> Kind | None:

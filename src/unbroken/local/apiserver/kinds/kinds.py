@@ -67,13 +67,15 @@ class Kind:
     """Made from a CustomResourceDefinition: pruned and defaulted by its schema."""
     stored_as: str | None = None
     """Collection of another kind that holds the objects, in that kind's form (see `events`)."""
+    refusal: str = ""
+    """Answer to every request for the kind, which only discovery knows; empty: it is served."""
     verbs: tuple[str, ...] = field(
         default=("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
     )
 
     @property
     def resource(self) -> str:
-        """Name of the stored collection, unique over groups: `pods`, `deployments.apps`."""
+        """Name of the stored collection, unique over groups: `pods`, `jobs.batch`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
@@ -82,5 +84,5 @@ class Kind:
         return self.stored_as or self.resource
 
     def api_version(self, version: str) -> str:
-        """Return the API version as objects write it: `v1`, `apps/v1`."""
+        """Return the API version as objects write it: `v1`, `batch/v1`."""
         return f"{self.group}/{version}" if self.group else version

@@ -398,20 +398,6 @@ def claim(volume: Object) -> str:
     return f"{claim.get('namespace', '')}/{claim.get('name', '')}" if claim else ""
 
 
-def quota(*, limits: bool) -> Callable[[Object], str]:
-    """Used of allowed, of requests or of limits."""
-
-    def shown(content: Object) -> str:
-        used = at(content, "status.used") or {}
-        return ", ".join(
-            f"{name}: {used.get(name, '0')}/{hard}"
-            for name, hard in sorted((at(content, "status.hard") or {}).items())
-            if name.startswith("limits.") is limits
-        )
-
-    return shown
-
-
 def storage_class_name(content: Object) -> str:
     """Name, and whether it is the default."""
     annotations = content["metadata"].get("annotations") or {}
@@ -431,21 +417,6 @@ def amount(path: str) -> Callable[[Object], str]:
         return "N/A" if value is None else str(value)
 
     return shown
-
-
-def ready_of(content: Object) -> str:
-    """Replicas that are ready, of those wanted."""
-    return f"{at(content, 'status.readyReplicas') or 0}/{at(content, 'spec.replicas') or 0}"
-
-
-def owner(content: Object) -> str:
-    """The controller of an object: `daemonset.apps/a`."""
-    for owner in content["metadata"].get("ownerReferences") or []:
-        if owner.get("controller"):
-            group = owner.get("apiVersion", "").rpartition("/")[0]
-            kind = f"{owner.get('kind', '')}.{group}" if group else owner.get("kind", "")
-            return f"{kind.lower()}/{owner.get('name', '')}"
-    return NONE
 
 
 def job_status(job: Object) -> str:
@@ -470,6 +441,11 @@ def completions(job: Object) -> str:
     return f"{done}/1 of {parallelism}" if parallelism > 1 else f"{done}/1"
 
 
+def containers(job: Object, field: str) -> str:
+    """Return one field of each container of a job's template."""
+    return ",".join(each.get(field, "") for each in at(job, "spec.template.spec.containers") or [])
+
+
 def job_duration(job: Object, now: float) -> str:
     """Return the duration of a job, until now if it has not ended."""
     start = seconds_of(at(job, "status.startTime"))
@@ -483,18 +459,6 @@ def job_duration(job: Object, now: float) -> str:
     ]
     end = seconds_of(at(job, "status.completionTime") or next(iter(failed), None))
     return human_duration((now if end is None else end) - start)
-
-
-def suspended(content: Object) -> str:
-    """Return whether a cron job is suspended."""
-    value = at(content, "spec.suspend")
-    return UNSET if value is None else str(bool(value))
-
-
-def last_schedule(content: Object, now: float) -> str:
-    """Return when a cron job last made a job."""
-    last = at(content, "status.lastScheduleTime")
-    return age(now, last) if last else NONE
 
 
 def subjects(kind: str) -> Callable[[Object], str]:

@@ -98,19 +98,6 @@ DEFAULT_COLUMNS = (NAME, CREATED)
 """Columns of a kind that has none of its own."""
 
 
-def _containers(template: str) -> tuple[Column, Column]:
-    def joined(field: str) -> Callable[[Object], str]:
-        return lambda content: ",".join(
-            container.get(field, "") for container in at(content, f"{template}.containers") or []
-        )
-
-    return _of("Containers", joined("name"), wide=True), _of("Images", joined("image"), wide=True)
-
-
-def _selector(path: str = "spec.selector", *, name: str = "Selector", wide: bool = True) -> Column:
-    return _of(name, lambda content: cells.selector_text(at(content, path)) or NONE, wide=wide)
-
-
 _PODS = (
     NAME,
     _of("Ready", cells.pod_ready),
@@ -172,14 +159,6 @@ _BINDINGS = (
     _of("Groups", cells.subjects("Group"), wide=True),
     _of("ServiceAccounts", cells.subjects("ServiceAccount"), wide=True),
 )
-_REPLICAS = (
-    NAME,
-    _number("Desired", "spec.replicas"),
-    _number("Current", "status.replicas"),
-    _number("Ready", "status.readyReplicas"),
-    AGE,
-    *_containers("spec.template.spec"),
-)
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "namespaces": (NAME, _text("Status", "status.phase"), AGE),
@@ -222,23 +201,6 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         _VOLUME_MODE,
     ),
-    "resourcequotas": (
-        NAME,
-        _of("Request", cells.quota(limits=False)),
-        _of("Limit", cells.quota(limits=True)),
-        AGE,
-    ),
-    "podtemplates": (
-        NAME,
-        *(Column(c.name, c.cell) for c in _containers("template.spec")),
-        _of(
-            "Pod Labels", lambda content: cells.labels_text(at(content, "template.metadata.labels"))
-        ),
-    ),
-    "replicationcontrollers": (
-        *_REPLICAS,
-        _of("Selector", lambda content: cells.labels_text(at(content, "spec.selector")), wide=True),
-    ),
     "endpointslices.discovery.k8s.io": (
         NAME,
         _text("AddressType", "addressType"),
@@ -269,66 +231,19 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         _number("Allowed Disruptions", "status.disruptionsAllowed"),
         AGE,
     ),
-    "deployments.apps": (
-        NAME,
-        _of("Ready", cells.ready_of),
-        _number("Up-to-date", "status.updatedReplicas"),
-        _number("Available", "status.availableReplicas"),
-        AGE,
-        *_containers("spec.template.spec"),
-        _of(
-            "Selector", lambda content: cells.selector_text(at(content, "spec.selector")), wide=True
-        ),
-    ),
-    "replicasets.apps": (*_REPLICAS, _selector()),
-    "statefulsets.apps": (
-        NAME,
-        _of("Ready", cells.ready_of),
-        AGE,
-        *_containers("spec.template.spec"),
-    ),
-    "daemonsets.apps": (
-        NAME,
-        _number("Desired", "status.desiredNumberScheduled"),
-        _number("Current", "status.currentNumberScheduled"),
-        _number("Ready", "status.numberReady"),
-        _number("Up-to-date", "status.updatedNumberScheduled"),
-        _number("Available", "status.numberAvailable"),
-        _of("Node Selector", lambda c: cells.labels_text(at(c, "spec.template.spec.nodeSelector"))),
-        AGE,
-        *_containers("spec.template.spec"),
-        _selector(),
-    ),
-    "controllerrevisions.apps": (
-        NAME,
-        _of("Controller", cells.owner),
-        _of("Revision", lambda content: content.get("revision") or 0),
-        AGE,
-    ),
     "jobs.batch": (
         NAME,
         _of("Status", cells.job_status),
         _of("Completions", cells.completions),
         _column("Duration", cells.job_duration),
         AGE,
-        *_containers("spec.template.spec"),
-        _selector(),
-    ),
-    "cronjobs.batch": (
-        NAME,
-        _text("Schedule", "spec.schedule"),
-        _text("Timezone", "spec.timeZone", absent=NONE),
-        Column("Suspend", lambda content, _: cells.suspended(content), type="boolean"),
-        Column("Active", lambda c, _: len(at(c, "status.active") or ()), type="integer"),
-        _column("Last Schedule", cells.last_schedule),
-        AGE,
-        *_containers("spec.jobTemplate.spec.template.spec"),
-        _selector("spec.jobTemplate.spec.selector"),
-    ),
-    "networkpolicies.networking.k8s.io": (
-        NAME,
-        _selector("spec.podSelector", name="Pod-Selector", wide=False),
-        AGE,
+        _of("Containers", lambda job: cells.containers(job, "name"), wide=True),
+        _of("Images", lambda job: cells.containers(job, "image"), wide=True),
+        _of(
+            "Selector",
+            lambda job: cells.selector_text(at(job, "spec.selector")) or NONE,
+            wide=True,
+        ),
     ),
     "rolebindings.rbac.authorization.k8s.io": _BINDINGS,
     "clusterrolebindings.rbac.authorization.k8s.io": _BINDINGS,

@@ -120,12 +120,6 @@ def path_segment(text: str) -> list[str]:
     return [f"may not contain '{part}'" for part in ("/", "%") if part in text]
 
 
-def cron_job_name(text: str) -> list[str]:
-    """A cron job leaves 11 characters for the names of its jobs."""
-    result = dns_subdomain(text)
-    return [*result, "must be no more than 52 characters"] if len(text) > 52 else result
-
-
 def qualified_name(text: str) -> list[str]:
     """Rule of label and annotation keys: `name` or `prefix/name`."""
     prefix, slash, name = text.rpartition("/")
@@ -181,7 +175,6 @@ def _not_a_way_up(text: str) -> list[str]:
 _RULES: Mapping[str, NameRule] = {
     "namespaces": dns_label,
     "services": dns_1035_label,
-    "cronjobs.batch": cron_job_name,
     "roles.rbac.authorization.k8s.io": path_segment,
     "rolebindings.rbac.authorization.k8s.io": path_segment,
     "clusterroles.rbac.authorization.k8s.io": path_segment,

@@ -1,7 +1,7 @@
 """Rules of the built-in kinds beyond their schemas, and the table of rules by kind.
 
-Source: kubernetes v1.33, pkg/apis/*/validation. Rules of pods are in `podrules`, those of kinds
-that make pods in `workloadrules`. Where a cluster without a proxy differs, a comment says so.
+Source: kubernetes v1.33, pkg/apis/*/validation. Rules of pods are in `pods`, those of jobs and of
+disruption budgets in `workloads`. Where a cluster without a proxy differs, a comment says so.
 """
 
 from __future__ import annotations
@@ -215,14 +215,6 @@ def _endpoints(content: Object) -> list[Cause]:
             causes += named(item, place, "name", names.dns_label)
             causes += port_number(item.get("port"), f"{place}.port")
             causes += one_of(item, place, "protocol", PROTOCOLS)
-    return causes
-
-
-def _network_policy(content: Object) -> list[Cause]:
-    spec, kinds = content.get("spec") or {}, ("Ingress", "Egress")
-    causes = label_selector(spec.get("podSelector"), "spec.podSelector")
-    for index, kind in enumerate(spec.get("policyTypes") or []):
-        causes += one_of({f"policyTypes[{index}]": kind}, "spec", f"policyTypes[{index}]", kinds)
     return causes
 
 
@@ -547,21 +539,13 @@ RULES: dict[str, tuple[Check | None, CheckUpdate | None]] = {
     "nodes": (_node, _node_update),
     "persistentvolumeclaims": (_claim, _claim_update),
     "persistentvolumes": (_volume, _volume_update),
-    "podtemplates": (workloadrules.pod_template, None),
-    "replicationcontrollers": (workloadrules.replication_controller, None),
     "storageclasses.storage.k8s.io": (_storage_class, _storage_class_update),
     "priorityclasses.scheduling.k8s.io": (_priority_class, _priority_class_update),
     "leases.coordination.k8s.io": (_lease, None),
     "events": (_event, None),
     "events.events.k8s.io": (_new_event, None),
-    "deployments.apps": (workloadrules.deployment, workloadrules.selector_update),
-    "replicasets.apps": (workloadrules.replica_set, workloadrules.selector_update),
-    "daemonsets.apps": (workloadrules.daemon_set, workloadrules.selector_update),
-    "statefulsets.apps": (workloadrules.stateful_set, workloadrules.stateful_set_update),
     "jobs.batch": (workloadrules.job, workloadrules.job_update),
-    "cronjobs.batch": (workloadrules.cron_job, None),
     "poddisruptionbudgets.policy": (workloadrules.disruption_budget, None),
-    "networkpolicies.networking.k8s.io": (_network_policy, None),
     f"roles.{_RBAC}": (_role, None),
     f"clusterroles.{_RBAC}": (_cluster_role, None),
     f"rolebindings.{_RBAC}": (_role_binding, _role_binding_update),

@@ -19,15 +19,8 @@ from unbroken.local.apiserver.store import Store
 from unbroken.spec.problems import Verdict
 
 WITH_GENERATION = {
-    "deployments.apps",
-    "statefulsets.apps",
-    "daemonsets.apps",
-    "replicasets.apps",
-    "replicationcontrollers",
     "jobs.batch",
-    "cronjobs.batch",
     "poddisruptionbudgets.policy",
-    "networkpolicies.networking.k8s.io",
     "priorityclasses.scheduling.k8s.io",
     "customresourcedefinitions.apiextensions.k8s.io",
     "endpointslices.discovery.k8s.io",

@@ -16,7 +16,6 @@ from unbroken.local.apiserver.kinds.kinds import Kind
 TOLERATION_SECONDS = 300
 """DefaultTolerationSeconds: how long a pod stays on a node that is not ready or unreachable."""
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-REVISION_HISTORY = 10
 AFFINITY_SECONDS = 3 * 3600
 """Seconds that a client stays with a pod of a service that has session affinity."""
 
@@ -197,85 +196,6 @@ def _template(content: Object) -> Object | None:
     return spec
 
 
-def _pod_template(content: Object) -> None:
-    _template({"spec": content})
-
-
-def _deployment(content: Object) -> None:
-    spec = _template(content)
-    if spec is None:
-        return
-    rolling = {"maxUnavailable": "25%", "maxSurge": "25%"}
-    fill(
-        spec,
-        {"replicas": 1, "revisionHistoryLimit": REVISION_HISTORY, "progressDeadlineSeconds": 600},
-    )
-    strategy = _part(spec, "strategy")
-    fill(strategy, {"type": "RollingUpdate"})
-    if strategy["type"] == "RollingUpdate":
-        fill(_part(strategy, "rollingUpdate"), rolling)
-
-
-def _stateful_set(content: Object) -> None:
-    spec = _template(content)
-    if spec is None:
-        return
-    fill(
-        spec,
-        {
-            "replicas": 1,
-            "revisionHistoryLimit": REVISION_HISTORY,
-            "podManagementPolicy": "OrderedReady",
-            "persistentVolumeClaimRetentionPolicy": {
-                "whenDeleted": "Retain",
-                "whenScaled": "Retain",
-            },
-        },
-    )
-    strategy = _part(spec, "updateStrategy")
-    fill(strategy, {"type": "RollingUpdate"})
-    if strategy["type"] == "RollingUpdate":
-        fill(_part(strategy, "rollingUpdate"), {"partition": 0})
-    for claim in _items(spec, "volumeClaimTemplates"):
-        fill(claim, {"apiVersion": "v1", "kind": "PersistentVolumeClaim"})
-        _claim(claim)
-    fill(_part(content, "status"), {"replicas": 0, "availableReplicas": 0})
-
-
-def _daemon_set(content: Object) -> None:
-    spec = _template(content)
-    if spec is None:
-        return
-    fill(spec, {"revisionHistoryLimit": REVISION_HISTORY})
-    strategy = _part(spec, "updateStrategy")
-    fill(strategy, {"type": "RollingUpdate"})
-    if strategy["type"] == "RollingUpdate":
-        fill(_part(strategy, "rollingUpdate"), {"maxUnavailable": 1, "maxSurge": 0})
-    counters = (
-        "currentNumberScheduled",
-        "numberMisscheduled",
-        "desiredNumberScheduled",
-        "numberReady",
-    )
-    fill(_part(content, "status"), dict.fromkeys(counters, 0))
-
-
-def _replica_set(content: Object) -> None:
-    spec = _template(content)
-    if spec is not None:
-        fill(spec, {"replicas": 1})
-        fill(_part(content, "status"), {"replicas": 0})
-
-
-def _replication_controller(content: Object) -> None:
-    """Its selector, and its own labels, are those of the template."""
-    _replica_set(content)
-    labels = _template_labels(content)
-    if labels:
-        fill(content["spec"], {"selector": dict(labels)})
-        _own_labels(content, labels)
-
-
 def _template_labels(content: Object) -> Object:
     template = (content.get("spec") or {}).get("template") or {}
     return (template.get("metadata") or {}).get("labels") or {}
@@ -318,22 +238,6 @@ def _job(content: Object) -> None:
         fill(_part(_part(_part(spec, "template"), "metadata"), "labels"), labels)
         if given:
             _own_labels(content, _template_labels(content))
-
-
-def _cron_job(content: Object) -> None:
-    spec = content.get("spec")
-    if not isinstance(spec, dict):
-        return
-    fill(
-        spec,
-        {
-            "concurrencyPolicy": "Allow",
-            "suspend": False,
-            "successfulJobsHistoryLimit": 3,
-            "failedJobsHistoryLimit": 1,
-        },
-    )
-    _template(spec.get("jobTemplate") or {})
 
 
 def _service(content: Object) -> None:
@@ -428,15 +332,6 @@ def _binding(content: Object) -> None:
             fill(subject, {"apiGroup": "rbac.authorization.k8s.io"})
 
 
-def _network_policy(content: Object) -> None:
-    spec = _part(content, "spec")
-    kinds = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
-    fill(spec, {"policyTypes": kinds})
-    for rule in _items(spec, "ingress", "egress"):
-        for port in _items(rule, "ports"):
-            fill(port, {"protocol": "TCP"})
-
-
 def _disruption_budget(content: Object) -> None:
     counters = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
     fill(_part(content, "status"), dict.fromkeys(counters, 0))
@@ -447,24 +342,9 @@ def _event(content: Object) -> None:
     fill(content, {"reportingComponent": "", "reportingInstance": ""})
 
 
-def _limit_range(content: Object) -> None:
-    for limit in _items(content.get("spec") or {}, "limits"):
-        if limit.get("type") == "Container":
-            for field, source in (("default", "max"), ("defaultRequest", "default")):
-                fill(_part(limit, field), limit.get(source) or {})
-            fill(limit["defaultRequest"], limit.get("min") or {})
-
-
 DEFAULTS: dict[str, Callable[[Object], None]] = {
     "pods": _pod,
-    "podtemplates": _pod_template,
-    "deployments.apps": _deployment,
-    "statefulsets.apps": _stateful_set,
-    "daemonsets.apps": _daemon_set,
-    "replicasets.apps": _replica_set,
-    "replicationcontrollers": _replication_controller,
     "jobs.batch": _job,
-    "cronjobs.batch": _cron_job,
     "services": _service,
     "endpoints": _endpoints,
     "endpointslices.discovery.k8s.io": _endpoint_slice,
@@ -477,9 +357,7 @@ DEFAULTS: dict[str, Callable[[Object], None]] = {
     "priorityclasses.scheduling.k8s.io": _priority_class,
     "rolebindings.rbac.authorization.k8s.io": _binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _binding,
-    "networkpolicies.networking.k8s.io": _network_policy,
     "poddisruptionbudgets.policy": _disruption_budget,
     "events": _event,
-    "limitranges": _limit_range,
 }
 """Functions that set defaults, by resource."""

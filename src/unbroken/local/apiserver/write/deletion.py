@@ -30,10 +30,8 @@ PROTECTED_NAMESPACES = ("default", "kube-system", "kube-public")
 """Never deleted (admission plugin NamespaceLifecycle)."""
 RETURNS_OBJECT = {
     "pods",
-    "podtemplates",
     "persistentvolumes",
     "persistentvolumeclaims",
-    "resourcequotas",
     "serviceaccounts",
     "services",
 }
