@@ -103,10 +103,7 @@ check-rest:
 	@$(BIN)/python tools/status_writes.py tests
 	@$(BIN)/python tools/reference.py --check
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
-	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire,src/unbroken/local/machines/decisions,src/unbroken/local/kubeflow/decisions,src/unbroken/local/ray/decisions \
-	    --check 'pure%>=100' 'full_ann%>=100' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=1000'
-	@$(BIN)/python tools/style_stats.py all=src/unbroken:tests \
-	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=1000'
+	@$(BIN)/python tools/lengths.py src/unbroken
 
 # Writes docs/reference/ again from the source; `make check` fails if a page is out of date.
 reference: setup

@@ -38,7 +38,9 @@ NO_LOGS = (".json", ".yaml", ".yml", ".py", ".pt", ".pth", ".bin", ".safetensors
 class Readable(Protocol):
     """A stream that returns available data at once, such as the intact start of a cut gzip."""
 
-    def read1(self, size: int, /) -> bytes: ...
+    def read1(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; empty at the end."""
+        ...
 
 
 def log_files(arguments: list[str]) -> list[str]:
@@ -150,6 +152,7 @@ class Sample:
     _count: int = 0
 
     def add(self, line: bytes) -> None:
+        """Count a line, and keep one of every so many."""
         self._count += 1
         if self._count % self._every:
             return

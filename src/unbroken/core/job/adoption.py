@@ -134,6 +134,7 @@ class Adoption:
         self._by: float | None = None
 
     def deadline(self) -> float | None:
+        """Return when adoption decides without further answers."""
         return self._by if self._state.phase is Phase.ADOPTING else None
 
     def begin(self, now: float) -> None:

@@ -108,6 +108,7 @@ class Gang:
         self._resend_at: float | None = None
 
     def deadline(self) -> float | None:
+        """Return when commands are sent again."""
         return self._resend_at
 
     def halt(

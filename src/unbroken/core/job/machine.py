@@ -99,6 +99,7 @@ class Job:
 
     @property
     def status(self) -> JobStatus:
+        """Status of the job, to be written."""
         return self.state.status
 
     @property
@@ -108,6 +109,7 @@ class Job:
 
     @property
     def phase(self) -> Phase:
+        """Phase of the job."""
         return self.state.phase
 
     @property

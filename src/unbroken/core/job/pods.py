@@ -93,6 +93,7 @@ class PodPlan:
         stayed ready for long enough."""
 
     def deadline(self) -> float | None:
+        """Return when pods are created again, or a node is no longer avoided."""
         first = next(iter(self._kept_off.values()), None)
         return earliest(self._retry_at, None if first is None else first[0] + AVOID_SECONDS)
 

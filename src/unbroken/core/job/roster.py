@@ -135,6 +135,7 @@ class Member:
 
     @property
     def state(self) -> AgentState | None:
+        """State in the last report; None: no report."""
         return self.report.state if self.report else None
 
     @property
@@ -405,6 +406,7 @@ class Ranks:
 
     @property
     def is_full(self) -> bool:
+        """True if every node rank has a pod."""
         return len(self.pod_of) == self.nnodes
 
     @property

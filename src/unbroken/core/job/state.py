@@ -101,6 +101,7 @@ class JobState:
 
     @property
     def phase(self) -> Phase:
+        """Phase of the job."""
         return self._phase
 
     def enter(self, phase: Phase) -> None:
@@ -110,6 +111,7 @@ class JobState:
 
     @property
     def nnodes(self) -> int:
+        """Number of node ranks."""
         return self.ranks.nnodes
 
     @property

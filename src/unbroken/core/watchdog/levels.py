@@ -121,6 +121,7 @@ class LossLevel:
 
     @property
     def is_high(self) -> bool:
+        """True if enough looks in a row were too high."""
         return self.high >= SPIKE_LOOKS
 
     def add(self, value: float, at: float) -> None:
@@ -207,6 +208,7 @@ class Checkpoints:
 
     @property
     def at(self) -> float:
+        """Time of the last checkpoint."""
         return self._at
 
     def missing(self, now: float, step: int | None) -> str:

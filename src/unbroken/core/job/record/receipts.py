@@ -308,6 +308,7 @@ class Receipts:
         self._silent = set(self._state.gang.ranks)
 
     def deadline(self) -> float | None:
+        """Return when the receipt is due."""
         return self._due
 
     def advance(self, now: float) -> None:

@@ -101,6 +101,7 @@ WELL = "all pods are healthy; "
 
 
 def rung_of(remedy: Remedy) -> Rung:
+    """Return the rung of the ladder that a remedy is."""
     return _BY_REMEDY[remedy]
 
 

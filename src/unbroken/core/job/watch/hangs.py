@@ -35,6 +35,7 @@ class Tally:
     """Had a match once, and no longer."""
 
     def add(self, view: RuleView, count: int) -> None:
+        """Add the state of the rule on `count` nodes."""
         is_hanging = view.state is RuleState.HANGING
         if not view.matches and is_hanging:
             self.silent_past += count

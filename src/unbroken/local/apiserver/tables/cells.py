@@ -333,6 +333,7 @@ def cluster_ip(service: Object) -> str:
 
 
 def host_port(address: str, port: int) -> str:
+    """Join an address and a port; brackets mark IPv6."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
