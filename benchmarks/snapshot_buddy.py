@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.agent.running import Running, linked, program, running, start
-from unbroken.agent.replication.replication import VARIABLE
+from unbroken.agent.snapshots.replication import VARIABLE
 
 UNBOUND = str(100_000_000_000)
 """Bytes a second: so high a bound that the measurement shows the greatest speed."""

@@ -20,7 +20,7 @@ NOT_EXAMINED = ("cli/", "sim/", "worker/", "nodes/checks/", "foreign_numbers.py"
 readers themselves."""
 REASONS = {
     "files of the kernel, or of the machine's owner": (
-        *("agent/evidence/procfs.py", "agent/evidence/watch.py", "agent/snapshots/memory.py"),
+        *("agent/evidence/procfs.py", "agent/evidence/watch.py", "agent/snapshots/slots.py"),
         *("agent/workers/facts.py", "agent/workers/lineage.py", "agent/workers/spawn.py"),
         *("core/nodes/kernel_log.py", "local/node/processes/process.py", "local/state.py"),
         *("local/node/processes/supervisor.py", "nodes/host.py"),

@@ -20,8 +20,8 @@ from reference_pages import code, pages, table
 
 from unbroken.agent.options import OPTIONS as LAUNCHER_OPTIONS
 from unbroken.cli import main
-from unbroken.cli.app import CONTEXT
-from unbroken.cli.help_text import (
+from unbroken.cli.app import (
+    CONTEXT,
     choices,
     default_of,
     help_parts,

@@ -27,7 +27,7 @@ Parts = Sequence[tuple[str, str]]
 INCIDENTS = ("incidents[].", "cli.job.explain:as_value")
 JOB = "cli.job.views:job_summary"
 STORY = (
-    ("goodput.", "cli.job.goodput:goodput_value"),
+    ("goodput.", "cli.job.views:goodput_value"),
     INCIDENTS,
 )
 LOSS = "cli.job.resumed:loss_value"
@@ -100,10 +100,10 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
     ("check",): (("", "cli.nodes.check:_summary"),),
     ("faults list", "faults explain"): FAULT,
     ("rules test",): (
-        ("attempts[].", "cli.rules.views:attempt_view"),
-        ("patterns", "cli.rules.views:pattern_views"),
+        ("attempts[].", "cli.rules.commands:attempt_view"),
+        ("patterns", "cli.rules.commands:pattern_views"),
     ),
-    ("rules check",): (("findings[].", "cli.rules.views:finding_view"),),
+    ("rules check",): (("findings[].", "cli.rules.commands:finding_view"),),
     ("node-daemon",): (("", "cli.nodes.daemon:_show"),),
     ("hyperpod start-job",): (("", "cli.hyperpod.commands:_start"),),
     ("hyperpod get-job",): (("", "cli.hyperpod.commands:get_job"),),

@@ -17,7 +17,7 @@ from aiohttp import web
 import unbroken
 from tests.agent.snapshot_clients import NAME, slot, whole
 from tests.worker.kill_points import kill_at
-from unbroken.agent.replication.replication import Replication
+from unbroken.agent.snapshots.replication import Replication
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.agent_http.snapshots import Refused, SnapshotRoutes
 from unbroken.wire.agent import StartCommand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from unbroken.agent.replication.exchange import WAITING_MAX, Agreements
+from unbroken.agent.snapshots.copies import WAITING_MAX, Agreements
 from unbroken.core.snapshots.replication import Arrival
 
 NODES = 3 * WAITING_MAX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent.workers.error_file import ErrorFile
+from unbroken.agent.workers.facts import ErrorFile
 
 SECOND = 1_000_000_000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.agent.workers import facts, lineage
-from unbroken.agent.workers.rank_table import RankTable, merge
+from unbroken.agent.workers.environment import RankTable, merge
 from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 

@@ -16,8 +16,10 @@ import torch
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from unbroken.agent.option_table import HYPERPOD, OPTIONS, Option
 from unbroken.agent.options import (
+    HYPERPOD,
+    OPTIONS,
+    Option,
     Options,
     Script,
     kept_only,

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.watching import wait_until
-from unbroken.agent.snapshots.memory import SMALL_BYTES, SPARE_BYTES, Memory
+from unbroken.agent.snapshots.slots import SMALL_BYTES, SPARE_BYTES, Memory
 
 SIZE = 64 * SMALL_BYTES
 

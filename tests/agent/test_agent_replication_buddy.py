@@ -14,7 +14,7 @@ import pytest
 from tests.agent.running import KEY, Running, program, running
 from tests.agent.snapshot_clients import NAME, Copy, copies, path, slot, whole
 from tests.agent_requests import AgentRequests
-from unbroken.agent.replication.exchange import Fetch
+from unbroken.agent.snapshots.copies import Fetch
 from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.snapshot import BODY_AT, COPIED_AT, SEALED_AT, write
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.agent.snapshot_clients import NAME, slot
-from unbroken.agent.replication.copies import Copies
-from unbroken.agent.snapshots.memory import SPARE_BYTES, Memory
+from unbroken.agent.snapshots.copies import Copies
+from unbroken.agent.snapshots.slots import SPARE_BYTES, Memory
 from unbroken.agent_http.snapshots import Refused
 from unbroken.wire.snapshot import digest
 

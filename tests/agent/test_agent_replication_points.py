@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.agent.replication_nodes import STEPS, Process, begin, fetching, listeners, training
-from unbroken.agent.replication.replication import VARIABLE
+from unbroken.agent.snapshots.replication import VARIABLE
 
 pytestmark = pytest.mark.slow
 storm = pytest.param(13, marks=[pytest.mark.heavy, pytest.mark.timeout(1800)])

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.agent.snapshots.memory import SPARE_BYTES, available_bytes
-from unbroken.agent.snapshots.slots import NAMES_MAX, Snapshots
+from unbroken.agent.snapshots.slots import NAMES_MAX, SPARE_BYTES, Snapshots, available_bytes
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
 

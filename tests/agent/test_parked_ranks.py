@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unbroken.agent.workers.environment import Program
-from unbroken.agent.workers.parked import TRIALS_MAX, Parked, Ranks, rank_of
+from unbroken.agent.workers.warm import TRIALS_MAX, Parked, Ranks, rank_of
 
 PROGRAM = Program(0, (), {}, "", b"")
 

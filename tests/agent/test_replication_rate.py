@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.virtual_time import advance, in_virtual_time
-from unbroken.agent.replication.replication import BURST_SECONDS, Part
-from unbroken.agent.snapshots.memory import File
+from unbroken.agent.snapshots.replication import BURST_SECONDS, Part
+from unbroken.agent.snapshots.slots import File
 from unbroken.agent_http.peer import Peer
 from unbroken.core.snapshots.replication import Item
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from unbroken.cli.run.screen import open_screen
+from unbroken.cli.run.follow import open_screen
 from unbroken.cli.show import note, paper, print_json, print_table
 from unbroken.cli.terminal import guard, guarded, worker_line
 

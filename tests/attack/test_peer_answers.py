@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from unbroken.agent.replication.exchange import Fetch
-from unbroken.agent.snapshots.memory import Memory
+from unbroken.agent.snapshots.copies import Fetch
+from unbroken.agent.snapshots.slots import Memory
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 

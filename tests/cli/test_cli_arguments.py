@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tests.cli_calls import Cli, manifest
 from unbroken.cli import main
-from unbroken.cli.help_text import WIDEST, choices, help_parts
+from unbroken.cli.app import WIDEST, choices, help_parts
 from unbroken.cli.main import app
 
 KUBECONFIG = """
@@ -296,7 +296,7 @@ def loaded(*arguments: str) -> set[str]:
     code = f"""
 import atexit, sys
 from unbroken.cli import main
-from unbroken.cli.help_text import WIDEST, choices, help_parts
+from unbroken.cli.app import WIDEST, choices, help_parts
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main.app({list(arguments)!r})"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from unbroken.agent.options import read_arguments
 from unbroken.cli.main import app
-from unbroken.cli.run.words import FIELDS, in_manifest, split
+from unbroken.cli.run.commands import FIELDS, in_manifest, split
 from unbroken.errors import SpecError
 from unbroken.spec.job.launch import read_launch
 

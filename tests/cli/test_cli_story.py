@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
+from unbroken.cli.job.agents import bound_lines, others_line, rank_rows, watch_value
 from unbroken.cli.job.detectors import changed, detector_values, promotion
 from unbroken.cli.job.explain import as_value
-from unbroken.cli.job.goodput import goodput_line, goodput_rows, goodput_value, largest, share_text
-from unbroken.cli.job.ranks import bound_lines, others_line, rank_rows, watch_value
 from unbroken.cli.job.story import common, cost_text, folded, story
-from unbroken.cli.job.views import incident_line, incident_lines, span
+from unbroken.cli.job.views import (
+    goodput_line,
+    goodput_rows,
+    goodput_value,
+    incident_line,
+    incident_lines,
+    largest,
+    share_text,
+    span,
+)
 from unbroken.cli.show import Paper
 from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from unbroken.agent.options import SHELL_VARIABLE
-from unbroken.cli.job.pod_logs import split
+from unbroken.cli.job.logs import split
 from unbroken.cli.job.story import story
 from unbroken.cli.job.views import (
     advised,

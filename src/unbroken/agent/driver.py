@@ -21,7 +21,6 @@ from unbroken.agent.snapshots.messages import SnapshotMessages
 from unbroken.agent.socket.conversation import Conversation
 from unbroken.agent.workers.environment import environment
 from unbroken.agent.workers.processes import Processes
-from unbroken.agent.workers.rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
 from unbroken.agent_http.identity import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
@@ -73,6 +72,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .options import Options
 from .peers import PeerQuestions
 from .workers import facts
+from .workers.environment import DIRECTORY, DIRECTORY_VARIABLE, RankTable
 from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
 
@@ -332,7 +332,7 @@ class Driver:
             self._learning = self._keep(self._learn(command))
 
     async def _learn(self, command: WarmCommand) -> None:
-        from unbroken.agent.workers.peer_imports import fetch  # needed by spares only
+        from .peers import fetch  # needed by spares only
 
         names = await fetch(command.peers, self._key)
         # If a start has come meanwhile, its own workers report what they import.

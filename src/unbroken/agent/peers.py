@@ -1,4 +1,5 @@
-"""The agent's questions to its parent in the tree of an attempt, while no operator answers.
+"""Questions to other agents: for the lease while no operator answers, and for modules that their
+workers import.
 
 From the start on it also checks whether the parent can be connected to at all.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from unbroken.agent_http.peer import Peer, connected
@@ -15,8 +16,16 @@ from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
-from unbroken.wire.agent import ANSWER_BYTES_MAX, LEASE_PATH, PeerAnswer, PeerQuestion, StartCommand
-from unbroken.wire.codec import dump, load, read, write
+from unbroken.wire.agent import (
+    ANSWER_BYTES_MAX,
+    IMPORTS_PATH,
+    LEASE_PATH,
+    PeerAnswer,
+    PeerQuestion,
+    StartCommand,
+)
+from unbroken.wire.agent_codec import decode_imports
+from unbroken.wire.codec import FRAME_BYTES_MAX, dump, load, read, write
 
 log = Log(__name__)
 
@@ -164,3 +173,30 @@ class PeerQuestions:
     def _is_alone(self) -> bool:
         usual = min(ALONE_SHARE * self._usual_seconds, self._lease_seconds / 2)
         return self._now() > self._renewed_at + max(ALONE_SECONDS, usual)
+
+
+FETCH_SECONDS = 5.0
+"""Timeout of the request to one agent."""
+
+
+async def fetch(addresses: Sequence[str], key: bytes | None) -> tuple[str, ...]:
+    """Return the list of the first agent that has one; empty: none has."""
+    for address in addresses:
+        try:
+            names = await _ask(address, key)
+        except (OSError, TimeoutError, ValueError, PeerError) as error:
+            reason = str(error) or f"no answer in {FETCH_SECONDS:g} s"
+            log.info("imports of a peer are unknown", agent=address, error=reason)
+            continue
+        if names:
+            return names
+    return ()
+
+
+async def _ask(address: str, key: bytes | None) -> tuple[str, ...]:
+    async with asyncio.timeout(FETCH_SECONDS), connected(address, key) as peer:
+        await peer.ask("GET", IMPORTS_PATH)
+        head = await peer.head()
+        if head.status != 200:
+            raise PeerError(f"HTTP {head.status}")
+        return decode_imports(await peer.text(head, FRAME_BYTES_MAX))

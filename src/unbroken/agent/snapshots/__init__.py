@@ -1,1 +1,1 @@
-"""The memory of snapshots that outlives workers, and the messages of workers about it."""
+"""Snapshots in memory that outlives workers, copies of them on other nodes, and their messages."""

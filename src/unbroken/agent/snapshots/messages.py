@@ -18,8 +18,7 @@ from unbroken.wire.agent import AgentReport, Receipt, StartCommand
 from unbroken.wire.codec import read
 
 if TYPE_CHECKING:
-    from unbroken.agent.replication.replication import Replication
-
+    from .replication import Replication
     from .slots import Snapshots
 
 log = Log(__name__)
@@ -84,7 +83,7 @@ class SnapshotMessages:
     def replication(self) -> Replication:
         """Return the replication to the buddy and back; it is made on first use."""
         if self._replication is None:
-            from unbroken.agent.replication.replication import Replication
+            from .replication import Replication
 
             self._replication = Replication(self._memory(), self._key, self._run)
             self._replication.copies.on_change = self._copies_changed

@@ -1,7 +1,7 @@
 """The end of the lease on the workers, as the keeper and the kernel know it.
 
 The agent ends the workers itself. If it does not, its keeper ends everything (`keeper`), and a
-timer of the kernel ends the agent, and with it the workers (`lease`). On a machine that was stopped
+timer of the kernel ends the agent, and with it the workers (`spawn`). On a machine that was stopped
 or suspended, the timer does so before any of them runs on: it needs no process that is awake.
 """
 

@@ -42,10 +42,9 @@ from unbroken.wire.agent import StartCommand, WarmReport
 
 from . import facts, learned, lineage
 from .environment import BOOT, Program, kind_of, programs, python
-from .error_file import ErrorFile
-from .lease import Lease
+from .facts import ErrorFile
 from .output import Output, Rhythm, Stream, last_line, open_file, tail_text
-from .spawn import Child, NotStartedError, spawn_all
+from .spawn import Child, Lease, NotStartedError, spawn_all
 
 if TYPE_CHECKING:
     # Loaded while workers start.

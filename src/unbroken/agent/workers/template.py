@@ -17,8 +17,7 @@ from unbroken.wire.warm import MESSAGE_BYTES_MAX
 
 from . import lineage
 from .environment import BOOT, Program, python
-from .lease import Lease
-from .spawn import posix_spawn
+from .spawn import Lease, posix_spawn
 
 LOWEST = 64
 """Lowest number of our descriptors: the start of a worker overwrites lower ones."""

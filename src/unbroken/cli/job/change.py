@@ -92,7 +92,7 @@ def _change(
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:
-    from .watching import Watched  # slow to load
+    from unbroken.cli.watch import Watched  # slow to load
 
     async with Watched(cluster, name) as watched:
 
@@ -126,7 +126,7 @@ def delete(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
 
 async def delete_job(cluster: Cluster, name: str, *, wait: bool) -> None:
     """Delete a job; with `wait`, return when it and its pods are gone."""
-    from .watching import Watched  # slow to load
+    from unbroken.cli.watch import Watched  # slow to load
 
     found = await cluster.job(name)
     check_owner(found, "or delete it")

@@ -13,14 +13,22 @@ from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
 from . import resumed
-from .agents import agent_value, reports, warm_lines
+from .agents import TITLES, agent_value, bound_lines, others_line, rank_rows, reports, warm_lines
 from .dead_nodes import fence_waits
 from .detectors import detector_values, promotion
 from .explain import as_value
-from .goodput import goodput_of, goodput_rows, goodput_value
-from .ranks import TITLES, bound_lines, others_line, rank_rows
 from .resumed import Resumed, any_job
-from .views import advised, first_line, incident_line, job_summary, pod_summary, wait_lines
+from .views import (
+    advised,
+    first_line,
+    goodput_of,
+    goodput_rows,
+    goodput_value,
+    incident_line,
+    job_summary,
+    pod_summary,
+    wait_lines,
+)
 
 EVENTS_SHOWN = 12
 LINE_SHOWN = 60

@@ -17,10 +17,8 @@ from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
 from unbroken.spec.job.ledger import Ledger, Record
 from unbroken.spec.keys import DETECTORS
 
-from .agents import reports
-from .goodput import ledger_of
-from .ranks import bound_lines, watch_value
-from .views import ENDED, Object, state
+from .agents import bound_lines, reports, watch_value
+from .views import ENDED, Object, ledger_of, state
 
 PROVEN = 3
 """Right alarms, without a wrong one, after which the command suggests a stronger mode."""

@@ -23,10 +23,18 @@ from unbroken.spec.keys import LEDGER
 from unbroken.spec.schema.fields import write_record
 
 from .dead_nodes import fence_waits
-from .goodput import goodput_line, goodput_of, goodput_value
 from .resumed import Resumed, any_job, chosen, explained, explanation, pods_of
 from .story import common, story
-from .views import advised, incident_line, restarts_text, state, wait_lines
+from .views import (
+    advised,
+    goodput_line,
+    goodput_of,
+    goodput_value,
+    incident_line,
+    restarts_text,
+    state,
+    wait_lines,
+)
 
 OLDER_SHOWN = 10
 """Older incidents that get a line each before the newest incident in full."""

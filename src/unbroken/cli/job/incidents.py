@@ -56,7 +56,7 @@ def command(
         return (_listing(found, every=every, is_wide=output is ListOutput.WIDE),)
 
     async def follow(cluster: Cluster) -> None:
-        from .watching import follow_jobs  # slow to load
+        from unbroken.cli.watch import follow_jobs  # slow to load
 
         inside = None if every else cluster.namespace
         await watch_list(cluster, follow_jobs(inside), lambda: read(cluster), OTHER_SECONDS)

@@ -13,10 +13,9 @@ from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_lis
 from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
 from unbroken.kube.clock import wall
 
-from .goodput import goodput_of, goodput_value, largest, share_text
 from .resumed import listing as resumed_listing
 from .resumed import resumed_jobs
-from .views import age, job_summary
+from .views import age, goodput_of, goodput_value, job_summary, largest, share_text
 
 
 def command(
@@ -56,7 +55,7 @@ def command(
         return _listing(found, second, output, now, every=every), second
 
     async def follow(cluster: Cluster) -> None:
-        from .watching import follow_jobs  # slow to load
+        from unbroken.cli.watch import follow_jobs  # slow to load
 
         inside = None if every else cluster.namespace
         await watch_list(cluster, follow_jobs(inside), lambda: read(cluster), OTHER_SECONDS)

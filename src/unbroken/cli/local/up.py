@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from unbroken.cli.app import App, option
-from unbroken.cli.nodes.options import RESUME_HELP, RepairFlags
+from unbroken.cli.operator.options import RESUME_HELP, RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
 from unbroken.cli.programs import start_logging

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unbroken.cli.app import option
-from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.place import find
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.errors import SpecError
@@ -26,7 +25,15 @@ from unbroken.local import state
 from unbroken.log_lines import Log
 from unbroken.operator.parts import PARTS, WITHOUT, PartName
 
-from .options import AgentFlags, CheckFlags, ClusterApiFlags, LossFlags, MetricsFlags, WebhookFlags
+from .options import (
+    AgentFlags,
+    CheckFlags,
+    ClusterApiFlags,
+    LossFlags,
+    MetricsFlags,
+    RepairFlags,
+    WebhookFlags,
+)
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions

@@ -206,10 +206,12 @@ def _print_created(job: Object, output: Output) -> None:
 
 
 async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
-    from unbroken.cli.job.watching import Watched
+    from unbroken.cli.watch import Watched
 
-    from .follow import Follower  # slow to load
-    from .screen import open_screen
+    from .follow import (
+        Follower,  # slow to load
+        open_screen,
+    )
 
     name = job["metadata"]["name"]
     async with Watched(cluster, name) as watched:

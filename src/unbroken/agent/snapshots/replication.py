@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
-from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent.snapshots.slots import Slot, Snapshots, row
 from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
@@ -36,8 +35,8 @@ from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
 
-from .copies import Copies
-from .exchange import CROWDED_SECONDS, Agreements, Fetch, Offer, StrangerError, ask, path
+from .copies import CROWDED_SECONDS, Agreements, Copies, Fetch, Offer, StrangerError, ask, path
+from .slots import File, Memory
 
 BURST_SECONDS = 0.25
 """Seconds over which a late transfer may catch up."""

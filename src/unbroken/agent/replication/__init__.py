@@ -1,1 +1,0 @@
-"""Copies of snapshots on other nodes: agreed on, sent, kept, and fetched back."""
