@@ -50,7 +50,7 @@ def train(rank: int, socks: Sequence[Any], pipes: Sequence[Connection], points: 
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
     snapshot = Snapshot(model=net, optimizer=optimizer, scheduler=scheduler, channel=line)
     if points[rank]:
-        kill_at(points[rank], "snapshot/restore", "snapshot/peers")
+        kill_at(points[rank], "snapshot/restore")
     found = snapshot.restore()
     pipes[rank].send(("restored", found.step if found else -1, found.source if found else ""))
     for step in range(found.step + 1 if found else 0, STEPS):

@@ -233,7 +233,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_taken(
 def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, point: int) -> Any:
     """Restore; one rank is killed before a line of it."""
     if rank == victim:
-        kill_at(point, "snapshot/restore", "snapshot/div", "snapshot/exchange")
+        kill_at(point, "snapshot/restore", "snapshot/div")
     return restore(rank, socks, place, "memory", further=0)
 
 

@@ -15,9 +15,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 
 from tests.worker.forked import ranks
 from unbroken.worker.checkpointing.peers import Peers
-from unbroken.worker.snapshot import exchange as snapshot_exchange
-from unbroken.worker.snapshot.division import Saved, box
-from unbroken.worker.snapshot.exchange import exchange, packed, unpacked
+from unbroken.worker.snapshot import divided
+from unbroken.worker.snapshot.divided import Saved, box, exchange, packed, unpacked
 from unbroken.worker.snapshot.state import Piece
 
 
@@ -87,7 +86,7 @@ def test_pieces_of_tensors_go_from_all_to_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ranks(3, swap, tmp_path / "store") == [True] * 3
-    monkeypatch.setattr(snapshot_exchange, "BATCH_BYTES", 30)
+    monkeypatch.setattr(divided, "BATCH_BYTES", 30)
     assert ranks(3, swap, tmp_path / "store") == [True] * 3
 
 

@@ -15,7 +15,7 @@ from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import SNAPSHOT_OPEN
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot.pages import take
+from unbroken.worker.snapshot.slots import take
 from unbroken.worker.snapshot.snapshot import Snapshot
 
 SIZE = 70 * 1024 * 1024 + 100

@@ -10,9 +10,12 @@ meshes of some of the ranks only. So is another kind of division than that of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
@@ -20,13 +23,11 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import Header, digest
-from unbroken.worker.checkpointing.peers import Peers
+from unbroken.worker.checkpointing.peers import Peers, device
 from unbroken.worker.checkpointing.storage import CheckpointError
 from unbroken.worker.typed_values import decode, exchanged, torch_dtype
 
 from .choice import Point
-from .division import Key, Saved, Want, box, local, plan
-from .exchange import exchange, summed
 from .reading import structure
 from .slots import Slot, faults
 from .state import (
@@ -43,6 +44,227 @@ from .state import (
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
+
+
+Key = tuple[str, int]
+"""A part, and the number of one of its tensors, in the order in which they are read."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets in the whole tensor, and lengths."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor as the old ranks have saved it."""
+
+    piece: Piece
+    """The piece of one rank."""
+    ranks: range
+    """Ranks that have shards, or the rank that provides an unsharded tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the whole."""
+        return self.piece.sharding[0] if self.piece.sharding else self.piece.shape
+
+    def boxes(self) -> dict[Box, list[int]]:
+        """Return all saved boxes and the ranks that have each; several if it was replicated."""
+        if not self.piece.sharding:
+            return {((0,) * len(self.shape), self.shape): [*self.ranks]}
+        result: dict[Box, list[int]] = {}
+        for rank in self.ranks:
+            result.setdefault(box(self.piece.sharding, rank), []).append(rank)
+        return {one: ranks for one, ranks in result.items() if math.prod(one[1])}
+
+
+@exchanged
+@dataclass(frozen=True)
+class Want:
+    """A box of an old rank's piece."""
+
+    rank: int
+    key: Key
+    offsets: tuple[int, ...]
+    """Offsets in that rank's piece."""
+    lengths: tuple[int, ...]
+
+    def of(self, tensor: Any) -> Any:
+        """Return the box, without a copy."""
+        for dim, (begin, length) in enumerate(zip_equal(self.offsets, self.lengths)):
+            tensor = tensor.narrow(dim, begin, length)
+        return tensor
+
+
+@lru_cache(maxsize=65536)
+def box(sharding: tuple[Any, ...], rank: int) -> Box:
+    """Return the box of a rank in a DTensor, which is divided as torch.chunk divides.
+
+    Raises ValueError if its mesh is not of that rank.
+    """
+    shape, _, (mesh, ranks, _), placements = sharding
+    place, offsets, lengths = ranks.index(rank), [0] * len(shape), list(shape)
+    strides = [math.prod(mesh[dim + 1 :]) for dim in range(len(mesh))]
+    for count, stride, (kind, dim) in zip_equal(mesh, strides, placements):
+        if kind == "Shard":
+            full = -(-lengths[dim] // count)
+            begin = min(full * (place // stride % count), lengths[dim])
+            offsets[dim] += begin
+            lengths[dim] = min(full, lengths[dim] - begin)
+    return tuple(offsets), tuple(lengths)
+
+
+def plan(
+    tensors: Mapping[Key, Any], saved: Mapping[Key, Saved], rank: int, near: Collection[int]
+) -> list[tuple[Want, Any]]:
+    """Return the copies to make, with their targets; `near` are old ranks whose shares are at hand.
+
+    Raises ValueError if they do not make up all of the tensors.
+    """
+    planners = import_module("torch.distributed.checkpoint.default_planner")
+
+    names = {f"{part}.{number}": (part, number) for part, number in tensors}
+    boxes = {name: saved[key].boxes() for name, key in names.items()}
+    targets = {name: tensors[key] for name, key in names.items()}
+    stored = {name: _stored(saved[key], boxes[name]) for name, key in names.items()}
+    holders = {(name, at): ranks for name, own in boxes.items() for (at, _), ranks in own.items()}
+    planner = planners.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, _metadata().Metadata(stored), False)
+    left = {name: local(target).numel() for name, target in targets.items()}
+    result = []
+    for item in planner.create_local_plan().items:
+        index, lengths = item.storage_index, tuple(item.lengths)
+        having = holders[index.fqn, tuple(index.offset)]
+        source = next((one for one in having if one in near), having[rank % len(having)])
+        want = Want(source, names[index.fqn], tuple(item.storage_offsets), lengths)
+        result.append((want, planner.resolve_tensor(item).detach()))
+        left[index.fqn] -= math.prod(lengths)
+    if any(left.values()):
+        raise ValueError(f"{next(one for one in left if left[one])} is not there in full")
+    return result
+
+
+def _stored(saved: Saved, boxes: Mapping[Box, list[int]]) -> Any:
+    torch, metadata = import_module("torch"), _metadata()
+
+    chunks = [
+        metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths))
+        for offsets, lengths in boxes
+    ]
+    properties = metadata.TensorProperties(dtype=getattr(torch, saved.piece.dtype))
+    return metadata.TensorStorageMetadata(properties, torch.Size(saved.shape), chunks)
+
+
+def _metadata() -> Any:
+    return import_module("torch.distributed.checkpoint.metadata")
+
+
+def local(tensor: Any) -> Any:
+    """Return this rank's part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+BATCH_BYTES = 64 * 1024 * 1024
+"""Bytes of one message, unless a single tensor is larger."""
+_SUM_BYTES = 4
+
+
+def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Sequence[Any]]) -> None:
+    """Send tensors to each rank, and receive into tensors from each; both sides know all of them,
+    in this order.
+
+    Raises WorldError if some were changed on their way; the others have come all the same.
+    """
+    rank, size, is_whole = world.rank, world.world_size, True
+    with import_module("torch").no_grad():
+        for source, target in zip_equal(gives[rank], takes[rank]):
+            target.copy_(source)
+        for shift in range(1, size):
+            to, sender = (rank + shift) % size, (rank - shift) % size
+            for giving, taking in zip_longest(_batches(gives[to]), _batches(takes[sender])):
+                is_whole &= _swapped(giving, to, taking, sender)
+    if not is_whole:
+        raise WorldError("what another rank has sent does not fit its checksum")
+
+
+def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender: int) -> bool:
+    """Exchange a message each way, of which one may be None; return whether it arrived as sent."""
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+
+    operations, came = [], bytearray(_size(taking or []))
+    arriving = torch.frombuffer(came, dtype=torch.uint8).to(device())
+    if giving is not None:
+        operations.append(dist.P2POp(dist.isend, packed(giving).to(device()), to))
+    if taking is not None:
+        operations.append(dist.P2POp(dist.irecv, arriving, sender))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    if arriving.is_cuda:
+        torch.frombuffer(came, dtype=torch.uint8).copy_(arriving)
+    if taking is None:
+        return True
+    return unpacked(came, taking)
+
+
+def _size(tensors: Sequence[Any]) -> int:
+    return _SUM_BYTES + sum(int(item.nbytes) for item in tensors)
+
+
+def packed(tensors: Sequence[Any]) -> Any:
+    """Return a message: the bytes of the tensors, and their checksum."""
+    torch = import_module("torch")
+
+    message = bytearray(_size(tensors))
+    body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
+    for item in tensors:
+        body[begin : begin + item.nbytes] = _bytes(item)
+        begin += item.nbytes
+    message[begin:] = crc32(memoryview(message)[:begin]).to_bytes(_SUM_BYTES, "little")
+    return body
+
+
+def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
+    """Fill the tensors from a message; return False, with nothing filled, if it is not what was
+    sent."""
+    torch = import_module("torch")
+
+    body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
+    end = len(message) - _SUM_BYTES
+    if crc32(memoryview(message)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(message[end:]):
+        return False
+    for item in tensors:
+        # A copy of its own begins at an address that suits any dtype.
+        part = body[begin : begin + item.nbytes].clone()
+        item.copy_(part.view(item.dtype).view(item.shape))
+        begin += item.nbytes
+    return True
+
+
+def summed(tensor: Any, before: int) -> int:
+    """Return the CRC-32 of earlier data and a tensor."""
+    torch = import_module("torch")
+
+    for part in torch.split(_bytes(tensor), BATCH_BYTES) if tensor.numel() else ():
+        data = bytearray(len(part))
+        torch.frombuffer(data, dtype=torch.uint8).copy_(part)
+        before = crc32(data, before)
+    return before
+
+
+def _bytes(tensor: Any) -> Any:
+    return tensor.contiguous().view(-1).view(import_module("torch").uint8)
+
+
+def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    size = 0
+    for item in tensors:
+        batch.append(item)
+        size += item.nbytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
 
 T = TypeVar("T")
 log = Log(__name__, "unbroken.worker: ")

@@ -9,9 +9,12 @@ have the newest step.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -19,8 +22,18 @@ from zlib import crc32
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.ipc import RECEIPT
-from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, Header
-from unbroken.worker.checkpointing.peers import ALONE, world
+from unbroken.wire.snapshot import (
+    BODY_AT,
+    CHUNK_BYTES,
+    COPIED_AT,
+    HEADERS_BYTES,
+    SEALED_AT,
+    Header,
+    chunk,
+    read,
+    write,
+)
+from unbroken.worker.checkpointing.peers import ALONE, Peers, bytes_of, device, world
 from unbroken.worker.checkpointing.storage import CheckpointError, Superseded
 
 from .choice import (
@@ -36,13 +49,70 @@ from .choice import (
     ranges,
     transfers,
 )
-from .peers import receive, replicas, send
 from .reading import complain_of_version, fitting
 from .slots import Offered, Slot, faults, table
 from .state import EXTRA, RNG, Kept, load
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
+
+
+def replicas(world: Peers, group: Any) -> tuple[int, ...]:
+    """Return the ranks of a group; None: all."""
+    if world.world_size == 1 or group is None:
+        return world.members
+    return tuple(import_module("torch.distributed").get_process_group_ranks(group))
+
+
+def send(header: Header, memory: Any, receiver: int) -> None:
+    """Send a whole slot."""
+    torch = import_module("torch")
+    dist = import_module("torch.distributed")
+
+    told = bytearray(HEADERS_BYTES)
+    data = write(header)
+    at = COPIED_AT if header.table_checksum is None else SEALED_AT
+    told[at : at + len(data)] = data
+    dist.send(torch.frombuffer(told, dtype=torch.uint8).to(device()), dst=receiver)
+    body = torch.frombuffer(memory, dtype=torch.uint8)
+    for begin, end in _spans(header):
+        dist.send(body[begin:end].to(device()), dst=receiver)
+
+
+def receive(sender: int) -> tuple[Header, mmap.mmap]:
+    """Receive a slot as it lies there.
+
+    Raises WorldError if there is no memory for it; it was received all the same, so that the sender
+    can continue.
+    """
+    torch = import_module("torch")
+    dist = import_module("torch.distributed")
+
+    told = torch.empty(HEADERS_BYTES, dtype=torch.uint8, device=device())
+    dist.recv(told, src=sender)
+    header = read(bytes_of(told), sys.maxsize)
+    if header is None:
+        raise WorldError("its header is malformed")
+    memory, failure = None, ""
+    try:
+        memory = mmap.mmap(-1, header.table_at + 4 * header.chunks)
+    except OSError as error:
+        failure = f"no memory for a snapshot of {header.body_bytes} bytes: {error.strerror}"
+    for begin, end in _spans(header):
+        part = torch.empty(end - begin, dtype=torch.uint8, device=device())
+        dist.recv(part, src=sender)
+        if memory is not None:
+            torch.frombuffer(memory, dtype=torch.uint8)[begin:end].copy_(part)
+    if memory is None:
+        raise WorldError(failure)
+    return header, memory
+
+
+def _spans(header: Header) -> list[tuple[int, int]]:
+    """Yield the body in chunks, then the table."""
+    body = [chunk(one, header.body_bytes) for one in range(header.chunks)]
+    return [*body, (header.table_at, header.table_at + 4 * header.chunks)]
+
 
 TRIES = 2
 """Attempts to read a share: memory may have it twice, as its own and as a buddy's copy."""
