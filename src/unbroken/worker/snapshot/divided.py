@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
@@ -28,7 +28,7 @@ from unbroken.worker.checkpointing.storage import CheckpointError
 from unbroken.worker.typed_values import decode, exchanged, torch_dtype
 
 from .choice import Point
-from .reading import structure
+from .reading import KeptParts, structure
 from .slots import Slot, faults
 from .state import (
     EXTRA,
@@ -41,10 +41,6 @@ from .state import (
     size_of,
     view,
 )
-
-if TYPE_CHECKING:
-    from .snapshot import Snapshot
-
 
 Key = tuple[str, int]
 """A part, and the number of one of its tensors, in the order in which they are read."""
@@ -324,7 +320,7 @@ class Share:
         return want.of(view(self.slot.memory, self.outlines[name].pieces[number]))
 
 
-def opened(snapshot: Snapshot, rank: int, point: Point, world_size: int) -> Share:
+def opened(snapshot: KeptParts, rank: int, point: Point, world_size: int) -> Share:
     """Open the share of an old rank that this rank's agent has, checked in full."""
     slot = snapshot.other(rank, point)
     header = None if slot is None else slot.header()
@@ -381,7 +377,7 @@ class Division:
     """Division of one point; all ranks call every method together."""
 
     def __init__(
-        self, snapshot: Snapshot, world: Peers, point: Point, givers: Mapping[int, int]
+        self, snapshot: KeptParts, world: Peers, point: Point, givers: Mapping[int, int]
     ) -> None:
         self._snapshot, self._world, self._point, self._givers = snapshot, world, point, givers
         self._mine: dict[int, Share] = {}

@@ -1,21 +1,102 @@
-"""Read the contents of a slot by its header and structure, and compare them with the live parts."""
+"""Parts of a training state that are kept under a name, with the memory of their snapshots.
+
+The contents of a slot are read by its header and structure, and compared with the live parts.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from unbroken.errors import UnbrokenError
-from unbroken.wire.snapshot import VERSION, Header
+from unbroken.log_lines import Log
+from unbroken.wire.snapshot import VERSION, Header, digest, job_of
+from unbroken.worker import Context, context
+from unbroken.worker.channel import connect
 
-from .slots import Slot
+from .choice import Point, Shares
+from .slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
 from .state import Kept, difference, parse
 
 if TYPE_CHECKING:
-    from .snapshot import Snapshot
+    from unbroken.worker.checkpointing.checkpoints import Checkpoints
+
+log = Log(__name__, "unbroken.worker: ")
 
 
-def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
+class KeptParts:
+    """Parts of this rank's state under a name, and the memory that has their snapshots."""
+
+    def __init__(
+        self,
+        name: str,
+        parts: Mapping[str, Any],
+        has_rng: bool,
+        replicas: Any,
+        checkpoints: Checkpoints | None,
+        channel: Channel | None,
+    ) -> None:
+        self.name, self.has_rng, self.replicas = name, has_rng, replicas
+        self.checkpoints = checkpoints
+        self.parts = parts
+        self.context = context()
+        self._given = channel
+        self._slots: Slots = self._bind()
+        self._complained: set[str] = set()
+
+    def find(self) -> list[Offered]:
+        """Return the snapshots in this rank's own memory, of this attempt and older ones."""
+        return self._slots.find()
+
+    def everyone(self) -> dict[Point, Shares]:
+        """Return the shares that this rank's agent holds of any rank."""
+        return self._slots.everyone()
+
+    def other(self, rank: int, point: Point) -> Slot | None:
+        """Return one of these."""
+        return self._slots.other(rank, point)
+
+    def copies(self) -> list[Point]:
+        """Return the points that its buddies keep."""
+        return self._slots.copies()
+
+    def fetch(self, attempt: int, step: int) -> list[Offered]:
+        """Return the same as `find`, with one of these."""
+        return self._slots.fetch(attempt, step)
+
+    def used(self, attempt: int, step: int) -> None:
+        """Note that all ranks continue from there."""
+        self._slots.used(attempt, step)
+
+    @property
+    def channel(self) -> Channel | None:
+        """Return the channel to the agent."""
+        if self._given is not None:
+            return self._given
+        return connect()
+
+    def complain(self, why: str, what: str = "") -> None:
+        """Log a reason, once, and its consequence."""
+        if why not in self._complained and len(self._complained) < 100:
+            self._complained.add(why)
+            log.warning("problem with a snapshot", snapshot=self.name, problem=f"{what}{why}")
+
+    def _bind(self) -> Slots:
+        channel = self.channel
+        if channel is None:
+            log.info("no agent: the snapshot ends with this process", snapshot=self.name)
+            return OwnSlots()
+        return AgentSlots(channel, Identity(self.name, self.context.rank, self.context.attempt))
+
+
+def job_digest(found: Context) -> bytes:
+    """Return the digest of the job's identity."""
+    return digest(job_of(os.environ) or found.job)
+
+
+def complain_of_version(snapshot: KeptParts, slot: Slot) -> None:
     """Log a complaint if a slot holds a format that this version cannot read."""
     version = slot.version()
     if version not in (None, VERSION):
@@ -25,10 +106,8 @@ def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
         )
 
 
-def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
+def structure(snapshot: KeptParts, header: Header, memory: Any, rank: int) -> Kept:
     """Return the structure that a rank has saved. Raises ValueError if it is malformed."""
-    from .snapshot import job_digest
-
     if header.job != job_digest(snapshot.context) or header.name != snapshot.name:
         raise ValueError(f"it is another job's, or has another name ({header.name!r})")
     if header.rank != rank:
@@ -39,7 +118,7 @@ def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kep
     return parse(bytes(result), memory, snapshot.parts)
 
 
-def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
+def fitting(snapshot: KeptParts, header: Header, memory: Any, rank: int) -> Kept:
     """Return the state that this rank may load as it is. Raises ValueError with the reason if it
     may not."""
     kept = structure(snapshot, header, memory, rank)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
@@ -49,12 +49,10 @@ from .choice import (
     ranges,
     transfers,
 )
-from .reading import complain_of_version, fitting
+from .divided import Division
+from .reading import KeptParts, complain_of_version, fitting
 from .slots import Offered, Slot, faults, table
 from .state import EXTRA, RNG, Kept, load
-
-if TYPE_CHECKING:
-    from .snapshot import Snapshot
 
 
 def replicas(world: Peers, group: Any) -> tuple[int, ...]:
@@ -142,7 +140,7 @@ class Restored:
     are."""
 
 
-def restore(snapshot: Snapshot) -> Restored | None:
+def restore(snapshot: KeptParts) -> Restored | None:
     """Carry out `Snapshot.restore`."""
     search = _Search(snapshot)
     is_touched = False
@@ -198,7 +196,7 @@ class _Ready:
 class _Search:
     """The state that this rank and all others have; all of them call every method together."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: KeptParts) -> None:
         self._snapshot, self._world, self._began = snapshot, world() or ALONE, perf_counter()
         self._bad: set[Point] = set()
         self._own: dict[Point, _Copy] = {}
@@ -326,8 +324,6 @@ class _Search:
 
     def _divided(self, point: Point) -> _Ready | None:
         """Return state saved by a different number of ranks, as this rank needs it."""
-        from .divided import Division
-
         sharing = givers(self._offers, point)
         division = Division(self._snapshot, self._world, point, sharing)
         failed = division.open()
@@ -477,7 +473,7 @@ def _checksum(copy: _Copy) -> str:
     return f"{crc32(memoryview(memory)[BODY_AT + full * CHUNK_BYTES : end], result):08x}"
 
 
-def _tell(snapshot: Snapshot, restored: Restored, replicas: Sequence[int]) -> None:
+def _tell(snapshot: KeptParts, restored: Restored, replicas: Sequence[int]) -> None:
     log.info(
         "snapshot restored",
         snapshot=snapshot.name,

@@ -32,21 +32,20 @@ from zlib import crc32
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
-from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest, job_of
-from unbroken.worker import Context, context
+from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned
+from unbroken.worker import context
 from unbroken.worker.restart import step_end
 from unbroken.worker.restart.doubt import is_doubted
 
-from .choice import Point, Shares
-from .slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
+from .reading import KeptParts, job_digest
+from .restore import Restored, restore
+from .slots import Channel, Slot, Slots
 from .state import EXTRA, RNG, State, collect, view
 
 if TYPE_CHECKING:
     import mmap
 
     from unbroken.worker.checkpointing.checkpoints import Checkpoints
-
-    from .restore import Restored
 
 
 log = Log(__name__, "unbroken.worker: ")
@@ -214,7 +213,7 @@ ROOM_BYTES = 64 * 1024
 slot."""
 
 
-class Snapshot:
+class Snapshot(KeptParts):
     """The state of some parts, kept from step to step under a name.
 
     A part has `state_dict` and `load_state_dict`, or is a tensor. `extra` is a dict, filled again
@@ -241,22 +240,17 @@ class Snapshot:
         channel: Channel | None = None,
         **parts: Any,
     ) -> None:
-        self.name, self.has_rng, self.replicas = name, rng, replicas
-        self.checkpoints = checkpoints
-        self.parts = dict(parts) | ({} if extra is None else {EXTRA: extra})
-        _check(name, self.parts)
+        kept = dict(parts) | ({} if extra is None else {EXTRA: extra})
+        _check(name, kept)
         if checkpoints is not None:
             _check_disk(checkpoints, parts)
-        self.context = context()
+        super().__init__(name, kept, rng, replicas, checkpoints, channel)
         self.restored: Restored | None = None
-        self._given = channel
-        self._slots: Slots = self._bind()
         self._open: list[Slot | None] = [None, None]
         self._next = 0
         self._pid = os.getpid()
         self._sealer = _Sealer()
         self._copies = Copies()
-        self._complained: set[str] = set()
         before = _named.get(name)
         if before is not None and before.context.attempt == self.context.attempt:
             raise SpecError(f"a snapshot {name!r} exists already: close() it, or give a name=")
@@ -307,8 +301,6 @@ class Snapshot:
         Raises CheckpointError if memory has none, and none of the checkpoints can be loaded. Raises
         WorldError if memory turned out to be bad while it was read, and no other step is left.
         """
-        from .restore import restore
-
         self.rebind()
         self.restored = restore(self)
         return self.restored
@@ -326,39 +318,6 @@ class Snapshot:
         if _named.get(self.name) is self:
             del _named[self.name]
 
-    def find(self) -> list[Offered]:
-        """Return the snapshots in this rank's own memory, of this attempt and older ones."""
-        return self._slots.find()
-
-    def everyone(self) -> dict[Point, Shares]:
-        """Return the shares that this rank's agent holds of any rank."""
-        return self._slots.everyone()
-
-    def other(self, rank: int, point: Point) -> Slot | None:
-        """Return one of these."""
-        return self._slots.other(rank, point)
-
-    def copies(self) -> list[Point]:
-        """Return the points that its buddies keep."""
-        return self._slots.copies()
-
-    def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """Return the same as `find`, with one of these."""
-        return self._slots.fetch(attempt, step)
-
-    def used(self, attempt: int, step: int) -> None:
-        """Note that all ranks continue from there."""
-        self._slots.used(attempt, step)
-
-    @property
-    def channel(self) -> Channel | None:
-        """Return the channel to the agent."""
-        if self._given is not None:
-            return self._given
-        from unbroken.worker.channel import connect
-
-        return connect()
-
     def rebind(self) -> None:
         """Take the rank and attempt from the environment; the former rank's memory is released."""
         self.flush()
@@ -366,19 +325,6 @@ class Snapshot:
         if before == self.context:
             return
         self._slots, self._open = self._bind(), [None, None]
-
-    def complain(self, why: str, what: str = "") -> None:
-        """Log a reason, once, and its consequence."""
-        if why not in self._complained and len(self._complained) < 100:
-            self._complained.add(why)
-            log.warning("problem with a snapshot", snapshot=self.name, problem=f"{what}{why}")
-
-    def _bind(self) -> Slots:
-        channel = self.channel
-        if channel is None:
-            log.info("no agent: the snapshot ends with this process", snapshot=self.name)
-            return OwnSlots()
-        return AgentSlots(channel, Identity(self.name, self.context.rank, self.context.attempt))
 
     def _slot(self, index: int, state: State) -> Slot:
         """Return a slot with enough room; a new one if the state has outgrown it."""
@@ -405,11 +351,6 @@ class Snapshot:
             structure_bytes=len(state.structure),
             structure_checksum=crc32(state.structure),
         )
-
-
-def job_digest(found: Context) -> bytes:
-    """Return the digest of the job's identity."""
-    return digest(job_of(os.environ) or found.job)
 
 
 def _check(name: str, parts: Mapping[str, Any]) -> None:
