@@ -26,7 +26,10 @@ from unbroken.wire.snapshot import HEADERS_BYTES
 STEPS = 3
 """Number of bursts of saved steps."""
 PLACE = os.path.dirname(unbroken.__file__)
-COUNTED = ("agent/replication/", "agent_http/snapshots", "core/snapshots/replication")
+COUNTED = (
+    *("agent/snapshots/replication", "agent/snapshots/copies"),
+    *("agent_http/snapshots", "core/snapshots/replication"),
+)
 Point = tuple[int, int]
 
 
