@@ -73,7 +73,8 @@ class Options:
     logging_freq: int = 1
     validation_freq: int = 25
     checkpoint_dir: str = ""
-    """Folder that all ranks share. Empty: no checkpoints, only the copies in memory."""
+    """Folder that all ranks share, or the URL of a store, such as s3://bucket/run. Empty: no
+    checkpoints, only the copies in memory."""
     checkpoint_freq: int = 50
     resume_from_checkpoint: str = ""
     """The folder to begin from, if it is another one than `checkpoint_dir`."""
@@ -266,7 +267,8 @@ class Training:
         self.snapshot = worker.Snapshot(**self.parts)
         self.saved = None
         if options.checkpoint_dir:
-            Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+            if "://" not in options.checkpoint_dir:
+                Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
             self.saved = worker.checkpoints(options.checkpoint_dir, every=options.checkpoint_freq)
 
     def restore(self) -> int:
@@ -276,7 +278,7 @@ class Training:
         if found is None and self.saved is not None:
             found = self.saved.restore(**self.parts)
         other = self.options.resume_from_checkpoint
-        if found is None and other and Path(other).is_dir():
+        if found is None and other and ("://" in other or Path(other).is_dir()):
             found = worker.checkpoints(other).restore(**self.parts)
         if found is None:
             return 0
