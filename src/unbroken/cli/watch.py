@@ -23,7 +23,7 @@ from unbroken.spec.keys import JOB_LABEL
 from .job.views import read_incidents
 
 LOOK_SECONDS = 2.0
-"""Between looks whether a local cluster still runs."""
+"""Seconds between looks whether a local cluster still runs."""
 GONE_SECONDS = 10.0
 """Seconds without a process of the local cluster after which the command ends. A cluster that is
 being started again has one."""
@@ -36,7 +36,7 @@ class Watch:
         self._client = cluster.client
         self._place = cluster.place
         self._gone_at: float | None = None
-        """Since when the local cluster has no process, by the event loop's clock."""
+        """Time since which the local cluster has no process, by the event loop's clock."""
         self._informers: list[Informer[Any]] = []
         self._stack = AsyncExitStack()
         self._event = asyncio.Event()

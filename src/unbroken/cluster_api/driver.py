@@ -32,11 +32,11 @@ LIMITS = Limits(256, BODY_SECONDS + 5.0)
 """Each connection may hold a body of 1 MiB; a client whose body comes too slowly gets an error that
 says so."""
 IDLE_SECONDS = 10.0
-"""Until a connection without a whole request head is closed; boto3 opens another one."""
+"""Seconds until a connection without a whole request head is closed; boto3 opens another one."""
 LINGERING_SECONDS = 1.0
 """Seconds for reading the rest of a refused request, so that its client sees the refusal."""
 CERTIFICATE_SECONDS = 10.0
-"""Between two looks at the files of the certificate, which may be renewed."""
+"""Seconds between two looks at the files of the certificate, which may be renewed."""
 
 
 @dataclass(frozen=True, slots=True)

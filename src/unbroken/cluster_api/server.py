@@ -97,7 +97,7 @@ HEALTH_PATH = "/healthz"
 BODY_BYTES = 1 << 20
 """A hundred instance groups of a CreateCluster, with all that they may say, take less."""
 BODY_SECONDS = 10.0
-"""Until the whole body of a request must be here."""
+"""Seconds until the whole body of a request must be here."""
 REQUEST_ID_DIGITS = 32
 KEPT_OPEN = (200, 400)
 """Statuses after which a connection may be used again."""
@@ -109,7 +109,7 @@ class Service:
 
     around: CallContext
     credentials: Mapping[str, Credential]
-    """By key id."""
+    """Credentials by key id."""
     used: UsedSignatures
 
 

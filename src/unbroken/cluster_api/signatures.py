@@ -274,7 +274,7 @@ KEPT_SECONDS = 2.0 * SKEW_SECONDS
 RETRY_SECONDS = 2.0
 """A client signs in whole seconds: an equal signature arrives within one second and its journey."""
 NEXT_SECOND = 1.0
-"""Until the clock that signed a call shows another second."""
+"""Seconds until the clock that signed a call shows another second."""
 KEPT_MAX = 10_000
 """Signatures kept of one key: 16 changes a second for ten minutes, about 2 MB."""
 READS = ("Describe", "List")
@@ -307,7 +307,7 @@ class UsedSignatures:
         self._since = math.floor(since)
         """Signatures are dated in whole seconds."""
         self._used: dict[str, OrderedDict[str, _Use]] = {}
-        """By key id and signature, oldest use first."""
+        """Calls by key id and signature, oldest use first."""
 
     def take(self, operation: str, claim: Claim, now: float) -> None:
         """Note that a call is carried out; ApiError where it must not be."""

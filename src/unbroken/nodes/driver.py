@@ -139,7 +139,7 @@ log = Log(__name__)
 COMPONENT = "health-monitoring-agent"
 """Reporter of the events, as HyperPod's (reference section 2.3)."""
 SAMPLE_SECONDS = 30.0
-"""Between two looks at GPUs and system (DCGM's connection of the EKS agent: 30 s)."""
+"""Seconds between two looks at GPUs and system (DCGM's connection of the EKS agent: 30 s)."""
 QUEUED = 1000
 """Lines and samples that wait; the kernel keeps the rest."""
 RETRY = Backoff(first=0.2, limit=30.0)

@@ -56,9 +56,9 @@ class OperatorOptions:
     metrics: MetricsPlace | None = None
     """Address of the metrics; None: not served, or served by the caller."""
     is_proof_required: bool = False
-    """As in `JobResources.is_proof_required`."""
+    """The same as `JobResources.is_proof_required`."""
     agent: AgentToInject | None = None
-    """As in `JobResources.agent`."""
+    """The same as `JobResources.agent`."""
     resume_retries: int = DEFAULT_RETRIES
     """Restarts of a job of another kind without annotations; 0: it is not resumed."""
     dead_seconds: float = 0.0

@@ -40,7 +40,7 @@ class JobPods:
     def __init__(self, kind: JobKind) -> None:
         self._kind = kind
         self._pods: dict[Key, dict[str, Pod]] = {}
-        """By the key of the job and the uid of the pod."""
+        """Pods by the key of the job and the uid of the pod."""
 
     def changed(self, old: Pod | None, new: Pod | None) -> Key | None:
         """Take a change that an informer saw; return the key of the pod's job, None: it has

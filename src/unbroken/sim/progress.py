@@ -8,7 +8,7 @@ from typing import TextIO
 
 TERMINAL_SECONDS = 0.2
 LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines where there is no terminal."""
 CLEAR_LINE = "\r\x1b[K"
 
 

@@ -42,7 +42,7 @@ REST_SECONDS = 3000.0
 LOST_LOOK_SECONDS = SECONDS_MAX + SLOW.pause_seconds + 1.0
 """Most seconds by which a lost question or answer delays the next look."""
 SETTLE_SECONDS = 60.0
-"""After the end, until everything must be in order."""
+"""Seconds after the end, until everything must be in order."""
 ACTIONS = faults.ACTIONS | lease_faults.ACTIONS
 """Effect of each fault, by its name."""
 

@@ -91,13 +91,13 @@ class Limits:
     keeps_last: bool = False
     """A list that is too long loses its first items, not its last ones."""
     is_required: bool = False
-    """It must be present, and is written even if it is empty.
+    """True if it must be present, and is written even if it is empty.
 
     Integers and enums without a default are always required; other fields without a default are
     empty if absent.
     """
     is_written: bool = False
-    """It is written even if it is empty."""
+    """True if it is written even if it is empty."""
     unknown: Enum | None = None
     """Replaces values of an enum that only newer programs know; None: they are refused."""
 

@@ -138,7 +138,7 @@ class Activity:
     is its own: looks interrupt it."""
 
     at: float
-    """By a clock of the agent's machine: only differences mean something."""
+    """Time by a clock of the agent's machine: only differences mean something."""
     main_seconds: float
     """Processor time of its main thread."""
     main_runs: int

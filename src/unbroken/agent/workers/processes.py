@@ -106,7 +106,7 @@ class Processes:
         self._lease = Lease()
         self._output = Output(clock)
         self._lines = RecurringLines()
-        """For the output's thread only."""
+        """Kinds of lines that recur; for the output's thread only."""
         self._command: StartCommand | None = None
         """The start command that `_rules` were made for."""
         self._rules: LogWatch | None = None

@@ -183,7 +183,7 @@ class WorkerProcess:
     has_passed: bool = False
     """True if it has reported `Passed` since its release, or was never at the barrier."""
     is_recalled: bool = False
-    """It received the request to come to the barrier and has not been released since."""
+    """True if it received the request to come to the barrier and has not been released since."""
 
 
 class Members:

@@ -21,7 +21,7 @@ class ProcessGroup:
     members: tuple[int, ...]
     """Global ranks in order; those seen in it, if no dump lists them."""
     calls: dict[int, GroupCalls] = field(default_factory=dict)
-    """By rank, of those that have a dump."""
+    """Calls by rank, of those that have a dump."""
 
     def title(self) -> str:
         """`74 (EXPERT_MODEL_PARALLEL_GROUP)`."""
@@ -47,7 +47,7 @@ class Wait:
 
     group: ProcessGroup
     call: Call
-    """As the first of them has called it."""
+    """The call, as the first of them has made it."""
     waiting: tuple[int, ...]
     late: tuple[int, ...]
     """Ranks that have not called it."""

@@ -39,7 +39,7 @@ class LoggedError:
 
     rank: int
     time: str
-    """As it is written; empty: the line has none."""
+    """The time as it is written; empty: the line has none."""
     order: int
     text: str
     is_consequence: bool

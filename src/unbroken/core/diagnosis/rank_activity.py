@@ -24,9 +24,9 @@ class Kind(Enum):
     STOPPED = "stopped"
     STUCK = "stuck"
     COLLECTIVE = "collective"
-    """It waits for its peers."""
+    """The rank waits for its peers."""
     STORE = "store"
-    """It waits in the rendezvous' store, for its peers or for rank 0."""
+    """The rank waits in the rendezvous' store, for its peers or for rank 0."""
     DATA = "data"
     CHILD = "child"
     GIL = "gil"
@@ -42,7 +42,7 @@ class Kind(Enum):
 
 
 WAITING = (Kind.COLLECTIVE, Kind.STORE)
-"""For peers, which are more interesting than who waits for them."""
+"""Activities that wait for peers, which are more interesting than who waits for them."""
 LISTENING = (Kind.NETWORK, Kind.OTHER)
 """Perhaps to peers."""
 BUSY_SHARE = 0.5
@@ -58,7 +58,7 @@ class RankActivity:
 
     kind: Kind
     words: str
-    """Without the place."""
+    """The words without the place."""
     where: str = ""
     """Function of the user's."""
     via: str = ""

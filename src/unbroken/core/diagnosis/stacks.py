@@ -43,7 +43,7 @@ STACK_FRAMES_MAX = 16
 RANGES_CHARACTERS = 300
 WHY_CHARACTERS = 500
 IO_NOISE_BYTES = 64 * 1024
-"""Between two looks; less is a line of output, or a heartbeat."""
+"""Bytes between two looks; less is a line of output, or a heartbeat."""
 WORK_SHARE, WOKEN_SHARE = 0.1, 0.02
 """Cores: work of a rank or its child processes; more than threads use that wait with a timeout."""
 _WAITS_FOR_CHILDREN = (Kind.DATA, Kind.CHILD, Kind.LOCK, Kind.SLEEP, Kind.NETWORK, Kind.OTHER)

@@ -243,7 +243,7 @@ class CreatePod:
     replica_spec: str
     index: int
     avoid: tuple[NodeName, ...] = ()
-    """In order of name."""
+    """Nodes in order of name."""
 
 
 @dataclass(frozen=True, slots=True)

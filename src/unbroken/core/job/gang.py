@@ -79,7 +79,7 @@ class Gang:
         self._roster = roster
         self.stage = GangStage.HALTED
         self.fence = -1
-        """In HALTED: newest attempt of which no worker may live before the next one starts."""
+        """The newest attempt (in HALTED) of which no worker may live before the next one starts."""
         self.unclear: Timers[PodUid] = Timers()
         """Pods that may hold workers up to the fence: since when they are asked, oldest first."""
         self.ready: set[PodUid] = set()
@@ -94,7 +94,7 @@ class Gang:
         """While HALTED: `in_process_restart` if workers that can leave their training may keep
         their process, else `process_level_restart`."""
         self.last_clear: PodUid | None = None
-        """In HALTED: the pod that became clear last; None: all were from the beginning."""
+        """The pod that became clear last (in HALTED); None: all were from the beginning."""
         self.witnesses: dict[PodUid, float] = {}
         """While HALTED: the first two ranks of the last attempt that were proven to run it no
         longer.

@@ -66,7 +66,7 @@ class Admission:
 
     workload: str
     placements: Mapping[str, Placement]
-    """By replica spec."""
+    """Placements by replica spec."""
 
 
 Gate = Hold | Admission | None
@@ -131,10 +131,10 @@ class QueuedJob:
     message: str = ""
     """Message of the job's last condition."""
     is_suspended: bool = False
-    """By its user."""
+    """True if its user suspended it."""
     is_deleting: bool = False
     is_empty: bool = False
-    """It has no pods to ask for."""
+    """True if it has no pods to ask for."""
     is_idle: bool = True
     """Nothing of it runs, or may be about to."""
     has_own_pods: bool = False

@@ -114,13 +114,13 @@ def _is_idle(member: Member) -> bool:
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks at a move that waits."""
+"""Seconds between two looks at a move that waits."""
 WARM_SECONDS = 30.0
 """A pod that is ready and not as warm as the others is waited for no longer."""
 CHECKPOINT_SECONDS = 1800.0
 """The longest wait for the next checkpoint."""
 LAST_SECONDS = 20.0
-"""From the stop without a free place to the deadline: agents give workers 15 s to end."""
+"""Seconds from the stop without a free place to the deadline: agents give workers 15 s to end."""
 STALE_SECONDS = 300.0
 """A node that is still there so long after its deadline has none."""
 
@@ -145,7 +145,7 @@ class Moves:
         self._is_settled = False
         """Nothing is left to be done for notices that there were."""
         self._ready_at: float | None = None
-        """Since when every rank that must leave has a pod to go to."""
+        """Time since which every rank that must leave has a pod to go to."""
         self._checkpoint: int | None = None
         """The newest checkpoint at that time."""
         self._look_at: float | None = None

@@ -45,7 +45,7 @@ class GivenUp:
     """A node whose workers have ended with their lease, or that other nodes did not reach."""
 
     until: float
-    """Until when it is avoided if it stays ready."""
+    """Time until which it is avoided if it stays ready."""
     was_away: bool = False
     """True if it was not ready since."""
 

@@ -165,7 +165,7 @@ class Stage(Enum):
     """Stage of a pod's start."""
 
     STARTS = "starts"
-    """It has a node, which reports nothing: it may still load a large image."""
+    """The pod has a node, which reports nothing: it may still load a large image."""
     IS_HELD = "is held"
     """The node or the container reports why it does not start."""
     RUNS = "runs"

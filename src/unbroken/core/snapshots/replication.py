@@ -60,7 +60,7 @@ class Arrival:
     """Steps between two saves; 0: not known."""
     held: Annotated[tuple[int, ...], Limits(HELD_MAX)]
     is_late: bool = False
-    """It received the last round too late to take part."""
+    """True if it received the last round too late to take part."""
     is_idle: bool = False
     """Saving has paused, and so the last round has not begun."""
 

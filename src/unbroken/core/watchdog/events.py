@@ -64,7 +64,7 @@ class Wrote:
     at: float
     """Time of the newest."""
     longest_gap: float = 0.0
-    """Between two successive writes, the one before these included."""
+    """Seconds between two successive writes, the one before these included."""
     count: int = 1
 
 

@@ -67,12 +67,13 @@ FIRST_STEP = "first step"
 PHASES_MAX = 16
 """Later ones share a place."""
 LOOK_SECONDS = 1.0
-"""Between looks at page and output."""
+"""Seconds between looks at page and output."""
 PROCESS_SECONDS = 5.0
-"""Between looks at /proc while all is well."""
+"""Seconds between looks at /proc while all is well."""
 STOPPED_SECONDS, STUCK_SECONDS = 1.0, 10.0
 TRACED_SECONDS = 20.0
-"""By a debugger: a look at the stacks of a large process takes seconds on a busy machine."""
+"""Seconds that a debugger may stop it: a look at the stacks of a large process takes seconds on
+a busy machine."""
 SAME_SECONDS = 0.05
 """Times of a page that are translated from another clock differ by less from look to look."""
 SAMPLE_SECONDS_MIN = 0.5
@@ -82,7 +83,7 @@ WORK_SHARE, WORK_BYTES = 0.1, 64 * 1024.0
 SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 """Whole cores, steadily, with nothing read or written: how NCCL waits."""
 SLOW_SECONDS = 60.0
-"""Without news of the slow phase for so long, a phase that is not slow ends the alarm."""
+"""Seconds without news of the slow phase, after which a phase that is not slow ends the alarm."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 _START, _NEW_PHASE = START.allowed(), NEW_PHASE.allowed()
 
@@ -126,7 +127,7 @@ class RankState:
         self._wanted: float | None = None
         self._halted_at: float | None = None
         self._traced_at: float | None = None
-        """Since when /proc shows a stop."""
+        """Time since which /proc shows a stop."""
         self._stuck_at: float | None = None
         self._stuck_looks = 0
         self._across = Pace()
@@ -669,7 +670,7 @@ class Watchdog:
         self._ended: dict[int, RankWatch] = {}
         self._before = dict(taught or {})
         self._taught: dict[int, Taught] = {}
-        """By ranks that have ended."""
+        """What ranks that have ended have taught."""
 
     @property
     def turns(self) -> int:

@@ -34,7 +34,7 @@ CUT_SECONDS = 0.2
 Its longer waits, such as those for its server's clients, do not write to the API.
 """
 AGAIN = Backoff(first=0.5, limit=60.0)
-"""Until a node or a companion that has failed is started again."""
+"""Seconds until a node or a companion that has failed is started again."""
 SETTLED_SECONDS = 60.0
 """Seconds of running that count as a successful start."""
 

@@ -32,7 +32,7 @@ WRITERS = 16
 """Requests under way at a time."""
 
 RETRY_SECONDS = 0.5
-"""After a binding that the API refused."""
+"""Seconds after a binding that the API refused."""
 
 BREATH = 20
 """Decisions made in a row before others in the process have a turn."""

@@ -24,7 +24,7 @@ from .findings import VARIABLE, Finding, Settings, Test, unknown
 log = Log(__name__)
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
-"""By which a person or a node ends us."""
+"""Signals by which a person or a node ends this process."""
 TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
     CheckKind.BASIC: basic.TESTS,
     CheckKind.STRESS: (

@@ -168,4 +168,4 @@ class Test:
     name: str
     run: Callable[[Settings], Iterator[Finding]]
     limit_seconds: float = 30.0
-    """It is given up after this and twice the settings' seconds."""
+    """Seconds: it is given up after these and twice the settings' seconds."""

@@ -85,7 +85,7 @@ class Device:
 
     number: int
     place: str
-    """As torch names it."""
+    """The device, as torch names it."""
     size: int
     """Size of the matrices."""
 

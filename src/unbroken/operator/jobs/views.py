@@ -49,7 +49,7 @@ class Trouble:
     """Why a pod does not run."""
 
     reason: str = ""
-    """In the API's words; empty: no trouble."""
+    """The API's words; empty: no trouble."""
     message: str = ""
     lines: tuple[str, ...] = ()
     """Last output of the container that ended."""

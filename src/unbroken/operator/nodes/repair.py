@@ -261,12 +261,12 @@ class NodeRepair:
         self._repairer = Repairer(settings)
         self._clock: Callable[[], float] = steady_clock()
         self._pods: dict[str, dict[str, str]] = defaultdict(dict)
-        """By node: pods of jobs, names by uid."""
+        """Pods of jobs by node: names by uid."""
         self._places: dict[str, str] = {}
         """Nodes of these pods, by uid."""
         self._effects: dict[str, deque[RepairEffect]] = defaultdict(deque)
         self._orders: dict[str, tuple[RepairOrder, bool]] = {}
-        """By node: the question for the provider, and whether it is the first time."""
+        """The question for the provider by node, and whether it is the first time."""
         self._alarm = Alarm(self._clock, self._tick)
         self._is_over = False
         self._writes: WorkQueue[str] = WorkQueue("node-repair", self._carry_out, workers=WORKERS)

@@ -103,7 +103,7 @@ class Resumer(JobChanges):
         self._watches = watches
         self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, AutoResume] = {}
-        """By the job's uid."""
+        """Machines by the job's uid."""
         self._queue: WorkQueue[Key] = WorkQueue("auto-resume", self._look, workers=WORKERS)
 
     async def run(self) -> None:

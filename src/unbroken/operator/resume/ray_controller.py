@@ -79,7 +79,7 @@ log = Log(__name__)
 WORKERS = 4
 LABEL = RAY_CLUSTER.pod_label
 BUSY_SECONDS = 1.0
-"""Until a RayCluster that still has pods is looked at again."""
+"""Seconds until a RayCluster that still has pods is looked at again."""
 
 
 async def run_ray_resume(
@@ -173,7 +173,7 @@ class RayResumer(JobChanges):
         self._recorder = recorder
         self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, RayResume] = {}
-        """By the subject's uid."""
+        """Machines by the subject's uid."""
         self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
         self._budgets = Budgets(monotonic())
         self._dashboards = RayDashboards(client, session, self._on_answer, self._on_refusal)

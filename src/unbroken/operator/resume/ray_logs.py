@@ -54,7 +54,8 @@ every 2 s (1 s in `file_tail_iterator`, and `JobManager.LOG_TAIL_SLEEP_S`)."""
 LATE_SECONDS = 5.0
 """Seconds that a line may come late: a rule is broken only so long after its deadline."""
 AGAIN = Backoff(first=5.0, limit=300.0)
-"""Until a log that broke off or could not be opened is opened again: it is sent from its start."""
+"""Seconds until a log that broke off or could not be opened is opened again: it is sent from its
+start."""
 PIECE_CHARACTERS = 1024
 """Characters that are read before other work gets its turn.  With the slowest patterns, such a
 piece that ends the longest line takes 40 ms."""

@@ -74,11 +74,11 @@ SIGTERM = 15
 BEAT_SECONDS = 1.0
 """Seconds between two beats of an agent to the operator, if it holds leases."""
 ALONE_SECONDS = 1.5
-"""Without an answer for so long it asks its peers."""
+"""Seconds without an answer after which it asks its peers."""
 ASK_SECONDS = 0.5
-"""Between two questions to its parent."""
+"""Seconds between two questions to its parent."""
 KEEPER_SECONDS = 0.5
-"""After the end of a lease: the agent's keeper ends what the agent has not killed."""
+"""Seconds after the end of a lease: the agent's keeper ends what the agent has not killed."""
 AWAKE_SECONDS = 0.25
 """Seconds between two looks whether a paused machine is awake."""
 
@@ -183,13 +183,13 @@ class Agent:
         self._is_kept = False
         """The keeper waits for the end of a lease."""
         self.is_blind = False
-        """It cannot look at its workers."""
+        """True if it cannot look at its workers."""
         self.told: StartCommand | None = None
         """The newest start that its workers have followed."""
         self._peers: Vouching | None = None
         """Its knowledge of the other agents of that attempt."""
         self._asks = False
-        """It asks its parent every moment."""
+        """True if it asks its parent every moment."""
         self.slow: dict[type[events.AgentEffect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 

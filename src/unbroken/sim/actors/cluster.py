@@ -74,7 +74,7 @@ class Node:
     way: Way = Way.BOTH
     """Direction in which messages pass between operators and its agents, on top of other faults."""
     is_deaf: bool = False
-    """It receives nothing from other nodes, which may receive its messages."""
+    """True if it receives nothing from other nodes, which may receive its messages."""
     is_unreached: bool = False
     """No packet passes between it and other nodes; operators reach it."""
     paused_at: float | None = None

@@ -31,7 +31,7 @@ RETRY_SECONDS = 1.0
 BACK_AT_ONCE_SECONDS = 0.5
 """A link that closes is given so long to come back before the agent counts as lost."""
 SILENCE_SECONDS = 3.0
-"""Without a heartbeat for so long an agent counts as lost."""
+"""Seconds without a heartbeat after which an agent counts as lost."""
 
 
 class Judge(Protocol):
@@ -89,7 +89,7 @@ class Peer:
     pending: Command | None = None
     """Newest command that could not yet be sent."""
     is_up: bool = False
-    """It has reported, and was not lost since."""
+    """True if it has reported, and was not lost since."""
     away_since: float | None = None
     is_connecting: bool = False
 
@@ -104,7 +104,7 @@ class Operator:
         self.crash_in: int | None = None
         """Orders after which the process dies."""
         self.ready_at: float | None = None
-        """Since when it knows all there is."""
+        """Time since which it knows all there is."""
         self.on_crash: Callable[[], None] = lambda: None
         self._alarm = Alarm(control.schedule, lambda: self.give(Tick()))
         self._peers: dict[PodUid, Peer] = {}

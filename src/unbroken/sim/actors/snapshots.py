@@ -33,7 +33,7 @@ class Keeping:
 
     every_seconds: float = 3.0
     lag_seconds: float = 0.5
-    """Until a copy is with the buddy."""
+    """Seconds until a copy is with the buddy."""
     is_told: bool = False
     """Agents report of whom they have copies."""
     buddy: Switch = Switch.ON
@@ -95,9 +95,9 @@ class Snapshots:
         self._own: Memory = {}
         self._copies: Memory = {}
         self._receipts: dict[str, dict[int, Receipt]] = {}
-        """By agent; of the attempt that runs, by rank."""
+        """Receipts of the attempt that runs, by agent and rank."""
         self._ordered: dict[tuple[int, int], dict[PodUid, StartCommand]] = {}
-        """By epoch and attempt."""
+        """Orders by epoch and attempt."""
         self._orderers: dict[tuple[int, int], dict[PodUid, int]] = {}
         """Generations of the operators that gave these orders."""
         self.restored: dict[int, dict[int, Receipt]] = {}

@@ -60,15 +60,15 @@ class Worker:
     late_since: float | None = None
     """Last sign of life, as its watchdog sees it, while it is late."""
     is_stalled: bool = False
-    """It makes no more progress, and never will."""
+    """True if it makes no more progress, and never will."""
     is_stopped: bool = False
     is_member: bool = False
-    """It can leave its training on request."""
+    """True if it can leave its training on request."""
     is_at_barrier: bool = False
-    """It has, and waits."""
+    """True if it has left it, and waits."""
     is_lease_over: bool = False
-    """It was sent SIGKILL because its lease has run out: whatever still holds it in the kernel, its
-    program does nothing any more."""
+    """True if it was sent SIGKILL because its lease has run out: whatever still holds it in the
+    kernel, its program does nothing any more."""
 
 
 class Watcher(Protocol):

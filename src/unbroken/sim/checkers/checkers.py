@@ -47,7 +47,7 @@ class Barriers:
         self.may_keep = True
         """The job's user allows it."""
         self._processes: dict[int, Worker] = {}
-        """By pid; in its newest attempt."""
+        """Processes by pid, each in its newest attempt."""
         self._progressed: set[tuple[int, int]] = set()
         """Epochs and attempts that have had something to show."""
         self._last: tuple[int, int] | None = None
@@ -154,7 +154,7 @@ class ReceivedReports:
 
 
 EFFECTS_PER_POD_MAX = 40
-"""In any ten seconds; more is a storm."""
+"""Effects in any ten seconds; more is a storm."""
 STALE_SECONDS = 60.0
 """Seconds that an operator's view of the API may lag behind."""
 NODE_TRIED = "another node is tried"
@@ -197,7 +197,7 @@ class Checkers:
         self._found_count = 0
         """`restartCount` as the present operator found it."""
         self._has_found_start = False
-        """It found written that this attempt was started."""
+        """True if it found written that this attempt was started."""
         self._ordered_in: dict[int, int] = {}
         """The operator's generation that first ordered the attempt."""
         self.moment: Callable[[str, int], None] = lambda name, number: None

@@ -28,7 +28,7 @@ class Fault:
     """Its pod ends, or workers that wait there for their rank; while no attempt runs that counts
     for every pod, ranked or not."""
     is_anyones: bool = False
-    """It shows at other pods than its own, or at none."""
+    """True if it shows at other pods than its own, or at none."""
     until: float | None = None
     """Time at which it passes by itself and can no longer be known; None: it stays."""
     ended: int | None = None
@@ -53,7 +53,7 @@ class Truth:
     suspended_at: float = -math.inf
     """Time of its newest suspension, which may have been taken back since."""
     is_suspended: bool = False
-    """By its user, or not yet resumed: stopping needs no other reason."""
+    """True if its user suspended it, or not yet resumed: stopping needs no other reason."""
     is_stock: bool = False
     """The agents know no attempts."""
     is_undisturbed: bool = True

@@ -91,7 +91,7 @@ class RunPolicy:
     backoff_limit: Count | None = None
     """Restarts of containers before the job fails."""
     scheduling_policy: Mapping[str, Any] = field(default_factory=dict)
-    """For gang scheduling, which the scheduler does."""
+    """The policy of gang scheduling, which the scheduler does."""
     suspend: bool = False
     managed_by: str = ""
 

@@ -44,7 +44,7 @@ class MachinePhase(Enum):
     STOPPING = "Stopping"
     """Being deleted: some of its processes may still be alive."""
     FAILED = "Failed"
-    """It cannot start: see the message."""
+    """The check cannot start: see the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ class CheckPhase(Enum):
     FAILED = "Failed"
     """A node is faulty: `status.faulty` names it."""
     UNKNOWN = "Unknown"
-    """It could not be run or completed: `status.message` has the reason. No node is blamed."""
+    """The check could not be run or completed: `status.message` has the reason. No node is
+    blamed."""
 
 
 class Outcome(Enum):

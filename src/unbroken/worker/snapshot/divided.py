@@ -273,7 +273,7 @@ class Outline:
 
     body: bytes
     pieces: tuple[Piece, ...]
-    """In the order in which they are read."""
+    """Pieces in the order in which they are read."""
 
     def filled(self, fill: Callable[[int, Piece], Any]) -> Any:
         """Return the state, with a replacement for each tensor."""

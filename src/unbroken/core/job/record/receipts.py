@@ -62,7 +62,7 @@ class Track:
 
 
 Tracks = dict[int, Track]
-"""By global rank."""
+"""Tracks by global rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from unbroken.wire.observation import RankWatch
 
 Watched = dict[PodUid, tuple[RankWatch, ...]]
 FIRST_SECONDS = 600.0
-"""Without steps, an attempt that ran for so long has made progress, and errors are at the same
-place if they come sooner.  73 % of the tasks that fail at all do so in their first ten minutes."""
+"""Seconds after which an attempt without steps has made progress, and errors are at the same
+place if they come sooner. 73 % of the tasks that fail at all do so in their first ten minutes."""
 
 
 class Before(TypedDict):

@@ -110,7 +110,7 @@ _ALL = (Detector.SILENT, Detector.SPINNING)
 COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
 """Ranks that train in step have them within moments of each other, wherever they began."""
 COMPARE_SECONDS = 2.0
-"""For the alarms of the other ranks to come."""
+"""Seconds for the alarms of the other ranks to come."""
 UNPLACED = "it ended before a rank was found to differ"
 EXAMINED = (Detector.STOPPED, Detector.STUCK)
 """Detectors of one rank that a look can confirm."""

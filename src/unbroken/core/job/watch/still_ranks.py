@@ -104,8 +104,8 @@ _ALLOWANCES: Mapping[Kind, Allowance] = {
     Kind.STUCK: STUCK,
     Kind.CHECKPOINT: CHECKPOINT,
 }
-"""For a rank that keeps the others waiting; ASLEEP for what only sleeps, waits for a lock or holds
-the GIL."""
+"""Allowances for a rank that keeps the others waiting; ASLEEP for what only sleeps, waits for a
+lock or holds the GIL."""
 _COMPILER = re.compile(r"\b(?:torch/_(?:dynamo|inductor|functorch)|triton)/")
 
 

@@ -84,7 +84,8 @@ class Unreached:
         """The start of the attempt that is watched. A resumed job may use a number again."""
         self._events = 0
         self._since: dict[PodUid, float] = {}
-        """Since when pods say that they cannot connect to their parent, the longest first."""
+        """Time since which each pod says that it cannot connect to its parent, the longest
+        first."""
 
     @property
     def since(self) -> float | None:

@@ -72,11 +72,11 @@ class RepairCourse:
         self._facts = facts
         self._desk = desk
         self._asked: dict[str, tuple[str, float]] = {}
-        """By node: identity of its order, and when to ask again; inf: an answer is awaited."""
+        """Identity of each node's order, and when to ask again; inf: an answer is awaited."""
         self._made: set[str] = set()
         """Checks that were requested."""
         self._refused: dict[str, Refusal] = {}
-        """By node: the provider's refusal."""
+        """The provider's refusal by node."""
 
     def answered(self, order: RepairOrder, now: float) -> None:
         """Note that the provider has answered: it is asked again later."""

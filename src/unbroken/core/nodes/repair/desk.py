@@ -34,10 +34,11 @@ class RepairDesk:
         self._facts = facts
         self.out: list[RepairEffect] = []
         self._returned: dict[str, str] = {}
-        """By node: the value of `verified` from which on the node is news."""
+        """The value of `verified` from which on a node is news, by node."""
         self._patched: dict[str, tuple[RepairNode, PatchNode]] = {}
         self._orders: dict[str, str] = {}
-        """By node: the person's order that was accepted, until the node is shown without it."""
+        """The person's order that was accepted for each node, until the node is shown without
+        it."""
         self._warned: set[tuple[str, str]] = set()
         self._held: set[str] = set()
         """Nodes that are not quarantined because too many are out of service."""

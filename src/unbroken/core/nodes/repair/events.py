@@ -45,9 +45,9 @@ class RepairNode:
     is_awaited: bool = False
     """A job waits for the proof that nothing runs on the node, and nobody has given it."""
     is_fence_asked: bool = False
-    """It has the annotation by which the operator asks for this proof."""
+    """True if it has the annotation by which the operator asks for this proof."""
     is_fenced: bool = False
-    """It has the taint out-of-service, as `PatchNode.is_out_of_service` sets it."""
+    """True if it has the taint out-of-service, as `PatchNode.is_out_of_service` sets it."""
     boot_id: str = ""
     uid: str = ""
     machine: str = ""

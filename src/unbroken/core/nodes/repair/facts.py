@@ -44,7 +44,7 @@ class RepairFacts:
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     clusters: dict[str, Recovery] = field(default_factory=dict)
     statuses: dict[str, OrderStatus] = field(default_factory=dict)
-    """By node: the newest status of its order under way."""
+    """The newest status of the order under way, by node."""
     is_synced: bool = False
 
     def record(self, name: str) -> NodeRecordSpec:

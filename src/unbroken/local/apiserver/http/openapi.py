@@ -190,7 +190,8 @@ SPELLINGS: Mapping[str, tuple[Object, Object]] = {
     ),
     "quantity": ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"type": "string"}),
 }
-"""By the format that the definitions have: how v3 and v2 say that it is a number or a string."""
+"""Spellings by the format that the definitions have: how v3 and v2 say that it is a number or a
+string."""
 NOT_IN_V2 = ("oneOf", "anyOf", "not", "nullable", "x-kubernetes-validations", "allOf")
 
 QUERY: Mapping[str, tuple[str, str]] = {
@@ -228,7 +229,7 @@ class _Operation:
     method: str
     action: str
     verb: str
-    """In the kind's verbs when the operation is served."""
+    """The verb that the kind has when the operation is served."""
     parameters: tuple[str, ...]
     body: str = ""
     """Name of the schema of the body; empty: none."""

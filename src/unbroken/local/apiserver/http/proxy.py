@@ -27,7 +27,7 @@ from .status import ApiError, Object, bad_request
 SPDY = "spdy/3.1"
 """Value of the header Upgrade, in lower case."""
 HELD_BYTES = 64 * 1024
-"""With more bytes than this that nobody has read, the client must wait."""
+"""Bytes that nobody has read, above which the client must wait."""
 
 
 class Upgraded:

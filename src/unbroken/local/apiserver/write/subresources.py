@@ -27,7 +27,7 @@ DISRUPTED_MAX = 2000
 """Evictions that the controller has not confirmed yet."""
 REFUSED = "Cannot evict pod as it would violate the pod's disruption budget."
 PROCESSING_SECONDS = 10
-"""After which a client may ask again while the controller has not seen the budget."""
+"""Seconds after which a client may ask again while the controller has not seen the budget."""
 
 
 def evict(store: Store, writer: Writer, catalogue: Catalogue, target: Target, body: Object) -> None:

@@ -71,9 +71,9 @@ class Seen:
     cuts: int = 0
     """Number of times that its power was cut so far."""
     is_leaving: bool = False
-    """It was deleted."""
+    """True if it was deleted."""
     is_ours: bool = True
-    """It has the pool's finalizer."""
+    """True if it has the pool's finalizer."""
     problem: str = ""
     """Why no node can be made of it."""
     index: int | None = None

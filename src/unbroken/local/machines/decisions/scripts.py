@@ -20,7 +20,8 @@ from .machine import FAILED, RUNNING, SKIPPED, SUCCEEDED
 ATTEMPTS_MAX = 4
 """HyperPod was seen to try about four times in 18 minutes (reference section 1.5)."""
 RETRY_SECONDS = (1.0, 2.0, 4.0)
-"""After each attempt but the last: a judgement, for scripts that wait for nothing of a cloud."""
+"""Seconds after each attempt but the last: a judgement, for scripts that wait for nothing of a
+cloud."""
 S3 = "s3://"
 
 

@@ -33,7 +33,7 @@ BACK_OFF_RESET_SECONDS = 600.0
 MIN_GRACE_SECONDS = 2.0
 """Left for SIGTERM after a preStop hook that took all (minimumGracePeriodInSeconds)."""
 RETRY_SECONDS = 10.0
-"""Until something that could not be made is tried again (pod_workers.go, backOffPeriod)."""
+"""Seconds until something that could not be made is tried again (pod_workers.go, backOffPeriod)."""
 
 
 class Role(Enum):

@@ -76,7 +76,7 @@ class Claims:
 
     claims: Mapping[str, Object | None] = field(default_factory=dict)
     volumes: Mapping[str, Object | None] = field(default_factory=dict)
-    """By the volume's name."""
+    """Volumes by name."""
 
 
 # --- what a volume holds

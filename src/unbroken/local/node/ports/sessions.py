@@ -285,7 +285,7 @@ class _Pair:
     request: str
     port: int
     streams: dict[str, int]
-    """By type: `error` and `data`."""
+    """Streams by type: `error` and `data`."""
     connection: PodConnection | None = None
     task: asyncio.Task[None] | None = None
 

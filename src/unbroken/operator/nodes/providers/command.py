@@ -34,7 +34,7 @@ LIMIT_SECONDS = 300.0
 """A call that takes longer is killed, with all that it has started; it may answer 75 instead."""
 OUTPUT_BYTES = 65536
 KILL_AGAIN_SECONDS = 0.2
-"""From one search for what a command has left behind to the next."""
+"""Seconds from one search for what a command has left behind to the next."""
 PASSES_MAX = 100
 """Through the processes; one that the kernel holds in a system call outlives SIGKILL."""
 TEXT_MAX = 300
@@ -45,7 +45,7 @@ PLAIN = re.compile(r"(?:(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9:/._@+=,%-]{0,1000})?")
 what a kubelet says, and a word of the command may be a shell's script: other values could be code,
 options, paths elsewhere, or no words at all."""
 MARK = "UNBROKEN_REPAIR_CALL"
-"""In the environment of all that a call starts, by which it is found however it has left."""
+"""Variable of all that a call starts, by which it is found however it has left."""
 
 
 def parse_command(text: str) -> tuple[str, ...]:
