@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -121,13 +123,18 @@ def test_an_epoch_is_that_of_a_distributed_sampler(
     assert [batch.tolist() for batch in ours] == wanted
 
 
-@pytest.mark.parametrize("workers", [0, 2], ids=["no loader process", "2 loader processes"])
-@pytest.mark.parametrize("is_kept_alive", [False, True], ids=["new", "persistent"])
+PREPARING = [
+    (0, False),
+    pytest.param(2, False, marks=pytest.mark.slow),
+    pytest.param(2, True, marks=pytest.mark.slow),
+]
+"""Number of loader processes, and whether they outlive an epoch."""
+
+
+@pytest.mark.parametrize(("workers", "is_kept_alive"), PREPARING)
 def test_prepared_batches_that_were_not_handed_out_are_not_counted(
     workers: int, is_kept_alive: bool
 ) -> None:
-    if is_kept_alive and not workers:
-        return
     settings = {"num_workers": workers, "persistent_workers": is_kept_alive}
     ranks = [data_of(50, 4, rank, 2, **settings) for rank in range(2)]
     before = taken(ranks, 3)
@@ -141,6 +148,19 @@ def test_prepared_batches_that_were_not_handed_out_are_not_counted(
     assert sorted(flat(before) + flat(taken(ranks))) == list(range(50))
     assert [one.epoch for one in ranks] == [1, 1]
     assert sum(one.samples for one in ranks) == 50
+
+
+@pytest.mark.slow
+def test_data_need_no_collector_of_cycles_to_end_their_loader_processes() -> None:
+    data = data_of(20, 2, 0, 1, num_workers=1, persistent_workers=True)
+    reference = weakref.ref(data._loader)
+    gc.disable()
+    try:
+        taken([data], 1)
+        del data
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_other_ranks_take_what_is_left_of_an_epoch() -> None:

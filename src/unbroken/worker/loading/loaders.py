@@ -18,6 +18,7 @@ training has not seen is not counted.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -162,13 +163,11 @@ class Table(Data):
         self._kept, self._position = dict(state), Position(state["epoch"], state["done"])
 
     def left(self) -> Iterator[list[Any]]:
-        """Yield the samples of this rank's batches in the rest of the epoch."""
-        start, (rank, ranks) = self._start(), self._place()
+        """Return the samples of this rank's batches in the rest of the epoch."""
+        start, place = self._start(), self._place()
         order = self._orders.order(start.epoch)
-        for first, end in self._division(start.epoch).steps(start.done):
-            chosen = range(first, end)[rank::ranks]
-            before: Sequence[Any] = self._orders.order(start.epoch - 1) if first < 0 else ()
-            yield [order[at] if at >= 0 else before[at] for at in chosen]
+        before: Sequence[Any] = self._orders.order(start.epoch - 1) if start.done < 0 else ()
+        return _chosen(self._division(start.epoch).steps(start.done), place, order, before)
 
     def _start(self) -> Position:
         self._renew()
@@ -207,17 +206,32 @@ class Table(Data):
         self._kept = None
 
 
+def _chosen(
+    steps: Iterator[tuple[int, int]],
+    place: tuple[int, int],
+    order: Sequence[Any],
+    before: Sequence[Any],
+) -> Iterator[list[Any]]:
+    rank, ranks = place
+    for first, end in steps:
+        yield [order[at] if at >= 0 else before[at] for at in range(first, end)[rank::ranks]]
+
+
 class _Batches:
     """The batches that are left, as a batch sampler of torch."""
 
     def __init__(self, owner: Table) -> None:
-        self._owner = owner
+        # No object that the loader holds refers to its owner: a cycle would be collected in an
+        # order in which torch waits 5 s for the end of each loader process.
+        self._owner: weakref.ref[Table] = weakref.ref(owner)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return self._owner.left()
+        owner = self._owner()
+        return iter(()) if owner is None else owner.left()
 
     def __len__(self) -> int:
-        return len(self._owner)
+        owner = self._owner()
+        return 0 if owner is None else len(owner)
 
 
 def rebuilt(loader: Any, dataset: Any, **changed: Any) -> Any:
