@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs/epochs.py"
 MODES = ["snapshot", "in-process", "disk"]
-LIBRARIES = ["stateful", "hugging-face"]
+OWN = ["map", "stream"]
+LIBRARIES = ["stateful", "hugging-face", "stateful-stream", "hugging-face-stream"]
 """Kinds of loaders that need packages which `make setup` does not install."""
 
 
@@ -54,12 +55,12 @@ def once(size: int) -> list[list[int]]:
     return [[1] * size] * 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", OWN)
 def test_a_killed_worker_makes_no_sample_repeated_or_skipped(
-    cluster: Cluster, tmp_path: Path, mode: str
+    cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
-    name = f"killed-{mode}"
-    words = ("--mode", mode, "--size", "103", "--kills", "1")
+    name = f"killed-{kind}"
+    words = ("--mode", "in-process", "--kind", kind, "--size", "103", "--kills", "1")
     seen, attempt = epochs(cluster, tmp_path, name, 2, *words)
     assert seen == once(103)
     assert attempt >= 1
@@ -68,12 +69,13 @@ def test_a_killed_worker_makes_no_sample_repeated_or_skipped(
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_kills_make_no_sample_repeated_or_skipped(
-    cluster: Cluster, tmp_path: Path, mode: str
+    cluster: Cluster, tmp_path: Path, mode: str, kind: str
 ) -> None:
-    words = ("--mode", mode, "--size", "1003", "--kills", "10")
-    seen, attempt = epochs(cluster, tmp_path, f"ten-{mode}", 4, *words)
+    words = ("--mode", mode, "--kind", kind, "--size", "1003", "--kills", "10")
+    seen, attempt = epochs(cluster, tmp_path, f"ten-{mode}-{kind}", 4, *words)
     assert seen == once(1003)
     assert attempt >= 10
 
@@ -86,10 +88,12 @@ def changed(cluster: Cluster, folder: Path, name: str, *words: str) -> Any:
     return epochs(cluster, folder, f"{name}-end", 4, *words, "--size", "203", "--mode", "disk")[0]
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", OWN)
 def test_other_ranks_take_the_rest_of_an_epoch_from_a_checkpoint(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
-    assert changed(cluster, tmp_path, "changed") == once(203)
+    assert changed(cluster, tmp_path, f"changed-{kind}", "--kind", kind) == once(203)
 
 
 @pytest.mark.frameworks

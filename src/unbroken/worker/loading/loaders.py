@@ -46,9 +46,10 @@ def data(
     """Return the loader's data with a position that snapshots and checkpoints keep.
 
     `loader` is a DataLoader of torch or a StatefulDataLoader of torchdata, with `batch_size` of one
-    rank, of a dataset with a length. The samples are divided among the ranks here. The loader has a
-    sampler of all samples, or a DistributedSampler; `seed` is that of a sampler without a
-    generator.
+    rank. Its samples are divided among the ranks here. A dataset with a length needs a sampler of
+    all samples, or a DistributedSampler; `seed` is that of a sampler without a generator. An
+    IterableDataset yields all samples, alike on every rank. If it has `num_shards` and
+    `shard(num_shards, index)`, as those of Hugging Face have, each rank reads its own shards.
 
     `rank` and `world_size` say which of how many parts of the data this rank trains on, where
     several ranks train on the same samples (tensor parallel). By default each rank has its own.
@@ -60,7 +61,9 @@ def data(
         raise SpecError("worker.data: give rank= and world_size= together")
     where = None if rank is None or world_size is None else (rank, world_size)
     if isinstance(loader.dataset, torch_data.IterableDataset):
-        raise SpecError("worker.data takes a DataLoader whose dataset has a length")
+        from .streams import Stream
+
+        return Stream(loader, where)
     return Table(loader, Orders(loader, seed), where)
 
 
