@@ -61,7 +61,7 @@ from .levels import (
     PhaseRhythm,
     SilenceVerdict,
 )
-from .rhythm import Lateness, Patience, Rhythm, by_output, by_steps
+from .rhythm import Patience, Rhythm, by_output, by_steps
 
 FIRST_STEP = "first step"
 PHASES_MAX = 16
@@ -139,7 +139,7 @@ class RankState:
         self._checkpoints = Checkpoints()
         self._alarms: dict[Detector, Alarm] = {}
         self._counted: tuple[str, bool] = (STARTUP, False)
-        self._late = Lateness()
+        self._late_since: float | None = None
 
     @property
     def phase(self) -> str:
@@ -216,8 +216,8 @@ class RankState:
         self._see_stop(event.state, now)
         self._see_stuck(event.state, now)
         self._judge(now)
-        self._see_late(now)
-        self._plan(now)
+        if Detector.SILENT in self._modes:
+            self._note_late(self._late_sign(now))
         self._count_changes()
 
     def halted(self, now: float) -> None:
@@ -286,7 +286,7 @@ class RankState:
             bound=(patience.bound if patience else Bound.START).value,
             look_seconds=patience.look_seconds if patience else None,
             act_seconds=patience.act_seconds if patience else None,
-            late_since=self._late.since,
+            late_since=self._late_since,
         )
 
     def _step_seconds(self, at: PhaseRhythm | None) -> float | None:
@@ -452,35 +452,32 @@ class RankState:
         return verdict.limits(self._wrote_at, self._work_at, self._calm_at)
 
     def _judge(self, now: float) -> None:
+        """Raise an alarm if the silence is too long, and else look next when it will be, if that
+        is before the next look."""
+        self.look_at = now + LOOK_SECONDS
         verdict = self._verdict()
         if verdict is None or any(silence in self._alarms for silence in SILENCES):
             return
-        for limit, detector, why in self._limits(verdict):
+        limits = self._limits(verdict)
+        for limit, detector, why in limits:
             if now >= limit:
                 seconds = now - verdict.since
                 text = f"{why} for {seconds:.0f} s; {verdict.allowed.idle:.0f} s is usual at most"
                 self._set(detector, text, now, verdict.since)
                 return
+        limit = min(at for at, _, _ in limits)
+        if limit < self.look_at:
+            self.look_at = max(limit, now + LOOK_SECONDS / 10)
 
     def _is_suspect(self, now: float) -> bool:
         if self._traced_at is not None or self._stuck_at is not None:
             return True
-        if self._late.since is None and self._is_late(now):
+        if self._late_since is None and self._late_sign(now) is not None:
             return True
         verdict = self._verdict()
         if verdict is None or verdict.allowed in (_START, _NEW_PHASE):
             return False
         return now - verdict.since >= max(LOOK_SECONDS, verdict.allowed.idle / 4)
-
-    def _plan(self, now: float) -> None:
-        """Look next when a silence would be too long, if that is before the next look."""
-        self.look_at = now + LOOK_SECONDS
-        verdict = self._verdict()
-        if verdict is None or any(silence in self._alarms for silence in SILENCES):
-            return
-        limit = min(at for at, _, _ in self._limits(verdict))
-        if now < limit < self.look_at:
-            self.look_at = max(limit, now + LOOK_SECONDS / 10)
 
     # Lateness
 
@@ -523,18 +520,19 @@ class RankState:
             case _:
                 return self._sign_at
 
-    def _is_late(self, now: float) -> bool:
+    def _late_sign(self, now: float) -> float | None:
+        """Return the last sign of life if it was too long ago; None: the rank is not late."""
         patience = self._patience()
         if patience is None:
-            return False
-        return now - self._silent_since(patience) >= patience.look_seconds
+            return None
+        since = self._silent_since(patience)
+        return since if now - since >= patience.look_seconds else None
 
-    def _see_late(self, now: float) -> None:
-        patience = self._patience()
-        since = now if patience is None else self._silent_since(patience)
-        if Detector.SILENT in self._modes and self._late.see(patience, since, now):
-            self.turns += 1
-            self.hits += 1
+    def _note_late(self, since: float | None) -> None:
+        """Keep the last sign of life of a rank that is late; None: it is not."""
+        if (self._late_since is None) != (since is None):
+            self._change()
+        self._late_since = since
 
     def _sign(self, at: float) -> None:
         self._sign_at = max(self._sign_at, at)
@@ -617,26 +615,26 @@ class RankState:
         elif detector not in self._alarms and detector in self._modes:
             at = now if since is None else since
             self._alarms[detector] = Alarm(detector.value, at, now, why, step)
-            self.turns += 1
-            self.hits += 1
+            self._change()
 
     def _clear(self, detector: Detector) -> None:
         if self._alarms.pop(detector, None) is not None:
-            self.turns += 1
-            self.hits += 1
+            self._change()
 
     def _count_changes(self) -> None:
-        if self._late.since is not None:
+        if self._late_since is not None:
             patience = self._patience()
-            if patience is None or self._silent_since(patience) > self._late.since:
-                self._late.since = None
-                self.turns += 1
-                self.hits += 1
+            if patience is None or self._silent_since(patience) > self._late_since:
+                self._note_late(None)
         told = (self.phase, self._is_rhythmic(self._verdict()))
         if told != self._counted:
             self._counted = told
-            self.turns += 1
-            self.hits += 1
+            self._change()
+
+    def _change(self) -> None:
+        """Note a change that is to be published at once."""
+        self.turns += 1
+        self.hits += 1
 
 
 STILL_SECONDS = 1.0

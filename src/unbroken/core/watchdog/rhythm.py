@@ -157,20 +157,3 @@ def by_output(rhythm: Rhythm, longest: float) -> Patience | None:
     usual = longest * (1 + rhythm.mistakes / 2)
     look = LATE_LINES.look.of(usual)
     return Patience(Bound.OUTPUT, look, max(look, LATE_LINES.act.of(usual)))
-
-
-class Lateness:
-    """Lateness of one rank."""
-
-    __slots__ = ("since",)
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        """Last sign of life of a rank that is late; None: it is not."""
-
-    def see(self, patience: Patience | None, sign_at: float, now: float) -> bool:
-        """Judge it by its last sign of life; whether that changes anything."""
-        before = self.since
-        is_late = patience is not None and now - sign_at >= patience.look_seconds
-        self.since = sign_at if is_late else None
-        return (before is None) != (self.since is None)
