@@ -18,7 +18,7 @@ from unbroken.agent.evidence import procfs, spy
 from unbroken.agent.evidence.examine import Examination, Request, Subject
 from unbroken.core.diagnosis.rank_activity import GIL_IDLE_SHARE, Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
-from unbroken.core.job.watch.still_ranks import is_active
+from unbroken.core.job.watch.looks import is_active
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.agent_codec import decode_evidence

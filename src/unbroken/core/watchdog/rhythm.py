@@ -7,7 +7,7 @@ allowed silence. A silence that was taken for a hang and was none is remembered 
 
 A late rank has limits of its own: when a look at all ranks is due, and when it may act. Lateness is
 no alarm. It begins much earlier than a silence that is judged by time alone, since what the look
-shows decides (`core.job.watch.still_ranks`).
+shows decides (`core.job.watch.looks`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ import pytest
 
 from tests.core.job.watch.drive_watch import ALL_REDUCE, IN_DATA, WatchedJob, ill, looked, well
 from unbroken.core.diagnosis.stacks import blame
-from unbroken.core.job.watch.examination import DISMISSED, Looks
+from unbroken.core.job.watch.examination import DISMISSED
+from unbroken.core.job.watch.looks import Looks
 from unbroken.core.patience import ACTIVE, BLIND, NOBODY, WORKING
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import Activity, Bound, RankEvidence, RankWatch, ThreadStack
@@ -165,12 +166,12 @@ def test_looks_that_nobody_answers_take_nothing_from_those_that_were_answered() 
     ranks = {0: acts(looked(0, FORWARD), SINCE)}
     looks, what = Looks(), blame(list(ranks.values()), SINCE, 1)
     for number in range(1 + NOBODY.looks):
-        looks.add({0: acts(looked(0, FORWARD), SINCE + 20 * number)}, what)
+        looks.add({0: acts(looked(0, FORWARD), SINCE + 20 * number)}, what, 1, is_whole=True)
         assert looks.is_enough(what) is (number > 0)
-        looks.add({}, blame([], SINCE, 1))
+        looks.add({}, blame([], SINCE, 1), 1, is_whole=False)
         assert looks.allowance(blame([], SINCE, 1), 1) == BLIND
     assert not looks.is_enough(what)
-    looks.add({0: acts(looked(0, FORWARD), SINCE + 100)}, what)
+    looks.add({0: acts(looked(0, FORWARD), SINCE + 100)}, what, 1, is_whole=True)
     assert looks.is_enough(what)
     assert looks.allowance(what, 1).seconds < BLIND.seconds
 
@@ -182,7 +183,7 @@ def test_looks_that_named_nobody_are_not_enough_for_a_rank_that_is_named_once() 
     """
     looks, nobody = Looks(), blame([looked(1), looked(2)], SINCE, 4)
     for at in (SINCE, SINCE + 20, SINCE + 40):
-        looks.add({rank: acts(looked(rank), at) for rank in (1, 2)}, nobody)
+        looks.add({rank: acts(looked(rank), at) for rank in (1, 2)}, nobody, 4, is_whole=False)
     named = blame([looked(0, FORWARD), looked(1), looked(2)], SINCE, 4)
     assert looks.is_enough(nobody)
     assert named.ranks == (0,)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.job.watch.drive_watch import IN_DATA, WatchedJob, looked, well
-from unbroken.core.job.watch.still_ranks import StillRanks, still_ranks
+from unbroken.core.diagnosis.rank_activity import activities_of
+from unbroken.core.job.watch.looks import StillRanks
+from unbroken.core.job.watch.looks import still_ranks as compared
 from unbroken.core.patience import ALL_WAIT, CHECKPOINT, COMPILING, SLOW, STUCK
 from unbroken.wire.observation import Bound, RankEvidence, RankWatch, ThreadStack
 
@@ -32,6 +34,14 @@ def gil(rank: int = 1) -> RankEvidence:
     """A rank whose main thread waits for the GIL that another thread holds."""
     found = looked(rank, FOR_GIL)
     return replace(found, threads=(*found.threads, HOLDER))
+
+
+def still_ranks(
+    before: StillRanks | None, evidence: list[RankEvidence], world: int
+) -> StillRanks | None:
+    """Compare a look with those before it."""
+    ranks = {one.rank: one for one in evidence}
+    return compared(before, ranks, activities_of(ranks), world)
 
 
 def looks(*pairs: RankEvidence, count: int = 3, world: int = 2) -> StillRanks | None:

@@ -4,10 +4,7 @@ Every agent is asked what its ranks do; once all have answered, or the time for 
 suspicion becomes a fault with its culprit, or is dismissed.  Whatever else ends the attempt
 meanwhile takes the suspicion along and waits for nobody.
 
-`Looks` limits a silence before looks end the attempt, by what the looks have shown. To stop a
-healthy job costs more than to find a hang late.  So only a rank that others wait for, and that is
-named in several looks in a row, is stopped soon. A job without a named rank is stopped soon only if
-no rank has done anything since the look before. An evaluation of all ranks works.
+What looks show, and how long a silence may last for that, is in `core.job.watch.looks`.
 
 `Stragglers` finds the straggler of a job in which all ranks became slow together. Ranks that train
 in step have the same step time, whichever rank causes it. But the rank that causes it does not wait
@@ -21,15 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_high
 
-from unbroken.core.diagnosis.rank_activity import (
-    GPU,
-    WAITING,
-    Kind,
-    RankActivity,
-    activities_of,
-    explaining_frames,
-)
-from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame, works
+from unbroken.core.diagnosis.rank_activity import explaining_frames
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
 from unbroken.core.job.deadlines import earliest
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.gang import GangStage
@@ -40,9 +30,7 @@ from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.patience import (
-    ASLEEP,
     BEGINNING,
-    BLIND,
     CALM_PAUSE_SECONDS,
     CALM_PAUSE_SECONDS_MAX,
     CUT_OFF,
@@ -51,186 +39,17 @@ from unbroken.core.patience import (
     REPEATS_MAX,
     SLOW,
     SPINNING,
-    UNSEEN,
-    WATCH_SECONDS,
-    WORKING,
-    Allowance,
-    longest,
 )
 from unbroken.core.watchdog.levels import STARTUP
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import PLANNED_MOVE, Symptom
 from unbroken.wire.agent import AgentReport
-from unbroken.wire.observation import Activity, Alarm, Bound, Evidence, RankEvidence, RankWatch
+from unbroken.wire.observation import Alarm, Bound, Evidence, RankEvidence, RankWatch
 
+from .looks import Looks, StillRanks, is_named, is_unread
 from .progress import FIRST_SECONDS, before
 from .stalls import RankPlace, Stall, Stalls, named
-from .still_ranks import (
-    StillRanks,
-    allowance_of,
-    functions_of,
-    is_active,
-    is_unread,
-    still_ranks,
-    watched_seconds,
-)
 from .unreached import NOT_REACHABLE, Question, Unreached, ask
-
-_ENDED = (Kind.STOPPED, Kind.GONE)
-
-
-class Looks:
-    """The looks at one silence, in a row."""
-
-    def __init__(self) -> None:
-        self._ranks: Mapping[int, RankEvidence] = {}
-        """Ranks that the newest look shows."""
-        self._known: Mapping[int, RankEvidence] = {}
-        """The newest evidence of each rank, to compare the next with."""
-        self._activities: Mapping[int, RankActivity] = {}
-        self._active: frozenset[int] = frozenset()
-        """Ranks that may have done something since the look before."""
-        self._moved: frozenset[int] = frozenset()
-        """Ranks that surely have, by counters, while the same ranks are named."""
-        self._named: tuple[int, ...] = ()
-        self._count = self._quiet = 0
-        """Looks in a row that name these ranks, or nobody; and at which no rank did anything."""
-        self._unanswered = 0
-        """Looks in a row that nobody answered."""
-        self._watched_seconds = 0.0
-        """Longest time between these looks in which counters show what the named ranks did."""
-
-    def add(self, ranks: Mapping[int, RankEvidence], what: Blame) -> None:
-        """Compare a look with what is known.
-
-        A look that nobody answered changes nothing of that: the next one is compared with the one
-        before it, and counters show what happened between."""
-        before, self._known = self._known, {**self._known, **ranks}
-        self._ranks, self._activities = ranks, activities_of(ranks)
-        self._unanswered = 0 if ranks else self._unanswered + 1
-        if self._unanswered:
-            return
-        self._active = frozenset(
-            rank
-            for rank, one in ranks.items()
-            if _does_something(before.get(rank), one, self._activities[rank])
-        )
-        moved = frozenset(
-            rank
-            for rank, one in ranks.items()
-            if is_active(_counted(before.get(rank)), one, self._activities[rank])
-        )
-        is_watched = all(
-            what.kind in WAITING or _watched_seconds(before, ranks[rank], what) > 0.0
-            for rank, what in self._activities.items()
-        )
-        # A look of a busy machine that did not end in time says nothing of the time after it.
-        self._quiet = 0 if self._active else self._quiet + is_watched
-        named = what.ranks if is_named(what) else ()
-        self._moved = moved | (self._moved if named == self._named else frozenset())
-        if named != self._named:
-            self._count, self._watched_seconds = 0, 0.0
-        else:
-            seconds = [
-                _watched_seconds(before, ranks[rank], self._activities[rank]) for rank in named
-            ]
-            self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
-        self._named, self._count = named, self._count + 1
-
-    def clear(self) -> None:
-        """Forget a silence that is over."""
-        self._ranks, self._known, self._activities = {}, {}, {}
-        self._active = self._moved = frozenset()
-        self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
-        self._unanswered = 0
-
-    def is_enough(self, what: Blame) -> bool:
-        """True if so many looks as are needed have named the same ranks as `what`, or nobody as
-        it does; one process that does not run needs no second."""
-        if self._unanswered:
-            return self._unanswered >= BLIND.looks
-        if self._named != (what.ranks if is_named(what) else ()):
-            return False
-        if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
-            return True
-        is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
-        return self._count >= ASLEEP.looks and is_watched
-
-    def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
-        """True if the ranks that a look names did nothing since the look before it."""
-        activities = activities_of(ranks)
-        return all(
-            _watched_seconds(self._known, ranks[rank], activities[rank]) >= WATCH_SECONDS
-            and not is_active(_counted(self._known.get(rank)), ranks[rank], activities[rank])
-            for rank in what.ranks
-        )
-
-    @property
-    def is_at_work(self) -> bool:
-        """True if a rank that counts did something since the look before."""
-        return bool(self._active if len(self._ranks) == 1 else self._active.difference(self._named))
-
-    def allowance(self, what: Blame, world: int, quiet_looks: int = NOBODY.looks) -> Allowance:
-        """Silence that is given, if so many looks count as quiet: chance shows a rank that works
-        in the same place twice."""
-        is_quiet = self._quiet >= quiet_looks
-        if is_named(what) and (world > 1 or is_quiet):
-            return self._named_allowance(what)
-        if not self._activities:
-            return BLIND
-        if not is_quiet:
-            return WORKING
-        return NOBODY if self.is_whole(world) else UNSEEN
-
-    def is_whole(self, world: int) -> bool:
-        """True if the newest look has shown what each rank does."""
-        is_known = all(one.kind is not Kind.UNKNOWN for one in self._activities.values())
-        return is_known and len(self._activities) >= world
-
-    def _named_allowance(self, what: Blame) -> Allowance:
-        given = [SPINNING] if what.is_spinning else []
-        # Another fault may have come before the end of the look that names them.
-        for rank in self._activities.keys() & what.ranks:
-            doing = self._activities[rank]
-            if doing.kind in WAITING:
-                given.append(SLOW)
-            elif doing.kind not in _ENDED:
-                is_busy = rank in self._moved
-                given.append(allowance_of(self._ranks[rank], doing, is_active=is_busy))
-        return longest(given)
-
-
-def is_named(what: Blame) -> bool:
-    """True if ranks are named with more than a guess."""
-    return bool(what.ranks) and what.confidence in (CERTAIN, LIKELY)
-
-
-def _watched_seconds(
-    before: Mapping[int, RankEvidence], one: RankEvidence, what: RankActivity
-) -> float:
-    return watched_seconds(_counted(before.get(one.rank)), one, what)
-
-
-def _counted(before: RankEvidence | None) -> Activity | None:
-    """Counters at the end of a look."""
-    return before.activity_after if before is not None else None
-
-
-def _does_something(before: RankEvidence | None, one: RankEvidence, what: RankActivity) -> bool:
-    """True if the rank may get on with something, other than to wait for its peers."""
-    if what.kind in (*_ENDED, Kind.UNKNOWN):
-        return False
-    # It may wait for its GPU, and that for a peer, or compute.
-    if what.kind is Kind.COMPUTE or what.words == GPU or one.is_same is False:
-        return True
-    if before is not None and before.pid == one.pid:
-        then, now = functions_of(before), functions_of(one)
-        if then and now and then != now:
-            return True
-    if what.kind in WAITING:
-        return False
-    return works(one, what) or is_active(_counted(before), one, what)
-
 
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
@@ -281,7 +100,6 @@ class Examination:
         self._seconds = EXAMINE_SECONDS
         self._late_at = 0.0
         """Time from which late ranks may be looked at."""
-        self._still: StillRanks | None = None
         self._looks = Looks()
         self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
@@ -327,7 +145,6 @@ class Examination:
         if not self._is_late():
             self._late_at = min(self._late_at, now + CALM_PAUSE_SECONDS)
             if stall is None:
-                self._still = None
                 self._looks.clear()
         is_due = self._is_silence_due(now) or self._is_late_due(now)
         if self._case is None and (is_due or self._suspects()):
@@ -346,7 +163,6 @@ class Examination:
         if stall is None or stall != before:
             self._look_at, self._is_dismissal_recorded, self._spins = None, False, 0
         if stall is not None and before is not None and stall != before:
-            self._still = None
             self._looks.clear()
             if self._case is not None and not self._case.rules:
                 self._case = None
@@ -401,9 +217,11 @@ class Examination:
         """Say what the look has shown."""
         self._case = None
         what = self._blame(case, now)
-        self._looks.add(case.question.ranks(), what)
+        seen = case.question.ranks()
+        is_whole = not case.question.awaited and not any(map(is_unread, seen.values()))
+        still = self._looks.add(seen, what, self._world(), is_whole=is_whole)
         self._count_spin(what, now)
-        self._measure(case, now)
+        self._plan_look(still, now, is_whole=is_whole)
         lost = self._lose_unreached(now)
         if lost:
             what = replace(what, confidence=LIKELY)
@@ -427,7 +245,7 @@ class Examination:
 
     def _lose_unreached(self, now: float) -> list[Symptom]:
         """Let go of the pod that others do not reach, if all ranks wait; return the fault."""
-        since, still = self._unreached.since, self._still
+        since, still = self._unreached.since, self._looks.still
         if since is None or still is None or not still.is_mutual:
             return []
         if self._stalls.mode(Detector.SILENT) is not Mode.ACT:
@@ -449,26 +267,19 @@ class Examination:
         elif not self._spins or now >= self._spun_at + SPINNING.pause_seconds - EXAMINE_SECONDS:
             self._spins, self._spun_at = self._spins + 1, now
 
-    def _measure(self, case: _Case, now: float) -> None:
-        """Compare the look with the one before, and say when the next is due."""
-        looks = list(case.question.ranks().values())
-        world = self._world()
-        is_whole = not case.question.awaited and not any(map(is_unread, looks))
-        before, asked = self._still, self._seconds
-        self._still = still = still_ranks(before, looks, world)
-        self._seconds = EXAMINE_SECONDS if still is None else CONFIRM_SECONDS
-        if not is_whole:
-            self._seconds = min(2 * asked, SECONDS_MAX)
-        if still is not None:
-            pause = still.allowance.pause_seconds
-            if still.is_mutual and self._unreached.since is not None:
-                pause = CUT_OFF.pause_seconds
-        elif not is_whole:
-            # What was known is not forgotten, because the machine was too busy for this look.
-            pause = min(max(CALM_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW.pause_seconds)
-            self._still = before
+    def _plan_look(self, still: StillRanks | None, now: float, *, is_whole: bool) -> None:
+        """Say when the next look at late ranks is due, and how long it may take."""
+        if is_whole:
+            self._seconds = EXAMINE_SECONDS if still is None else CONFIRM_SECONDS
         else:
+            self._seconds = min(2 * self._seconds, SECONDS_MAX)
+        if still is not None:
+            is_cut_off = still.is_mutual and self._unreached.since is not None
+            pause = (CUT_OFF if is_cut_off else still.allowance).pause_seconds
+        elif is_whole:
             pause = self._calm_pause(now)
+        else:
+            pause = min(max(CALM_PAUSE_SECONDS, self._calm_pause(now) / 4), SLOW.pause_seconds)
         self._late_at = now + pause
 
     def _calm_pause(self, now: float) -> float:
@@ -481,7 +292,7 @@ class Examination:
 
     def _certain(self, now: float) -> StillRanks | None:
         """The ranks that surely keep the others waiting; None: there are none so far."""
-        still, late = self._still, self._stalls.late
+        still, late = self._looks.still, self._stalls.late
         if still is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
             return None
         if still.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
@@ -647,7 +458,7 @@ class Examination:
     def _forget(self) -> None:
         self._case, self._look_at, self._is_dismissal_recorded, self._spins = None, None, False, 0
         self._stall = None
-        self._still, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
+        self._seconds, self._late_at = EXAMINE_SECONDS, 0.0
         self._looks.clear()
         self._cleared.clear()
 

@@ -1,4 +1,10 @@
-"""Ranks that do not move from look to look, while no rank makes a step: a certain hang.
+"""The looks at one silence: what they show in a row, and how long the silence may last for that.
+
+Each look is compared once with those before it (`Looks.add`), in two ways: which ranks are named,
+and which ranks are still, while no rank makes a step. To stop a healthy job costs more than to find
+a hang late. So only a rank that others wait for, and that is named in several looks in a row, is
+stopped soon. A job without a named rank is stopped soon only if no rank has done anything since the
+look before. An evaluation of all ranks works.
 
 A single look cannot distinguish a pause from a hang. Two can, if ranks wait in a collective for
 others that are elsewhere. It is a hang if no rank has made a step, and those others are where they
@@ -16,7 +22,7 @@ take memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from unbroken.core.diagnosis.rank_activity import (
@@ -31,18 +37,23 @@ from unbroken.core.diagnosis.rank_activity import (
     explaining_frames,
     parts,
 )
-from unbroken.core.diagnosis.stacks import IO_NOISE_BYTES, spins, works
+from unbroken.core.diagnosis.stacks import CERTAIN, IO_NOISE_BYTES, LIKELY, Blame, spins, works
 from unbroken.core.patience import (
     ACTIVE,
     ALL_WAIT,
     ASLEEP,
+    BLIND,
     CHECKPOINT,
     COMPILING,
     DIFFERENT,
     IN_STORE,
+    NOBODY,
     SLOW,
+    SPINNING,
     STUCK,
+    UNSEEN,
     WATCH_SECONDS,
+    WORKING,
     Allowance,
     longest,
 )
@@ -153,18 +164,19 @@ class StillRanks:
 
 
 def still_ranks(
-    before: StillRanks | None, evidence: Sequence[RankEvidence], world: int
+    before: StillRanks | None,
+    ranks: Mapping[int, RankEvidence],
+    activities: Mapping[int, RankActivity],
+    world: int,
 ) -> StillRanks | None:
     """Return the facts on `world` ranks from this look and earlier ones; None: none is certain.
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
-    ranks = {one.rank: one for one in evidence}
-    activities = activities_of(ranks)
     away = [rank for rank, what in activities.items() if what.kind not in WAITING]
     # One that has ended has its own rules, and one under a debugger is a person's.
     kinds = {what.kind for what in activities.values()}
     is_known = len(ranks) >= world and not kinds & {Kind.UNKNOWN, Kind.GONE}
-    is_known = is_known and all(one.state != "t" for one in evidence)
+    is_known = is_known and all(one.state != "t" for one in ranks.values())
     if not is_known or len(away) * 2 > len(ranks):
         return None
     if not away and not _all_idle(ranks, activities):
@@ -250,3 +262,177 @@ def allowance_of(one: RankEvidence, what: RankActivity, *, is_active: bool = Fal
     is_busy = (one.cpu_share or 0.0) >= GIL_IDLE_SHARE
     given = [_ALLOWANCES.get(what.kind, ASLEEP)]
     return longest([*given, *([SLOW] if is_busy else ()), *([ACTIVE] if is_active else ())])
+
+
+_ENDED = (Kind.STOPPED, Kind.GONE)
+
+
+class Looks:
+    """The looks at one silence, in a row."""
+
+    def __init__(self) -> None:
+        self._ranks: Mapping[int, RankEvidence] = {}
+        """Ranks that the newest look shows."""
+        self._known: Mapping[int, RankEvidence] = {}
+        """The newest evidence of each rank, to compare the next with."""
+        self._activities: Mapping[int, RankActivity] = {}
+        self._active: frozenset[int] = frozenset()
+        """Ranks that may have done something since the look before."""
+        self._moved: frozenset[int] = frozenset()
+        """Ranks that surely have, by counters, while the same ranks are named."""
+        self._named: tuple[int, ...] = ()
+        self._count = self._quiet = 0
+        """Looks in a row that name these ranks, or nobody; and at which no rank did anything."""
+        self._unanswered = 0
+        """Looks in a row that nobody answered."""
+        self._watched_seconds = 0.0
+        """Longest time between these looks in which counters show what the named ranks did."""
+        self.still: StillRanks | None = None
+        """Ranks that do not move; None: none is certain."""
+
+    def add(
+        self, ranks: Mapping[int, RankEvidence], what: Blame, world: int, *, is_whole: bool
+    ) -> StillRanks | None:
+        """Compare a look with what is known; return the ranks that it shows not to move.
+
+        A look that nobody answered changes nothing of that: the next one is compared with the one
+        before it, and counters show what happened between. What was known is not forgotten either
+        because the machine was too busy for a look at all ranks (`is_whole`)."""
+        before, self._known = self._known, {**self._known, **ranks}
+        self._ranks, self._activities = ranks, activities_of(ranks)
+        still = still_ranks(self.still, ranks, self._activities, world)
+        if still is not None or is_whole:
+            self.still = still
+        self._name(before, ranks, what)
+        return still
+
+    def _name(
+        self,
+        before: Mapping[int, RankEvidence],
+        ranks: Mapping[int, RankEvidence],
+        what: Blame,
+    ) -> None:
+        """Count the looks that name the same ranks, and those at which nobody did anything."""
+        self._unanswered = 0 if ranks else self._unanswered + 1
+        if self._unanswered:
+            return
+        self._active = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if _does_something(before.get(rank), one, self._activities[rank])
+        )
+        moved = frozenset(
+            rank
+            for rank, one in ranks.items()
+            if is_active(_counted(before.get(rank)), one, self._activities[rank])
+        )
+        is_watched = all(
+            what.kind in WAITING or _watched_seconds(before, ranks[rank], what) > 0.0
+            for rank, what in self._activities.items()
+        )
+        # A look of a busy machine that did not end in time says nothing of the time after it.
+        self._quiet = 0 if self._active else self._quiet + is_watched
+        named = what.ranks if is_named(what) else ()
+        self._moved = moved | (self._moved if named == self._named else frozenset())
+        if named != self._named:
+            self._count, self._watched_seconds = 0, 0.0
+        else:
+            seconds = [
+                _watched_seconds(before, ranks[rank], self._activities[rank]) for rank in named
+            ]
+            self._watched_seconds = max(self._watched_seconds, min(seconds, default=0.0))
+        self._named, self._count = named, self._count + 1
+
+    def clear(self) -> None:
+        """Forget a silence that is over."""
+        self._ranks, self._known, self._activities = {}, {}, {}
+        self._active = self._moved = frozenset()
+        self._named, self._count, self._quiet, self._watched_seconds = (), 0, 0, 0.0
+        self._unanswered, self.still = 0, None
+
+    def is_enough(self, what: Blame) -> bool:
+        """True if so many looks as are needed have named the same ranks as `what`, or nobody as
+        it does; one process that does not run needs no second."""
+        if self._unanswered:
+            return self._unanswered >= BLIND.looks
+        if self._named != (what.ranks if is_named(what) else ()):
+            return False
+        if self._named and all(self._activities[rank].kind in _ENDED for rank in self._named):
+            return True
+        is_watched = not self._named or self._watched_seconds >= WATCH_SECONDS
+        return self._count >= ASLEEP.looks and is_watched
+
+    def has_watched(self, ranks: Mapping[int, RankEvidence], what: Blame) -> bool:
+        """True if the ranks that a look names did nothing since the look before it."""
+        activities = activities_of(ranks)
+        return all(
+            _watched_seconds(self._known, ranks[rank], activities[rank]) >= WATCH_SECONDS
+            and not is_active(_counted(self._known.get(rank)), ranks[rank], activities[rank])
+            for rank in what.ranks
+        )
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a rank that counts did something since the look before."""
+        return bool(self._active if len(self._ranks) == 1 else self._active.difference(self._named))
+
+    def allowance(self, what: Blame, world: int, quiet_looks: int = NOBODY.looks) -> Allowance:
+        """Silence that is given, if so many looks count as quiet: chance shows a rank that works
+        in the same place twice."""
+        is_quiet = self._quiet >= quiet_looks
+        if is_named(what) and (world > 1 or is_quiet):
+            return self._named_allowance(what)
+        if not self._activities:
+            return BLIND
+        if not is_quiet:
+            return WORKING
+        return NOBODY if self.is_whole(world) else UNSEEN
+
+    def is_whole(self, world: int) -> bool:
+        """True if the newest look has shown what each rank does."""
+        is_known = all(one.kind is not Kind.UNKNOWN for one in self._activities.values())
+        return is_known and len(self._activities) >= world
+
+    def _named_allowance(self, what: Blame) -> Allowance:
+        given = [SPINNING] if what.is_spinning else []
+        # Another fault may have come before the end of the look that names them.
+        for rank in self._activities.keys() & what.ranks:
+            doing = self._activities[rank]
+            if doing.kind in WAITING:
+                given.append(SLOW)
+            elif doing.kind not in _ENDED:
+                is_busy = rank in self._moved
+                given.append(allowance_of(self._ranks[rank], doing, is_active=is_busy))
+        return longest(given)
+
+
+def is_named(what: Blame) -> bool:
+    """True if ranks are named with more than a guess."""
+    return bool(what.ranks) and what.confidence in (CERTAIN, LIKELY)
+
+
+def _watched_seconds(
+    before: Mapping[int, RankEvidence], one: RankEvidence, what: RankActivity
+) -> float:
+    return watched_seconds(_counted(before.get(one.rank)), one, what)
+
+
+def _counted(before: RankEvidence | None) -> Activity | None:
+    """Counters at the end of a look."""
+    return before.activity_after if before is not None else None
+
+
+def _does_something(before: RankEvidence | None, one: RankEvidence, what: RankActivity) -> bool:
+    """True if the rank may get on with something, other than to wait for its peers."""
+    if what.kind in (*_ENDED, Kind.UNKNOWN):
+        return False
+    # It may wait for its GPU, and that for a peer, or compute.
+    if what.kind is Kind.COMPUTE or what.words == GPU or one.is_same is False:
+        return True
+    if before is not None and before.pid == one.pid:
+        then, now = functions_of(before), functions_of(one)
+        if then and now and then != now:
+            return True
+    if what.kind in WAITING:
+        return False
+    return works(one, what) or is_active(_counted(before), one, what)
