@@ -67,6 +67,20 @@ def test_a_rank_that_tells_nothing_is_late_within_two_minutes(cores: float) -> N
     assert view(drive).bound == Bound.WORK.value
 
 
+@pytest.mark.parametrize(("history", "idle"), [(90, 75), (180, 52), (600, 37), (1200, 34)], ids=str)
+def test_a_rank_that_shows_nothing_is_late_sooner_the_longer_it_was_seen_to_work(
+    history: int, idle: float
+) -> None:
+    """Hold the figures of docs/detectors.md: what keeps such a hang from 30 s."""
+    for cores, expected in ((0.0, idle), (1.0, 66.0)):
+        drive = Drive()
+        for part in range(history // 3):
+            drive.be(cores=2.0 if part % 2 else 1.3, rate=1e6, state="R")
+            drive.wait(3)
+        drive.be(cores=cores)
+        assert late_after(drive) == pytest.approx(expected, abs=1.5)
+
+
 def test_a_sign_ends_it_at_once() -> None:
     drive = Drive()
     drive.steps(40)
