@@ -28,7 +28,6 @@ from unbroken.cluster_api.server import HANDLERS
 from unbroken.core import patience
 from unbroken.core.job.recovery import incidents, ladder, symptoms
 from unbroken.core.job.watch import unreached
-from unbroken.core.watchdog import rhythm
 from unbroken.nodes.tables import read_table
 from unbroken.observe import job_metrics
 from unbroken.observe.job_metrics import JobMetrics
@@ -245,7 +244,7 @@ def silence() -> Iterator[str]:
         {patience.FEW_GAPS} gaps or {patience.FEW_VISITS} visits of a phase, and near those of the
         table after many. Least silences are doubled after {_span(patience.CAUTION_SECONDS)} of
         history, longer before, and near those of the table after ten times as much. Each alarm that
-        was wrong adds a half to both, at most {rhythm.MISTAKES_MAX} times. Once a rank has ended,
+        was wrong adds a half to both, at most {patience.MISTAKES_MAX} times. Once a rank has ended,
         the limits of the others are {_limit(patience.ENDING, "as long")}: they may be saving the
         last checkpoint."""
     yield from ("## Silence of a rank that is an alarm", "", _paragraph(text), "")

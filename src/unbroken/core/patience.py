@@ -96,6 +96,9 @@ class SignLimits:
     """The first gaps are those of the start-up: they count until the rhythm is firm."""
 
 
+LOOK_SECONDS = 1.0
+"""Seconds between an agent's looks at steps and output: no silence is known more exactly."""
+
 # Alarms of one rank: a rhythm is known.
 
 STEP_FLOOR_SECONDS = 5.0
@@ -122,14 +125,16 @@ BY_SIGN: Mapping[SignSource, SignLimits] = {
         forgets_start=True,
     ),
 }
-FEW_GAPS, FEW_VISITS = 8, 3
+FEW_GAPS, FEW_VISITS = _FEW.gaps, 3
 """Gaps between signs, and visits of a phase, with which the multiples of the longest gap are
 doubled. With many more they are as in the table."""
 CAUTION_SECONDS = 120.0
 """Length of the history with which least silences are doubled."""
+MISTAKES_MAX = 6
+"""Alarms that were wrong, of which each adds a half to multiples and least silences."""
 STEADY = History(30, 60.0)
 """Least history in the first visit of a phase: it must be no mere pause."""
-START_GAPS = 12
+START_GAPS = _LINES.gaps
 """Gaps that belong to the start-up of a rank that reports no steps."""
 REGULAR_TIMES = 5.0
 """Multiple of its longest gap for which a source other than steps must have given signs, to have a
@@ -147,10 +152,11 @@ NEW_PHASE = SilenceLimits(
     "is in a reported phase that is new", Limit(1800.0), Limit(1800.0), Limit(NEVER)
 )
 """The first checkpoint may take ten minutes and more."""
+_UNSURE_SECONDS, _UNSURE_SPINNING = 120.0, Limit(0.0, 3.0)
 RESTARTED = SilenceLimits(
     "starts again: multiples of the longest start-up so far",
-    Limit(120.0, 5.0),
-    Limit(0.0, 3.0),
+    Limit(_UNSURE_SECONDS, 5.0),
+    _UNSURE_SPINNING,
     Limit(NEVER),
 )
 """One that resumes has a checkpoint to read, which the first start-up had not."""
@@ -158,8 +164,8 @@ EARLY_SIGNS = 5
 """Steps in a visit of a phase, from which on silence has a bound, however little was learned."""
 EARLY = SilenceLimits(
     f"has reported {EARLY_SIGNS} steps of a phase, and still learns",
-    Limit(120.0, 10.0),
-    Limit(0.0, 3.0),
+    Limit(_UNSURE_SECONDS, 10.0),
+    _UNSURE_SPINNING,
     Limit(NEVER),
 )
 ENDING = Limit(300.0, 4.0)
@@ -204,8 +210,8 @@ class Allowance:
     pause_seconds: float = 5.0
     """Seconds between them, in which counters show what the ranks do; 0: as long as the silence."""
     times: float = 0.0
-    """Multiple of the silence that is usual at most, of which USUAL_SECONDS_MAX count unless more
-    are usual."""
+    """Multiple of the silence that is usual at most. It counts up to USUAL_SECONDS_MAX, unless more
+    is usual."""
 
     def after(self, usual_seconds: float, repeats: float = 1.0) -> float:
         """Return the least silence; `repeats` is its factor after restarts that did not help."""
@@ -229,6 +235,7 @@ def longest(allowances: Iterable[Allowance]) -> Allowance:
     )
 
 
+USUAL_TIMES, USUAL_SECONDS_MAX = 3.0, 600.0
 ASLEEP = Allowance(
     "a rank that others wait for sleeps once and for all, waits for a lock or a queue, holds the "
     "GIL without running, or is stopped",
@@ -242,7 +249,10 @@ SLOW = Allowance(
     30.0,
 )
 SPINNING = Allowance(
-    "it computes in one place, and its silence is an alarm", 30.0, pause_seconds=10.0, times=3.0
+    "it computes in one place, and its silence is an alarm",
+    SLOW.seconds,
+    pause_seconds=10.0,
+    times=USUAL_TIMES,
 )
 """Seen twice in one place by chance, an evaluation would look the same."""
 STUCK = Allowance("it is in the kernel, state D", 60.0)
@@ -254,7 +264,7 @@ ACTIVE = Allowance(
 BEGINNING = Allowance(
     "it is in its first steps, or in a reported phase that is new", START.idle.seconds
 )
-DIFFERENT = Allowance("every rank waits, in different collectives", 30.0)
+DIFFERENT = Allowance("every rank waits, in different collectives", SLOW.seconds)
 ALL_WAIT = Allowance("every rank waits, in the same collective", 60.0)
 """Links that flap come back within 30 s as a rule."""
 IN_STORE = Allowance("every rank waits in the store of torch.distributed", NEVER)
@@ -264,28 +274,25 @@ CUT_OFF = Allowance(
 )
 """By then connections have failed for at least eight seconds, as long as the lease of a node that
 is cut off from everybody."""
-NOBODY = Allowance(
-    "nobody is named, and no rank did anything between looks", 60.0, pause_seconds=0.0, times=3.0
-)
-"""Links that flap come back within 30 s as a rule, and a rank that was late is on its way."""
-UNSEEN = Allowance(
-    "nobody is named, and a rank could not be looked at", 80.0, pause_seconds=0.0, times=3.0
-)
+
+
+def _unnamed(situation: str, seconds: float, looks: int = 3) -> Allowance:
+    return Allowance(situation, seconds, looks, pause_seconds=0.0, times=USUAL_TIMES)
+
+
+NOBODY = _unnamed("nobody is named, and no rank did anything between looks", ALL_WAIT.seconds)
+"""A link may flap, and a rank that was late is on its way."""
+UNSEEN = _unnamed("nobody is named, and a rank could not be looked at", 80.0)
 """Its agent says that it is silent, and looks of a busy machine take up to 16 s."""
-BLIND = Allowance("no rank could be looked at", 600.0, looks=2, pause_seconds=0.0, times=3.0)
-WORKING = Allowance(
-    "nobody is named, and a rank computed, moved, polled or waited for its GPU",
-    1800.0,
-    looks=2,
-    pause_seconds=0.0,
-    times=3.0,
+BLIND = _unnamed("no rank could be looked at", 600.0, looks=2)
+WORKING = _unnamed(
+    "nobody is named, and a rank computed, moved, polled or waited for its GPU", 1800.0, looks=2
 )
 """All ranks may evaluate. NCCL ends a collective that hangs after 600 s by itself."""
 ALLOWANCES = (
     ASLEEP, SLOW, SPINNING, STUCK, CHECKPOINT, COMPILING, ACTIVE, BEGINNING, DIFFERENT, ALL_WAIT,
     IN_STORE, CUT_OFF, NOBODY, UNSEEN, BLIND, WORKING,
 )  # fmt: skip
-USUAL_SECONDS_MAX = 600.0
 REPEAT_FACTOR, REPEATS_MAX = 8.0, 2
 """Multiple of the silence that is given after each restart that did not help, and how often: 64
 minutes at last, where nobody is named (judgement)."""

@@ -24,6 +24,7 @@ from unbroken.core.patience import (
     BY_SIGN,
     ENDING,
     LATE_SPIN_SECONDS,
+    LOOK_SECONDS,
     NEW_PHASE,
     START,
     START_GAPS,
@@ -66,8 +67,6 @@ from .rhythm import Patience, Rhythm, by_output, by_steps
 FIRST_STEP = "first step"
 PHASES_MAX = 16
 """Later ones share a place."""
-LOOK_SECONDS = 1.0
-"""Seconds between looks at page and output."""
 PROCESS_SECONDS = 5.0
 """Seconds between looks at /proc while all is well."""
 STOPPED_SECONDS, STUCK_SECONDS = 1.0, 10.0

@@ -23,6 +23,7 @@ from unbroken.core.patience import (
     LATE_PAUSE_SECONDS_MAX,
     LATE_STEPS,
     LATE_STEPS_MIN,
+    MISTAKES_MAX,
     NEVER,
     REGULAR_TIMES,
     START_GAPS,
@@ -32,8 +33,6 @@ from unbroken.core.patience import (
     SignLimits,
 )
 from unbroken.wire.observation import Bound
-
-MISTAKES_MAX = 6
 
 
 class Rhythm:
@@ -87,6 +86,11 @@ class Rhythm:
         """Note that a suspected hang was none."""
         self.mistakes = min(MISTAKES_MAX, self.mistakes + 1)
 
+    @property
+    def margin(self) -> float:
+        """Factor of limits after alarms that were wrong."""
+        return 1 + self.mistakes / 2
+
     def longest_seconds(self, limits: SignLimits) -> float:
         """Gap that counts."""
         if limits.forgets_start and self._is_firm(limits):
@@ -112,11 +116,10 @@ class Rhythm:
         few = FEW_GAPS / max(1, self.gaps)
         if self.visits >= FEW_VISITS:
             few = min(few, FEW_VISITS / self.visits)
-        margin = 1 + self.mistakes / 2
         own_seconds = self.history_seconds - self._taken_seconds
         known_seconds = own_seconds + min(self._taken_seconds, CAUTION_SECONDS)
-        caution = margin * (1 + CAUTION_SECONDS / max(1.0, known_seconds))
-        usual = self.longest_seconds(limits) * (1 + few) * margin
+        caution = self.margin * (1 + CAUTION_SECONDS / max(1.0, known_seconds))
+        usual = self.longest_seconds(limits) * (1 + few) * self.margin
         allowed = limits.silence.allowed(usual, caution, floor_seconds)
         return allowed if self._is_firm(limits) else Allowed(allowed.idle, NEVER, NEVER)
 
@@ -143,7 +146,7 @@ def by_steps(rhythm: Rhythm, longest: float, steps: int, usual: float | None) ->
     """Return the limits of a rank that reports steps of `usual` seconds; None: too few so far."""
     if steps < LATE_STEPS_MIN or rhythm.gaps < LATE_STEPS.known.gaps or usual is None:
         return None
-    pause = LATE_STEPS.act.of(longest * (1 + rhythm.mistakes / 2))
+    pause = LATE_STEPS.act.of(longest * rhythm.margin)
     look = max(LATE_STEPS.look.of(usual), min(pause, LATE_PAUSE_SECONDS_MAX))
     return Patience(Bound.STEPS, look, max(look, pause))
 
@@ -154,6 +157,6 @@ def by_output(rhythm: Rhythm, longest: float) -> Patience | None:
     is_long = rhythm.history_seconds >= max(known.seconds, REGULAR_TIMES * longest)
     if rhythm.gaps < known.gaps or not is_long:
         return None
-    usual = longest * (1 + rhythm.mistakes / 2)
+    usual = longest * rhythm.margin
     look = LATE_LINES.look.of(usual)
     return Patience(Bound.OUTPUT, look, max(look, LATE_LINES.act.of(usual)))

@@ -22,6 +22,7 @@ from unbroken.core.job.gang import GangStage
 from unbroken.core.job.recovery import symptoms
 from unbroken.core.job.recovery.incidents import UNCHARGED
 from unbroken.core.job.state import JobState
+from unbroken.core.patience import LOOK_SECONDS
 from unbroken.core.wording import counted
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import Symptom
@@ -31,9 +32,6 @@ from unbroken.wire.observation import Alarm, RankWatch
 
 RankPlace = tuple[PodUid, int]
 """A rank in its pod."""
-SAME_SECONDS = 1.0
-"""Alarms without a step cannot be ordered more exactly: this is the time between two looks of an
-agent."""
 SLOWER = 1.25
 """Than the others, by the step."""
 
@@ -62,7 +60,8 @@ def first_ranks(
     else:
         low = min(alarm.since for alarm in alarms.values())
         usual = max((rank.step_seconds or 0.0 for rank in watch.values()), default=0.0)
-        same = max(SAME_SECONDS, usual)
+        # Alarms without a step cannot be ordered more exactly than an agent looks.
+        same = max(LOOK_SECONDS, usual)
         first = [place for place, alarm in alarms.items() if alarm.since - low <= same]
         at = "the same time"
     alarm = alarms[min(first, key=lambda place: alarms[place].since)]
