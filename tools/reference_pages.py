@@ -240,7 +240,8 @@ def silence() -> Iterator[str]:
     )
     titles = ("the rank shows", "known after", "late after", "the restart, not before")
     yield from table(titles, _lateness())
-    text = f"""*Gap* is the longest gap between two signs so far. Multiples of it are doubled after
+    text = f"""*Gap* is the longest gap between two signs so far. Signs other than steps must have
+        come for {patience.REGULAR_TIMES:g} times as long. Multiples of the gap are doubled after
         {patience.FEW_GAPS} gaps or {patience.FEW_VISITS} visits of a phase, and near those of the
         table after many. Least silences are doubled after {_span(patience.CAUTION_SECONDS)} of
         history, longer before, and near those of the table after ten times as much. Each alarm that
