@@ -48,6 +48,7 @@ from unbroken.wire.worker import (
 
 if TYPE_CHECKING:
     from unbroken.worker.checkpointing.checkpoints import checkpoints
+    from unbroken.worker.checkpointing.torch_storage import StorageReader, StorageWriter
     from unbroken.worker.loading.loaders import data
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
@@ -57,6 +58,8 @@ __all__ = [
     "Phase",
     "RankLost",
     "Snapshot",
+    "StorageReader",
+    "StorageWriter",
     "checkpoint",
     "checkpoints",
     "context",
@@ -72,6 +75,8 @@ _ELSEWHERE = {
     "RankLost": "restart.restartable",
     "restartable": "restart.restartable",
     "Snapshot": "snapshot.snapshot",
+    "StorageReader": "checkpointing.torch_storage",
+    "StorageWriter": "checkpointing.torch_storage",
 }
 """Names that are imported when they are used first, so that the rest costs no more than it did."""
 

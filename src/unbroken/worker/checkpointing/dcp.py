@@ -11,9 +11,12 @@ import io
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from unbroken.wire.pickled import Known, load
@@ -53,6 +56,55 @@ def writer(storage: Storage, folder: str, files: list[File]) -> Any:
     # Two ranks that complete a checkpoint at the same time write the same bytes.
     result.save_id = folder
     return result
+
+
+def write_items(
+    storage: Storage, folder: str, plan: Any, planner: Any
+) -> tuple[list[Any], list[File]]:
+    """Write a rank's part, in several files at the same time if the storage gains by it."""
+    prefix, shares = plan.storage_data, _shares(plan.items, storage.writers)
+
+    def written(at: int) -> tuple[list[Any], list[File]]:
+        files: list[File] = []
+        own = replace(prefix, prefix=f"{prefix.prefix}{at}_") if len(shares) > 1 else prefix
+        share = replace(plan, items=shares[at], storage_data=own)
+        return writer(storage, folder, files).write_data(share, planner).wait(), files
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        done = list(pool.map(lambda at: storage.retried(lambda: written(at)), range(len(shares))))
+    results = [result for share, _ in done for result in share]
+    return results, [file for _, files in done for file in files]
+
+
+def write_metadata(
+    storage: Storage, folder: str, metadata: Any, results: list[list[Any]]
+) -> list[File]:
+    """Write the file that reads the parts of all ranks together."""
+
+    def written() -> list[File]:
+        files: list[File] = []
+        writer(storage, folder, files).finish(metadata, results)
+        return files
+
+    return storage.retried(written)
+
+
+def _shares(items: list[Any], count: int) -> list[list[Any]]:
+    """Divide items among files of about the same size."""
+    sizes = [0] * count
+    shares: list[list[Any]] = [[] for _ in range(count)]
+    for item in sorted(items, key=_size, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(item)
+        sizes[least] += _size(item)
+    return [share for share in shares if share] or [[]]
+
+
+def _size(item: Any) -> int:
+    if item.tensor_data is None:
+        return 1
+    tensor = item.tensor_data
+    return int(prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize) + 1
 
 
 def reader(storage: Storage, folder: str) -> Any:

@@ -96,10 +96,14 @@ class Series:
         # The order matters: checkpoints that an older attempt completes before it can see the claim
         # are listed.
         before = max((n for n in self._claimed(_HEIRS) if n < claim.number), default=-1)
-        heirs = frozenset(map(str, complete(self.storage.entries(), before, self._heirs(before))))
+        heirs = map(str, complete(self.storage.entries(), before, self._heirs(before)))
         data = json.dumps(sorted(heirs)).encode()
         self.storage.write(self._name(_HEIRS, claim.number), data)
         self.adopt(claim.number)
+
+    def look(self) -> None:
+        """See what the newest attempt sees, to read only."""
+        self.adopt(max(self._claimed(_HEIRS), default=-1))
 
     def adopt(self, number: int) -> None:
         """Join an attempt that another rank has claimed."""

@@ -15,8 +15,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +32,8 @@ from .dcp import (
     load_plain,
     planner,
     reader,
+    write_items,
+    write_metadata,
     writer,
 )
 from .storage import CheckpointError, File, Storage
@@ -93,51 +94,18 @@ class Staged:
             torch.cuda.synchronize()
 
     def write(self, storage: Storage, folder: str, member: int) -> list[File]:
-        """Write this rank's part, in several files at the same time if the storage gains by it.
-
-        Leaves there what `finish` needs to know.
-        """
+        """Write this rank's part. Leaves there what `finish` needs to know."""
         plan = writer(storage, folder, []).prepare_global_plan(self._plans)[member]
-        prefix, shares = plan.storage_data, self._shares(plan.items, storage.writers)
-
-        def written(at: int) -> tuple[list[Any], list[File]]:
-            files: list[File] = []
-            own = replace(prefix, prefix=f"{prefix.prefix}{at}_") if len(shares) > 1 else prefix
-            share = replace(plan, items=shares[at], storage_data=own)
-            return writer(storage, folder, files).write_data(share, self).wait(), files
-
-        with ThreadPoolExecutor(len(shares)) as pool:
-            done = list(
-                pool.map(lambda at: storage.retried(lambda: written(at)), range(len(shares)))
-            )
-        results = [result for share, _ in done for result in share]
+        results, files = write_items(storage, folder, plan, self)
         storage.write(_results(folder, member), encode(results, forms=dcp_forms()))
-        return [file for _, files in done for file in files]
+        return files
 
     def finish(self, storage: Storage, folder: str) -> list[File]:
         """Write the file that reads all parts together; call it when all are written."""
         parts = [storage.read(_results(folder, member)) for member in range(self._members)]
         results = [decode(part, forms=dcp_forms()) for part in parts]
 
-        def written() -> list[File]:
-            files: list[File] = []
-            writer(storage, folder, files).finish(self._metadata, results)
-            return [replace(file, name=file.name.removesuffix(".tmp")) for file in files]
-
-        return storage.retried(written)
-
-    def _shares(self, items: list[Any], count: int) -> list[list[Any]]:
-        """Divide items among files of about the same size."""
-        sizes, shares = [0] * count, [[] for _ in range(count)]  # type: list[int], list[list[Any]]
-        for item in sorted(items, key=self._size, reverse=True):
-            least = sizes.index(min(sizes))
-            shares[least].append(item)
-            sizes[least] += self._size(item)
-        return [share for share in shares if share] or [[]]
-
-    def _size(self, item: Any) -> int:
-        value = self._values[item.index]
-        return value.getbuffer().nbytes if isinstance(value, io.BytesIO) else int(value.nbytes)
+        return write_metadata(storage, folder, self._metadata, results)
 
     def resolve_data(self, item: Any) -> Any:
         """Return the data to write, as a planner of torch."""
