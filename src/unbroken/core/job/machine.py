@@ -55,7 +55,7 @@ from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
 from .moves import Moves, Spares
 from .recovery import recovery, symptoms
-from .recovery.recovery import Received
+from .recovery.recovery import Details, Received
 from .roster import of_ranks
 from .state import JobState
 from .transitions import Phase
@@ -77,7 +77,7 @@ class Job:
     def __init__(self, name: str, status: JobStatus) -> None:
         self.state = JobState(name, status)
         self._life = Life(self.state)
-        self._recovery = Recovery(self.state, self._life)
+        self._recovery = Recovery(self.state, self._life, self._suspected)
         self._adoption = Adoption(self.state, self._life, self._recovery)
         self._hangs = Hangs(self.state)
         self._stalls = Stalls(self.state)
@@ -88,7 +88,6 @@ class Job:
         self._unstarted = Unstarted(self.state, self._recovery, self._waits)
         self._unanswered = Unanswered(self.state, self._recovery)
         self._examination = Examination(self.state, self._recovery, self._stalls)
-        self._recovery.interrupted = self._examination.interrupted
         self._moves = Moves(self.state, self._recovery, self._spares)
         self._stragglers = Stragglers(self.state, self._stalls)
         self._is_synced = False
@@ -159,6 +158,10 @@ class Job:
             self._waits.advance(now)
         self.check()
         return state.flush()
+
+    def _suspected(self, found: Sequence[Symptom], now: float) -> tuple[list[Symptom], Details]:
+        """Return what an examination suspects, which these symptoms of another fault end."""
+        return self._examination.interrupted(found, now)
 
     def _is_awake(self) -> bool:
         return self.state.phase not in (Phase.UNKNOWN, Phase.DELETED)

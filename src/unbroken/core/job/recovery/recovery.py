@@ -191,18 +191,17 @@ class Details(TypedDict, total=False):
     groups: tuple[StackGroup, ...]
 
 
-Interrupted = Callable[[Sequence[Symptom], float], tuple[list[Symptom], Details]]
+Suspected = Callable[[Sequence[Symptom], float], tuple[list[Symptom], Details]]
+"""Returns what is suspected as another fault comes, and the details known of it."""
 
 
 class Recovery:
     """Faults of one job."""
 
-    def __init__(self, state: JobState, life: Life) -> None:
+    def __init__(self, state: JobState, life: Life, suspected: Suspected) -> None:
         self._state = state
         self._life = life
-        self.interrupted: Interrupted = lambda found, now: ([], {})
-        """Returns the signs that were suspected when another fault came, and the details known of
-        them."""
+        self._suspected = suspected
         self._replaced: set[PodUid] = set()
         """Healthy pods that are deleted because the remedy of the open incident replaces them."""
         self._gathered: list[Symptom] | None = None
@@ -254,7 +253,7 @@ class Recovery:
         state.close_incident("failed again", now)
         self._replaced.clear()
         broken = state.attempt
-        suspected, known = self.interrupted(found, now)
+        suspected, known = self._suspected(found, now)
         found = [*found, *suspected]
         found += in_early_ends(state, found, now)
         first = culprit(found)
