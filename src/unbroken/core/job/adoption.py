@@ -215,7 +215,7 @@ class Adoption:
         if not self._continues(finding, now):
             self._restart(finding, now)
         if len(state.gang.completed) < state.nnodes:
-            state.objects += state.plan.create(now)
+            state.plan.create(now)
         self._recovery.judge(list(state.roster.members.values()), now)
 
     def _continues(self, finding: NewestAttempt, now: float) -> bool:
@@ -324,7 +324,7 @@ class Adoption:
         order = self._life.train(now, next(iter(finding.masters), old), _lease_of(finding.running))
         done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
         ranks = state.ranks.rank_of
-        state.commands += state.gang.resume(order, ranks, now, completed=done)
+        state.gang.resume(order, ranks, now, completed=done)
         if state.gang.stage is GangStage.RUNNING:
             is_told = is_same and state.condition is ConditionType.RUNNING
             is_told = is_told and state.incidents.open is None

@@ -75,8 +75,10 @@ class StartOrder:
 class Gang:
     """Barrier over the members of a roster."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, commands: list[JobEffect]) -> None:
+        """Append the commands of each step to `commands`."""
         self._roster = roster
+        self._commands = commands
         self.stage = GangStage.HALTED
         self.fence = -1
         """The newest attempt (in HALTED) of which no worker may live before the next one starts."""
@@ -113,7 +115,7 @@ class Gang:
 
     def halt(
         self, through: int, now: float, *, mode: str = PROCESS_RESTART, is_graceful: bool = False
-    ) -> list[JobEffect]:
+    ) -> None:
         """Stop every attempt up to `through`, on every agent that may still run one."""
         self.stage, self.fence, self._is_graceful = GangStage.HALTED, through, is_graceful
         self.mode, self.last_clear, self.last_ready = mode, None, None
@@ -127,14 +129,14 @@ class Gang:
         for uid in self.ranks:
             self._witness(uid, now)
         self.ready = {uid for uid, member in members.items() if self.is_ready(member)}
-        return self._stop(self.unclear, now)
+        self._stop(self.unclear, now)
 
-    def start(self, order: StartOrder, ranks: Mapping[PodUid, int], now: float) -> list[JobEffect]:
+    def start(self, order: StartOrder, ranks: Mapping[PodUid, int], now: float) -> None:
         """Start the attempt on these pods; the caller has seen that `may_start` holds."""
         assert self.stage is GangStage.HALTED
         assert not self.unclear
         self._enter_start(order, ranks)
-        return self._start(now)
+        self._start(now)
 
     def resume(
         self,
@@ -143,7 +145,7 @@ class Gang:
         now: float,
         *,
         completed: Iterable[PodUid],
-    ) -> list[JobEffect]:
+    ) -> None:
         """Take over an attempt that an earlier operator has started."""
         self._enter_start(order, ranks)
         for uid, member in self._roster.members.items():
@@ -156,16 +158,17 @@ class Gang:
         for uid in list(self.awaited):
             self._observe_start(self._roster.members[uid])
         self.last_started = None  # Who was the last of these is not known.
-        effects = self._start(now) if self.awaited else []
+        if self.awaited:
+            self._start(now)
         for member in self._roster.members.values():
-            effects += self._stop_stranger(member, now)
-        return effects
+            self._stop_stranger(member, now)
 
-    def observe(self, member: Member, now: float) -> list[JobEffect]:
+    def observe(self, member: Member, now: float) -> None:
         """Take what has become known of a member: its report, its loss, its node."""
         if self.stage is not GangStage.HALTED:
             self._observe_start(member)
-            return self._stop_stranger(member, now)
+            self._stop_stranger(member, now)
+            return
         uid, is_clear = member.uid, self._is_clear(member)
         if is_clear:
             if self.unclear.pop(uid, None) is not None:
@@ -180,10 +183,9 @@ class Gang:
         else:
             self.ready.discard(uid)
         was_asked = member.asked >= self.fence and self._resend_at is not None
-        if uid not in self.unclear or member.report is None or was_asked:
-            return []
-        self.unclear.restart(uid, now)
-        return self._stop([uid], now)
+        if uid in self.unclear and member.report is not None and not was_asked:
+            self.unclear.restart(uid, now)
+            self._stop([uid], now)
 
     def stuck(self, now: float, seconds: float) -> list[PodUid]:
         """Pods that have not shown for so long that they are clear; each once in that time."""
@@ -219,12 +221,15 @@ class Gang:
             del self.witnesses[newest]
         self.witnesses[uid] = now
 
-    def tick(self, now: float) -> list[JobEffect]:
+    def tick(self, now: float) -> None:
         """Repeat what is due."""
         if self._resend_at is None or now < self._resend_at:
-            return []
+            return
         self._resend_at = None
-        return self._stop(self.unclear, now) if self.stage is GangStage.HALTED else self._start(now)
+        if self.stage is GangStage.HALTED:
+            self._stop(self.unclear, now)
+        else:
+            self._start(now)
 
     def reports(self) -> Iterator[tuple[Member, AgentReport]]:
         """Yield the pods with a rank that report the attempt of the order, and these reports."""
@@ -278,21 +283,22 @@ class Gang:
         if self.stage is GangStage.STARTING and not self.awaited:
             self.stage, self._resend_at = GangStage.RUNNING, None
 
-    def _stop_stranger(self, member: Member, now: float) -> list[JobEffect]:
+    def _stop_stranger(self, member: Member, now: float) -> None:
         """Stop a pod that runs something it was not ordered to run, or keeps processes in vain."""
         assert self.order is not None
         uid, report = member.uid, member.report
         if report is None or uid in self.ranks:
-            return []
+            return
         if report.state is AgentState.READY and report.kept:
-            return [StopWorkers(uid, StopCommand(self.fence))]
+            self._commands.append(StopWorkers(uid, StopCommand(self.fence)))
+            return
         if self._roster.is_clear(member, self.fence + 1):
-            return []
+            return
         attempt = self.order.attempt if member.runs_unordered else member.attempt_of(report)
         if report.state is AgentState.READY or attempt is None or member.asked >= attempt:
-            return []
+            return
         member.asked = attempt
-        return [StopWorkers(uid, StopCommand(attempt))]
+        self._commands.append(StopWorkers(uid, StopCommand(attempt)))
 
     def _resend_seconds(self) -> float:
         return max(RESEND_SECONDS, RESEND_SECONDS_EACH * len(self._roster.members))
@@ -308,8 +314,7 @@ class Gang:
         # On a stop command the agent starts new workers in place of the worker that has ended.
         return not (member.broke_early and member.early_attempt <= self.fence)
 
-    def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:
-        effects: list[JobEffect] = []
+    def _stop(self, uids: Iterable[PodUid], now: float) -> None:
         # One object for all alike: thousands are sent at once, and its frame is kept.
         stops = {
             (mode, is_graceful): StopCommand(self.fence, mode, is_graceful)
@@ -323,19 +328,17 @@ class Gang:
                 mode = self.mode if _can_keep(member.report) else PROCESS_RESTART
                 # The kubelet's SIGTERM may come later, and must find the workers in their grace.
                 is_graceful = self._is_graceful or member.view.is_deleting
-                effects.append(StopWorkers(uid, stops[mode, is_graceful]))
+                self._commands.append(StopWorkers(uid, stops[mode, is_graceful]))
         if self._resend_at is None and self.unclear:
             self._resend_at = now + self._resend_seconds()
-        return effects
 
-    def _start(self, now: float) -> list[JobEffect]:
+    def _start(self, now: float) -> None:
         order = self.order
         assert order is not None
         command = StartCommand(
             order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules,
             order.detectors, lease_seconds=order.lease_seconds,
         )  # fmt: skip
-        effects: list[JobEffect] = []
         addresses = self._addresses() if order.lease_seconds else {}
         for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
             member = self._roster.members.get(uid)
@@ -349,9 +352,8 @@ class Gang:
             of_node = replace(command, rank=rank, parent=parent, **copies._asdict())
             if member.report is not None and is_stock(member.report):
                 of_node = self._for_stock(of_node, member.report.restart_mode)
-            effects.append(StartWorkers(uid, of_node))
+            self._commands.append(StartWorkers(uid, of_node))
         self._resend_at = now + self._resend_seconds()
-        return effects
 
     def _addresses(self) -> dict[int | None, str]:
         """The agents of the ranks that others ask, by rank."""

@@ -112,9 +112,9 @@ class Life:
         state = self._state
         state.enter(Phase.PREPARING)
         mode = state.restart_mode()
-        state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
+        state.gang.halt(state.attempt - 1, now, mode=mode)
         self.mark_preparing(now)
-        state.objects += state.plan.create(now)
+        state.plan.create(now)
 
     def mark_preparing(self, now: float) -> None:
         """Begin to wait for the next start."""
@@ -158,10 +158,10 @@ class Life:
         state.enter(Phase.ENDING)
         gang = state.gang
         if gang.stage is not GangStage.HALTED:
-            state.commands += gang.halt(state.attempt, now, is_graceful=True)
+            gang.halt(state.attempt, now, is_graceful=True)
         elif gang.mode != PROCESS_RESTART:
             # Workers that wait for the next attempt must learn that there will be none.
-            state.commands += gang.halt(gang.fence, now, is_graceful=True)
+            gang.halt(gang.fence, now, is_graceful=True)
 
     def _stop_newest(self, now: float) -> None:
         """Stop attempts that this operator did not know when it began to end the job.
@@ -172,7 +172,7 @@ class Life:
         assert self.verdict is not None
         state.attempt = max(state.attempt, state.newest_seen)
         state.set_status(restart_count=state.attempt)
-        state.commands += state.gang.halt(state.newest_seen, now, is_graceful=True)
+        state.gang.halt(state.newest_seen, now, is_graceful=True)
 
     def hold(self, hold: Hold, now: float) -> None:
         """Record why a suspended job waits, if the reason has changed."""
@@ -210,9 +210,9 @@ class Life:
         """Delete the pod if nothing is to be left of it, now that nothing runs."""
         state = self._state
         if state.phase is Phase.SUSPENDED:
-            state.objects += state.plan.condemn(member, "the job is suspended", now)
+            state.plan.condemn(member, "the job is suspended", now)
         elif state.phase is Phase.ENDED and self._must_go(member):
-            state.objects += state.plan.condemn(member, "the job has ended", now)
+            state.plan.condemn(member, "the job has ended", now)
 
     def progressed(self, report: AgentReport, now: float) -> None:
         """Note the first progress of the job's life, and after a recovery."""
@@ -363,7 +363,7 @@ class Life:
         if state.incidents.open is None:
             state.set_condition(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
         order = self.train(now, master, lease)
-        state.commands += gang.start(order, ranks.rank_of, now)
+        gang.start(order, ranks.rank_of, now)
 
     def _skip_attempts(self, now: float) -> None:
         """Skip attempt numbers that agents know from another operator, and would therefore refuse.
@@ -375,7 +375,7 @@ class Life:
         state.set_ledger(replace(state.ledger, uncharged=skipped))
         state.attempt = state.newest_seen + 1
         state.set_status(restart_count=state.attempt)
-        state.commands += state.gang.halt(state.attempt - 1, now)
+        state.gang.halt(state.attempt - 1, now)
 
     def _is_gathering(self, now: float) -> bool:
         state = self._state

@@ -299,7 +299,7 @@ class Job:
         heard = [m.report.newest_attempt or 0 for m in state.roster.members.values() if m.report]
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             state.attempt = max([state.attempt, *heard])
-            state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
+            state.gang.halt(state.attempt, now, is_graceful=True)
         if state.condition is None:
             state.set_condition(ConditionType.CREATED, "Created", "job is created", now)
             if state.gate is not hold:
@@ -323,7 +323,7 @@ class Job:
             view = member.view
             if view.node is None and moved(old, state.gate, view.replica_spec, view.index):
                 text = "Kueue has given it another place"
-                state.objects += state.plan.condemn(member, text, now)
+                state.plan.condemn(member, text, now)
 
     def _note_request(self, asked: float | None) -> None:
         """Remember a request to restart until it can be followed, if it is a new one."""
@@ -388,7 +388,7 @@ class Job:
         if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
             state.ranks.restore(member, report.rank)  # reported only after the adoption
         unclear = len(state.gang.unclear)
-        state.commands += state.gang.observe(member, now)
+        state.gang.observe(member, now)
         # A stock agent's answer to a stop repeats its earlier state, and yet is a proof.
         state.has_changed |= unclear != len(state.gang.unclear)
         self._unstarted.heard(member, now)
@@ -433,7 +433,7 @@ class Job:
         self._adoption.answered(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
-        state.commands += state.gang.observe(member, now)
+        state.gang.observe(member, now)
         if state.roster.is_cut_off(member):
             self._recovery.lose_all([member], symptoms.NODE_LOST, why, now)
         else:
@@ -455,13 +455,13 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             self._unanswered.see(member, now)
             return
-        state.commands += state.gang.observe(member, now)
+        state.gang.observe(member, now)
         if view.phase is not PodPhase.SUCCEEDED and member.report is None:
             self._waits.see(view, now)
         self._unanswered.see(member, now)
         self._life.clean_pod(member, now)
         self._recovery.judge([member], now)
-        state.objects += state.plan.ended(member)
+        state.plan.ended(member)
 
     def _pod_gone(self, uid: PodUid, now: float) -> None:
         state = self.state
@@ -485,7 +485,7 @@ class Job:
         state.plan.vacated(member)
         self._recovery.fault(found, now)
         if state.phase in _LIVE:
-            state.objects += state.plan.create(now, [member.view.name])
+            state.plan.create(now, [member.view.name])
 
     def _pod_refused(self, event: PodRefused, now: float) -> None:
         state = self.state
@@ -517,13 +517,13 @@ class Job:
         members = roster.on_node(name)
         if state.phase is Phase.UNKNOWN:
             return
-        state.objects += state.plan.prove(members, now)
+        state.plan.prove(members, now)
         if state.phase is Phase.ADOPTING:
             return
         state.has_changed = True
         for member in members:
-            state.commands += state.gang.observe(member, now)
-        state.objects += state.plan.retry_deletions(members, now)
+            state.gang.observe(member, now)
+        state.plan.retry_deletions(members, now)
         self._recovery.judge(members, now)
 
     def _fence_proven(self, uid: PodUid, now: float) -> None:
@@ -535,8 +535,8 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         state.has_changed = True
-        state.commands += state.gang.observe(member, now)
-        state.objects += state.plan.retry_deletions([member], now)
+        state.gang.observe(member, now)
+        state.plan.retry_deletions([member], now)
         self._recovery.judge([member], now)
 
     def _end_leases(self, now: float) -> None:
@@ -544,10 +544,10 @@ class Job:
         state = self.state
         for member in self._leases.over(now):
             state.has_changed = True
-            state.commands += state.gang.observe(member, now)
+            state.gang.observe(member, now)
             if member.view.node is not None:
                 state.plan.give_up(member.view.node, now)
-            state.objects += state.plan.retry_deletions([member], now)
+            state.plan.retry_deletions([member], now)
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"
                 self._recovery.lose_all([member], symptoms.AGENT_LOST, why, now)
@@ -556,8 +556,9 @@ class Job:
 
     def _pass_time(self, now: float) -> None:
         state = self.state
-        state.commands += state.gang.tick(now)
-        state.objects += state.plan.tick(now) + state.plan.free(now)
+        state.gang.tick(now)
+        state.plan.tick(now)
+        state.plan.free(now)
         if state.phase in (*_LIVE, Phase.ENDED):
             self._life.overdue(now)
         if state.phase not in _LIVE:

@@ -244,11 +244,11 @@ class Moves:
             pods = spec.replicas + beside
             surplus = state.plan.resize(spec.name, pods, state.gang.ranks)
             self._let_go(surplus, "it is needed no more", now)
-        state.objects += state.plan.create(now)
+        state.plan.create(now)
 
     def _let_go(self, members: Iterable[Member], why: str, now: float) -> None:
         for member in members:
-            self._state.objects += self._state.plan.condemn(member, why, now)
+            self._state.plan.condemn(member, why, now)
 
     def _advance(self, leaving: Sequence[_Leaving], now: float) -> None:
         """Move the ranks once that costs least, or once it must be."""

@@ -73,9 +73,11 @@ def slots(job: str, shape: Sequence[ReplicaSpec]) -> dict[PodName, Slot]:
 class PodPlan:
     """Pods wanted and pods condemned."""
 
-    def __init__(self, job: str, roster: Roster) -> None:
+    def __init__(self, job: str, roster: Roster, orders: list[JobEffect]) -> None:
+        """Append the orders of each step to `orders`."""
         self._job = job
         self._roster = roster
+        self._orders = orders
         self.slots: dict[PodName, Slot] = {}
         self.condemned: dict[PodUid, Member] = {}
         self._empty: dict[PodName, float] = {}
@@ -173,13 +175,13 @@ class PodPlan:
             self._empty[name] = -1.0
         self._settle()
 
-    def create(self, now: float, names: Iterable[PodName] | None = None) -> list[JobEffect]:
+    def create(self, now: float, names: Iterable[PodName] | None = None) -> None:
         """Order the missing pods, or only those that are named."""
         chosen = [name for name in names or self._empty if self._is_missing(name, now)]
         if self._empty:
             self._retry_later(now)
         if not chosen:
-            return []
+            return
         self._take_back(now)
         avoid = self.avoid.union(self.given_up, self._roster.unusable_nodes())
         for name in chosen:
@@ -187,52 +189,48 @@ class PodPlan:
             if avoid:
                 self._kept_off.pop(name, None)
                 self._kept_off[name] = (now, avoid)
-        orders = (self.slots[name] for name in chosen)
         nodes = tuple(sorted(avoid))
-        return [CreatePod(slot.name, slot.replica_spec, slot.index, nodes) for slot in orders]
+        for slot in (self.slots[name] for name in chosen):
+            self._orders.append(CreatePod(slot.name, slot.replica_spec, slot.index, nodes))
 
-    def condemn(self, member: Member, reason: str, now: float) -> list[JobEffect]:
+    def condemn(self, member: Member, reason: str, now: float) -> None:
         """Condemn the pod: it is deleted until it is gone."""
         if member.condemned:
-            return []
+            return
         member.condemned, member.condemned_at = reason, now
         self.condemned[member.uid] = member
-        return self._end(member, now)
+        self._end(member, now)
 
-    def pardon(self, uids: Container[PodUid], orders: list[JobEffect]) -> None:
-        """Keep those of these pods whose deletion is among `orders`, which have not left yet, and
-        remove that deletion."""
-        taken = [order for order in orders if isinstance(order, DeletePod) and order.uid in uids]
-        for order in taken:
-            orders.remove(order)
+    def pardon(self, uids: Container[PodUid]) -> None:
+        """Keep those of these pods whose deletion was ordered in this step, and withdraw the
+        order."""
+        deletions = [order for order in self._orders if isinstance(order, DeletePod)]
+        for order in (order for order in deletions if order.uid in uids):
+            self._orders.remove(order)
             member = self.condemned.pop(order.uid, None)
             if member is not None:
                 member.condemned = ""
 
-    def prove(self, members: Iterable[Member], now: float) -> list[JobEffect]:
+    def prove(self, members: Iterable[Member], now: float) -> None:
         """Request the proof that nothing runs on nodes that are reported as fenced or removed."""
-        effects: list[JobEffect] = []
         for member in members:
-            effects += self._prove(member, now)
-        return effects
+            self._prove(member, now)
 
-    def retry_deletions(self, members: Iterable[Member], now: float) -> list[JobEffect]:
+    def retry_deletions(self, members: Iterable[Member], now: float) -> None:
         """A node has changed: fence it or force what was waiting for the fence."""
         self._take_back(now)
         fenced = set[NodeName]()
-        effects: list[JobEffect] = []
         for member in members:
             if member.uid in self.condemned:
-                effects += self._end(member, now, fenced)
-        return effects
+                self._end(member, now, fenced)
 
-    def ended(self, member: Member) -> list[JobEffect]:
+    def ended(self, member: Member) -> None:
         """Free the name of a pod whose containers have ended, if another pod is to have it.
 
         The kubelet frees it, too; that of Kubernetes 1.20 took up to 9 s more (`benchmarks/`).
         """
-        why = member.condemned or "its containers have ended"
-        return [self._force(member, why)] if self._is_over(member) else []
+        if self._is_over(member):
+            self._force(member, member.condemned or "its containers have ended")
 
     def give_up(self, node: NodeName, now: float, seconds: float = ALIVE_SECONDS) -> None:
         """Avoid a node for so long, unless it gets ready anew before."""
@@ -249,16 +247,14 @@ class PodPlan:
             elif is_alive:
                 del self.given_up[name]
 
-    def tick(self, now: float) -> list[JobEffect]:
+    def tick(self, now: float) -> None:
         """Repeat every order that has shown no effect."""
         if self._retry_at is None or now < self._retry_at:
-            return []
+            return
         self._retry_at = None
-        unproven = [self._roster.members[uid] for uid in self._proofs]
-        effects = self.prove(unproven, now) + self.retry_deletions(
-            list(self.condemned.values()), now
-        )
-        return effects + self.create(now)
+        self.prove([self._roster.members[uid] for uid in self._proofs], now)
+        self.retry_deletions(list(self.condemned.values()), now)
+        self.create(now)
 
     def adopt(self, now: float) -> None:
         """Treat pods without a node that an earlier operator made as suspect: the nodes they avoid
@@ -268,12 +264,11 @@ class PodPlan:
             if member is not None and member.view.node is None:
                 self._kept_off[name] = (now, UNKNOWN_NODES)
 
-    def free(self, now: float) -> list[JobEffect]:
+    def free(self, now: float) -> None:
         """Recreate the pods that found no place while they avoid usable nodes.
 
         Usable are nodes that have recovered, and repeat offenders, which are better than no node.
         """
-        effects: list[JobEffect] = []
         while self._kept_off:
             name, (since, avoided) = next(iter(self._kept_off.items()))
             if now < since + AVOID_SECONDS:
@@ -287,47 +282,43 @@ class PodPlan:
                 continue
             self.avoid = frozenset()
             self.given_up.clear()
-            effects += self.condemn(member, "it found no place away from nodes to avoid", now)
-        return effects
+            self.condemn(member, "it found no place away from nodes to avoid", now)
 
-    def _end(
-        self, member: Member, now: float, fenced: set[NodeName] | None = None
-    ) -> list[JobEffect]:
+    def _end(self, member: Member, now: float, fenced: set[NodeName] | None = None) -> None:
         self._retry_later(now)
         view, node = member.view, member.view.node
         if member.is_fenced or member.is_lease_over or self._is_over(member):
-            return [self._force(member, member.condemned)]
-        effects: list[JobEffect] = []
+            self._force(member, member.condemned)
+            return
         if not view.is_deleting:
-            effects.append(DeletePod(view.name, view.uid, member.condemned))
+            self._orders.append(DeletePod(view.name, view.uid, member.condemned))
         asked = fenced if fenced is not None else set[NodeName]()
-        effects += self._prove(member, now)
+        self._prove(member, now)
         if self._roster.is_on_fenced(member):
-            return effects
+            return
         if member.has_ended or node is None or node in asked:
-            return effects
+            return
         if self._roster.is_cut_off(member):
             asked.add(node)
-            effects.append(FenceNode(node, view.uid, f"pod {view.name}: {member.condemned}"))
-        return effects
+            self._orders.append(FenceNode(node, view.uid, f"pod {view.name}: {member.condemned}"))
 
     def _is_over(self, member: Member) -> bool:
         return member.has_ended and member.view.name in self.slots
 
-    def _force(self, member: Member, why: str) -> DeletePod:
-        return DeletePod(member.view.name, member.uid, why, force=True)
+    def _force(self, member: Member, why: str) -> None:
+        self._orders.append(DeletePod(member.view.name, member.uid, why, force=True))
 
-    def _prove(self, member: Member, now: float) -> list[JobEffect]:
+    def _prove(self, member: Member, now: float) -> None:
         uid, node = member.uid, member.view.node
         if node is None or member.is_fenced or not self._roster.is_on_fenced(member):
             self._proofs.pop(uid, None)
-            return []
+            return
         self._retry_later(now)
         asked = self._proofs.get(uid)
         if asked is not None and now < asked + RETRY_SECONDS:
-            return []
+            return
         self._proofs[uid] = now
-        return [ProveFence(node, uid)]
+        self._orders.append(ProveFence(node, uid))
 
     def _is_missing(self, name: PodName, now: float) -> bool:
         asked = self._empty.get(name)

@@ -71,11 +71,14 @@ class JobState:
         """The attempt that runs; in PREPARING, the one that is to start."""
         self.newest_seen = -1
         """Newest attempt that any agent of a living pod knows."""
+        self.commands: list[JobEffect] = []
+        self.objects: list[JobEffect] = []
+        """Orders about pods and nodes in this step, all of `plan`; `commands` go to agents."""
         self.roster = Roster()
-        self.gang = Gang(self.roster)
+        self.gang = Gang(self.roster, self.commands)
         self.ranks = Ranks()
         self.buddies = Buddies()
-        self.plan = PodPlan(name, self.roster)
+        self.plan = PodPlan(name, self.roster, self.objects)
         self.incidents = Incidents()
         self.watched: Watched = {}
         """Reports of the ranks of the attempt that runs, or ran last, about themselves."""
@@ -91,8 +94,6 @@ class JobState:
         """Number of the newest question to the agents (`core.job.watch.unreached`)."""
         self.has_changed = False
         """True if an event may allow a waiting job to continue."""
-        self.commands: list[JobEffect] = []
-        self.objects: list[JobEffect] = []
         self.last: list[JobEffect] = []
         self._events: list[JobEffect] = []
         self._incident_writes: list[JobEffect] = []

@@ -243,7 +243,7 @@ class Recovery:
         state, incident = self._state, self._state.incidents.open
         if incident is None or ladder.rung_of(incident.remedy).starts_again:
             return False
-        state.commands += state.gang.halt(attempt, now, is_graceful=True)
+        state.gang.halt(attempt, now, is_graceful=True)
         self._write_culprit(now)
         return True
 
@@ -293,7 +293,7 @@ class Recovery:
         is_hard = is_halted and state.gang.mode == PROCESS_RESTART
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.enter(Phase.PREPARING)
-        state.commands += state.gang.halt(broken, now, mode=mode, is_graceful=is_graceful)
+        state.gang.halt(broken, now, mode=mode, is_graceful=is_graceful)
 
     def _lost_pods(self, found: Sequence[Symptom]) -> list[PodName]:
         """Return the pods of the attempt that the fault has cost."""
@@ -309,7 +309,7 @@ class Recovery:
         found = in_loss(state, member, fault, text, now)
         if member.condemned:
             return found if fault in symptoms.NODE_LOSSES else []
-        state.objects += state.plan.condemn(member, text, now)
+        state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
         self.escalate(member)
@@ -336,7 +336,7 @@ class Recovery:
         state, roster = self._state, self._state.roster
         if state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
             return
-        state.objects += state.plan.prove(members, now)
+        state.plan.prove(members, now)
         for member in members:
             self._judge_pod(member, now)
         left = [m for m in members if roster.must_be_left(m)]
@@ -404,7 +404,7 @@ class Recovery:
         for member in state.roster.on_node(node):
             if not member.condemned and member.uid in state.gang.ranks:
                 self._replaced.add(member.uid)
-                state.objects += state.plan.condemn(member, why, now)
+                state.plan.condemn(member, why, now)
                 state.ranks.release(member.uid)
                 state.gang.forget(member.uid)
 
@@ -419,7 +419,7 @@ class Recovery:
         if repeat is not None and repeat.is_users:
             state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
             # The pods of a job that ends are left to its clean-up policy.
-            state.plan.pardon(self._replaced, state.objects)
+            state.plan.pardon(self._replaced)
             # Nothing of the next attempt has been started, and nothing will be.
             state.attempt = min(state.attempt, incident.attempt)
             state.set_status(restart_count=state.attempt)
@@ -428,7 +428,7 @@ class Recovery:
         """Stop kept processes if the restart mode no longer allows them."""
         state = self._state
         if state.gang.mode != state.restart_mode() == PROCESS_RESTART:
-            state.commands += state.gang.halt(state.gang.fence, now)
+            state.gang.halt(state.gang.fence, now)
 
     def _write_culprit(self, now: float) -> None:
         """Write the culprit, as it is known now, into the condition."""
@@ -454,7 +454,7 @@ class Recovery:
         for member in list(state.roster.members.values()):
             if not member.condemned:
                 self._replaced.add(member.uid)
-            state.objects += state.plan.condemn(member, "full job restart", now)
+            state.plan.condemn(member, "full job restart", now)
             state.gang.forget(member.uid)
         self._life.reshape(now)
 
