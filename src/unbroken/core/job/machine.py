@@ -135,29 +135,50 @@ class Job:
             self._take(event, now)
         self._recovery.decide(now)
         if self._is_awake():
-            self._end_leases(now)
-            if self._adoption.advance(now):
-                self._receipts.adopt(now)
-                self._end_leases(now)  # some of the attempt that was found may have run out
-            self._follow_request(now)
-            self._recovery.fault(self._stalls.faults(now), now)
-            self._recovery.fault(self._stragglers.advance(now), now)
-            self._examination.advance(now)
-            self._unstarted.advance(now)
-            self._unanswered.advance(now)
-            self._pass_time(now)
-            if self._too_large and state.phase in _LIVE:
-                verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
-                self._life.end(verdict, now)
-            self._moves.advance(now)
-            self._life.advance(now)
-            self._receipts.advance(now)
-            state.commands += self._spares.advance(now)
-            self._stalls.close()
-            self._resume_if_clean(now)
-            self._waits.advance(now)
+            self._find_attempt(now)
+            self._find_faults(now)
+            self._start_or_move(now)
+            self._conclude(now)
         self.check()
         return state.flush()
+
+    # These four need their order: a fault concerns the attempt that was found, a start or a move
+    # follows what a fault has decided, and the last one tells the result. Within one of them the
+    # order matters only where it says so.
+
+    def _find_attempt(self, now: float) -> None:
+        """Find out which attempt runs, and which workers have ended with their lease."""
+        self._end_leases(now)
+        if self._adoption.advance(now):
+            self._receipts.adopt(now)
+            self._end_leases(now)  # some of the attempt that was found may have run out
+
+    def _find_faults(self, now: float) -> None:
+        """Find the faults that no report names, and the end that they bring."""
+        self._follow_request(now)
+        self._recovery.fault(self._stalls.faults(now), now)
+        # These two look at what the stalls have noted.
+        self._recovery.fault(self._stragglers.advance(now), now)
+        self._examination.advance(now)
+        self._unstarted.advance(now)
+        self._unanswered.advance(now)
+        self._pass_time(now)
+        if self._too_large and self.state.phase in _LIVE:
+            verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
+            self._life.end(verdict, now)
+
+    def _start_or_move(self, now: float) -> None:
+        """Start the attempt if all is ready for it, and leave nodes that will go."""
+        self._moves.advance(now)
+        self._life.advance(now)
+
+    def _conclude(self, now: float) -> None:
+        """Tell what this step has led to, and resume a job whose old pods are gone."""
+        self._receipts.advance(now)
+        self.state.commands += self._spares.advance(now)
+        self._stalls.close()
+        self._resume_if_clean(now)
+        self._waits.advance(now)
 
     def _suspected(self, found: Sequence[Symptom], now: float) -> tuple[list[Symptom], Details]:
         """Return what an examination suspects, which these symptoms of another fault end."""
