@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from unbroken.local.node.ports.sessions import DICTIONARY, Data, Opened, Pinged, Reset
+from unbroken.local.node.port_forwarding import DICTIONARY, Data, Opened, Pinged, Reset
 
 # Sent by kubectl 1.32.4 for the first connection of `kubectl port-forward pod/web 18080:8000`.
 RECORDED = bytes.fromhex(

@@ -28,7 +28,7 @@ REASONS = {
     ),
     "what this program has written itself": (
         *("local/apiserver/access.py", "local/apiserver/http/protobuf.py", "local/networks.py"),
-        *("local/machines/node.py", "local/node/addresses.py", "local/node/pods/pod_files.py"),
+        *("local/machines/node.py", "local/networks.py", "local/node/pods/volumes.py"),
         *("local/node/processes/launcher.py",),
     ),
     "digits that a pattern or a route of the file has matched, no more than Python reads": (
@@ -37,13 +37,13 @@ REASONS = {
         *("core/logs/pattern_trees.py", "core/logs/times.py", "kube/quantity.py"),
         *("local/apiserver/http/reads.py", "local/apiserver/kinds/crds.py", "local/node_calls.py"),
         *("local/apiserver/schema/constraints.py", "local/apiserver/tables/custom_columns.py"),
-        *("local/apiserver/write/patch.py", "local/machines/decisions/places.py"),
+        *("local/apiserver/write/patch.py", "local/machines/decisions/machine.py"),
         *("operator/definitions.py", "spec/job/types.py", "wire/agent_bodies.py"),
         *("wire/flight_dump.py", "wire/spy_dump.py"),
     ),
     "numbers of an object, by the schema that the API server holds it to": (
         *("cluster_api/clusters.py", "cluster_api/shapes.py", "core/clusters/groups.py"),
-        *("local/kubeflow/decisions/pods.py", "local/node/driver.py", "local/node/node_object.py"),
+        *("local/kubeflow/decisions.py", "local/node/driver.py"),
         *("local/node/pods/", "local/ray/decisions/", "operator/kueue/"),
         *("operator/nodes/providers/machines.py",),
     ),

@@ -24,9 +24,9 @@ from tests.watching import PATIENCE_SECONDS
 from unbroken.cli.cluster.place import key_of
 from unbroken.errors import SpecError, WorldError
 from unbroken.local import state
-from unbroken.local.machines import script_copies
+from unbroken.local.machines import scripts
 from unbroken.local.machines.decisions.scripts import LocalSource, local_source
-from unbroken.local.machines.script_copies import copy_source, script_in, source_folder
+from unbroken.local.machines.scripts import copy_source, script_in, source_folder
 
 ADDRESS = "s3://bkt/pre"
 ROLE = "arn:aws:iam::123456789012:role/worker"
@@ -110,14 +110,14 @@ def test_a_script_that_became_a_link_after_the_check_is_not_run(
 
 def test_a_copy_is_bounded(mapped: Path, tmp_path: Path) -> None:
     (mapped / "sparse").touch()
-    os.truncate(mapped / "sparse", script_copies.BYTES_MAX + 1)
+    os.truncate(mapped / "sparse", scripts.BYTES_MAX + 1)
     with pytest.raises(WorldError, match="more than 1024 MiB"):
         copy_source(mapped, tmp_path / "bytes")
     (mapped / "sparse").unlink()
-    (mapped / "/".join("d" * script_copies.DEPTH_MAX)).mkdir(parents=True)
+    (mapped / "/".join("d" * scripts.DEPTH_MAX)).mkdir(parents=True)
     with pytest.raises(WorldError, match="folders deep"):
         copy_source(mapped, tmp_path / "depth")
-    for number in range(script_copies.FILES_MAX):
+    for number in range(scripts.FILES_MAX):
         (mapped / "x" / str(number)).touch()
     with pytest.raises(WorldError, match="more than 10000 files"):
         copy_source(mapped / "x", tmp_path / "count")
@@ -151,9 +151,9 @@ def test_nothing_outside_runs_and_honest_machines_do(up: Cli, tmp_path: Path) ->
     found = state.running(state.Paths(up.directory))
     assert found is not None
     for source, file in ((f"{ADDRESS}/../outside", "evil.sh"), (ADDRESS, "../outside/evil.sh")):
-        scripts = {"SourceS3Uri": source, "OnCreate": file}
+        paths = {"SourceS3Uri": source, "OnCreate": file}
         group = {"InstanceGroupName": "g", "InstanceType": "ml.c5.large", "InstanceCount": 1}
-        groups = [{**group, "ExecutionRole": ROLE, "LifeCycleConfig": scripts}]
+        groups = [{**group, "ExecutionRole": ROLE, "LifeCycleConfig": paths}]
         members = {"ClusterName": "evil", "InstanceGroups": groups}
         seen = captured(found.cluster_api, "CreateCluster", members, key=key_of(found))
         reply = send(found.cluster_api, seen)

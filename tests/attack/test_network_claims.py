@@ -11,7 +11,7 @@ import pytest
 
 from unbroken.errors import WorldError
 from unbroken.local import networks
-from unbroken.local.node.addresses import CLUSTERS_MAX
+from unbroken.local.networks import CLUSTERS_MAX
 
 
 @pytest.fixture

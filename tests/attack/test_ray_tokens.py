@@ -27,7 +27,7 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key
 from unbroken.local import listeners
-from unbroken.local.node.ports.connection import ForwardedPod, PodConnection
+from unbroken.local.node.port_forwarding import ForwardedPod, PodConnection
 from unbroken.local.ray import ray_tokens
 from unbroken.operator.resume import ray_dashboard
 from unbroken.operator.resume.ray_dashboard import Budgets, Dashboard, Place, RefusedError

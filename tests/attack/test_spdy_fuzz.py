@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.attack.listeners import fuzzed
 from tests.spdy_client import RECORDED, Client, script
-from unbroken.local.node.ports.sessions import Reader, SpdyError
+from unbroken.local.node.port_forwarding import Reader, SpdyError
 
 HELD_MAX = 1 << 20
 """Bytes that a reader may hold at most: a control frame and what it decompresses to."""

@@ -15,7 +15,7 @@ from tests.samples import define
 from unbroken import local as embedded
 from unbroken.cli.job.views import state
 from unbroken.core.job.record.conditions import advance
-from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
+from unbroken.local.kubeflow.decisions import with_condition
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, JobStatus
 from unbroken.spec.keys import ConditionType

@@ -9,7 +9,7 @@ import pytest
 
 from unbroken.errors import WorldError
 from unbroken.local import networks
-from unbroken.local.node.addresses import NODES_MAX, node_address
+from unbroken.local.networks import NODES_MAX, node_address
 
 
 @pytest.fixture(autouse=True)

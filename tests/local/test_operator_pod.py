@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import SpecError
-from unbroken.local.operator_pod import OperatorLog, operator_log
+from unbroken.local.up import OperatorLog, operator_log
 
 
 async def text(log: OperatorLog, **query: str) -> str:

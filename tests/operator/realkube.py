@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tests.e2e.clusters import Cluster
 from tests.watching import PATIENCE_SECONDS
 from unbroken.local import networks
-from unbroken.local.node.addresses import NODES_MAX
+from unbroken.local.networks import NODES_MAX
 
 SERVICES = """
 import asyncio, sys

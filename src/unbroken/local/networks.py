@@ -1,10 +1,12 @@
-"""Choice of a cluster's block of loopback addresses, so that two clusters on one machine share
-none.
+"""Loopback addresses of clusters, nodes and pods: a /16 for each cluster, a /24 for each node.
 
 Claims are files in the user's state folder, which no other user can enter or occupy. A claim is
 void when its cluster's folder is gone. If all blocks are claimed, those of clusters that do not run
 are reassigned. A block in which any program listens is left alone: it is another user's, or what
 listens has outlived a cluster that was killed and deleted.
+
+Linux answers on all of 127.0.0.0/8 without set-up.  A pod's address is written down in its
+directory, so it stays with the pod over restarts of the runner; a freed one is used again last.
 """
 
 from __future__ import annotations
@@ -13,13 +15,12 @@ import fcntl
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from unbroken.errors import WorldError
-from unbroken.local.node.addresses import CLUSTERS_MAX, NODES_MAX, node_address
+from unbroken.errors import SpecError, WorldError
 
 from .listeners import listens_in
 from .state import Paths, running
@@ -122,3 +123,48 @@ def _is_free(number: int) -> bool:
     program that outlived a cluster which was killed."""
     block = IPv4Network((node_address(number * NODES_MAX), 16), strict=False)
     return not listens_in(block)
+
+
+FIRST_NET = 64
+"""Cluster 0 has 127.64.0.0/16; what lies below is left to the host's own uses."""
+CLUSTERS_MAX = 255 - FIRST_NET
+NODES_MAX = 256
+"""Nodes of one cluster."""
+FIRST_POD, LAST_POD = 2, 254
+
+
+def node_address(index: int) -> str:
+    """Address of a node; its server listens there.  `index`: cluster * NODES_MAX + node."""
+    if not 0 <= index < CLUSTERS_MAX * NODES_MAX:
+        raise SpecError(f"node index {index} is not between 0 and {CLUSTERS_MAX * NODES_MAX - 1}")
+    return f"127.{FIRST_NET + index // NODES_MAX}.{index % NODES_MAX}.1"
+
+
+class PodAddresses:
+    """Hands out the addresses of one node's pods, each to one pod at a time."""
+
+    def __init__(self, index: int) -> None:
+        self._prefix = node_address(index).rpartition(".")[0]
+        self._used: set[str] = set()
+        self._next = FIRST_POD
+
+    def keep(self, addresses: Iterable[str]) -> None:
+        """These belong to pods of an earlier runner."""
+        for address in addresses:
+            self._used.add(address)
+            self._next = max(self._next, int(address.rpartition(".")[2]) + 1)
+
+    def take(self) -> str:
+        """An address that no pod has; WorldError when all are taken."""
+        for _ in range(LAST_POD):
+            number = self._next if FIRST_POD <= self._next <= LAST_POD else FIRST_POD
+            self._next = number + 1
+            address = f"{self._prefix}.{number}"
+            if address not in self._used:
+                self._used.add(address)
+                return address
+        raise WorldError("all addresses of the node are taken")
+
+    def free(self, address: str) -> None:
+        """The pod is gone."""
+        self._used.discard(address)

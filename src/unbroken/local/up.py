@@ -10,38 +10,46 @@ Each node has a daemon. The node has no kernel and no GPUs of its own, so files 
 directory simulate them: `kernel.log`, `libnvidia-ml.so.1`, and the file system below `host`. Faults
 of the host machine are not attributed to one of its nodes: rebooting or replacing that node would
 not help.
+
+A pod stands for the operator where HyperPod's clients look for it. The operator is a part of
+`unbroken up`, so nothing runs in this pod. `hyp get-operator-logs` and
+`kubectl logs` find it by its namespace and label, and read what the operator has logged since the
+cluster was started.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, credentials_text
-from unbroken.errors import WorldError
+from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
 from unbroken.local.apiserver.access import write_private
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.machines.node import Companion
-from unbroken.local.machines.objects import MachineRequests
 from unbroken.local.machines.pool import MachinePool, PoolOptions, maker
 from unbroken.local.machines.scripts import stop_scripts
-from unbroken.local.node.addresses import NODES_MAX
+from unbroken.local.node.logs import log_options, stream
+from unbroken.local.node.processes.cri_log import LogFile
 from unbroken.local.ray import ray_tokens
-from unbroken.log_lines import Log
+from unbroken.log_lines import LINE_FORM, Log
 from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
@@ -51,13 +59,15 @@ from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
 from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
+from unbroken.spec.keys import CONTROL_PLANE
 
 from . import networks
 from .controllers import ControllerOptions, run_controllers
 from .folders import private
 from .job_programs import ADMISSIONS, job_programs
+from .machines.pool import MachineRequests
+from .networks import NODES_MAX
 from .node import NodeOptions, stop_pods
-from .operator_pod import POD, operator_log, show_operator
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
 
@@ -273,3 +283,89 @@ def _programs(
             key=key,
         )
         yield run_operator(client, informers, wanted, metrics)
+
+
+NAMESPACE = "aws-hyperpod"
+NAME = "unbroken-operator"
+CONTAINER = "operator"
+POD = f"{NAMESPACE}/{NAME}"
+PODS = f"api/v1/namespaces/{NAMESPACE}/pods"
+OTHER_PARTS = ("unbroken.local", "unbroken.cluster_api")
+"""Loggers of the parts of the cluster's process that are not the operator."""
+
+
+class _Handler(logging.Handler):
+    """Writes the operator's lines to its log, which rotates as that of a container."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(LINE_FORM))
+        self._log = LogFile(str(path))
+        self._log.open()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.name.startswith(OTHER_PARTS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        self._log.write("stderr", line, int(record.created * 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLog:
+    """The log of this run of the operator."""
+
+    path: Path
+
+    def read(self, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Return the log as a request for a pod's log asks; SpecError."""
+        options = log_options(query, wall())
+        if options.previous:
+            raise SpecError(f'previous terminated container "{CONTAINER}" not found')
+        return stream(self.path, options, asyncio.Event())
+
+
+@contextmanager
+def operator_log(directory: Path) -> Iterator[OperatorLog]:
+    """Keep what the operator logs in `directory`, which begins empty, until the block is left."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
+    path = directory / "operator.log"
+    handler = _Handler(path)
+    logger = logging.getLogger("unbroken")
+    logger.addHandler(handler)
+    try:
+        yield OperatorLog(path)
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+async def show_operator(client: KubeClient, *, runs: bool) -> None:
+    """Create the operator's pod anew; with `runs` false, only delete that of an earlier `up`."""
+    await client.delete_if_present(f"{PODS}/{NAME}", grace_seconds=0)
+    if not runs:
+        return
+    await client.create_if_absent("api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    labels = {CONTROL_PLANE: "hp-training-operator-controller-manager"}
+    container = {"name": CONTAINER, "image": "unbroken"}
+    pod = {
+        "metadata": {"name": NAME, "labels": labels},
+        # Of no scheduler: it has no node.
+        "spec": {"containers": [container], "schedulerName": "unbroken-up"},
+    }
+    await client.raw("POST", PODS, body=pod)
+    now = rfc3339(wall())
+    running = {
+        **container,
+        **{"imageID": "", "ready": True, "started": True, "restartCount": 0},
+        "state": {"running": {"startedAt": now}},
+    }
+    true = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
+    status = {
+        "phase": "Running",
+        "startTime": now,
+        "conditions": [{"type": one, "status": "True", "lastTransitionTime": now} for one in true],
+        "containerStatuses": [running],
+    }
+    await client.merge(f"{PODS}/{NAME}/status", {"status": status})

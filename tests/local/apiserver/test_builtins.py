@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
-from unbroken.local.apiserver.kinds.events import from_storage, to_storage
+from unbroken.local.apiserver.kinds.kinds import from_storage, to_storage
 from unbroken.local.apiserver.schema.schemas import builtin
 
 KINDS = {kind.resource: kind for kind in BUILTINS}

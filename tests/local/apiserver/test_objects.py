@@ -15,7 +15,7 @@ import pytest
 
 from tests.local.apiserver.recorded_cases import NAMESPACE, Case, Object, answers, cases
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
-from unbroken.local.apiserver.kinds.events import from_storage, to_storage
+from unbroken.local.apiserver.kinds.kinds import from_storage, to_storage
 from unbroken.local.apiserver.schema.structural import prune, without_nulls
 from unbroken.local.apiserver.tables.columns import table
 from unbroken.local.apiserver.write.defaults import apply_defaults

@@ -13,7 +13,7 @@ import pytest
 
 from tests.local.apiserver.recorded_cases import NAMESPACE, Case, answers, cases
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
-from unbroken.local.apiserver.kinds.events import to_storage
+from unbroken.local.apiserver.kinds.kinds import to_storage
 from unbroken.local.apiserver.validation import rules
 from unbroken.local.apiserver.validation.names import validate_metadata
 from unbroken.local.apiserver.write.defaults import apply_defaults

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tables import cases
 from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.local.apiserver.schema.schemas import builtin
-from unbroken.local.apiserver.write.strategic import strategic_merge_patch
+from unbroken.local.apiserver.write.patch import strategic_merge_patch
 
 CORE = "io.k8s.api.core.v1."
 POD, NODE, SERVICE = builtin(CORE + "Pod"), builtin(CORE + "Node"), builtin(CORE + "Service")

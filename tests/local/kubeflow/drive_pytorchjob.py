@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.local.kubeflow.decisions.events import (
+from unbroken.local.kubeflow.decisions import (
     CreatePod,
     CreateService,
     DeleteJob,
@@ -16,8 +16,8 @@ from unbroken.local.kubeflow.decisions.events import (
     Plan,
     RecordJobEvent,
     Replaced,
+    plan,
 )
-from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.spec.kubeflow.pytorchjob import (
     PyTorchJobStatus,
     Replica,

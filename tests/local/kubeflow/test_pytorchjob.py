@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.local.kubeflow.drive_pytorchjob import Script, script
-from unbroken.local.kubeflow.decisions.events import Plan, RecordJobEvent
+from unbroken.local.kubeflow.decisions import Plan, RecordJobEvent
 from unbroken.spec.keys import RENDEZVOUS_PORT
 from unbroken.spec.kubeflow.pytorchjob import ReplicaStatus
 

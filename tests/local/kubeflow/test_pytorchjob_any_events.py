@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.local.kubeflow.drive_pytorchjob import Script, script
-from unbroken.local.kubeflow.decisions.events import CreatePod, DeleteJob
+from unbroken.local.kubeflow.decisions import CreatePod, DeleteJob
 
 POLICIES = ("OnFailure", "Always", "Never", "ExitCode")
 

@@ -9,7 +9,7 @@ import pytest
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.local.kubeflow.controller import job_picture, replaced_annotation
-from unbroken.local.kubeflow.decisions.events import JobPod, Replaced
+from unbroken.local.kubeflow.decisions import JobPod, Replaced
 from unbroken.spec.keys import REPLACED_PODS
 from unbroken.spec.kubeflow.pytorchjob import Replica
 

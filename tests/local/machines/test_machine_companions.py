@@ -13,8 +13,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informer import Informers
 from unbroken.local.apiserver.driver import serving
-from unbroken.local.machines.objects import MachineRequests
-from unbroken.local.machines.pool import MachinePool, PoolOptions
+from unbroken.local.machines.pool import MachinePool, MachineRequests, PoolOptions
 from unbroken.local.node import NodeOptions
 from unbroken.operator import definitions
 from unbroken.operator.kinds import MachineObject

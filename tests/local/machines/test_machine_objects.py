@@ -10,7 +10,7 @@ import pytest
 from tests.apiservers import Cluster
 from tests.operator.plain import Object, PlainRequests
 from unbroken.kube.client import connect
-from unbroken.local.machines.objects import MachineRequests
+from unbroken.local.machines.pool import MachineRequests
 from unbroken.operator import definitions
 from unbroken.spec.keys import MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import MACHINE, MachinePhase, MachineSpec, MachineStatus

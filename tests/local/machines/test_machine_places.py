@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.tables import cases
-from unbroken.local.machines.decisions.places import Listed, changes, free_index, in_order
+from unbroken.local.machines.decisions.machine import Listed, changes, free_index, in_order
 from unbroken.spec.nodes.kinds import MachineSpec
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.local.node.node_samples import container, pod
 from tests.tables import cases
 from unbroken.errors import SpecError, WorldError
-from unbroken.local.node.addresses import PodAddresses, node_address
-from unbroken.local.node.node_object import admission, pod_requests
+from unbroken.local.networks import PodAddresses, node_address
+from unbroken.local.node.driver import admission, pod_requests
 from unbroken.local.node.pods.environment import (
     NO_IMAGE,
     ConfigProblem,
@@ -23,7 +23,6 @@ from unbroken.local.node.pods.environment import (
     expand,
     references,
 )
-from unbroken.local.node.pods.pod_files import hosts_text
 from unbroken.local.node.pods.pod_worker import refuse_unsupported
 from unbroken.local.node.pods.volumes import (
     Claims,
@@ -33,6 +32,7 @@ from unbroken.local.node.pods.volumes import (
     HostPath,
     VolumeProblem,
     content,
+    hosts_text,
     mounts,
     provide,
     without_namespaces,

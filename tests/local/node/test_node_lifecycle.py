@@ -30,7 +30,7 @@ from unbroken.local.node.pods.events import (
     Started,
     Terminate,
 )
-from unbroken.local.node.pods.status import pod_phase
+from unbroken.local.node.pods.lifecycle import pod_phase
 
 
 def test_containers_wait_for_volumes_and_then_start_together() -> None:

@@ -20,8 +20,8 @@ from tests.local.node.node_world import (
     shell,
     state,
 )
+from unbroken.local.networks import node_address
 from unbroken.local.node import stop_pods
-from unbroken.local.node.addresses import node_address
 from unbroken.local.node.processes.process import readable
 
 pytestmark = pytest.mark.slow

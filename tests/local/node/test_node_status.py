@@ -9,8 +9,8 @@ import pytest
 from tests.local.node.node_samples import START, Script, container, exit_of, pod
 from unbroken.core.tick import Tick
 from unbroken.local.node.pods.events import Deleted, Ended, Refused, Rejected, Started
+from unbroken.local.node.pods.lifecycle import Addresses, pod_status, timestamp
 from unbroken.local.node.pods.pod_worker import changes
-from unbroken.local.node.pods.status import Addresses, pod_status, timestamp
 
 HERE = Addresses("127.64.0.1", "127.64.0.2")
 

@@ -15,8 +15,8 @@ from aiohttp import web
 from tests.spdy_client import Client
 from tests.watching import PATIENCE_SECONDS
 from unbroken.listener import bound
-from unbroken.local.node.ports import connection, sessions
-from unbroken.local.node.ports.connection import ForwardedPod
+from unbroken.local.node import port_forwarding
+from unbroken.local.node.port_forwarding import ForwardedPod
 
 SYN_REPLY, RST_STREAM = b"\x80\x03\0\2", b"\x80\x03\0\3"
 ADDRESS = "127.63.7.1"
@@ -68,9 +68,9 @@ async def forwarding(
     pod = ForwardedPod("p", lambda: "" if is_gone else ADDRESS, {})
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse(protocols=sessions.PROTOCOLS)
+        socket = web.WebSocketResponse(protocols=port_forwarding.PROTOCOLS)
         await socket.prepare(request)
-        await sessions.SpdySession(pod, socket).run()
+        await port_forwarding.SpdySession(pod, socket).run()
         return socket
 
     app = web.Application()
@@ -84,7 +84,7 @@ async def forwarding(
         async with (
             serving(program) as port,
             aiohttp.ClientSession() as client,
-            client.ws_connect(url, protocols=[sessions.TUNNEL]) as socket,
+            client.ws_connect(url, protocols=[port_forwarding.TUNNEL]) as socket,
         ):
             yield socket, port
     finally:
@@ -121,7 +121,7 @@ async def frames(socket: aiohttp.ClientWebSocketResponse, last: bytes) -> list[b
 async def test_a_program_that_takes_nothing_loses_its_connection_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(port_forwarding, "STALL_SECONDS", 0.2)
     async with serving(echo) as other, forwarding(deaf) as (socket, port):
         client = Client()
         first, stuck = pair(client, 0, port)
@@ -137,21 +137,21 @@ async def test_a_program_that_takes_nothing_loses_its_connection_and_others_go_o
 
 
 async def test_connections_of_one_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(port_forwarding, "CONNECT_SECONDS", PATIENCE_SECONDS)
     async with forwarding(echo) as (socket, port):
         client = Client()
-        for number in range(sessions.CONNECTIONS_MAX):
+        for number in range(port_forwarding.CONNECTIONS_MAX):
             both, _ = pair(client, number, port)
             await socket.send_bytes(both)
             assert (await frames(socket, SYN_REPLY))[-1].startswith(SYN_REPLY)
-        both, refused = pair(client, sessions.CONNECTIONS_MAX, port)
+        both, refused = pair(client, port_forwarding.CONNECTIONS_MAX, port)
         await socket.send_bytes(both)
         found = await frames(socket, RST_STREAM + struct.pack(">II", 8, refused - 2))
         assert struct.unpack(">I", found[-1][-4:]) == (3,)  # REFUSED_STREAM
         # One that ends makes room for another.
         _, old = pair(Client(), 0, port)
         await socket.send_bytes(client.control(3, struct.pack(">II", old, 5)))
-        both, stream = pair(client, sessions.CONNECTIONS_MAX + 1, port)
+        both, stream = pair(client, port_forwarding.CONNECTIONS_MAX + 1, port)
         await socket.send_bytes(both + data(stream, b"room"))
         assert (await frames(socket, data(stream, b"room")))[-1] == data(stream, b"room")
 
@@ -209,7 +209,7 @@ async def test_bytes_that_are_no_frames_end_the_session() -> None:
 
 
 def test_ports_of_a_session_of_channels() -> None:
-    assert sessions.ports_of(["80,81", "82"]) == [80, 81, 82]
-    for bad in ([], [""], ["80,"], ["-1"], ["x"], ["1"] * (sessions.PORTS_MAX + 1)):
-        with pytest.raises(sessions.SpecError, match="port"):
-            sessions.ports_of(bad)
+    assert port_forwarding.ports_of(["80,81", "82"]) == [80, 81, 82]
+    for bad in ([], [""], ["80,"], ["-1"], ["x"], ["1"] * (port_forwarding.PORTS_MAX + 1)):
+        with pytest.raises(port_forwarding.SpecError, match="port"):
+            port_forwarding.ports_of(bad)

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from tests.spdy_client import RECORDED, Client, script
-from unbroken.local.node.ports.sessions import (
+from unbroken.local.node.port_forwarding import (
     DICTIONARY,
     HEADERS_BYTES,
     HEADERS_MAX,

@@ -23,10 +23,9 @@ from tests.local.ray.test_raycluster import (
 from unbroken.local.apiserver import access
 from unbroken.local.job_programs import ADMISSIONS
 from unbroken.local.ray.controller import access_of
-from unbroken.local.ray.decisions.autoscaler import ACCESS, Access, access_body
 from unbroken.local.ray.decisions.pods import pod_name
 from unbroken.local.ray.decisions.raycluster import plan
-from unbroken.local.ray.decisions.values import ClusterPicture
+from unbroken.local.ray.decisions.values import ACCESS, Access, ClusterPicture, access_body
 
 Object = dict[str, Any]
 AUTOSCALED = {"enableInTreeAutoscaling": True}

@@ -14,8 +14,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from tests.tables import cases
 from unbroken.kube.cache import Key
-from unbroken.local.scheduler.cluster import Claim, Cluster
-from unbroken.local.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
+from unbroken.local.scheduler.model import Claim, Cluster, NodeInfo, PodInfo, node_info, pod_info
 from unbroken.local.scheduler.place import place, preempt, waits_for_room
 from unbroken.operator.jobs.pods import LEVELS, pack
 

@@ -1,4 +1,5 @@
-"""Runs the API server: files, certificate, listening sockets, clock and identities.
+"""The API server as a program: its store, its server, the objects that every cluster has from its
+first moment.
 
     python -m unbroken.local.apiserver --dir DIR [--port N]
 
@@ -8,6 +9,7 @@ alone, or within `unbroken up` through `serving`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import fcntl
 import os
 import random
@@ -31,14 +33,15 @@ from aiohttp.web_protocol import RequestHandler
 from unbroken.errors import WorldError
 from unbroken.listener import Connections, Limits, bound
 from unbroken.local.apiserver.http.proxy import NodeProxy, ReadLog
-from unbroken.local.apiserver.http.requests import BODY_BYTES_MAX
+from unbroken.local.apiserver.http.requests import BODY_BYTES_MAX, Target, WriteOptions
 from unbroken.local.apiserver.http.server import ApiServer
+from unbroken.local.apiserver.http.status import Object
 from unbroken.local.apiserver.kinds.builtin import BUILTINS
-from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.local.apiserver.write.writes import WriteContext
+from unbroken.local.apiserver.write.writes import WriteContext, Writer
 
-from . import access, bootstrap
+from . import access
+from .kinds.kinds import Catalogue
 from .store import Store
 
 CONNECTIONS_MAX = 4096
@@ -83,7 +86,7 @@ async def serving(
         catalogue = Catalogue(BUILTINS)
         around = _write_context(admissions or {})
         server = ApiServer(store, catalogue, around, identity.token, proxy)
-        bootstrap.create_defaults(store, catalogue, around)
+        create_defaults(store, catalogue, around)
         http = web.Server(server.handle, request_factory=_request, handler_cancellation=True)
         runner = web.ServerRunner(http, shutdown_timeout=0.5)
         connections = Connections(http, _limits())
@@ -163,3 +166,55 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "kubeflow")
+"""Namespaces of every cluster, and the one in which HyperPod's documents start PyTorchJobs."""
+PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+"""kubernetes v1.33, pkg/apis/scheduling/helpers.go."""
+
+RBAC = "rbac.authorization.k8s.io"
+ADMIN_ROLE: Object = {
+    "apiVersion": f"{RBAC}/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "cluster-admin"},
+    "rules": [
+        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+        {"nonResourceURLs": ["*"], "verbs": ["*"]},
+    ],
+}
+ADMIN_BINDING: Object = {
+    "apiVersion": f"{RBAC}/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "cluster-admin"},
+    "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": "system:masters"}],
+}
+
+
+def create_defaults(store: Store, catalogue: Catalogue, around: WriteContext) -> None:
+    """Create what is missing."""
+    writer = Writer(store, catalogue, around)
+    for name in NAMESPACES:
+        content: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        _create(store, catalogue, writer, content, "", "namespaces")
+    for name, value in PRIORITIES.items():
+        content = {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": name},
+            "value": value,
+        }
+        _create(store, catalogue, writer, content, "scheduling.k8s.io", "priorityclasses")
+    for content in (ADMIN_ROLE, ADMIN_BINDING):
+        plural = f"{content['kind'].lower()}s"
+        _create(store, catalogue, writer, copy.deepcopy(content), RBAC, plural)
+
+
+def _create(
+    store: Store, catalogue: Catalogue, writer: Writer, content: Object, group: str, plural: str
+) -> None:
+    kind, version = catalogue.find(group, "v1", plural)
+    name = content["metadata"]["name"]
+    if ("", name) not in store.collection(kind.storage).entries:
+        writer.create(Target(kind, version), content, WriteOptions("kube-apiserver"))

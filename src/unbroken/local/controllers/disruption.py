@@ -25,7 +25,7 @@ from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.local.scheduler.selectors import matches_labels
+from unbroken.local.scheduler.model import matches_labels
 from unbroken.spec.times import time_seconds
 
 CONDITION = "DisruptionAllowed"

@@ -30,7 +30,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.lease import NODE_LEASES
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.local.scheduler.selectors import tolerates
+from unbroken.local.scheduler.model import tolerates
 from unbroken.log_lines import Log
 from unbroken.spec.keys import NOT_READY, UNREACHABLE, UNSCHEDULABLE
 

@@ -25,7 +25,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.quantity import parse_quantity
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.local.scheduler.selectors import matches_labels
+from unbroken.local.scheduler.model import matches_labels
 from unbroken.log_lines import Log
 from unbroken.spec.keys import OWN_GROUP
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .admission import admit_pytorchjob
-from .controller import install, run_pytorchjobs
+from .controller import admit_pytorchjob, install, run_pytorchjobs
 
 __all__ = ["admit_pytorchjob", "install", "run_pytorchjobs"]

@@ -1,4 +1,4 @@
-"""Carries out what `decisions.pytorchjob` plans, for every PyTorchJob of the cluster.
+"""Runs PyTorchJobs where Kubeflow's operator is absent, and checks them when they are applied.
 
 It installs the kind if it is missing.  Where Kubeflow's own operator runs, switch this program off
 (`up --no-pytorchjobs`).
@@ -26,20 +26,9 @@ from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.local.admissions import with_templates
+from unbroken.local.apiserver.http.status import Object
 from unbroken.local.job_definitions import install_definition
-from unbroken.local.kubeflow.decisions.events import (
-    CreatePod,
-    CreateService,
-    DeleteJob,
-    DeletePod,
-    DeleteService,
-    JobPicture,
-    JobPod,
-    Order,
-    RecordJobEvent,
-    Replaced,
-)
-from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
@@ -61,6 +50,21 @@ from unbroken.spec.kubeflow.pytorchjob import (
     parse_pytorchjob,
     status_from,
     status_to,
+)
+from unbroken.spec.problems import Verdict
+
+from .decisions import (
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    JobPicture,
+    JobPod,
+    Order,
+    RecordJobEvent,
+    Replaced,
+    plan,
 )
 
 REPLICAS = {replica.value.lower(): replica for replica in Replica}
@@ -285,3 +289,16 @@ def _meeting_port(pods: list[Pod]) -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def admit_pytorchjob(job: Object) -> Verdict:
+    """Check a PyTorchJob and the pods that it would make."""
+    parsed = parse_pytorchjob(job)
+    templates = (
+        (f"spec.pytorchReplicaSpecs.{replica.value}.template", one.template)
+        for replica, one in parsed.spec.replicas().items()
+    )
+    warnings, policy = parsed.warnings, parsed.spec.elastic_policy
+    if policy is not None and policy.metrics:
+        warnings += ("spec.elasticPolicy.metrics: this cluster makes no autoscaler",)
+    return Verdict(with_templates(parsed.problems, templates), warnings)

@@ -23,8 +23,7 @@ from unbroken.local.node.driver import pods_below
 from unbroken.local.node.processes.process import Launcher
 from unbroken.log_lines import Log
 
-from .power import kill_gpu_users, kill_pods
-from .scripts import ScriptPlace, kill_scripts, run_script
+from .scripts import ScriptPlace, kill_gpu_users, kill_pods, kill_scripts, run_script
 
 log = Log(__name__)
 

@@ -1,4 +1,4 @@
-"""Lifecycle scripts of machines, run on this host together with their nodes.
+"""Lifecycle scripts of machines, their copies on the machine, and the cut of a node's power.
 
 Each attempt has a supervisor of its own, as a container has. It continues when the pool is killed,
 the next pool finds it again, and nothing that it started outlives it. Files on disk:
@@ -6,6 +6,9 @@ nodes/NAME/lifecycle/KIND/{record.json,ATTEMPT/,source/} and resource_config.jso
 
 A script runs as the user of `unbroken up`, with that user's rights; only its own copy of the source
 separates it from the other machines.
+
+Callers of the cluster API choose addresses and file names of scripts. So both are resolved when
+they are used, and nothing outside the mapped folder is run or copied.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from unbroken.local.machines.decisions.scripts import (
     Ended,
     Event,
     Keep,
+    LocalSource,
     Looked,
     ScriptKind,
     ScriptRecord,
@@ -41,15 +46,25 @@ from unbroken.local.machines.decisions.scripts import (
     local_source,
 )
 from unbroken.local.node.context import base_environment
+from unbroken.local.node.driver import pods_below
 from unbroken.local.node.pods.events import Exit
 from unbroken.local.node.processes.isolation import Isolation
-from unbroken.local.node.processes.process import MARKER, Launcher, Run, adopt
-from unbroken.local.node.processes.supervisor import SIGKILL_ALL, write_json
+from unbroken.local.node.processes.process import (
+    MARKER,
+    Launcher,
+    Run,
+    adopt,
+    kill_marked,
+    select_readable,
+)
+from unbroken.local.node.processes.supervisor import (
+    SIGKILL_ALL,
+    descendants,
+    start_ticks,
+    write_json,
+)
 from unbroken.log_lines import Log
-from unbroken.spec.nodes.kinds import MachineSpec
-
-from .power import kill_runs
-from .script_copies import copy_source, script_in, source_folder
+from unbroken.spec.nodes.kinds import MachineSpec, script_names
 
 log = Log(__name__)
 
@@ -323,3 +338,170 @@ async def stop_scripts(nodes: Path) -> None:
 def _forget(node: Path) -> None:
     for path in _attempts(node):
         shutil.rmtree(path)
+
+
+FILES_MAX = 10_000
+BYTES_MAX = 1 << 30
+DEPTH_MAX = 32
+"""Lifecycle scripts of HyperPod's samples: about 100 files of 1 MB together, 5 folders deep."""
+
+
+def source_folder(source: LocalSource, file: str) -> Path:
+    """The folder of a script, which is there; SpecError for one outside the mapped folder."""
+    root = _real(source.root)
+    folder = _real(root.joinpath(*source.names))
+    script = _real(folder.joinpath(*script_names(file)))
+    for path in (folder, script):
+        if not path.is_relative_to(root):
+            raise SpecError(f"{path} is outside the mapped folder {root}")
+    if not script.is_relative_to(folder):
+        raise SpecError(f"{script} is outside its source {folder}")
+    if not script.is_file():
+        raise SpecError(f"there is no such file in {folder}")
+    return folder
+
+
+def copy_source(folder: Path, target: Path) -> list[str]:
+    """Copy a folder; names in it that were left out, because they lead out or are no files.
+
+    A link stays a link if it leads to a place in the copy.  WorldError for a folder that is too
+    large.  Blocks.
+    """
+    copy = _Copy(folder)
+    copy.add(folder, target, DEPTH_MAX)
+    return copy.left_out
+
+
+def script_in(copy: Path, file: str) -> Path:
+    """The script in a copy; SpecError where it is not a file in there."""
+    script = copy.joinpath(*script_names(file))
+    if not _real(script).is_relative_to(_real(copy)) or not script.is_file():
+        raise SpecError("the file is a link that leads out of its source")
+    return script
+
+
+class _Copy:
+    """One copy while it is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.left_out: list[str] = []
+        self._folder = folder
+        self._files = 0
+        self._bytes = 0
+
+    def add(self, folder: Path, target: Path, depth: int) -> None:
+        """Copy a folder and what is below it, at most `depth` folders deep."""
+        if depth == 0:
+            raise self._too_large(f"more than {DEPTH_MAX} folders deep")
+        target.mkdir(mode=0o700)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                self._files += 1
+                if self._files > FILES_MAX:
+                    raise self._too_large(f"more than {FILES_MAX} files")
+                self._add_entry(entry, target / entry.name, depth)
+
+    def _add_entry(self, entry: os.DirEntry[str], target: Path, depth: int) -> None:
+        if entry.is_symlink():
+            link = Path(entry.path)
+            if self._stays_inside(link):
+                target.symlink_to(link.readlink())
+            else:
+                self.left_out.append(str(link.relative_to(self._folder)))
+        elif entry.is_dir(follow_symlinks=False):
+            self.add(Path(entry.path), target, depth - 1)
+        elif entry.is_file(follow_symlinks=False):
+            self._bytes += entry.stat(follow_symlinks=False).st_size
+            if self._bytes > BYTES_MAX:
+                raise self._too_large(f"more than {BYTES_MAX >> 20} MiB")
+            shutil.copy2(entry.path, target, follow_symlinks=False)
+        else:
+            self.left_out.append(str(Path(entry.path).relative_to(self._folder)))
+
+    def _stays_inside(self, link: Path) -> bool:
+        return not link.readlink().is_absolute() and _real(link).is_relative_to(_real(self._folder))
+
+    def _too_large(self, reason: str) -> WorldError:
+        return WorldError(f"the scripts in {self._folder} are too large to copy: {reason}")
+
+
+def _real(path: Path | str) -> Path:
+    """The path without links.  Unlike Path.resolve it raises nothing for links in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def kill_pods(directory: Path) -> None:
+    """Kill every process of a node's pods, beginning with those that would report it. Blocks."""
+    kill_runs([run for files in pods_below(directory) for run in files.live_runs()])
+
+
+def kill_runs(runs: Sequence[Run]) -> None:
+    """Kill every process of these, and close them.  Blocks."""
+    try:
+        for run in runs:
+            _kill_run(run)
+        for run in runs:
+            # Processes that had left its family.
+            kill_marked(run.details[MARKER])
+    finally:
+        for run in runs:
+            run.close()
+
+
+def kill_gpu_users(directory: Path) -> int:
+    """Kill the containers of a node that hold GPUs; return their number. Blocks.
+
+    Their supervisors stay alive to report how they ended.
+    """
+    runs = list(_gpu_users(directory))
+    try:
+        for run in runs:
+            run.signal(SIGKILL_ALL)
+        for run in runs:
+            select_readable(run.pidfd)
+            kill_marked(run.details[MARKER])
+    finally:
+        for run in runs:
+            run.close()
+    return len(runs)
+
+
+def _gpu_users(directory: Path) -> Iterator[Run]:
+    for files in pods_below(directory):
+        for run in files.live_runs() if (files.recorded() or {}).get("gpus") else ():
+            # Containers of earlier versions do not record it; those of a pod with GPUs may use
+            # them.
+            if run.details.get("gpus", "all"):
+                yield run
+            else:
+                run.close()
+
+
+def _kill_run(run: Run) -> None:
+    # Stop all of them first: a process that sees another die would react, and stopped ones cannot.
+    run.signal(signal.SIGSTOP)
+    stopped: dict[int, int] = {}
+    while born := {pid for pid in descendants(run.supervisor) if pid not in stopped}:
+        for pid in born:
+            stopped[pid] = _signal(pid, start_ticks(pid), signal.SIGSTOP)
+    for pid, ticks in stopped.items():
+        _signal(pid, ticks, signal.SIGKILL)
+    run.signal(signal.SIGKILL)
+
+
+def _signal(pid: int, ticks: int | None, number: int) -> int:
+    """Signal the process that started at `ticks`, if it lives; gives `ticks` back, or 0."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return 0
+    try:
+        # The number was checked after the descriptor was had: it cannot change hands.
+        if ticks is None or start_ticks(pid) != ticks:
+            return 0
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return 0
+    finally:
+        os.close(handle)
+    return ticks

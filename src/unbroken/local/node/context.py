@@ -14,11 +14,10 @@ import aiohttp
 import msgspec
 
 from unbroken.kube.client import STRATEGIC, KubeClient
+from unbroken.local.networks import PodAddresses
 from unbroken.local.node.pods.events import Note, Object
 from unbroken.local.node.processes.limits import Limits
 from unbroken.local.node.processes.process import Launcher
-
-from .addresses import PodAddresses
 
 
 class NodeApi:

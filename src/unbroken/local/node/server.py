@@ -16,13 +16,13 @@ from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.listener import Connections, Limits, admitted, bound
 from unbroken.local.node.pods.pod_worker import PodWorker
-from unbroken.local.node.ports import sessions
-from unbroken.local.node.ports.connection import ForwardedPod
 from unbroken.local.node.processes.exec_session import PROTOCOLS, ExecSession, Wanted
 from unbroken.local.node_calls import INPUT_BYTES, is_authorized
 
+from . import port_forwarding
 from .context import NodeContext
 from .logs import log_options, stream
+from .port_forwarding import ForwardedPod
 
 PORT = 10250
 """Kubelet's; on a machine where it is taken, any other."""
@@ -148,18 +148,18 @@ class NodeServer:
 
         pod = ForwardedPod(name, address, worker.pod["spec"])
         socket = web.WebSocketResponse(
-            protocols=sessions.PROTOCOLS, max_msg_size=sessions.MESSAGE_BYTES
+            protocols=port_forwarding.PROTOCOLS, max_msg_size=port_forwarding.MESSAGE_BYTES
         )
-        if socket.can_prepare(request).protocol == sessions.TUNNEL:
+        if socket.can_prepare(request).protocol == port_forwarding.TUNNEL:
             await socket.prepare(request)
-            await sessions.SpdySession(pod, socket).run()
+            await port_forwarding.SpdySession(pod, socket).run()
             return socket
         try:
-            ports = sessions.ports_of(request.query.getall("ports", []))
+            ports = port_forwarding.ports_of(request.query.getall("ports", []))
         except SpecError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         await socket.prepare(request)
-        await sessions.ChannelSession(pod, socket, ports).run()
+        await port_forwarding.ChannelSession(pod, socket, ports).run()
         return socket
 
 

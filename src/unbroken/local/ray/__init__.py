@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .admission import NOT_RUN, admit_raycluster, admit_rayjob, warn_not_run
-from .controller import install, run_ray
-from .tokens import ray_tokens
+from .controller import install, ray_tokens, run_ray
 
 __all__ = [
     "NOT_RUN",

@@ -14,10 +14,9 @@ from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.log_monitoring import PATH, log_monitoring_of
 from unbroken.spec.problems import Problem, Verdict
 
-from .decisions.access import MODE, VARIABLES
-from .decisions.autoscaler import is_autoscaled, wrong_options
 from .decisions.pods import SUFFIX_LENGTH, service_name
 from .decisions.rayjob import read_map
+from .decisions.values import MODE, VARIABLES, is_autoscaled, wrong_options
 
 NOT_RUN: Final = ("rayservices.ray.io",)
 """Kinds that are stored, so that their definitions can be used, and that nothing runs."""

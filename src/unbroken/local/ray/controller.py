@@ -1,4 +1,4 @@
-"""Carries out what `decisions` plans, for every RayCluster and RayJob, and starts all of `ray`.
+"""Runs RayClusters and RayJobs where KubeRay's operator is absent, with the tokens of their heads.
 
 It installs KubeRay's kinds if they are missing.  Where KubeRay's own operator runs, switch this
 program off (`up --no-ray`).
@@ -26,6 +26,7 @@ from lightkube.models.core_v1 import PodSpec, PodStatus
 from lightkube.resources.core_v1 import Pod, Secret, Service
 
 from unbroken.agent_http.sessions import plain_session
+from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -34,20 +35,36 @@ from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.job_definitions import install_definition
+from unbroken.local.listeners import strangers
 from unbroken.log_lines import Log
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
-from unbroken.operator.resume.ray_dashboard import Dashboard, JobDetails, Place, RefusedError
+from unbroken.operator.resume.ray_dashboard import (
+    Dashboard,
+    JobDetails,
+    Place,
+    RefusedError,
+    Tokens,
+)
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 
-from .decisions.access import token_body, token_of
-from .decisions.autoscaler import Access, access_body, is_autoscaled
 from .decisions.pods import DASHBOARD_PORT
 from .decisions.raycluster import plan
 from .decisions.rayjob import KIND, PLURAL, Answer, JobPicture, JobPlan, plan_job
-from .decisions.values import ClusterPicture, Create, DeletePod, Order, RayPod, RecordClusterEvent
-from .tokens import key_of_tokens, ray_tokens
+from .decisions.values import (
+    Access,
+    ClusterPicture,
+    Create,
+    DeletePod,
+    Order,
+    RayPod,
+    RecordClusterEvent,
+    access_body,
+    is_autoscaled,
+    token_body,
+    token_of,
+)
 
 
 def cluster_picture(
@@ -424,3 +441,31 @@ def _free_ports() -> Generator[int]:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
             yield port
+
+
+def key_of_tokens(config: SingleConfig) -> str:
+    """Return the secret of the local cluster from which the tokens of its RayClusters follow."""
+    key = (config.user and config.user.token) or ""
+    if not key:
+        raise WorldError("the kubeconfig of the local cluster has no token: Ray's would be known")
+    return key
+
+
+def ray_tokens(config: SingleConfig) -> Tokens:
+    """Return the tokens of all RayClusters, each for its own head only."""
+    key = key_of_tokens(config)
+
+    def token(cluster: Mapping[str, Any], url: str) -> str:
+        place = urlsplit(url)
+        assert place.hostname is not None
+        assert place.port is not None
+        pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+        others = strangers(place.hostname, place.port, pod)
+        if others:
+            raise RefusedError(
+                f"user {others[0]} of this machine listens at {place.netloc}, and not Ray alone: "
+                "end that program, then delete the head's pod"
+            )
+        return token_of(key, cluster["metadata"]["uid"])
+
+    return token

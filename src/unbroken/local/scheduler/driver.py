@@ -22,8 +22,7 @@ from unbroken.kube.informer import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
 
-from .cluster import Claim, Cluster
-from .model import SCHEDULER, PodInfo, node_info, pod_info
+from .model import SCHEDULER, Claim, Cluster, PodInfo, node_info, pod_info
 from .place import place, preempt, waits_for_room
 
 log = Log(__name__)

@@ -24,9 +24,17 @@ from lightkube.models.meta_v1 import LabelSelector, LabelSelectorRequirement
 from unbroken.kube.cache import Key
 from unbroken.spec.keys import UNSCHEDULABLE
 
-from .cluster import Cluster, Place
-from .model import NodeInfo, PodInfo
-from .selectors import matches_labels, matches_node, matches_term, tolerates, untolerated
+from .model import (
+    Cluster,
+    NodeInfo,
+    Place,
+    PodInfo,
+    matches_labels,
+    matches_node,
+    matches_term,
+    tolerates,
+    untolerated,
+)
 
 NO_AFFINITY = "node(s) didn't match pod affinity rules"
 NO_ANTI_AFFINITY = "node(s) didn't match pod anti-affinity rules"

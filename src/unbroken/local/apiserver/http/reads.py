@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from unbroken.local.apiserver.kinds.events import from_storage
+from unbroken.local.apiserver.kinds.kinds import from_storage
 from unbroken.local.apiserver.store import Change, Collection, Entry, Store, encode, reframe
 from unbroken.local.apiserver.tables.columns import partial_metadata, table
 from unbroken.local.apiserver.validation.selectors import (

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from unbroken.foreign_numbers import whole_number
-from unbroken.local.apiserver.kinds.catalogue import Catalogue, no_such_page
-from unbroken.local.apiserver.kinds.kinds import Kind, Version
+from unbroken.local.apiserver.kinds.kinds import Catalogue, Kind, Version, no_such_page
 
 from .status import ApiError, Cause, bad_request
 

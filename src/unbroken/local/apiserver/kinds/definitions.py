@@ -10,8 +10,7 @@ from unbroken.local.apiserver.write.writes import CRD_RESOURCE as RESOURCE
 from unbroken.local.apiserver.write.writes import Result, WriteContext, Writer
 
 from . import crds
-from .catalogue import Catalogue
-from .kinds import Kind
+from .kinds import Catalogue, Kind
 
 
 class Definitions:

@@ -1,16 +1,20 @@
-"""Kinds of objects as the server knows them: names, versions, scope, schema, columns.
+"""Kinds of objects as the server knows them, and the catalogue of those that are served.
 
-The generic resource path works from these values alone. Built-in kinds are in `builtins`, kinds of
+The generic resource path works from these values alone. Built-in kinds are in `builtin`, kinds of
 custom resources are made from their definitions in `crds`.
+
+Events have two forms, core/v1 and events.k8s.io/v1, and one store: that of core/v1.
+
+The pairs of names are those of pkg/apis/events/v1/conversion.go of Kubernetes v1.33.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.http.status import ApiError, Object
 from unbroken.local.apiserver.schema.schemas import Schema
 
 
@@ -86,3 +90,80 @@ class Kind:
     def api_version(self, version: str) -> str:
         """Return the API version as objects write it: `v1`, `batch/v1`."""
         return f"{self.group}/{version}" if self.group else version
+
+
+def no_such_page() -> ApiError:
+    """404 for a path or a resource that is not served."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource")
+
+
+class Catalogue:
+    """Finds a kind by the names in a request.  `generation` grows with every change."""
+
+    def __init__(self, builtins: Iterable[Kind]) -> None:
+        self._kinds: dict[tuple[str, str], Kind] = {}
+        self._builtin = {(kind.group, kind.plural) for kind in builtins}
+        for kind in builtins:
+            self._kinds[kind.group, kind.plural] = kind
+        self.generation = 0
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._kinds.values())
+
+    def find(self, group: str, version: str, plural: str) -> tuple[Kind, Version]:
+        """Find a kind and its version. Raises ApiError 404 when they are not served."""
+        kind = self._kinds.get((group, plural))
+        served = kind.versions.get(version) if kind is not None else None
+        if kind is None or served is None:
+            raise no_such_page()
+        if kind.refusal:
+            raise ApiError(404, "NotFound", kind.refusal)
+        return kind, served
+
+    def resource(self, plural: str, group: str) -> Kind | None:
+        """The kind of a collection; None when it is not served."""
+        return self._kinds.get((group, plural))
+
+    def put(self, kind: Kind) -> None:
+        """Serve a custom kind, or serve it as it is now."""
+        assert (kind.group, kind.plural) not in self._builtin
+        self._kinds[kind.group, kind.plural] = kind
+        self.generation += 1
+
+    def drop(self, group: str, plural: str) -> None:
+        """Serve a custom kind no longer."""
+        if self._kinds.pop((group, plural), None) is not None:
+            self.generation += 1
+
+    def is_builtin(self, group: str, plural: str) -> bool:
+        """True if the name belongs to the server itself."""
+        return (group, plural) in self._builtin
+
+
+_TO_CORE = {
+    "note": "message",
+    "regarding": "involvedObject",
+    "reportingController": "reportingComponent",
+    "deprecatedSource": "source",
+    "deprecatedFirstTimestamp": "firstTimestamp",
+    "deprecatedLastTimestamp": "lastTimestamp",
+    "deprecatedCount": "count",
+}
+_FROM_CORE = {core: name for name, core in _TO_CORE.items()}
+
+
+def to_storage(kind: Kind, content: Object) -> Object:
+    """The object in the form that is stored; it shares its parts with `content`."""
+    return content if kind.stored_as is None else stored_form(content)
+
+
+def stored_form(content: Object) -> Object:
+    """An event of either form in that of core/v1."""
+    return {_TO_CORE.get(name, name): value for name, value in content.items()}
+
+
+def from_storage(kind: Kind, content: Object) -> Object:
+    """A stored object in the form of `kind`; it shares its parts with `content`."""
+    if kind.stored_as is None:
+        return content
+    return {_FROM_CORE.get(name, name): value for name, value in content.items()}

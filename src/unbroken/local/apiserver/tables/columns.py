@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from unbroken.local.apiserver.http.status import Object
-from unbroken.local.apiserver.kinds.events import to_storage
-from unbroken.local.apiserver.kinds.kinds import Column, Kind, Version
+from unbroken.local.apiserver.kinds.kinds import Column, Kind, Version, to_storage
 from unbroken.local.apiserver.validation.fields import at
 
 from . import cells

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from unbroken.local.apiserver.http.requests import Target
 from unbroken.local.apiserver.http.status import ApiError, Cause, Object, not_found
-from unbroken.local.apiserver.kinds.catalogue import Catalogue
-from unbroken.local.apiserver.kinds.kinds import Kind
+from unbroken.local.apiserver.kinds.kinds import Catalogue, Kind
 from unbroken.local.apiserver.store import Store
 from unbroken.spec.problems import Verdict
 

@@ -12,7 +12,7 @@ from typing import Any
 from unbroken.local.apiserver.http.reads import get
 from unbroken.local.apiserver.http.requests import Query, Target, WriteOptions, parse_path
 from unbroken.local.apiserver.http.status import ApiError, Object, bad_request, conflict, invalid
-from unbroken.local.apiserver.kinds.catalogue import Catalogue
+from unbroken.local.apiserver.kinds.kinds import Catalogue
 from unbroken.local.apiserver.schema.constraints import invalid_value, required_value, unsupported
 from unbroken.local.apiserver.store import Entry, Store
 from unbroken.local.apiserver.validation.selectors import selector_of

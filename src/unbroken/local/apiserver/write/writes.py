@@ -23,8 +23,7 @@ from unbroken.local.apiserver.http.status import (
     invalid,
 )
 from unbroken.local.apiserver.kinds import crds
-from unbroken.local.apiserver.kinds.catalogue import Catalogue
-from unbroken.local.apiserver.kinds.events import from_storage, to_storage
+from unbroken.local.apiserver.kinds.kinds import Catalogue, from_storage, to_storage
 from unbroken.local.apiserver.schema import structural
 from unbroken.local.apiserver.schema.constraints import forbidden, invalid_value
 from unbroken.local.apiserver.store import Entry, Store, encode
@@ -34,8 +33,7 @@ from unbroken.local.apiserver.validation.names import validate_metadata
 from . import admission, deletion
 from .apply import server_side_apply, track_update
 from .defaults import apply_defaults
-from .patch import json_patch, merge_patch
-from .strategic import strategic_merge_patch
+from .patch import json_patch, merge_patch, strategic_merge_patch
 
 SERVER_OWNED = (
     "uid",

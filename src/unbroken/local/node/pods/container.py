@@ -1,4 +1,4 @@
-"""The life of one container, as the pod's machine sees it: pure, no clock.
+"""Life of one container, its probes included. Pure.
 
 A container waits, starts, runs, and ends; then it starts again or it does not.  Rules are kubelet's
 (v1.33: kuberuntime_manager.go, kuberuntime_container.go, client-go flowcontrol/backoff.go).
@@ -24,7 +24,6 @@ from .events import (
     ProbeKind,
     Terminate,
 )
-from .probes import ProbeState
 
 BACK_OFF_SECONDS, BACK_OFF_MAX_SECONDS = 10.0, 300.0
 """First and longest wait before a restart (kubelet, containerBackOff, MaxCrashLoopBackOff)."""
@@ -380,3 +379,53 @@ def _duration(seconds: float) -> str:
     """Return a duration of whole seconds as Go prints it: 10s, 1m20s, 5m0s."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+@dataclass(slots=True)
+class ProbeState:
+    """One probe of one run of a container."""
+
+    kind: ProbeKind
+    spec: Object
+    due: float
+    """Time of its next run; infinite while one is running."""
+    is_passed: bool
+    """The verdict so far."""
+    is_decided: bool = False
+    """A threshold was reached at least once."""
+    has_failed: bool = False
+    """The failure threshold was reached."""
+    _last: bool | None = field(default=None)
+    _run: int = 0
+    _began: float = 0.0
+
+    @staticmethod
+    def begin(kind: ProbeKind, spec: Object, started_at: float, now: float) -> ProbeState:
+        """A probe of a container that started at `started_at` and may be probed from `now` on."""
+        due = max(now, started_at + float(spec.get("initialDelaySeconds") or 0))
+        return ProbeState(kind, spec, due, is_passed=kind is ProbeKind.LIVENESS)
+
+    def take(self) -> None:
+        """It is being run now."""
+        self._began = self.due
+        self.due = float("inf")
+
+    def answer(self, is_ok: bool, now: float) -> None:
+        """Count an answer; afterwards `is_passed` and `has_failed` are up to date."""
+        period = float(self.spec.get("periodSeconds") or 10)
+        self.due = max(self._began + period, now)
+        self._run = self._run + 1 if self._last is is_ok else 1
+        self._last = is_ok
+        threshold = self.spec.get("successThreshold") or 1
+        if not is_ok:
+            threshold = self.spec.get("failureThreshold") or 3
+        if self._run < threshold:
+            return
+        self.is_passed = is_ok
+        self.is_decided = True
+        self.has_failed = not is_ok
+
+
+def timeout_seconds(spec: Object) -> float:
+    """Return the seconds that one run of a probe may take."""
+    return float(spec.get("timeoutSeconds") or 1)

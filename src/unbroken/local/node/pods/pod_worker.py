@@ -31,7 +31,7 @@ from unbroken.log_lines import Log
 from unbroken.runtime.drive import Inbox
 
 from .commands import HOOK_SECONDS, Target, perform
-from .container import Stage
+from .container import Stage, timeout_seconds
 from .environment import ConfigProblem, EnvironmentSources, command_line, environment, references
 from .events import (
     Create,
@@ -57,11 +57,21 @@ from .events import (
     Started,
     Terminate,
 )
-from .lifecycle import PodLifecycle
-from .pod_files import PodFiles, container_id, ended_before, hosts_text, termination_message
-from .probes import timeout_seconds
-from .status import Addresses, pod_status
-from .volumes import Claims, VolumeProblem, claim_name, content, mounts, provide, without_namespaces
+from .lifecycle import Addresses, PodLifecycle, pod_status
+from .volumes import (
+    Claims,
+    PodFiles,
+    VolumeProblem,
+    claim_name,
+    container_id,
+    content,
+    ended_before,
+    hosts_text,
+    mounts,
+    provide,
+    termination_message,
+    without_namespaces,
+)
 
 GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"

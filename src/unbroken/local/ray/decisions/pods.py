@@ -22,9 +22,18 @@ from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.job_kinds import RAY_CLUSTER
 from unbroken.spec.keys import RAY_HEAD
 
-from .access import MODE, TOKEN, TOKEN_FILE, token_name
-from .autoscaler import add_autoscaler, is_autoscaled
-from .values import HEAD, WORKER, ClusterPicture, Object
+from .values import (
+    HEAD,
+    MODE,
+    TOKEN,
+    TOKEN_FILE,
+    WORKER,
+    ClusterPicture,
+    Object,
+    add_autoscaler,
+    is_autoscaled,
+    token_name,
+)
 
 HEAD_GROUP = "headgroup"
 GCS_PORTS = ("gcs-server", "gcs")

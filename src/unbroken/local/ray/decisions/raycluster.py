@@ -16,7 +16,6 @@ from typing import Any
 from unbroken.kube.quantity import canonical_quantity
 from unbroken.spec.times import time_text
 
-from .autoscaler import is_autoscaled
 from .pods import (
     HEAD_GROUP,
     gcs_port,
@@ -37,6 +36,7 @@ from .values import (
     Plan,
     RayPod,
     RecordClusterEvent,
+    is_autoscaled,
 )
 
 INT32_MAX = 2**31 - 1

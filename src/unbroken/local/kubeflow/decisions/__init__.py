@@ -1,1 +1,0 @@
-"""Decisions about PyTorchJobs: their pods, services and status.  Pure."""

@@ -1,1 +1,0 @@
-"""Port forwarding: connections from a client of the API to ports of a pod."""
