@@ -14,10 +14,10 @@ from unbroken.errors import UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.wire.snapshot import VERSION, Header, digest, job_of
 from unbroken.worker import Context, context
-from unbroken.worker.channel import connect
+from unbroken.worker.channel import Channel, connect
 
 from .choice import Point, Shares
-from .slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
+from .slots import AgentSlots, Identity, Offered, OwnSlots, Slot, Slots
 from .state import Kept, difference, parse
 
 if TYPE_CHECKING:

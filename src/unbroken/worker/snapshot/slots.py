@@ -47,7 +47,7 @@ from unbroken.wire.snapshot import (
     version,
     write,
 )
-from unbroken.worker.channel import whole
+from unbroken.worker.channel import Channel, whole
 
 from .choice import Point, Shares
 
@@ -90,15 +90,6 @@ def take(memory: mmap.mmap, fd: int) -> None:
 
 log = Log(__name__, "unbroken.worker: ")
 ANSWER_SECONDS = 10.0
-
-
-class Channel(Protocol):
-    """The part of `worker/channel.py` that is needed here."""
-
-    def request(
-        self, message: Mapping[str, Any], answer_type: str, *, seconds: float = ...
-    ) -> tuple[Mapping[str, Any], list[int]]:
-        """Send a request to the agent."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
+from typing import TYPE_CHECKING, Any, SupportsInt
 from zlib import crc32
 
 from unbroken.errors import SpecError, UnbrokenError
@@ -39,12 +39,13 @@ from unbroken.worker.restart.doubt import is_doubted
 
 from .reading import KeptParts, job_digest
 from .restore import Restored, restore
-from .slots import Channel, Slot, Slots
+from .slots import Slot, Slots
 from .state import EXTRA, RNG, State, collect, view
 
 if TYPE_CHECKING:
     import mmap
 
+    from unbroken.worker.channel import Channel
     from unbroken.worker.checkpointing.checkpoints import Checkpoints
 
 
@@ -52,23 +53,6 @@ log = Log(__name__, "unbroken.worker: ")
 SLOTS = 2
 PORTABLE = 1
 """cudaHostRegisterPortable of the CUDA runtime: pinned for every device."""
-
-
-class Work(Protocol):
-    """Work after the copies."""
-
-    def commit(self) -> None:
-        """Mark the body as whole."""
-
-    def finish(self) -> None:
-        """Do the slow part."""
-
-
-class Thread(Protocol):
-    """Runs slow work."""
-
-    def put(self, work: Callable[[], None]) -> None:
-        """Queue the work, in order."""
 
 
 class Copies:
@@ -104,7 +88,7 @@ class Copies:
                 if not tensor.is_cuda and tensor.numel():
                     view(memory, piece).copy_(tensor)
 
-    def then(self, work: Work, thread: Thread) -> None:
+    def then(self, work: _Sealing, thread: _Sealer) -> None:
         """Commit when the copies are in, and finish in the thread."""
         events, self._events = self._events, []
         if not events:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
@@ -77,13 +76,6 @@ GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 
 
-class Place(Protocol):
-    """Results of preparing a pod that starting its containers needs."""
-
-    address: str
-    volumes: dict[str, Path]
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """A container that was started, or has failed to."""
@@ -103,33 +95,33 @@ class ContainerStart:
 
     # --- the pod
 
-    async def prepare(self, place: Place) -> None:
+    async def prepare(self, worker: PodWorker) -> None:
         """Give the pod its address and volumes; WorldError when something is missing."""
-        if not place.address:
+        if not worker.address:
             is_on_host = bool(self._pod["spec"].get("hostNetwork"))
-            place.address = self._node.address if is_on_host else self._node.addresses.take()
-            self._files.record(self._pod, place.address, self._gpus())
-        self._files.write_hosts(hosts_text(self._pod, place.address))
+            worker.address = self._node.address if is_on_host else self._node.addresses.take()
+            self._files.record(self._pod, worker.address, self._gpus())
+        self._files.write_hosts(hosts_text(self._pod, worker.address))
         volumes = self._pod["spec"].get("volumes") or ()
         if not volumes:
             return
-        around = await self._environment_sources(place, volumes_only=True)
+        around = await self._environment_sources(worker, volumes_only=True)
         claims = await self._claims(volumes)
         for volume in volumes:
             wanted = content(volume, around, claims)
-            place.volumes[volume["name"]] = provide(
+            worker.volumes[volume["name"]] = provide(
                 volume["name"], wanted, self._files.directory, self._files.uid
             )
 
     async def _environment_sources(
-        self, place: Place, *, volumes_only: bool = False
+        self, worker: PodWorker, *, volumes_only: bool = False
     ) -> EnvironmentSources:
         spec = self._pod["spec"]
         part = {"volumes": spec.get("volumes")} if volumes_only else {**spec, "volumes": None}
         maps, secrets = references(part)
         return EnvironmentSources(
             pod=self._pod,
-            pod_ip=place.address,
+            pod_ip=worker.address,
             host_ip=self._node.address,
             node_name=self._node.name,
             allocatable=self._node.allocatable,
@@ -163,15 +155,15 @@ class ContainerStart:
 
     # --- a container
 
-    async def start(self, place: Place, container: Object, attempt: int) -> Result:
+    async def start(self, worker: PodWorker, container: Object, attempt: int) -> Result:
         """Start one container; ConfigProblem or WorldError when it cannot be made."""
         refuse_unsupported(container)
-        around = await self._environment_sources(place)
+        around = await self._environment_sources(worker)
         base = with_image(around.base, container.get("image") or "", self._node.images)
         variables = environment(container, replace(around, base=base))
         variables["PATH"] = with_own_commands(variables["PATH"])
         argv = command_line(container, variables)
-        wanted = mounts(container, self._pod, place.volumes, variables)
+        wanted = mounts(container, self._pod, worker.volumes, variables)
         isolation = self._node.launcher.isolation
         without_namespaces(wanted, isolation, variables)
         directory = self._files.new_run(container["name"], attempt)
