@@ -53,7 +53,7 @@ RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node-
 ATTEMPT = {"MASTER_PORT": "29400"}
 NAMES_IN_MESSAGE = 500
 SHOWN_MAX = 20
-"""Differing values that the JSON has of a package, at most."""
+"""Differing values that are kept of a package, at most."""
 SECONDS, BEFORE, AFTER = "processor seconds", "modules before", "modules after"
 PROGRAM = f"""\
 import sys, time; print({BEFORE!r}, *sys.modules, sep="\\t"); _began = time.process_time()
@@ -143,8 +143,10 @@ class Row:
     why_cold: str = ""
     values: int = 0
     """Values that were compared: equal in cold starts."""
+    differ: int = 0
+    """Values that differ."""
     different: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    """Values, cold and warm, that differ, by path."""
+    """The first of them, cold and warm, by path."""
     reordered: int = 0
     """Lists with the same values in another order."""
     after_fork: int = 0
@@ -172,7 +174,9 @@ def try_package(package: Package, python: Path, folder: Path) -> Row:
         (folder / "train.py").write_text(PROGRAM.format(lines=package.lines, forks=""))
         (folder / "forked.py").write_text(PROGRAM.format(lines=package.lines, forks=FORKS))
         start = partial(cold_start, python, folder, environment)
-        names, first = start()
+        learned, first = start()
+        # Looking at all values may import more.
+        names = [name for name in learned if name in names_in(first, AFTER)]
         warm = warm_start(row, names, python, folder, environment)
         compare(row, [first], warm, start)
     except (Failed, OSError) as error:
@@ -276,10 +280,9 @@ def compare(
     row.reordered = len(lists)
     found = {path: found[path] for path in found if _PLACE.sub("", path) not in lists}
     forked = start("forked.py")[1] if found else {}
-    row.different = {
-        path: found[path] for path in found if not is_of_fork(path, first, forked, warm)
-    }
-    row.after_fork = len(found) - len(row.different)
+    ours = {path: found[path] for path in found if not is_of_fork(path, first, forked, warm)}
+    row.differ, row.after_fork = len(ours), len(found) - len(ours)
+    row.different = {path: ours[path] for path in [*ours][:SHOWN_MAX]}
 
 
 def reordered(paths: Sequence[str], cold: Values, warm: Values) -> set[str]:
@@ -319,6 +322,8 @@ HEADS = (
     "left out, and why",
     "values",
     "differ",
+    "other order",
+    "after a fork",
     "cold, s",
     "warm, s",
 )
@@ -341,7 +346,7 @@ def shown(row: Row) -> tuple[str, ...]:
         f"{row.warm_modules} of {row.modules}",
         ", ".join(summary(row.left_out)),
         f"{row.values:,}",
-        str(len(row.different)),
+        f"{row.differ:,}",
         str(row.reordered),
         str(row.after_fork),
         f"{row.cold_seconds:.2f}",
@@ -374,13 +379,13 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def document(rows: Sequence[Row]) -> Object:
-    """Return all that was seen; of many differing values the first."""
-    found = []
-    for row in rows:
-        some = dict([*row.different.items()][:SHOWN_MAX])
-        found.append({**asdict(row), "different": len(row.different), "differing": some})
+    """Return all that was seen."""
     machine = f"Linux {platform.release()}, Python {platform.python_version()}"
-    return {"machine": machine, "command": shlex.join(sys.argv[1:]), "packages": found}
+    return {
+        "machine": machine,
+        "command": shlex.join(sys.argv[1:]),
+        "packages": [*map(asdict, rows)],
+    }
 
 
 def measure(options: argparse.Namespace, note: Callable[[Row], None]) -> None:
@@ -412,7 +417,7 @@ def main() -> int:
 
 def is_good(row: Row) -> bool:
     """True for a package that is warm and equal."""
-    return row.is_warm and not row.different and not row.why_not
+    return row.is_warm and not row.differ and not row.why_not
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-import imports
 import pytest
 from imports import (
     PACKAGES,
     Package,
     Row,
-    document,
     is_good,
     parse,
     remaining,
@@ -25,6 +23,8 @@ from imports import (
 from tests.worker.templates import user_packages
 from unbroken.wire.warm import READ
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULT = BENCHMARKS / "results/imports-2026-11-29.json"
 READS = f"RANK {READ}"
 THREADED = (
     "import threading; STOP = threading.Event()\n"
@@ -53,9 +53,10 @@ def test_what_a_parked_worker_imports_for_its_rank_is_not_left_out() -> None:
 
 
 def test_the_table_has_each_reason_once() -> None:
+    assert len({line.count(" | ") for line in table([Row("a", "")]).splitlines()}) == 1
     left_out = {"a": THREAD, "a.b": f"a: {THREAD}", "a.c": f"a: {THREAD}"}
     good = Row("numpy", "", "2.4.6", 3, 3, {}, True, values=12_345, cold_seconds=0.5)
-    cold = Row("other", "", "1.0", 3, 0, left_out, False, "A has changed", 10, {"x": ("1", None)})
+    cold = Row("other", "", "1.0", 3, 0, left_out, False, "A has changed", 10, 1)
     absent = Row("absent", "", why_not="not installed")
     _, _, *lines = table([good, cold, absent]).splitlines()
     assert lines[0] == "| numpy 2.4.6 | yes | 3 of 3 |  | 12,345 | 0 | 0 | 0 | 0.50 | 0.00 |"
@@ -71,12 +72,11 @@ def test_a_list_in_another_order_is_no_difference_of_its_values() -> None:
     assert reordered(["b[0]", "b[1]", "c"], cold, warm) == set()
 
 
-def test_the_document_has_the_first_of_many_differing_values() -> None:
-    many = {f"a.{n}": ("1", "2") for n in range(imports.SHOWN_MAX + 1)}
-    (found,) = document([Row("a", "import a\na", different=many)])["packages"]
-    assert found["different"] == imports.SHOWN_MAX + 1
-    assert len(found["differing"]) == imports.SHOWN_MAX
-    assert json.dumps(found)
+def test_the_table_of_the_page_is_that_of_the_run() -> None:
+    run = json.loads(RESULT.read_text())
+    rows = [Row(**one) for one in run["packages"]]
+    assert table(rows) in (BENCHMARKS / "README.md").read_text()
+    assert {row.package for row in rows} == {one.name for one in PACKAGES}
 
 
 def test_an_unknown_package_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
