@@ -18,8 +18,9 @@ import json
 import math
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from time import monotonic  # noqa: TID251  (samples per second)
 from typing import Any
@@ -31,14 +32,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint as without_activations
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
 from unbroken import worker
 
 VOCABULARY = 256
 """Tokens are bytes."""
 VALIDATION_SAMPLES = 64
-"""The last samples of the data, the same for any number of ranks; nothing trains on them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Options:
     sharding_strategy: str = "full"
     """`full`: each parameter is divided among all ranks."""
     dataset_path: str = ""
-    """Folder with `*.jsonl` files, each line an object with `text`. Empty: the Python library."""
+    """Folder with `*.jsonl` files, each line an object with `text`; they are read as a stream.
+    Empty: the Python library."""
     train_batch_size: int = 4
     """Samples of a rank in a step."""
     val_batch_size: int = 4
@@ -167,39 +168,57 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-class Text(Dataset[Tensor]):
-    """Samples of `width` + 1 bytes, one after the other, of all texts."""
+class Text(IterableDataset[Tensor]):
+    """Samples of `width` + 1 bytes: a stream that is read from files, each of which is a shard."""
 
-    def __init__(self, texts: Iterator[str], width: int) -> None:
-        data = bytearray("\n".join(texts).encode())
-        if len(data) <= 2 * VALIDATION_SAMPLES * width:
-            raise SystemExit(f"the data has {len(data)} bytes: too few for samples of {width}")
-        self.data, self.width = torch.frombuffer(data, dtype=torch.uint8), width
+    def __init__(self, files: Sequence[Path], width: int) -> None:
+        self.files, self.width = files, width
 
-    def __len__(self) -> int:
-        return (len(self.data) - 1) // self.width
+    @property
+    def num_shards(self) -> int:
+        """Number of files."""
+        return len(self.files)
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self.data[index * self.width : (index + 1) * self.width + 1]
+    def shard(self, num_shards: int, index: int) -> Text:
+        """Return the part of the stream that has each `num_shards`-th file, from `index` on."""
+        return Text(self.files[index::num_shards], self.width)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for file in self.files:
+            left = bytearray()
+            for text in texts(file):
+                left += text.encode() + b"\n"
+                while len(left) > self.width:
+                    yield torch.frombuffer(left[: self.width + 1], dtype=torch.uint8)
+                    del left[: self.width]
 
 
-def texts(folder: str) -> Iterator[str]:
-    """Yield the texts of the folder's files in the order of their names, or of the Python
-    library."""
-    if not folder:
-        for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-            yield file.read_text(errors="replace")
+def texts(file: Path) -> Iterator[str]:
+    """Yield the texts of a file one by one: of each line of a *.jsonl file, else the whole file."""
+    if file.suffix != ".jsonl":
+        yield file.read_text(errors="replace")
         return
-    files = sorted(Path(folder).glob("*.jsonl"))
-    if not files:
-        raise SystemExit(f"--dataset_path={folder}: there is no *.jsonl file")
-    for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield json.loads(line)["text"]
-                except (ValueError, KeyError, TypeError):
-                    raise SystemExit(f"{file}:{number}: this is no object with `text`") from None
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                raise SystemExit(f"{file}:{number}: this is no object with `text`") from None
+
+
+def parts(options: Options) -> tuple[Text, Text]:
+    """Return the text to train on, and that of each 16th file, on which nothing is trained."""
+    folder, name = Path(options.dataset_path), "*.jsonl"
+    if not options.dataset_path:
+        folder, name = Path(sysconfig.get_path("stdlib")), "*.py"
+    files = sorted(folder.glob(name))
+    if len(files) < 2:
+        raise SystemExit(f"--dataset_path={folder}: at least two {name} files are needed")
+    trained = [file for number, file in enumerate(files) if number % 16]
+    held = Text(files[::16], options.max_context_width)
+    if sum(1 for _ in islice(held, VALIDATION_SAMPLES)) < VALIDATION_SAMPLES:
+        raise SystemExit(f"--dataset_path={folder}: too little text in each 16th file to validate")
+    return Text(trained, options.max_context_width), held
 
 
 def sharded(options: Options, device: torch.device) -> Llama:
@@ -237,7 +256,7 @@ def batch_of(samples: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def validate(model: Llama, batches: list[Tensor], device: torch.device) -> float:
+def validate(model: Llama, batches: Sequence[Tensor], device: torch.device) -> float:
     """Return the mean loss of samples that are not trained on."""
     model.eval()
     losses = [model(*batch_of(batch, device)) for batch in batches]
@@ -254,15 +273,15 @@ def say(text: str) -> None:
 class Training:
     """Model, optimizer and data, with all that brings them back."""
 
-    def __init__(self, options: Options, text: Text, data: Any, device: torch.device) -> None:
+    def __init__(self, options: Options, held: Text, data: Any, device: torch.device) -> None:
         self.options, self.data, self.device = options, data, device
         self.model = sharded(options, device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), options.learning_rate, weight_decay=options.weight_decay
         )
-        held = range(len(text) - VALIDATION_SAMPLES, len(text))
-        mine = Subset(text, held[dist.get_rank() :: dist.get_world_size()])
-        self.validation = list(DataLoader(mine, options.val_batch_size))
+        # The same samples for any number of ranks.
+        samples = list(islice(held, VALIDATION_SAMPLES))[dist.get_rank() :: dist.get_world_size()]
+        self.validation = torch.split(torch.stack(samples), options.val_batch_size)
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
         self.snapshot = worker.Snapshot(**self.parts)
         self.saved = None
@@ -346,25 +365,11 @@ def parse_options() -> Options:
     return options
 
 
-def data_of(options: Options, text: Text) -> Any:
-    """Return this rank's batches, in an order that seed and epoch decide, with their position."""
-    train = Subset(text, range(len(text) - VALIDATION_SAMPLES))
-    loader = DataLoader(
-        train,
-        options.train_batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=options.data_workers,
-        persistent_workers=options.data_workers > 0,
-    )
-    return worker.data(loader, seed=options.seed)
-
-
-def main(options: Options, text: Text, data: Any, device: torch.device) -> None:
+def main(options: Options, held: Text, data: Any, device: torch.device) -> None:
     """Join the other ranks, train, and leave."""
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     say(f"Experiment configuration: {options}")
-    Training(options, text, data, device).run()
+    Training(options, held, data, device).run()
     dist.destroy_process_group()
 
 
@@ -374,9 +379,13 @@ def start() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    text = Text(texts(options.dataset_path), options.max_context_width)
+    text, held = parts(options)
+    workers = options.data_workers
+    loader = DataLoader(
+        text, options.train_batch_size, num_workers=workers, persistent_workers=workers > 0
+    )
     # The ranks that are left when one is lost keep their process, and enter `main` again.
-    worker.restartable(main)(options, text, data_of(options, text), device)
+    worker.restartable(main)(options, held, worker.data(loader), device)
 
 
 if __name__ == "__main__":
