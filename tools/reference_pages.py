@@ -282,7 +282,9 @@ def _allowance(one: patience.Allowance) -> tuple[str, str, str, str]:
 def _lateness() -> Iterator[tuple[str, str, str, str]]:
     steps, lines = patience.LATE_STEPS, patience.LATE_LINES
     gap, longest = "the longest gap", _span(patience.LATE_PAUSE_SECONDS_MAX)
-    late = f"{_limit(steps.look, 'the usual step')}; {_limit(steps.act, gap)} up to {longest}"
+    late = (
+        f"{_limit(steps.look, 'the usual step')}; {steps.act.times:g} times {gap} up to {longest}"
+    )
     known = f"{patience.WARM_CALLS + patience.LATE_STEPS_MIN} steps, in {steps.known.gaps} looks"
     yield steps.sign, known, late, _limit(steps.act, gap)
     history = f"{lines.known.gaps} gaps, {_span(lines.known.seconds)}"

@@ -187,7 +187,7 @@ class Lateness:
     """Multiple of the longest gap."""
 
 
-LATE_STEPS = Lateness("steps", History(3, 0.0), Limit(2.5, 2.5), Limit(0.0, 1.25))
+LATE_STEPS = Lateness("steps", History(3, 0.0), Limit(2.5, 2.5), Limit(STEP_FLOOR_SECONDS, 1.25))
 LATE_STEPS_MIN = 15
 """Least steps after the first ones with which the usual step is known."""
 LATE_PAUSE_SECONDS_MAX = 10.0

@@ -146,9 +146,10 @@ def by_steps(rhythm: Rhythm, longest: float, steps: int, usual: float | None) ->
     """Return the limits of a rank that reports steps of `usual` seconds; None: too few so far."""
     if steps < LATE_STEPS_MIN or rhythm.gaps < LATE_STEPS.known.gaps or usual is None:
         return None
-    pause = LATE_STEPS.act.of(longest * rhythm.margin)
-    look = max(LATE_STEPS.look.of(usual), min(pause, LATE_PAUSE_SECONDS_MAX))
-    return Patience(Bound.STEPS, look, max(look, pause))
+    longest *= rhythm.margin
+    look = min(LATE_STEPS.act.times * longest, LATE_PAUSE_SECONDS_MAX)
+    look = max(LATE_STEPS.look.of(usual), look)
+    return Patience(Bound.STEPS, look, max(look, LATE_STEPS.act.of(longest)))
 
 
 def by_output(rhythm: Rhythm, longest: float) -> Patience | None:
