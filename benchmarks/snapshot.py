@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import snapshot_buddy
 
 from tests.worker.snapshot_agents import channel
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.worker.checkpointing.checkpoints import checkpoints
 from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -49,7 +49,7 @@ def measure_snapshots(tensors: list[torch.Tensor], rounds: int) -> dict[str, lis
     """Measure saving and restoring with an agent."""
     found: dict[str, list[float]] = {"first save, blocked": [], "second save, blocked": []}
     saved, done = [], []
-    memory = Snapshots()
+    memory = SnapshotSlots()
     with channel(memory) as line:
         parts: dict[str, Any] = {f"part{number}": one for number, one in enumerate(tensors)}
         snapshot = Snapshot(**parts, channel=line)

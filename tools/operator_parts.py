@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from unbroken.operator.parts import PARTS, WITHOUT, Part, PartName, Right, Role
+from unbroken.operator.parts import PARTS, WITHOUT, ChartRole, OperatorPart, PartName, Right
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "deploy/helm/unbroken/templates/_parts.tpl"
@@ -45,7 +45,7 @@ def templates() -> str:
         if part.chart:
             lines += _condition(name, part)
     lines += ['{{- define "unbroken.without" -}}', *_left_out(), END, ""]
-    for role in Role:
+    for role in ChartRole:
         lines += [f'{{{{- define "{role.value}" -}}}}', *_rules(role), END, ""]
     return "\n".join(lines)
 
@@ -55,7 +55,7 @@ def template(name: PartName) -> str:
     return f"unbroken.{name.value}"
 
 
-def _condition(name: PartName, part: Part) -> Iterator[str]:
+def _condition(name: PartName, part: OperatorPart) -> Iterator[str]:
     value = f".Values.{part.chart}"
     if part.is_clusterwide:
         value = f"and {value} (not .Values.operator.namespace)"
@@ -76,7 +76,7 @@ def _left_out() -> Iterator[str]:
             yield END
 
 
-def _rules(role: Role) -> Iterator[str]:
+def _rules(role: ChartRole) -> Iterator[str]:
     for name, part in PARTS.items():
         rights = [one for one in part.rights if one.role is role]
         if not rights or part.chart is None:

@@ -33,8 +33,8 @@ from unbroken.observe import job_metrics
 from unbroken.observe.job_metrics import JobMetrics
 from unbroken.observe.node_metrics import NodeMetrics
 from unbroken.observe.program_metrics import (
-    Health,
     JobHealth,
+    ProgramHealth,
     ProgramMetrics,
     QueueHealth,
     WatchHealth,
@@ -375,11 +375,11 @@ DOCUMENTED = (
 )
 
 
-def _health() -> Health:
+def _health() -> ProgramHealth:
     """A state in which every family has a sample."""
     watch = WatchHealth("pods", True, 0, 0, 0, {}, 0.0)
     queue, job = QueueHealth("nodes", 0, 0, 0), JobHealth(("default", "lm"), 0, 0, 0)
-    return Health(True, (watch,), (queue,), (job,))
+    return ProgramHealth(True, (watch,), (queue,), (job,))
 
 
 def _families(

@@ -183,7 +183,7 @@ def trained(share: Share, rounds: int, after: Callable[[], Any] = lambda: None) 
 def run(device: str, count: int, rounds: int) -> Outcome:
     """Run all measurements in this process."""
     from tests.worker.snapshot_agents import channel
-    from unbroken.agent.snapshots.slots import Snapshots
+    from unbroken.agent.snapshots.slots import SnapshotSlots
     from unbroken.worker.snapshot.snapshot import Snapshot
 
     share = Share(device, count)
@@ -193,7 +193,7 @@ def run(device: str, count: int, rounds: int) -> Outcome:
         "tensors": len(share.tensors), "memcpy_gb_per_second": copied(share),
     })  # fmt: skip
     plain = statistics.median(trained(share, rounds))
-    memory = Snapshots()
+    memory = SnapshotSlots()
     with channel(memory) as line:
         snapshot = Snapshot(model=share.model, optimizer=share.moments, channel=line)
         outcome.figures |= saved(share, snapshot, rounds)

@@ -18,8 +18,8 @@ import unbroken
 from tests.agent.snapshot_clients import NAME, slot, whole
 from tests.worker.kill_points import kill_at
 from unbroken.agent.snapshots.replication import Replication
-from unbroken.agent.snapshots.slots import Snapshots
-from unbroken.agent_http.snapshots import Refused, SnapshotRoutes
+from unbroken.agent.snapshots.slots import SnapshotSlots
+from unbroken.agent_http.snapshots import RequestRefused, SnapshotRoutes
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.snapshot import HEADERS_BYTES
 
@@ -87,7 +87,7 @@ class Node:
     """One agent with one rank."""
 
     def __init__(self, rank: int, tasks: asyncio.TaskGroup) -> None:
-        self.rank, self.slots = rank, Snapshots(lambda: 1 << 40)
+        self.rank, self.slots = rank, SnapshotSlots(lambda: 1 << 40)
         self.replication = Replication(self.slots, None, tasks.create_task)
         self.files: dict[int, int] = {}
 
@@ -156,7 +156,7 @@ class Node:
 async def _refusing(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         found: web.StreamResponse = await handler(request)
-    except Refused as error:
+    except RequestRefused as error:
         return web.json_response({"detail": str(error)}, status=error.status)
     return found
 

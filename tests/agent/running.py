@@ -20,7 +20,7 @@ from typing import IO, Any
 from tests.agent_requests import AgentRequests
 from tests.watching import PATIENCE_SECONDS, Logs, until
 from unbroken.agent_http.client import AgentLink, LinkResources
-from unbroken.agent_http.identity import Identity
+from unbroken.agent_http.identity import AgentIdentity
 from unbroken.wire.agent import (
     AgentReport,
     AgentState,
@@ -300,7 +300,7 @@ async def linked(
         key = agent.key
     operator = Operator(logs=agent.logs if isinstance(agent, Running) else None)
     link = AgentLink(
-        "127.0.0.1", port, key and Identity(key, uid, **identity),
+        "127.0.0.1", port, key and AgentIdentity(key, uid, **identity),
         operator.on_report, operator.on_lost, on_evidence=operator.on_evidence, shared=shared,
     )  # fmt: skip
     operator.send = link.send

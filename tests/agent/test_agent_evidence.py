@@ -15,7 +15,7 @@ import pytest
 
 from tests.agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent.evidence import procfs, spy
-from unbroken.agent.evidence.examine import Examination, Request, Subject
+from unbroken.agent.evidence.examine import ExaminedWorker, RankExamination, Request
 from unbroken.core.diagnosis.rank_activity import GIL_IDLE_SHARE, Kind, activities_of
 from unbroken.core.diagnosis.stacks import blame
 from unbroken.core.job.watch.looks import is_active
@@ -196,7 +196,7 @@ async def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> Non
         await worker.stdout.readline()
         workers.append(worker)
     reports = [WorkerReport(i, i, one.pid, "running", 0.0) for i, one in enumerate(workers)]
-    examination = Examination(0, reports, 20.0)
+    examination = RankExamination(0, reports, 20.0)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(examination.run())
         workers[1].kill()
@@ -343,7 +343,7 @@ def test_a_process_goes_on_when_py_spy_is_ended_while_it_is_paused(tmp_path: Pat
     async def story(agent: Running, operator: Operator) -> None:
         worker = operator.reports[-1].workers[0]
         pid, caught = worker.pid, 0
-        subject = Subject(worker, pid, Request(0, {}))
+        subject = ExaminedWorker(worker, pid, Request(0, {}))
         subject.look(0.0)
         while caught < 3:
             looking = asyncio.ensure_future(spy.dump(pid, spy.NATIVE))
@@ -461,7 +461,7 @@ async def test_without_py_spy_the_note_says_so(
     bare.mkdir()
     monkeypatch.setattr(sys, "executable", str(bare / "python"))
     monkeypatch.setenv("PATH", str(bare))
-    examination = Examination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
+    examination = RankExamination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
     await examination.run()
     (rank,) = examination.evidence()
     assert (rank.state, rank.threads, rank.note) == ("R", (), spy.MISSING)

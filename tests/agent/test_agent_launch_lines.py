@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from unbroken.agent.options import (
     HYPERPOD,
     OPTIONS,
+    LaunchOptions,
     Option,
-    Options,
     Script,
     kept_only,
     parse,
@@ -72,7 +72,7 @@ def torchs(words: list[str], environ: dict[str, str] | None = None) -> argparse.
             return said.getvalue()
 
 
-def ours(words: list[str], environ: dict[str, str] | None = None) -> Options | str:
+def ours(words: list[str], environ: dict[str, str] | None = None) -> LaunchOptions | str:
     """Return the options that the agent reads, or its error text."""
     try:
         return parse(words, environ or {})
@@ -106,7 +106,7 @@ def same(words: list[str], action: argparse.Action, environ: dict[str, str]) -> 
         assert isinstance(found, str)
         assert f"could match --{option.name}" in found.replace("_", "-")
         return
-    assert isinstance(found, Options), (words, found)
+    assert isinstance(found, LaunchOptions), (words, found)
     named = [text for text in found.notes if f"--{option.name}" in text]
     assert len(named) == bool(option.ignored), (words, found.notes)
     read = read_arguments(words, environ)
@@ -252,7 +252,7 @@ def test_hyperpodruns_options_are_taken_in_every_spelling(option: Option) -> Non
         forms = [[spelling]] if option.is_flag else [[spelling, value], [f"{spelling}={value}"]]
         for form in forms:
             found = ours([*form, "train.py", "--x"])
-            assert isinstance(found, Options), found
+            assert isinstance(found, LaunchOptions), found
             assert found.script == Script("train.py", ("--x",))
             assert bool(found.notes) is bool(option.ignored)
 
@@ -269,7 +269,7 @@ def test_launch_lines_of_public_manifests_are_accepted(line: str) -> None:
     program, *words = shlex.split(line)
     assert Path(program).name in ("hyperpodrun", "torchrun")
     found = ours(words)
-    assert isinstance(found, Options), found
+    assert isinstance(found, LaunchOptions), found
     assert found.script.path.endswith((".py", ".sh"))
     assert found.is_inprocess is ("--inprocess-restart" in words)
     if "--redirect" in words:

@@ -13,7 +13,7 @@ import pytest
 from tests.agent.running import Running, linked, program, running, start, stop
 from tests.agent.test_agent_log_rules import LOSS, the_fault, the_view
 from tests.watching import PATIENCE_SECONDS
-from unbroken.agent.workers.output import Output, Stream
+from unbroken.agent.workers.output import OutputThread, Stream
 from unbroken.wire.agent import AgentReport, AgentState, RuleState
 
 SILENT = "signal.pause()"
@@ -122,7 +122,7 @@ def test_what_was_written_in_time_is_read_before_the_deadline_counts() -> None:
 
     source, to_source = os.pipe()
     os.write(to_source, b"line\n")
-    output = Output(lambda: 5.0)
+    output = OutputThread(lambda: 5.0)
     stream = Stream(source, None, None, b"")
     stream.on_read = lambda chunk, is_drained: events.append(f"{chunk.decode()!r} {is_drained}")
     output.add(stream)

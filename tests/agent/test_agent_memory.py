@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from tests.watching import wait_until
-from unbroken.agent.snapshots.slots import SMALL_BYTES, SPARE_BYTES, Memory
+from unbroken.agent.snapshots.slots import SMALL_BYTES, SPARE_BYTES, SnapshotMemory
 
 SIZE = 64 * SMALL_BYTES
 
 
 def test_a_large_file_is_closed_by_another_thread_and_its_room_is_there_at_once() -> None:
     room = SPARE_BYTES + SIZE
-    memory = Memory(lambda: room)
+    memory = SnapshotMemory(lambda: room)
     file = memory.take("large", SIZE)
     os.posix_fallocate(file.fd, 0, SIZE)
     room -= SIZE
@@ -27,7 +27,7 @@ def test_a_large_file_is_closed_by_another_thread_and_its_room_is_there_at_once(
 
 
 def test_small_files_are_closed_at_once() -> None:
-    memory = Memory(lambda: SPARE_BYTES + SIZE)
+    memory = SnapshotMemory(lambda: SPARE_BYTES + SIZE)
     file = memory.take("small", SMALL_BYTES)
     memory.give_back(file)
     with pytest.raises(OSError, match="Bad file descriptor"):

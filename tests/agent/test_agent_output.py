@@ -14,7 +14,7 @@ import pytest
 
 from tests.agent.running import SLEEPER, Running, linked, program, running, start, stop
 from tests.watching import until
-from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, open_file, tail_text
+from unbroken.agent.workers.output import LINE_BYTES_MAX, OutputThread, Stream, open_file, tail_text
 from unbroken.agent.workers.processes import ATTEMPTS_KEPT
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -169,7 +169,7 @@ def test_a_disk_or_console_that_fails_is_let_go(tmp_path: Path) -> None:
     broken_reader, broken = os.pipe()
     os.close(broken_reader)
     source, sink = os.pipe()
-    output = Output()
+    output = OutputThread()
     stream = Stream(source=source, file=full, console=broken, prefix=b"p:")
     done: list[tuple[str, ...]] = []
     output.start()
@@ -187,7 +187,7 @@ def test_a_file_that_grows_is_kept_in_two_parts_and_no_byte_is_lost_between(tmp_
     path = tmp_path / "stdout.log"
     source, sink = os.pipe()
     stream = Stream(source, open_file(str(path)), None, b"", path=str(path), most_bytes=100_000)
-    output = Output()
+    output = OutputThread()
     output.start()
     output.add(stream)
     lines = b"".join(b"%d\n" % number for number in range(50_000))

@@ -15,7 +15,7 @@ from tests.agent.running import KEY, Running, program, running
 from tests.agent.snapshot_clients import NAME, Copy, copies, path, slot, whole
 from tests.agent_requests import AgentRequests
 from unbroken.agent.snapshots.copies import Fetch
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.wire.snapshot import BODY_AT, COPIED_AT, SEALED_AT, write
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def test_what_a_sender_says_that_it_needs_is_kept(buddy: Running) -> None:
 
 async def test_a_holder_without_workers_is_told_by_its_address(buddy: Running) -> None:
     assert put(buddy, 12, (1, 1), slot(12, 1, 1)) == 200
-    address, slots = f"127.0.0.1:{buddy.port}", Snapshots()
+    address, slots = f"127.0.0.1:{buddy.port}", SnapshotSlots()
     work = Fetch((NAME, 12), [address], KEY, None, slots.memory)
     (offer,) = await work.offers()
     brought = await work.bring([offer])

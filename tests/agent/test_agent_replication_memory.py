@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.agent.snapshot_clients import NAME, slot
-from unbroken.agent.snapshots.copies import Copies
-from unbroken.agent.snapshots.slots import SPARE_BYTES, Memory
-from unbroken.agent_http.snapshots import Refused
+from unbroken.agent.snapshots.copies import BuddyCopies
+from unbroken.agent.snapshots.slots import SPARE_BYTES, SnapshotMemory
+from unbroken.agent_http.snapshots import RequestRefused
 from unbroken.wire.snapshot import digest
 
 SIZE = len(slot(0, 0, 0))
@@ -22,8 +22,8 @@ class Buddy:
 
     def __init__(self) -> None:
         self.rooms = 100
-        self.memory = Memory(lambda: SPARE_BYTES + self.rooms * PAGES - self.filled())
-        self.copies = Copies(self.memory, digest("job"), lambda: -1)
+        self.memory = SnapshotMemory(lambda: SPARE_BYTES + self.rooms * PAGES - self.filled())
+        self.copies = BuddyCopies(self.memory, digest("job"), lambda: -1)
 
     def filled(self) -> int:
         points = [point for points in self.copies.held().values() for point in points]
@@ -58,7 +58,7 @@ def test_without_room_a_new_one_is_refused_and_the_old_ones_stay(buddy: Buddy) -
     buddy.put(0, 1)
     buddy.put(0, 2)
     buddy.rooms = 2
-    with pytest.raises(Refused, match="no memory") as refused:
+    with pytest.raises(RequestRefused, match="no memory") as refused:
         buddy.put(0, 3)
     assert refused.value.status == 507
     assert buddy.kept() == [(0, 1), (0, 2)]
@@ -83,7 +83,7 @@ def test_what_is_promised_to_one_transfer_is_not_promised_to_another(buddy: Budd
     buddy.rooms = 1
     first = buddy.copies.receive((NAME, 0), (0, 1), SIZE)
     assert first is not None
-    with pytest.raises(Refused, match="no memory"):
+    with pytest.raises(RequestRefused, match="no memory"):
         buddy.copies.receive((NAME, 1), (0, 1), SIZE)
     first.discard()
     second = buddy.copies.receive((NAME, 1), (0, 1), SIZE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.agent.snapshots.slots import NAMES_MAX, SPARE_BYTES, Snapshots, available_bytes
+from unbroken.agent.snapshots.slots import NAMES_MAX, SPARE_BYTES, SnapshotSlots, available_bytes
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
 
@@ -21,7 +21,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.room = SPARE_BYTES + ROOM
-        self.agent = Snapshots(lambda: self.room)
+        self.agent = SnapshotSlots(lambda: self.room)
 
     def ask(self, kind: str, **keys: Any) -> dict[str, Any]:
         base = {"type": kind, "name": "training", "rank": 0, "attempt": 0}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unbroken.agent.workers.environment import Program
-from unbroken.agent.workers.warm import TRIALS_MAX, Parked, Ranks, rank_of
+from unbroken.agent.workers.warm import TRIALS_MAX, ParkedRanks, ParkedWorker, rank_of
 
 PROGRAM = Program(0, (), {}, "", b"")
 
@@ -21,7 +21,7 @@ class Pairs:
 
     def __init__(self, count: int) -> None:
         made = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-        self.parked = [Parked(ours, pid=pid + 1) for pid, (ours, _) in enumerate(made)]
+        self.parked = [ParkedWorker(ours, pid=pid + 1) for pid, (ours, _) in enumerate(made)]
         self.theirs = [theirs for _, theirs in made]
         for each in (*self.theirs, *(one.pair for one in self.parked)):
             each.setblocking(False)
@@ -48,9 +48,9 @@ def program(rank: int, **variables: str) -> Program:
     return replace(PROGRAM, local_rank=rank, environment={"HOME": "/", **given, **variables})
 
 
-def known(*ranks: int) -> Ranks:
+def known(*ranks: int) -> ParkedRanks:
     """Return the ranks of a node whose template leaves modules to parked workers."""
-    return Ranks({rank: program(rank) for rank in ranks}, later=3)
+    return ParkedRanks({rank: program(rank) for rank in ranks}, later=3)
 
 
 def test_one_worker_after_another_imports_for_each_rank(pairs: Pairs) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.virtual_time import advance, in_virtual_time
-from unbroken.agent.snapshots.replication import BURST_SECONDS, Part
-from unbroken.agent.snapshots.slots import File
-from unbroken.agent_http.peer import Peer
+from unbroken.agent.snapshots.replication import BURST_SECONDS, UnsentSave
+from unbroken.agent.snapshots.slots import MemoryFile
+from unbroken.agent_http.peer import PeerConnection
 from unbroken.core.snapshots.replication import Item
 
 SIZE = 8_000_000
@@ -47,10 +47,10 @@ async def test_no_more_is_sent_than_the_rate_allows_even_after_a_stop(
     with here, there, FileIO(fd) as file:
         here.setblocking(False)
         there.setblocking(False)
-        part = Part(Item("training", 0, 0), file, SIZE, b"", copy=File(fd, SIZE))
+        part = UnsentSave(Item("training", 0, 0), file, SIZE, b"", copy=MemoryFile(fd, SIZE))
         began = asyncio.get_running_loop().time()
         reading = asyncio.create_task(read(there))
-        await part.send(Peer(here, "peer"), rate, is_wanted)
+        await part.send(PeerConnection(here, "peer"), rate, is_wanted)
         seconds = asyncio.get_running_loop().time() - began
         here.shutdown(socket.SHUT_WR)
         assert await reading == SIZE

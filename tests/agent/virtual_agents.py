@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tests.agent.running import KEY, Operator, linked
 from unbroken.agent.driver import Driver
 from unbroken.agent.evidence.log_watch import LogWatch
-from unbroken.agent.options import Options, Script
+from unbroken.agent.options import LaunchOptions, Script
 from unbroken.core.agent.events import (
     AgentEvent,
     FirstOutput,
@@ -32,7 +32,7 @@ _PIDS = itertools.count(1 << 22)
 class Workers:
     """An owner whose workers live until they are killed, or `end` is called."""
 
-    options: Options
+    options: LaunchOptions
     feed: Callable[[AgentEvent], None]
     clock: Callable[[], float]
     note: str = "in virtual time"
@@ -133,12 +133,12 @@ class Workers:
 class _Driver(Driver):
     """The agent, by the clock of the loop."""
 
-    def __init__(self, options: Options, key: bytes | None, *, link: bool) -> None:
+    def __init__(self, options: LaunchOptions, key: bytes | None, *, link: bool) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         super().__init__(options, key, self._own, link)
 
     def _own(
-        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
+        self, options: LaunchOptions, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> Workers:
         self.workers = Workers(options, feed, clock)
         return self.workers
@@ -245,7 +245,7 @@ async def agent(
 ) -> AsyncIterator[Agent]:
     """Run an agent during the block; it is told to shut down afterwards."""
     script = Script("train.py")
-    options = Options(script, nproc, 1, "127.0.0.1", port, post_train=post_train)
+    options = LaunchOptions(script, nproc, 1, "127.0.0.1", port, post_train=post_train)
     driver = _Driver(options, key, link=link)
     ended = asyncio.create_task(driver.run(None))
     await asyncio.wait((ended, driver.port), return_when=asyncio.FIRST_COMPLETED)

@@ -21,7 +21,7 @@ from lightkube.resources.core_v1 import Pod
 from tests.apiservers import ROOT
 from tests.operator.conftest import job
 from unbroken.agent.options import parse
-from unbroken.agent_http.peer import Head
+from unbroken.agent_http.peer import AnswerHead
 from unbroken.core.job.life import as_port
 from unbroken.core.logs.pattern_trees import Unreadable, read_pattern
 from unbroken.core.logs.rule_sets import rule_sets
@@ -144,7 +144,7 @@ def test_a_port_a_rate_and_a_version_of_such_a_text_are_none(text: str) -> None:
     pod = Pod(metadata=ObjectMeta(), status=PodStatus(podIP="10.0.0.1"))
     assert dashboard_url(cluster, pod) == "http://10.0.0.1:8265"
     with pytest.raises(PeerError):
-        _ = Head(200, {"content-length": text}).length
+        _ = AnswerHead(200, {"content-length": text}).length
     assert not is_dead(f"host/boot/{text}/1")
 
 

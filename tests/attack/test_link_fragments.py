@@ -24,7 +24,7 @@ from unbroken.agent_http.client import STREAM, AgentLink, LinkResources, chargea
 from unbroken.agent_http.sessions import agent_session, plain_session, small_socket
 from unbroken.budget import Bucket, Budget, Flow
 from unbroken.core.ray_resume import Head
-from unbroken.operator.resume.ray_dashboard import DASHBOARD, Place, Use
+from unbroken.operator.resume.ray_dashboard import DASHBOARD, ConnectionUse, DashboardAddress
 from unbroken.operator.resume.ray_logs import RayLogs
 from unbroken.wire.agent import LINK_PATH, AgentReport
 
@@ -131,11 +131,11 @@ async def test_a_flooding_log_is_cut_when_nobody_wants_it(closed: Watcher[bool])
     async with attacking("pings", connections) as port, session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("a", head, Place(f"http://127.0.0.1:{port}"), ["one"], (), budget)
-            await until(lambda: budget.held(Use.LOG))
+            logs.want("a", head, DashboardAddress(f"http://127.0.0.1:{port}"), ["one"], (), budget)
+            await until(lambda: budget.held(ConnectionUse.LOG))
             await connections.until(bool)
             logs.forget("a")
-            await until(lambda: budget.held(Use.LOG), lambda held: held == 0)
+            await until(lambda: budget.held(ConnectionUse.LOG), lambda held: held == 0)
     assert set(closed.seen) <= {True}
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from unbroken.agent.snapshots.copies import Fetch
-from unbroken.agent.snapshots.slots import Memory
+from unbroken.agent.snapshots.slots import SnapshotMemory
 from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 
@@ -55,7 +55,7 @@ async def test_a_malformed_answer_is_an_error_of_the_peer(head: bytes) -> None:
 
 async def test_a_malformed_answer_is_told_and_hides_no_other_holder() -> None:
     async with answering(HEADS["5,000 digits"]) as one, answering(HEADS["a sign"]) as other:
-        fetch = Fetch(("model", 0), [one, other], b"k" * 32, None, Memory())
+        fetch = Fetch(("model", 0), [one, other], b"k" * 32, None, SnapshotMemory())
         assert await fetch.offers() == []
         # Both are asked at once: either may answer first.
         assert {problem.partition(": no HTTP: ")[0] for problem in fetch.problems} == {one, other}

@@ -39,8 +39,8 @@ from unbroken.operator.resume.ray_dashboard import (
     LIST_BYTES_MAX,
     NAMESPACE,
     Budgets,
-    Place,
-    Use,
+    ConnectionUse,
+    DashboardAddress,
     answer_of,
     rows_of,
 )
@@ -115,7 +115,7 @@ async def test_each_message_is_charged(kind: aiohttp.WSMsgType, payload: bytes) 
     async with flooding(kind, payload) as url, plain_session() as session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("a", HEAD, Place(url), ["one"], (RULE,), budget)
+            logs.want("a", HEAD, DashboardAddress(url), ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert budget.sizes.seen == [len(payload)] * FLOOD
 
@@ -125,7 +125,7 @@ async def test_a_long_message_gives_way_after_each_piece() -> None:
     async with flooding(aiohttp.WSMsgType.TEXT, b"a" * 5000) as url, plain_session() as session:
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("a", HEAD, Place(url), ["one"], (RULE,), budget)
+            logs.want("a", HEAD, DashboardAddress(url), ["one"], (RULE,), budget)
             await budget.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert set(budget.sizes.seen) == {PIECE_CHARACTERS}
     assert len(budget.reads.seen) >= (FLOOD - 1) * 4
@@ -152,9 +152,9 @@ async def test_fragments_without_end_are_charged_and_hold_up_no_other() -> None:
     ):
         logs: RayLogs[str] = RayLogs(session, lambda _: None)
         async with running(logs.run()):
-            logs.want("bad", HEAD, Place(url), ["one"], (RULE,), bad)
+            logs.want("bad", HEAD, DashboardAddress(url), ["one"], (RULE,), bad)
             await bad.reads.until(bool)
-            logs.want("good", HEAD, Place(other), ["one"], (RULE,), good)
+            logs.want("good", HEAD, DashboardAddress(other), ["one"], (RULE,), good)
             await good.sizes.until(lambda sizes: len(sizes) >= FLOOD)
     assert len(bad.reads.seen) == 1
     assert bad.sizes.seen == []
@@ -168,17 +168,19 @@ def test_no_namespace_takes_the_connections_of_others() -> None:
     bad = [budgets.of("bad", number, 0.0) for number in range(10)]
     good = budgets.of("good", "ray", 0.0)
     with ExitStack() as opened:
-        for _ in range(DASHBOARD.connections[Use.LOG]):
-            opened.enter_context(bad[0].connection(Use.LOG))
+        for _ in range(DASHBOARD.connections[ConnectionUse.LOG]):
+            opened.enter_context(bad[0].connection(ConnectionUse.LOG))
         with pytest.raises(PeerError, match="its head has 20 connections for each log"):
-            opened.enter_context(bad[0].connection(Use.LOG))
-        for number in range(DASHBOARD.connections[Use.LOG], NAMESPACE.connections[Use.LOG]):
-            opened.enter_context(bad[1 + number % 9].connection(Use.LOG))
+            opened.enter_context(bad[0].connection(ConnectionUse.LOG))
+        for number in range(
+            DASHBOARD.connections[ConnectionUse.LOG], NAMESPACE.connections[ConnectionUse.LOG]
+        ):
+            opened.enter_context(bad[1 + number % 9].connection(ConnectionUse.LOG))
         with pytest.raises(PeerError, match="namespace bad has 100 connections"):
-            opened.enter_context(bad[9].connection(Use.LOG))
-        opened.enter_context(bad[9].connection(Use.QUESTION))
-        opened.enter_context(good.connection(Use.LOG))
-    with bad[0].connection(Use.LOG), bad[9].connection(Use.LOG):
+            opened.enter_context(bad[9].connection(ConnectionUse.LOG))
+        opened.enter_context(bad[9].connection(ConnectionUse.QUESTION))
+        opened.enter_context(good.connection(ConnectionUse.LOG))
+    with bad[0].connection(ConnectionUse.LOG), bad[9].connection(ConnectionUse.LOG):
         assert budgets.of("bad", 0, 0.0) is bad[0]
 
 
@@ -187,8 +189,8 @@ def test_all_namespaces_together_have_a_limit() -> None:
     every = [budgets.of(f"n{number // 5}", number, 0.0) for number in range(30)]
     with ExitStack() as opened, pytest.raises(PeerError, match="the operator has 400"):
         for budget in every:
-            for _ in range(DASHBOARD.connections[Use.LOG]):
-                opened.enter_context(budget.connection(Use.LOG))
+            for _ in range(DASHBOARD.connections[ConnectionUse.LOG]):
+                opened.enter_context(budget.connection(ConnectionUse.LOG))
 
 
 def test_a_dashboard_over_its_rate_waits_and_another_does_not() -> None:
@@ -274,7 +276,7 @@ async def test_a_list_that_is_refused_is_named_once(
         budget = Budget(
             "its head", Limits(connections=DASHBOARD.connections, lines_a_minute=2), 0.0
         )
-        dashboards.want(key, HEAD, Place(url), budget)
+        dashboards.want(key, HEAD, DashboardAddress(url), budget)
         async with running(dashboards.run()):
             await listed.until(lambda seen: len(seen) >= 4)
     (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
@@ -287,7 +289,7 @@ def test_a_long_request_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     real = msgspec.json.decode
 
     def decode(value: Any, **more: Any) -> Any:
-        if more["type"] is not ray_dashboard._Row:
+        if more["type"] is not ray_dashboard._DashboardRow:
             decoded.append(memoryview(value).nbytes)
         return real(value, **more)
 
@@ -339,7 +341,7 @@ async def asking(packages: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         budget = Budgets(0.0).of("team", key, 0.0)
 
         def want() -> DashboardAnswer | None:
-            return dashboards.want(key, HEAD, Place(url), budget)
+            return dashboards.want(key, HEAD, DashboardAddress(url), budget)
 
         async with running(dashboards.run()):
             want()

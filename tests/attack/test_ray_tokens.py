@@ -30,7 +30,12 @@ from unbroken.local import listeners
 from unbroken.local.node.port_forwarding import ForwardedPod, PodConnection
 from unbroken.local.ray import ray_tokens
 from unbroken.operator.resume import ray_dashboard
-from unbroken.operator.resume.ray_dashboard import Budgets, Dashboard, Place, RefusedError
+from unbroken.operator.resume.ray_dashboard import (
+    Budgets,
+    Dashboard,
+    DashboardAddress,
+    RefusedError,
+)
 
 Object = dict[str, Any]
 OTHER = os.geteuid() + 1
@@ -107,7 +112,7 @@ def test_each_raycluster_has_a_token_of_its_own() -> None:
 
 async def test_the_kernels_own_table_names_the_dashboard_as_ours() -> None:
     async with dashboard() as seen, plain_session() as session:
-        place = Place(seen.url, partial(tokens(), raycluster(), seen.url))
+        place = DashboardAddress(seen.url, partial(tokens(), raycluster(), seen.url))
         assert await Dashboard(session).jobs(place) == b"[]"
         assert seen.credentials.seen == [f"Bearer {tokens()(raycluster(), seen.url)}"]
 
@@ -119,7 +124,7 @@ async def test_nothing_is_sent_where_another_user_listens(
     async with dashboard() as seen, plain_session() as session:
         own = (V4, seen.port, LISTEN, os.geteuid())
         say_of_listeners(tmp_path, monkeypatch, own, (host, seen.port, LISTEN, OTHER))
-        place = Place(seen.url, partial(tokens(), raycluster(), seen.url))
+        place = DashboardAddress(seen.url, partial(tokens(), raycluster(), seen.url))
         with pytest.raises(RefusedError, match=f"user {OTHER} of this machine listens at"):
             await Dashboard(session).jobs(place)
         await Dashboard(session).submit(place, {"entrypoint": "x"})
@@ -149,7 +154,7 @@ async def test_sockets_that_take_no_connection_to_ray_are_no_reason(
         say_of_listeners(tmp_path, monkeypatch, *rows)
         container = {"securityContext": {"runAsUser": OTHER + 1}}
         spec = {"securityContext": {"runAsUser": OTHER + 2}, "containers": [container, {}]}
-        place = Place(seen.url, partial(tokens(), raycluster(**spec), seen.url))
+        place = DashboardAddress(seen.url, partial(tokens(), raycluster(**spec), seen.url))
         assert await Dashboard(session).jobs(place) == b"[]"
 
 
@@ -166,7 +171,9 @@ async def test_a_dashboard_that_wants_another_token_is_reported_once(
         )
         key = Key("team", "ray")
         async with running(dashboards.run()):
-            dashboards.want(key, HEAD, Place(seen.url), Budgets(0.0).of("team", key, 0.0))
+            dashboards.want(
+                key, HEAD, DashboardAddress(seen.url), Budgets(0.0).of("team", key, 0.0)
+            )
             await seen.credentials.until(lambda found: len(found) >= 3)
     assert seen.credentials.seen[0] == ""
     assert told == [(key, f"ray-head: the dashboard asks for another token (HTTP {status})")]

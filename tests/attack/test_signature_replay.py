@@ -25,13 +25,13 @@ from tests.cli_calls import UNBROKEN, read_until
 from tests.cluster_api.api_program import KEY, Running, credentials_file, running_api
 from tests.fault_proxy import Fault, FaultProxy
 from tests.watching import PATIENCE_SECONDS
-from unbroken.cluster_api.errors import ApiError
+from unbroken.cluster_api.errors import ClusterApiError
 from unbroken.cluster_api.signatures import (
     KEPT_MAX,
     KEPT_SECONDS,
     RETRY_SECONDS,
-    Claim,
     SameSecondError,
+    SignatureClaim,
     UsedSignatures,
 )
 
@@ -244,14 +244,16 @@ def test_an_equal_call_that_only_reads_is_answered_again(running: Running) -> No
     assert [send(running.endpoint, seen).status for _ in range(3)] == [200] * 3
 
 
-def claim(number: int = 0, at: float = 1000.0, key: str = "AKID") -> Claim:
-    return Claim(key, "19700101", "us-west-2", "sagemaker", ("host",), f"{number:064x}", at)
+def claim(number: int = 0, at: float = 1000.0, key: str = "AKID") -> SignatureClaim:
+    return SignatureClaim(
+        key, "19700101", "us-west-2", "sagemaker", ("host",), f"{number:064x}", at
+    )
 
 
 def test_signatures_are_remembered_as_long_as_they_are_valid() -> None:
     used = UsedSignatures(1000.0)
     used.take("UpdateCluster", claim(), 1000.0)
-    with pytest.raises(ApiError, match="made already"):
+    with pytest.raises(ClusterApiError, match="made already"):
         used.take("UpdateCluster", claim(), 1000.0 + KEPT_SECONDS - 1)
     used.take("UpdateCluster", claim(), 1000.0 + KEPT_SECONDS)
 
@@ -262,7 +264,7 @@ def test_a_repeat_is_told_to_sign_again_for_a_moment_and_refused_from_then_on() 
     with pytest.raises(SameSecondError) as early:
         used.take("UpdateCluster", claim(), 1000.0 + RETRY_SECONDS)
     assert early.value.code == "ThrottlingException"
-    with pytest.raises(ApiError) as late:
+    with pytest.raises(ClusterApiError) as late:
         used.take("UpdateCluster", claim(), 1000.1 + RETRY_SECONDS)
     assert late.value.code == "ConflictException"
 
@@ -273,7 +275,7 @@ def test_a_call_that_failed_may_be_repeated_for_a_moment() -> None:
     used.give_back("UpdateCluster", claim())
     used.take("UpdateCluster", claim(), 1000.0 + RETRY_SECONDS)
     used.give_back("UpdateCluster", claim())
-    with pytest.raises(ApiError, match="made already"):
+    with pytest.raises(ClusterApiError, match="made already"):
         used.take("UpdateCluster", claim(), 1000.1 + RETRY_SECONDS)
 
 
@@ -281,12 +283,12 @@ def test_memory_is_bounded_for_each_key_and_no_signature_is_forgotten_early() ->
     used = UsedSignatures(1000.0)
     for number in range(KEPT_MAX):
         used.take("UpdateCluster", claim(number), 1000.0)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ClusterApiError) as refused:
         used.take("UpdateCluster", claim(KEPT_MAX), 1000.0)
     assert refused.value.code == "ThrottlingException"
     used.take("UpdateCluster", claim(KEPT_MAX, key="AKIDOTHER"), 1000.0)
     used.take("ListClusters", claim(KEPT_MAX), 1000.0)
-    with pytest.raises(ApiError, match="made already"):
+    with pytest.raises(ClusterApiError, match="made already"):
         used.take("UpdateCluster", claim(0), 1001.0 + RETRY_SECONDS)
 
 
@@ -294,7 +296,7 @@ def test_a_signature_older_than_the_server_changes_nothing() -> None:
     used = UsedSignatures(1000.9)
     used.take("DeleteCluster", claim(1, at=1000.0), 1001.0)
     used.take("DescribeCluster", claim(2, at=999.0), 1001.0)
-    with pytest.raises(ApiError, match="older than this server"):
+    with pytest.raises(ClusterApiError, match="older than this server"):
         used.take("DeleteCluster", claim(3, at=999.0), 1001.0)
 
 

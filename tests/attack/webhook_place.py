@@ -28,7 +28,7 @@ from tests.watching import PATIENCE_SECONDS, running, until
 from unbroken.kube.clock import wall
 from unbroken.operator.webhook.certificates import Authority
 from unbroken.operator.webhook.registration import WebhookProcess
-from unbroken.operator.webhook.server import Settings
+from unbroken.operator.webhook.server import WebhookSettings
 
 Object = dict[str, Any]
 SECRET_PATH = "/validate/5ec2e7"
@@ -102,7 +102,7 @@ async def webhook(
     authority = Authority.of(secrets.token_bytes(32))
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
     kubeconfig = folder / "kubeconfig"
-    settings = Settings(
+    settings = WebhookSettings(
         listening.fileno(),
         SECRET_PATH,
         authority.issue(["127.0.0.1"], wall()),

@@ -26,7 +26,7 @@ from unbroken.cli.show import Paper
 from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import Incident, Remedy, Restored, StackGroup, Symptom
-from unbroken.spec.job.ledger import Ledger, Record, write_ledger
+from unbroken.spec.job.ledger import DetectorRecord, Ledger, write_ledger
 from unbroken.wire.observation import Alarm, RankWatch
 
 FROZEN = Symptom(
@@ -309,7 +309,12 @@ def job(detectors: str = "", ledger: Ledger | None = None) -> dict[str, Any]:
 
 
 def test_detectors_that_were_always_right_are_offered() -> None:
-    records = {"spike": Record(3, 0), "slow": Record(9, 1), "nan": Record(4), "silent": Record(5)}
+    records = {
+        "spike": DetectorRecord(3, 0),
+        "slow": DetectorRecord(9, 1),
+        "nan": DetectorRecord(4),
+        "silent": DetectorRecord(5),
+    }
     found = detector_values(job("nan=shadow", Ledger(detectors=records)))
     by_name = {one["detector"]: one for one in found}
     assert (by_name["slow"]["right"], by_name["slow"]["wrong"]) == (9, 1)

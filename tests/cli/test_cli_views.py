@@ -26,7 +26,7 @@ from unbroken.cli.job.views import (
 )
 from unbroken.cli.local.up import _export_line
 from unbroken.cli.run.manifests import (
-    Script,
+    RunScript,
     Sizes,
     environment,
     environment_secret,
@@ -183,19 +183,19 @@ def test_a_failed_job_never_ends_with_zero(now: str, incidents: list[Incident], 
 )
 def test_names_of_scripts_are_names_of_objects(program: str, taken: list[str], name: str) -> None:
     assert script_name(program, taken) == name
-    made = of_script(Script(["--x", program], program, sizes=Sizes(2, "4", 1, 3)), name)
+    made = of_script(RunScript(["--x", program], program, sizes=Sizes(2, "4", 1, 3)), name)
     assert not parse_job(made.job).problems
     assert made.parsed.spec.nnodes == 2
 
 
 def test_kubernetes_leaves_the_words_of_a_script_alone() -> None:
-    made = of_script(Script(["a.py", "$(RANK)", "$$"], "a.py"), "a")
+    made = of_script(RunScript(["a.py", "$(RANK)", "$$"], "a.py"), "a")
     (container,) = made.job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
     assert container["args"] == ["a.py", "$$(RANK)", "$$$$"]
 
 
 def test_the_environment_is_a_secret_of_the_job_under_a_name_that_the_server_chooses() -> None:
-    bare = of_script(Script(["a.py"], "a.py"), "a").job
+    bare = of_script(RunScript(["a.py"], "a.py"), "a").job
     made = held(bare)
     made["metadata"] = {"name": "a", "uid": "u-1"}
     owner = {"apiVersion": bare["apiVersion"], "kind": bare["kind"], "name": "a", "uid": "u-1"}
@@ -228,7 +228,7 @@ def test_a_shells_environment_is_passed_on_whole(tmp_path: Path) -> None:
     kept = {"HF_TOKEN": "secret", "PATH": "/bin", "OMP_NUM_THREADS": "2"}
     kept |= {"PWD": "/x", "SHLVL": "1", "KUBECONFIG": "/x", "UNBROKEN_DIR": "/x"}
     late = {"BASH_FUNC_x%%": "() { :; }", "NNODES": "9", "PET_TEE": "3", "CITY": "caf\udce9"}
-    found = environment(Script(["a.py"], "a.py"), "", {**shell, **kept, **late})
+    found = environment(RunScript(["a.py"], "a.py"), "", {**shell, **kept, **late})
     assert json.loads(found.pop(SHELL_VARIABLE))["environment"] == late
     assert found == {"PYTHON_EXEC": sys.executable, **kept}
     (tmp_path / "bin").mkdir()
@@ -277,7 +277,7 @@ def test_a_script_in_a_deleted_folder_is_refused_in_words(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(SpecError, match="this folder was deleted"):
-        of_script(Script(["a.py"], "a.py"), "a")
+        of_script(RunScript(["a.py"], "a.py"), "a")
 
 
 @pytest.mark.parametrize("name", ["plain", "with blank", "quote'd", "dollar$x"])

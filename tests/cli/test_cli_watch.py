@@ -12,7 +12,7 @@ import pytest
 from tests.apiservers import kubeconfig_of
 from unbroken.cli import watch
 from unbroken.cli.connection import Cluster
-from unbroken.cli.place import Place
+from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError
 from unbroken.kube.client import connect
 from unbroken.local.state import Paths, is_up, running
@@ -32,7 +32,7 @@ async def changed(folder: Path, times: int) -> None:
     """Let so many changes come one after another, of a cluster in a folder."""
     (folder / "config").write_text(kubeconfig_of("http://127.0.0.1:1", "", "t"))
     async with connect(folder / "config") as client:
-        watched = watch.Watch(Cluster(Place(paths=Paths(folder)), client, "default"))
+        watched = watch.ClusterWatch(Cluster(ClusterPlace(paths=Paths(folder)), client, "default"))
         for _ in range(times):
             asyncio.get_running_loop().call_soon(watched.wake)
             assert await watched.change()

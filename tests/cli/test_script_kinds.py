@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli.run.manifests import Script, check_script, script_name
+from unbroken.cli.run.manifests import RunScript, check_script, script_name
 from unbroken.errors import SpecError
 
 
@@ -27,9 +27,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "program", ["pkg", "pkg/", "./pkg", "compiled", "all.zip", "plain", "train.py"]
 )
 def test_what_python_runs_is_taken(folder: Path, program: str) -> None:
-    assert check_script(Script((program,), program), None) == ()
+    assert check_script(RunScript((program,), program), None) == ()
     absolute = str(folder / program)
-    assert check_script(Script((absolute,), absolute), None) == ()
+    assert check_script(RunScript((absolute,), absolute), None) == ()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_python_runs_is_taken(folder: Path, program: str) -> None:
 )
 def test_what_python_cannot_run_is_refused(folder: Path, program: str, why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        check_script(Script((program,), program), None)
+        check_script(RunScript((program,), program), None)
 
 
 @pytest.mark.parametrize("program", ["pkg", "pkg/", "./pkg", "/tmp/x/pkg//"])

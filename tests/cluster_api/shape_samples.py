@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.cluster_api.shapes import Schema, Shape, Type
+from unbroken.cluster_api.shapes import ApiShape, ServiceModel, Type
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:"
@@ -55,7 +55,7 @@ class Broken:
     constraint: str
 
 
-def good(schema: Schema, name: str) -> Any:
+def good(schema: ServiceModel, name: str) -> Any:
     """Return a value with every member that the shape may have (of a union, the first)."""
     shape = schema.shapes[name]
     match shape.type:
@@ -76,7 +76,7 @@ def good(schema: Schema, name: str) -> Any:
             return 1.5e9
 
 
-def broken(schema: Schema, operation: str) -> Iterator[Broken]:
+def broken(schema: ServiceModel, operation: str) -> Iterator[Broken]:
     """Yield an operation's input with each constraint broken in turn."""
     name = schema.operations[operation].input
     whole = good(schema, name)
@@ -103,7 +103,7 @@ def _put(whole: Any, keys: Keys, value: Any) -> None:
 
 
 def _breaks(
-    schema: Schema, name: str, value: Any, keys: Keys, path: str
+    schema: ServiceModel, name: str, value: Any, keys: Keys, path: str
 ) -> Iterator[tuple[Keys, str, Change]]:
     shape = schema.shapes[name]
     if keys:
@@ -137,7 +137,7 @@ def _breaks(
             pass
 
 
-def _scalar(shape: Shape, value: Any, path: str) -> Iterator[Change]:
+def _scalar(shape: ApiShape, value: Any, path: str) -> Iterator[Change]:
     types = {
         Type.STRUCTURE: "be a structure",
         Type.LIST: "be a list",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.watching import PATIENCE_SECONDS
-from unbroken.cluster_api.errors import ApiError
+from unbroken.cluster_api.errors import ClusterApiError
 from unbroken.cluster_api.signatures import (
     DATE_FORMAT,
     Credential,
@@ -62,7 +62,7 @@ def test_what_botocore_signs_is_taken(aws_folder: Path, token: str) -> None:
     message = Message("POST", "/", "", headers, b'{"NameContains": "a"}')
     keys = {KEY.key_id: replace(KEY, token=token)}
     assert verify(message, keys, at).region == "us-west-2"
-    with pytest.raises(ApiError, match="does not match"):
+    with pytest.raises(ClusterApiError, match="does not match"):
         verify(replace(message, body=b"{}"), keys, at)
 
 
@@ -110,7 +110,7 @@ def authorization(old: str, new: str) -> Callable[[Message], Message]:
     ],
 )
 def test_what_was_changed_is_refused(change: Callable[[Message], Message], code: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ClusterApiError) as refused:
         verify(change(signed()), KEYS, NOW)
     assert (refused.value.code, refused.value.status) == (code, 403)
 
@@ -119,13 +119,13 @@ def test_a_signature_is_good_for_five_minutes_either_way() -> None:
     for off in (-300.0, 300.0):
         verify(signed(), KEYS, NOW + off)
     for off, word in ((-301.0, "not yet current"), (301.0, "expired")):
-        with pytest.raises(ApiError, match=f"Signature {word}"):
+        with pytest.raises(ClusterApiError, match=f"Signature {word}"):
             verify(signed(), KEYS, NOW + off)
 
 
 def test_a_key_of_another_is_refused() -> None:
     forged = signed(key=Credential(KEY.key_id, "guessed"))
-    with pytest.raises(ApiError, match="does not match"):
+    with pytest.raises(ClusterApiError, match="does not match"):
         verify(forged, KEYS, NOW)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_api.shape_samples import NO_MATCH, broken, good
-from unbroken.cluster_api.errors import ApiError
+from unbroken.cluster_api.errors import ClusterApiError
 from unbroken.cluster_api.shapes import check, schema, violations
 
 SCHEMA = schema()
@@ -31,7 +31,7 @@ def test_each_constraint_is_held(operation: str) -> None:
 
 
 def test_the_words_are_those_of_the_service() -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ClusterApiError) as refused:
         check(SCHEMA, "DescribeCluster", {"ClusterName": "not/a name"})
     error = refused.value
     assert error.code == "ValidationException"
@@ -43,7 +43,7 @@ def test_the_words_are_those_of_the_service() -> None:
 
 def test_all_that_is_wrong_is_said_with_its_place() -> None:
     group = {"InstanceGroupName": "-", "InstanceCount": 7000, "InstanceType": "ml.none"}
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ClusterApiError) as refused:
         check(SCHEMA, "CreateCluster", {"ClusterName": "a", "InstanceGroups": [group]})
     text = refused.value.message
     assert text.startswith("4 validation errors detected: ")
@@ -67,7 +67,7 @@ def test_all_that_is_wrong_is_said_with_its_place() -> None:
 
 def test_a_thousand_mistakes_make_a_short_text() -> None:
     ids = [NO_MATCH * 500] * 3000
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ClusterApiError) as refused:
         check(SCHEMA, "BatchDeleteClusterNodes", {"ClusterName": "a", "NodeIds": ids})
     assert len(refused.value.message) < 20_000
     assert refused.value.message.endswith(" more")
@@ -81,13 +81,13 @@ def test_times_may_be_numbers_or_text() -> None:
     for good_time in (1700000000, 1700000000.25, "2026-01-31T12:00:00Z"):
         check(SCHEMA, "ListClusters", {"CreationTimeAfter": good_time})
     for bad_time in ("yesterday", "2026-01-31T12:00:00", True, float("inf")):
-        with pytest.raises(ApiError):
+        with pytest.raises(ClusterApiError):
             check(SCHEMA, "ListClusters", {"CreationTimeAfter": bad_time})
 
 
 def test_a_hostile_text_costs_no_time() -> None:
     # Back-tracking engines take exponential time for this name.
-    with pytest.raises(ApiError):
+    with pytest.raises(ClusterApiError):
         check(SCHEMA, "DescribeCluster", {"ClusterName": "a-" * 100_000 + "!"})
 
 

@@ -16,7 +16,7 @@ from tests.e2e.job_events import Event, await_end, parent, places
 from tests.e2e.jobs import Job, job
 from tests.job_keys import key_in, secret_of
 from unbroken.agent_http.client import AgentLink
-from unbroken.agent_http.identity import Identity
+from unbroken.agent_http.identity import AgentIdentity
 from unbroken.wire.agent import PORT, AgentReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -171,7 +171,7 @@ async def until_warm(one: Job, pod: str) -> None:
 
     found = one.pods()[pod]
     key = key_in(one.api.get(f"secrets/{secret_of(found)}").made)
-    identity = Identity(key, found["metadata"]["uid"])
+    identity = AgentIdentity(key, found["metadata"]["uid"])
     link = AgentLink(found["status"]["podIP"], PORT, identity, hear, lambda why: None)
     listening = asyncio.create_task(link.run())
     await warm.wait()

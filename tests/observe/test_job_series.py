@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from unbroken.observe.job_metrics import DELETED_MAX, KEPT_SECONDS, JobMetrics, JobName, JobState
+from unbroken.observe.job_metrics import DELETED_MAX, KEPT_SECONDS, JobMetrics, JobName, ObservedJob
 from unbroken.spec.job.incident import Incident, Remedy, Symptom
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
 from unbroken.spec.job.types import Condition, JobStatus
@@ -47,10 +47,10 @@ class Told:
         return self.registry.get_sample_value(name, labels | more)
 
 
-def job(standing: str = "Running", uid: str = "1", restarts: int = 1) -> JobState:
+def job(standing: str = "Running", uid: str = "1", restarts: int = 1) -> ObservedJob:
     conditions = (Condition(standing, "True", "x", "", 1000.0),)
     status = JobStatus(start_time=1000.0, conditions=conditions, restart_count=restarts)
-    return JobState(uid, 1000.0, status, Ledger())
+    return ObservedJob(uid, 1000.0, status, Ledger())
 
 
 def test_an_incident_is_counted_once_when_it_has_ended() -> None:

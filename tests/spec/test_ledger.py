@@ -15,8 +15,8 @@ from unbroken.spec.job.ledger import (
     OTHERS,
     PROVEN,
     UNPROVEN,
+    DetectorRecord,
     Ledger,
-    Record,
     read_ledger,
     write_ledger,
 )
@@ -24,7 +24,7 @@ from unbroken.spec.problems import Report
 
 SECONDS = st.integers(0, 10**9).map(lambda n: n / 1000)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
-RECORDS = st.builds(Record, st.integers(0, 10**6), st.integers(0, 10**6))
+RECORDS = st.builds(DetectorRecord, st.integers(0, 10**6), st.integers(0, 10**6))
 LEDGERS = st.builds(
     Ledger,
     incidents=st.integers(0, 10**6),
@@ -69,7 +69,7 @@ def test_what_is_well_in_a_garbled_ledger_counts() -> None:
     found = read_ledger(text, report)
     assert (found.incidents, found.steps, found.active_seconds) == (3, 0, 0)
     assert found.seconds == {"Oom": 2.5}
-    assert found.detectors == {"silent": Record(2, 0), "nan": Record()}
+    assert found.detectors == {"silent": DetectorRecord(2, 0), "nan": DetectorRecord()}
     places = {one.path.removeprefix("unbroken.dev/ledger.") for one in report.problems}
     assert places == {"steps", "activeSeconds", "seconds.Bad", "detectors.nan"}
 

@@ -12,8 +12,8 @@ from unbroken.spec.nodes.notices import (
     NOTICES,
     Clock,
     ConditionFacts,
-    NodeFacts,
     Notice,
+    NoticedNode,
     NoticeKind,
     Where,
     find_notice,
@@ -22,20 +22,20 @@ from unbroken.spec.nodes.notices import (
 BEGAN = 1_000.0
 
 
-def marked(kind: NoticeKind, value: str | None = None) -> NodeFacts:
+def marked(kind: NoticeKind, value: str | None = None) -> NoticedNode:
     """A node with a notice of this kind."""
     value = kind.value or "x" if value is None else value
     match kind.where:
         case Where.UNSCHEDULABLE:
-            return NodeFacts(is_unschedulable=True)
+            return NoticedNode(is_unschedulable=True)
         case Where.TAINT:
-            return NodeFacts(taints={kind.key: value})
+            return NoticedNode(taints={kind.key: value})
         case Where.LABEL:
-            return NodeFacts(labels={kind.key: value})
+            return NoticedNode(labels={kind.key: value})
         case Where.ANNOTATION:
-            return NodeFacts(annotations={kind.key: value})
+            return NoticedNode(annotations={kind.key: value})
         case Where.CONDITION:
-            return NodeFacts(conditions={kind.key: ConditionFacts(value, BEGAN)})
+            return NoticedNode(conditions={kind.key: ConditionFacts(value, BEGAN)})
 
 
 @pytest.mark.parametrize("kind", NOTICES, ids=lambda kind: f"{kind.name} {kind.key}")
@@ -51,29 +51,29 @@ def test_each_kind_is_found_where_the_table_says(kind: NoticeKind) -> None:
 @pytest.mark.parametrize(
     "node",
     [
-        NodeFacts(),
-        NodeFacts(conditions={"KernelDeadlock": ConditionFacts("False", BEGAN)}),
-        NodeFacts(conditions={"KernelDeadlock": ConditionFacts("Unknown", BEGAN)}),
-        NodeFacts(conditions={"AcceleratedHardwareReady": ConditionFacts("True", BEGAN)}),
-        NodeFacts(conditions={"KernelReady": ConditionFacts("Unknown", BEGAN)}),
-        NodeFacts(taints={"DeletionCandidateOfClusterAutoscaler": "1700000000"}),
-        NodeFacts(conditions={"FreezeScheduled": ConditionFacts("True", BEGAN)}),
-        NodeFacts(labels={"dgxc.nvidia.com/nvsentinel-state": "remediation-succeeded"}),
-        NodeFacts(taints={keys.HEALTH: "Unschedulable"}),
-        NodeFacts(labels={keys.HEALTH: "Unschedulable"}),
-        NodeFacts(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.FAULT_TYPES: "Xid"}),
-        NodeFacts(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.DEEP_CHECK: "Failed"}),
-        NodeFacts(taints={keys.NOT_READY: ""}),
+        NoticedNode(),
+        NoticedNode(conditions={"KernelDeadlock": ConditionFacts("False", BEGAN)}),
+        NoticedNode(conditions={"KernelDeadlock": ConditionFacts("Unknown", BEGAN)}),
+        NoticedNode(conditions={"AcceleratedHardwareReady": ConditionFacts("True", BEGAN)}),
+        NoticedNode(conditions={"KernelReady": ConditionFacts("Unknown", BEGAN)}),
+        NoticedNode(taints={"DeletionCandidateOfClusterAutoscaler": "1700000000"}),
+        NoticedNode(conditions={"FreezeScheduled": ConditionFacts("True", BEGAN)}),
+        NoticedNode(labels={"dgxc.nvidia.com/nvsentinel-state": "remediation-succeeded"}),
+        NoticedNode(taints={keys.HEALTH: "Unschedulable"}),
+        NoticedNode(labels={keys.HEALTH: "Unschedulable"}),
+        NoticedNode(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.FAULT_TYPES: "Xid"}),
+        NoticedNode(labels={keys.HEALTH: "UnschedulablePendingReboot", keys.DEEP_CHECK: "Failed"}),
+        NoticedNode(taints={keys.NOT_READY: ""}),
     ],
 )
-def test_what_looks_like_a_notice_and_is_none(node: NodeFacts) -> None:
+def test_what_looks_like_a_notice_and_is_none(node: NoticedNode) -> None:
     assert find_notice(node) is None
 
 
 def test_an_order_holds_beside_a_more_urgent_notice() -> None:
     labels = {keys.HEALTH: "UnschedulablePendingReplacement"}
     found = find_notice(
-        NodeFacts(labels, taints={"cloud.google.com/impending-node-termination": ""})
+        NoticedNode(labels, taints={"cloud.google.com/impending-node-termination": ""})
     )
     assert found is not None
     assert (found.name, found.is_order) == ("GkeTermination", True)
@@ -93,13 +93,13 @@ def test_times_are_read_and_unreadable_ones_are_no_deadline() -> None:
 def test_the_earliest_deadline_counts_then_the_order_of_the_table() -> None:
     drained = {keys.DRAIN: "1970-01-01T00:20:00Z"}
     spot = {"aws-node-termination-handler/spot-itn": ""}
-    facts = NodeFacts(annotations={keys.DRAIN: NO_DEADLINE}, is_unschedulable=True)
+    facts = NoticedNode(annotations={keys.DRAIN: NO_DEADLINE}, is_unschedulable=True)
     assert find_notice(facts) == Notice("Drain", NOTICES[0].meaning)
-    facts = NodeFacts(annotations={keys.DRAIN: NO_DEADLINE}, taints=spot, is_unschedulable=True)
+    facts = NoticedNode(annotations={keys.DRAIN: NO_DEADLINE}, taints=spot, is_unschedulable=True)
     assert (found := find_notice(facts)) is not None
     assert found.name == "AwsSpot"
     preempted = {"PreemptScheduled": ConditionFacts("True", BEGAN)}
-    both = find_notice(NodeFacts(annotations=drained, conditions=preempted))
+    both = find_notice(NoticedNode(annotations=drained, conditions=preempted))
     assert both is not None
     assert (both.name, both.deadline) == ("AksPreempt", BEGAN + 30)
 

@@ -15,7 +15,14 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import INT_MAX, Base, Shape, fields_of, read_record, write_record
+from unbroken.spec.schema.fields import (
+    INT_MAX,
+    Base,
+    FieldShape,
+    fields_of,
+    read_record,
+    write_record,
+)
 
 PLACES = [
     *("apiVersion", "kind", "metadata", "metadata/name", "metadata/labels", "metadata/annotations"),
@@ -30,7 +37,7 @@ BASE = published("fsdp-llama3-8b")
 WORDS = st.text(st.characters(codec="utf-8"), max_size=9)
 
 
-def values(shape: Shape) -> st.SearchStrategy[Any]:
+def values(shape: FieldShape) -> st.SearchStrategy[Any]:
     """Values that a field of the shape may hold."""
     limits = shape.limits
     least = -9 if limits.minimum is None else limits.minimum

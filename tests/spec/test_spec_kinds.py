@@ -33,7 +33,7 @@ from unbroken.spec.nodes.kinds import (
     RepairRecord,
     RepairState,
 )
-from unbroken.spec.nodes.values import Action, Recovery
+from unbroken.spec.nodes.values import Action, NodeRecovery
 from unbroken.spec.schema.crd import own_definition
 from unbroken.spec.schema.fields import write_record
 
@@ -43,7 +43,9 @@ REPAIR = RepairRecord(
 SPECS: list[tuple[OwnKind[Any, Any], Any]] = [
     (
         CLUSTER,
-        ClusterSpec("Ml-Cluster", "abc123def456", {"InstanceGroups": [{"a": 1}]}, Recovery.NONE),
+        ClusterSpec(
+            "Ml-Cluster", "abc123def456", {"InstanceGroups": [{"a": 1}]}, NodeRecovery.NONE
+        ),
     ),
     (
         MACHINE,

@@ -16,10 +16,10 @@ from unbroken.spec.job.types import (
     CleanPodPolicy,
     FenceBy,
     JobOptions,
+    RuleScope,
+    RuleWatch,
     SameError,
-    Scope,
     Switch,
-    Watch,
 )
 from unbroken.spec.problems import ManifestError
 
@@ -234,7 +234,7 @@ def test_options_are_annotations() -> None:
     assert parsed.options == JobOptions(AgentAuth.NONE, 1769857200.5)
     assert load_job(job()).options == JobOptions(AgentAuth.TOKEN, None)
     ranks = load_job(annotated(log_rule_ranks="*=every")).options.log_rule_ranks
-    assert ranks == {"*": Watch(Scope.RANK)}
+    assert ranks == {"*": RuleWatch(RuleScope.RANK)}
     assert load_job(annotated(same_error="restart")).options.same_error is SameError.RESTART
     assert problems(annotated(same_error="never"))[0].startswith(
         "metadata.annotations[unbroken.dev/same-error]: Unsupported value"

@@ -12,9 +12,9 @@ from tests.tables import cases
 from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import (
-    CleanPodPolicy,
+    KubeflowCleanPodPolicy,
+    KubeflowRestartPolicy,
     Replica,
-    RestartPolicy,
     parse_pytorchjob,
 )
 
@@ -33,8 +33,8 @@ def test_defaults_are_those_of_the_training_operator() -> None:
     assert not parsed.problems
     assert not parsed.warnings
     workers = parsed.spec.replicas()[Replica.WORKER]
-    assert (workers.replicas, workers.restart_policy) == (2, RestartPolicy.ON_FAILURE)
-    assert parsed.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
+    assert (workers.replicas, workers.restart_policy) == (2, KubeflowRestartPolicy.ON_FAILURE)
+    assert parsed.spec.run_policy.clean_pod_policy is KubeflowCleanPodPolicy.NONE
     assert list(parsed.spec.replicas()) == [Replica.WORKER]
 
 

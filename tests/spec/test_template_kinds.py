@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.job_samples import changed, job
 from tests.tables import cases
 from unbroken.kube.quantity import QuantityError, parse_quantity
-from unbroken.operator.webhook.review import Asked, judged
+from unbroken.operator.webhook.review import JobReview, judged
 from unbroken.spec.job.parse import load_job, parse_job
 from unbroken.spec.job.rules import is_quantity
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
@@ -38,7 +38,7 @@ def test_a_variable_that_was_left_is_refused_by_its_field(
     with pytest.raises(ManifestError) as caught:
         load_job(manifest)
     assert str(problem) in str(caught.value)
-    verdict, _ = judged(Asked("u", "default", manifest))
+    verdict, _ = judged(JobReview("u", "default", manifest))
     assert verdict.problems == (problem,)
 
 

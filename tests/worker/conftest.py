@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.worker.snapshot_agents import PLENTY
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def memories() -> Iterator[list[Snapshots]]:
+def memories() -> Iterator[list[SnapshotSlots]]:
     """Provide the memory of the agents of four nodes."""
-    found = [Snapshots(lambda: PLENTY) for _ in range(4)]
+    found = [SnapshotSlots(lambda: PLENTY) for _ in range(4)]
     yield found
     for one in found:
         one.close()

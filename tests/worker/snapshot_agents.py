@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken.agent.snapshots.slots import ANSWERS, Answer, Snapshots
+from unbroken.agent.snapshots.slots import ANSWERS, SlotAnswer, SnapshotSlots
 from unbroken.wire.ipc import RECEIPT, SNAPSHOT_FETCH, SNAPSHOT_FIND, Frames, encode
 from unbroken.worker.channel import Channel
 
@@ -21,7 +21,9 @@ class Agent:
     turn = threading.Lock()
     """Lock for all agents, since agents of several ranks may share one memory."""
 
-    def __init__(self, memory: Snapshots, buddies: Mapping[int, Snapshots] | None = None) -> None:
+    def __init__(
+        self, memory: SnapshotSlots, buddies: Mapping[int, SnapshotSlots] | None = None
+    ) -> None:
         self.memory, self.buddies = memory, buddies or {}
         self.receipts: list[dict[str, Any]] = []
         self.lists = self.fetches = 0
@@ -40,7 +42,7 @@ class Agent:
             answer = self._fetched(message) if is_fetch else self.memory.answer(message)
             socket.send_fds(sock, [encode(answer.message)], answer.fds)
 
-    def _fetched(self, message: dict[str, Any]) -> Answer:
+    def _fetched(self, message: dict[str, Any]) -> SlotAnswer:
         is_list, wanted = message.get("list") is True, message.get("step")
         self.lists, self.fetches = self.lists + is_list, self.fetches + (not is_list)
         steps: list[Any] = []
@@ -54,7 +56,7 @@ class Agent:
                     givers.append(node)
                     fds.append(fd)
         told = {"type": ANSWERS[SNAPSHOT_FIND], "steps": steps, "from": givers}
-        return Answer(told, [] if is_list else fds)
+        return SlotAnswer(told, [] if is_list else fds)
 
 
 def serve(sock: socket.socket, agent: Agent) -> None:
@@ -68,10 +70,10 @@ def serve(sock: socket.socket, agent: Agent) -> None:
 
 
 @contextlib.contextmanager
-def served(agent: Agent | Snapshots) -> Iterator[socket.socket]:
+def served(agent: Agent | SnapshotSlots) -> Iterator[socket.socket]:
     """Yield the worker's end of a socket at which the agent answers."""
     ours, theirs = socket.socketpair()
-    heard = Agent(agent) if isinstance(agent, Snapshots) else agent
+    heard = Agent(agent) if isinstance(agent, SnapshotSlots) else agent
     thread = threading.Thread(target=serve, args=(ours, heard))
     thread.start()
     try:
@@ -84,7 +86,7 @@ def served(agent: Agent | Snapshots) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def channel(agent: Agent | Snapshots) -> Iterator[Channel]:
+def channel(agent: Agent | SnapshotSlots) -> Iterator[Channel]:
     """Yield a channel to the agent, as a worker has it."""
     with served(agent) as sock:
         # The channel's thread closes its own copy of the socket.
@@ -94,9 +96,9 @@ def channel(agent: Agent | Snapshots) -> Iterator[Channel]:
 
 
 @contextlib.contextmanager
-def agent() -> Iterator[Snapshots]:
+def agent() -> Iterator[SnapshotSlots]:
     """Yield the slots of an agent with enough memory."""
-    snapshots = Snapshots(lambda: PLENTY)
+    snapshots = SnapshotSlots(lambda: PLENTY)
     try:
         yield snapshots
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tests.worker.snapshot_agents import PLENTY, served
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
@@ -49,7 +49,7 @@ def train(sock: socket.socket, begun: int, newest: int) -> None:
         step += 1
 
 
-def kill_one(agent: Snapshots, attempt: int, seconds: float, newest: int) -> None:
+def kill_one(agent: SnapshotSlots, attempt: int, seconds: float, newest: int) -> None:
     """Start a worker, and end it at some moment after its second save."""
     os.environ["JOB_RESTART_COUNT"] = str(attempt)
     reading, writing = os.pipe()
@@ -71,7 +71,7 @@ def kill_one(agent: Snapshots, attempt: int, seconds: float, newest: int) -> Non
     os.close(reading)
 
 
-def left(agent: Snapshots, attempt: int) -> tuple[int, list[str]]:
+def left(agent: SnapshotSlots, attempt: int) -> tuple[int, list[str]]:
     """Return the newest step that the next attempt finds, and the errors in it."""
     os.environ["JOB_RESTART_COUNT"] = str(attempt + 1)
     with served(agent) as sock:
@@ -91,7 +91,7 @@ def left(agent: Snapshots, attempt: int) -> tuple[int, list[str]]:
     return found.step, lies
 
 
-def late(agent: Snapshots, newest: int) -> list[Any]:
+def late(agent: SnapshotSlots, newest: int) -> list[Any]:
     """Stop a worker, let the next attempt save, and let the stopped one save for a while.
 
     Return the snapshots offered after that, and those offered when only the older attempt had
@@ -135,7 +135,7 @@ def resume(child: int, newest: int, steps: int = 6) -> None:
     os.waitpid(child, os.WUNTRACED)
 
 
-def offered(agent: Snapshots, attempt: int) -> list[list[int]]:
+def offered(agent: SnapshotSlots, attempt: int) -> list[list[int]]:
     """Return attempts and steps that an attempt may restore."""
     message = {"type": SNAPSHOT_FIND, "name": "training", "rank": 0, "attempt": attempt}
     return [[one["attempt"], one["step"]] for one in agent.answer(message).message["steps"]]
@@ -146,12 +146,12 @@ if __name__ == "__main__":
     os.environ.update(UNBROKEN_JOB="job", RANK="0", WORLD_SIZE="1")
     told = os.memfd_create("newest")
     if sys.argv[1:] == ["late"]:
-        slots = Snapshots(lambda: PLENTY)
+        slots = SnapshotSlots(lambda: PLENTY)
         sys.stdout.write(json.dumps(late(slots, told)))
         slots.close()
         sys.exit()
     seed, kills = int(sys.argv[1]), int(sys.argv[2])
-    memory, drawn = Snapshots(lambda: PLENTY), random.Random(seed)
+    memory, drawn = SnapshotSlots(lambda: PLENTY), random.Random(seed)
     ages: collections.Counter[int] = collections.Counter()
     wrong: list[str] = []
     for number in range(kills):

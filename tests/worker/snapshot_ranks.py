@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.worker.snapshot_agents import PLENTY, served
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -68,7 +68,9 @@ def train(mode: str, last: int, rank: int, sock: socket.socket) -> dict[str, Any
     return {"found": told, "losses": losses, "weights": weights, "moments": moments}
 
 
-def attempt(agents: Sequence[Snapshots], mode: str, last: int, number: int) -> list[dict[str, Any]]:
+def attempt(
+    agents: Sequence[SnapshotSlots], mode: str, last: int, number: int
+) -> list[dict[str, Any]]:
     """Run all ranks to their end, each with an agent of its own."""
     os.environ["JOB_RESTART_COUNT"] = str(number)
     pipes = [os.pipe() for _ in agents]
@@ -102,7 +104,7 @@ def attempt(agents: Sequence[Snapshots], mode: str, last: int, number: int) -> l
 def main(mode: str) -> dict[str, Any]:
     """Train without a break, with a break after three steps, and then with one memory lost."""
     torch.set_num_threads(1)
-    one, other, new, unused, third = (Snapshots(lambda: PLENTY) for _ in range(5))
+    one, other, new, unused, third = (SnapshotSlots(lambda: PLENTY) for _ in range(5))
     found = {
         "unbroken": attempt([unused, third], mode, 5, 0),
         "first": attempt([one, other], mode, 3, 0),

@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from tests.worker.snapshot_agents import channel
 from unbroken import worker
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.errors import SpecError
 from unbroken.worker.loading.loaders import Data
 from unbroken.worker.loading.positions import Division, Position
@@ -273,7 +273,7 @@ def test_a_later_attempt_begins_anew_unless_it_restores(
 
 
 def test_a_snapshot_keeps_the_position(
-    as_worker: None, memories: list[Snapshots], monkeypatch: pytest.MonkeyPatch
+    as_worker: None, memories: list[SnapshotSlots], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with channel(memories[0]) as line:
         data = worker.data(DataLoader(Numbers(20), 4))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.worker.snapshot_agents import Agent, agent, channel
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_KEPT, SNAPSHOT_SAVED, encode
 from unbroken.wire.snapshot import BODY_AT, HEADERS_BYTES, MAGIC, SEALED_AT, read
@@ -31,13 +31,13 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def slots() -> Iterator[Snapshots]:
+def slots() -> Iterator[SnapshotSlots]:
     with agent() as found:
         yield found
 
 
 @pytest.fixture
-def line(slots: Snapshots) -> Iterator[Channel]:
+def line(slots: SnapshotSlots) -> Iterator[Channel]:
     with channel(slots) as found:
         yield found
 
@@ -204,7 +204,7 @@ class Older(Agent):
 
 
 def test_another_format_is_told_by_worker_and_agent(
-    slots: Snapshots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    slots: SnapshotSlots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment(monkeypatch)
     with channel(Older(slots)) as line:
@@ -291,7 +291,7 @@ def test_no_memory_is_said_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment(monkeypatch)
-    with channel(Snapshots(lambda: 1 << 20)) as line:
+    with channel(SnapshotSlots(lambda: 1 << 20)) as line:
         snapshot = Snapshot(weights=torch.ones(3), channel=line)
         assert not snapshot.save(0)
         assert "raise the pod's memory limit" in caplog.text

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.worker.forked import Child, group
 from tests.worker.kill_points import kill_at
 from tests.worker.snapshot_agents import PLENTY, served
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -71,7 +71,7 @@ class Training:
 
     def __init__(self, place: Path) -> None:
         self.place, self.attempt = place, 0
-        self.memories = [Snapshots(lambda: PLENTY) for _ in range(WORLD)]
+        self.memories = [SnapshotSlots(lambda: PLENTY) for _ in range(WORLD)]
         self.told: Told = {}
         self.restored: list[tuple[int, str]] = []
         """Step and source that each rank restored in the newest attempt."""
@@ -101,7 +101,7 @@ class Training:
     def lose(self, rank: int) -> None:
         """Discard the memory of a rank's node."""
         self.memories[rank].close()
-        self.memories[rank] = Snapshots(lambda: PLENTY)
+        self.memories[rank] = SnapshotSlots(lambda: PLENTY)
 
     def _hear(self, pipes: list[Connection], victim: int, is_time: Callable[[int], bool]) -> bool:
         left = list(pipes)

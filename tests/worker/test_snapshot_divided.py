@@ -20,7 +20,7 @@ from tests.worker.forked import Child, group, ranks
 from tests.worker.kill_points import kill_at
 from tests.worker.snapshot_agents import Agent, channel, served
 from unbroken import worker
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.wire.snapshot import BODY_AT
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.slots import AgentSlots, Identity
@@ -119,14 +119,14 @@ class Job:
         (place / "disk").mkdir()
         self.agents: list[Agent] = []
 
-    def run(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> list[Any]:
+    def run(self, act: Any, nodes: Sequence[SnapshotSlots], *arguments: Any) -> list[Any]:
         """Run a function on ranks; `nodes` has the memory of each, and may repeat one."""
         with self._sockets(nodes) as socks:
             store, disk = self.place / "store", self.place / "disk"
             return ranks(len(nodes), act, store, socks, disk, *arguments)
 
     @contextmanager
-    def _sockets(self, nodes: Sequence[Snapshots]) -> Iterator[list[socket.socket]]:
+    def _sockets(self, nodes: Sequence[SnapshotSlots]) -> Iterator[list[socket.socket]]:
         """Yield the sockets of the next attempt."""
         self.attempt += 1
         self.patch.setenv("JOB_RESTART_COUNT", str(self.attempt))
@@ -134,7 +134,7 @@ class Job:
         with ExitStack() as stack:
             yield [stack.enter_context(served(one)) for one in self.agents]
 
-    def lose(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> bool:
+    def lose(self, act: Any, nodes: Sequence[SnapshotSlots], *arguments: Any) -> bool:
         """Return whether a rank was killed; the other ranks have failed then."""
         with self._sockets(nodes) as socks:
             store, disk = self.place / "store", self.place / "disk"
@@ -160,7 +160,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     [("0011", "01"), ("01", "0011"), ("000", "00"), ("00", "0")],
 )
 def test_shards_are_divided_anew_from_memory(
-    before: str, after: str, job: Job, memories: list[Snapshots]
+    before: str, after: str, job: Job, memories: list[SnapshotSlots]
 ) -> None:
     """Restore on another number of ranks; each digit is a rank's node."""
     saved = job.run(save, [memories[int(one)] for one in before], range(3))
@@ -175,14 +175,14 @@ def test_shards_are_divided_anew_from_memory(
     assert [one.receipts[0]["source"] for one in job.agents] == [one[1][0] for one in found]
 
 
-def test_training_goes_on_as_from_disk(job: Job, memories: list[Snapshots]) -> None:
+def test_training_goes_on_as_from_disk(job: Job, memories: list[SnapshotSlots]) -> None:
     job.run(save, memories[:1] * 3, range(3))
     memory = job.run(restore, memories[:1] * 2, "memory")
     disk = job.run(restore, memories[1:2] * 2, "disk")
     assert [(one[0], *one[3:]) for one in memory] == [(one[0], *one[3:]) for one in disk]
 
 
-def slots(memory: Snapshots, rank: int) -> dict[int, Any]:
+def slots(memory: SnapshotSlots, rank: int) -> dict[int, Any]:
     """Return the slots of a rank, by step."""
     with channel(memory) as line:
         found = AgentSlots(line, Identity("training", rank, 0)).find()
@@ -190,7 +190,7 @@ def slots(memory: Snapshots, rank: int) -> dict[int, Any]:
 
 
 def test_of_a_step_of_which_a_shard_is_lost_nothing_is_taken(
-    job: Job, memories: list[Snapshots]
+    job: Job, memories: list[SnapshotSlots]
 ) -> None:
     saved = job.run(save, memories[:2] + memories[:1], range(3))
     slots(memories[1], 1)[2].clear()
@@ -200,7 +200,7 @@ def test_of_a_step_of_which_a_shard_is_lost_nothing_is_taken(
     assert [(one[0], one[3]) for one in found] == [(1, saved[0][1])] * 2
 
 
-def test_a_shard_that_is_damaged_is_given_up(job: Job, memories: list[Snapshots]) -> None:
+def test_a_shard_that_is_damaged_is_given_up(job: Job, memories: list[SnapshotSlots]) -> None:
     saved = job.run(save, memories[:1] * 3, range(3))
     slots(memories[0], 2)[2].memory[BODY_AT + 1] ^= 4
     found = job.run(restore, memories[:1] * 2, "memory")
@@ -223,7 +223,7 @@ def overwritten(rank: int, socks: Sequence[socket.socket], place: Path, slot: An
 
 
 def test_what_is_overwritten_while_it_is_read_is_not_taken(
-    job: Job, memories: list[Snapshots]
+    job: Job, memories: list[SnapshotSlots]
 ) -> None:
     saved = job.run(save, memories[:1] * 3, range(3))
     found = job.run(overwritten, memories[:1] * 2, slots(memories[0], 2)[2])
@@ -238,7 +238,7 @@ def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, 
 
 
 @pytest.mark.heavy
-def test_killed_at_points_while_shards_are_divided(job: Job, memories: list[Snapshots]) -> None:
+def test_killed_at_points_while_shards_are_divided(job: Job, memories: list[SnapshotSlots]) -> None:
     """Check that after each kill the next attempt can resume from the same state."""
     saved = job.run(save, memories[:1] * 3, range(3))
     points = range(40, 4000, 170)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.worker.forked import ranks
 from tests.worker.snapshot_agents import PLENTY, Agent, served
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapshots]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[SnapshotSlots]:
     monkeypatch.setenv("UNBROKEN_JOB", "job")
     with torch.random.fork_rng():
-        found = Snapshots(lambda: PLENTY)
+        found = SnapshotSlots(lambda: PLENTY)
         yield found
         found.close()
 
@@ -117,7 +117,7 @@ def test_state_is_divided_over_another_mesh_or_left(
     before: int,
     after: int,
     is_possible: bool,
-    memory: Snapshots,
+    memory: SnapshotSlots,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

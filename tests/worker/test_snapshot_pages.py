@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.worker.snapshot_agents import PLENTY, channel
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import SNAPSHOT_OPEN
 from unbroken.worker.channel import Channel
@@ -50,7 +50,7 @@ class Asked:
         return self._line.request(message, answer_type, **how)
 
 
-def saved(memory: Snapshots, steps: int, grown: int = 0) -> tuple[list[bool], list[int]]:
+def saved(memory: SnapshotSlots, steps: int, grown: int = 0) -> tuple[list[bool], list[int]]:
     """Return what each save returned, and the slots that were requested.
 
     After the first save the state may grow.
@@ -73,15 +73,15 @@ def saved(memory: Snapshots, steps: int, grown: int = 0) -> tuple[list[bool], li
 
 
 def test_the_second_slot_is_taken_while_training_goes_on() -> None:
-    assert saved(Snapshots(lambda: PLENTY), 1) == ([True], [0, 1])
-    assert saved(Snapshots(lambda: PLENTY), 4) == ([True] * 4, [0, 1])
+    assert saved(SnapshotSlots(lambda: PLENTY), 1) == ([True], [0, 1])
+    assert saved(SnapshotSlots(lambda: PLENTY), 4) == ([True] * 4, [0, 1])
 
 
 def test_a_slot_that_was_taken_too_small_is_taken_again() -> None:
-    assert saved(Snapshots(lambda: PLENTY), 4, grown=2_000_000) == ([True] * 4, [0, 1, 1, 0])
+    assert saved(SnapshotSlots(lambda: PLENTY), 4, grown=2_000_000) == ([True] * 4, [0, 1, 1, 0])
 
 
 def test_what_is_refused_ahead_is_refused_when_it_is_needed() -> None:
     room = iter([PLENTY, 0, 0, PLENTY])
-    kept, asked = saved(Snapshots(lambda: next(room)), 3)
+    kept, asked = saved(SnapshotSlots(lambda: next(room)), 3)
     assert (kept, asked) == ([True, False, True], [0, 1, 1, 1])

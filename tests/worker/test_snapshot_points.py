@@ -17,7 +17,7 @@ from torch import nn
 from tests.worker.forked import fork
 from tests.worker.kill_points import kill_at
 from tests.worker.snapshot_agents import Agent, agent, served
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.wire.ipc import SNAPSHOT_KEPT, SNAPSHOT_USED, encode
 from unbroken.wire.snapshot import HEADERS_BYTES
 from unbroken.worker.channel import Channel
@@ -105,7 +105,7 @@ class Keeping(Agent):
             super().hear(sock, message)
 
 
-def found_after(slots: Snapshots, patch: pytest.MonkeyPatch, attempt: int) -> int | None:
+def found_after(slots: SnapshotSlots, patch: pytest.MonkeyPatch, attempt: int) -> int | None:
     """Return the step that the next attempt restores.
 
     The other snapshot, if there is one, must be whole as well.

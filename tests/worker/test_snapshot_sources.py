@@ -16,7 +16,7 @@ from tests.worker.forked import ranks
 from tests.worker.snapshot_agents import Agent, agent, channel, served
 from tests.worker.test_checkpoints_ranks import trained, values
 from unbroken import worker
-from unbroken.agent.snapshots.slots import Snapshots
+from unbroken.agent.snapshots.slots import SnapshotSlots
 from unbroken.errors import SpecError
 from unbroken.wire import snapshot as format_
 from unbroken.worker.channel import Channel
@@ -54,13 +54,13 @@ def together(agents: Sequence[Agent], do: str, sharded: bool, place: Path) -> li
         return ranks(len(agents), act, place / "store", socks, do, sharded)
 
 
-def saved(memories: Sequence[Snapshots], do: str, sharded: bool, place: Path) -> None:
+def saved(memories: Sequence[SnapshotSlots], do: str, sharded: bool, place: Path) -> None:
     """Save these steps on each rank."""
     together([Agent(one) for one in memories], do, sharded, place)
 
 
 def test_a_lost_shard_comes_from_its_buddy(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, new, _ = memories
     saved([one, other], "34", True, tmp_path)
@@ -79,7 +79,7 @@ def test_a_lost_shard_comes_from_its_buddy(
 
 
 def test_a_buddy_that_lags_is_met_by_the_other_buddies(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restore step 2, the newest step that the lost rank's buddy has.
 
@@ -98,7 +98,7 @@ def test_a_buddy_that_lags_is_met_by_the_other_buddies(
 
 
 def test_a_buddy_has_what_was_lost_and_replicas_that_nobody_declared_come_after(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, new, _ = memories
     saved([one, other], "34", False, tmp_path)
@@ -109,7 +109,7 @@ def test_a_buddy_has_what_was_lost_and_replicas_that_nobody_declared_come_after(
 
 
 def test_replicas_agree(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, new, _ = memories
     saved([one, other], "34", False, tmp_path)
@@ -133,7 +133,7 @@ def test_replicas_agree(
 def test_replicated_state_goes_to_another_number_of_ranks(
     before: int,
     after: int,
-    memories: list[Snapshots],
+    memories: list[SnapshotSlots],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,7 +146,7 @@ def test_replicated_state_goes_to_another_number_of_ranks(
     assert sources[before:] == [("replica rank 0", ("rng",))] * max(0, after - before)
 
 
-def flipped(memory: Snapshots, rank: int) -> None:
+def flipped(memory: SnapshotSlots, rank: int) -> None:
     """Flip a bit of the newest step of a rank."""
     with channel(memory) as line:
         from unbroken.worker.snapshot.slots import AgentSlots, Identity
@@ -157,7 +157,7 @@ def flipped(memory: Snapshots, rank: int) -> None:
 
 
 def test_what_is_damaged_on_one_rank_is_given_by_a_replica(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(memories[:2], "34", False, tmp_path)
     monkeypatch.setenv("JOB_RESTART_COUNT", "1")
@@ -168,7 +168,7 @@ def test_what_is_damaged_on_one_rank_is_given_by_a_replica(
 
 
 def test_what_is_damaged_on_one_rank_is_given_by_its_buddy(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(memories[:2], "34", True, tmp_path)
     saved(memories[2:], "34", True, tmp_path)
@@ -218,7 +218,7 @@ class Plain:
 
 
 @contextmanager
-def going_on(place: Path, memory: Snapshots) -> Iterator[tuple[Plain, Agent]]:
+def going_on(place: Path, memory: SnapshotSlots) -> Iterator[tuple[Plain, Agent]]:
     """Yield the next start of a training."""
     known = Agent(memory)
     with channel(known) as line:
@@ -335,7 +335,7 @@ def fallen_back(rank: int, socks: Mapping[int, socket.socket], place: Path, do: 
 
 
 def test_shards_of_which_one_is_lost_come_from_disk_on_another_number_of_ranks(
-    memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memories: list[SnapshotSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "disk"
     place.mkdir()

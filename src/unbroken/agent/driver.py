@@ -23,7 +23,7 @@ from unbroken.agent.workers.environment import environment
 from unbroken.agent.workers.processes import Processes
 from unbroken.agent_http.identity import Guard
 from unbroken.agent_http.server import AgentServer
-from unbroken.agent_http.snapshots import Copies
+from unbroken.agent_http.snapshots import CopyStore
 from unbroken.core.agent.events import (
     AgentEffect,
     AgentEvent,
@@ -69,7 +69,7 @@ from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
 from unbroken.wire.observation import CollectCommand, Evidence
 
-from .options import Options
+from .options import LaunchOptions
 from .peers import PeerQuestions
 from .workers import facts
 from .workers.environment import DIRECTORY, DIRECTORY_VARIABLE, RankTable
@@ -77,7 +77,7 @@ from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
 
 if TYPE_CHECKING:
-    from unbroken.agent.evidence.examine import Examination, Sampling
+    from unbroken.agent.evidence.examine import RankExamination, Sampling
 
 log = Log(__name__)
 
@@ -94,7 +94,7 @@ ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
 """Environment variable that replaces `ARRIVE_SECONDS` by another whole number."""
 
 
-class Owner(Protocol):
+class WorkerOwner(Protocol):
     """The program that owns the workers' processes: the agent's own `Processes`, or torchrun."""
 
     note: str
@@ -139,7 +139,9 @@ class Owner(Protocol):
         """Write out pending output."""
 
 
-MakeOwner = Callable[[Options, Callable[[AgentEvent], None], Callable[[], float]], Owner]
+MakeOwner = Callable[
+    [LaunchOptions, Callable[[AgentEvent], None], Callable[[], float]], WorkerOwner
+]
 """The last argument gives the machine's time, from any thread."""
 
 
@@ -148,7 +150,7 @@ class Driver:
 
     def __init__(
         self,
-        options: Options,
+        options: LaunchOptions,
         key: bytes | None,
         make: MakeOwner,
         has_link: bool = True,
@@ -176,7 +178,7 @@ class Driver:
         self._is_stepping = False
         self._alarm = Alarm(self.now, lambda: self.feed(Tick()))
         self._learning: asyncio.Task[None] | None = None
-        self._examination: Examination | None = None
+        self._examination: RankExamination | None = None
         self._sampling: Sampling | None = None
         """The newest sampling; a further request during it gets its result."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -278,7 +280,7 @@ class Driver:
 
     def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers of an attempt, and answer within the command's time."""
-        from unbroken.agent.evidence.examine import Examination  # needed in trouble only
+        from unbroken.agent.evidence.examine import RankExamination  # needed in trouble only
 
         if command.samples_per_second:
             self._keep(self._sample(command, answer))
@@ -286,14 +288,17 @@ class Driver:
         current = self._examination
         if current is None or current.is_over or current.attempt != command.attempt:
             workers = self._running(command.attempt)
-            current = self._examination = Examination(
+            current = self._examination = RankExamination(
                 command.attempt, workers, command.seconds, self._processes.last_output
             )
             self._keep(current.run())
         self._keep(self._answer(current, command, answer))
 
     async def _answer(
-        self, examination: Examination, command: CollectCommand, answer: Callable[[Evidence], None]
+        self,
+        examination: RankExamination,
+        command: CollectCommand,
+        answer: Callable[[Evidence], None],
     ) -> None:
         await examination.wait(command.seconds)
         report = self._machine.report()
@@ -343,7 +348,7 @@ class Driver:
         """Modules that workers import, for other agents."""
         return self._processes.imports()
 
-    def snapshots(self) -> Copies:
+    def snapshots(self) -> CopyStore:
         """Copies of other nodes' snapshots."""
         return self._conversation.snapshots.replication()
 
@@ -466,7 +471,7 @@ class Driver:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def settings(options: Options, *, has_keeper: bool) -> Settings:
+def settings(options: LaunchOptions, *, has_keeper: bool) -> Settings:
     """Settings of the machine, from the options."""
     return Settings(
         agent_id=uuid.uuid4().hex,
@@ -485,7 +490,7 @@ def settings(options: Options, *, has_keeper: bool) -> Settings:
     )
 
 
-def _arrive_seconds(options: Options) -> float:
+def _arrive_seconds(options: LaunchOptions) -> float:
     given = whole_number(os.environ.get(ARRIVE_VARIABLE, ""), 0, INT32_MAX)
     if given is not None:
         return given
@@ -493,7 +498,7 @@ def _arrive_seconds(options: Options) -> float:
 
 
 def run(
-    options: Options,
+    options: LaunchOptions,
     key: bytes | None,
     keeper: int | None,
     make: MakeOwner = Processes,

@@ -23,7 +23,7 @@ from unbroken.agent.workers.keeper import keep
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.spec.keys import AGENT_AUTH
 
-from .options import SHELL_VARIABLE, Options, parse
+from .options import SHELL_VARIABLE, LaunchOptions, parse
 
 KEY_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH"
 KEY_BYTES, KEY_FILE_BYTES_MAX = 32, 4096
@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return keep(lambda *keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 
-def run_agent(options: Options, key: bytes | None, keeper: tuple[int, int], has_link: bool) -> int:
+def run_agent(
+    options: LaunchOptions, key: bytes | None, keeper: tuple[int, int], has_link: bool
+) -> int:
     """The agent's own process."""
     # It uses plain HTTP only. With ssl available, aiohttp reads all of the system's certificates
     # when it is imported, which is a quarter of the time until the agent listens.

@@ -216,7 +216,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LaunchOptions:
     """Options of the command line."""
 
     script: Script
@@ -404,7 +404,7 @@ def _host(asked: str, pod: str) -> str:
     return pod if asked in ("0.0.0.0", "::", "") and pod.startswith("127.") else asked
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> LaunchOptions:
     """Read the command line. Raises SpecError with the error in it."""
     found = read_arguments(arguments, environ)
     _refuse(found)
@@ -415,7 +415,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         is_program=found.no_python,
         is_run_path=found.run_path,
     )
-    return Options(
+    return LaunchOptions(
         script=script,
         nproc=workers_per_node(found.nproc_per_node, environ),
         nnodes=node_count(found.nnodes),
@@ -484,7 +484,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> in
     return sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
-def kept_only(options: Options, local_rank: int) -> int:
+def kept_only(options: LaunchOptions, local_rank: int) -> int:
     """Return the streams of a rank that the console does not show: bit 1 stdout, bit 2 stderr."""
     return streams_of(options.redirects, local_rank) & ~streams_of(options.tee, local_rank)
 

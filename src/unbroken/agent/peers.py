@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from unbroken.agent_http.peer import Peer, connected
+from unbroken.agent_http.peer import PeerConnection, connected
 from unbroken.core.agent.machine import Workers
 from unbroken.core.agent.peers import Vouching
 from unbroken.errors import PeerError
@@ -139,7 +139,7 @@ class PeerQuestions:
             seconds = max(doubt, 0.0) if failed else CHECK_SECONDS
             await asyncio.sleep(seconds)  # noqa: TID251  (the rate of the checks)
 
-    async def _ask(self, tree: Vouching, peer: Peer) -> None:
+    async def _ask(self, tree: Vouching, peer: PeerConnection) -> None:
         """Ask over one connection for as long as that is useful."""
         while self._asks():
             asked_at = self._now()

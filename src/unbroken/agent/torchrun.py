@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unbroken.agent.options import Options
+    from unbroken.agent.options import LaunchOptions
     from unbroken.core.agent.events import AgentEvent, ProgramStage
     from unbroken.core.agent.faults import WorkerEnd
     from unbroken.wire.agent import StartCommand
@@ -184,7 +184,7 @@ class TorchWorkers:
     """The newest attempt whose workers were found."""
 
     def join(
-        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
+        self, options: LaunchOptions, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> TorchWorkers:
         """Attach to the driver."""
         import asyncio
@@ -409,13 +409,13 @@ def _end_orphans() -> None:
             os.waitpid(pid, 0)
 
 
-def torchrun_options() -> Options:
+def torchrun_options() -> LaunchOptions:
     """Return the agent's options from torchrun's command line and the pod's environment. Raises
     SpecError.
 
     torchrun itself carries out its options, so this reads only the sizes.
     """
-    from unbroken.agent.options import WORKERS_MAX, Options, Script, torchrun_sizes
+    from unbroken.agent.options import WORKERS_MAX, LaunchOptions, Script, torchrun_sizes
     from unbroken.errors import SpecError
     from unbroken.foreign_numbers import PORT_MAX, whole_number
 
@@ -432,4 +432,4 @@ def torchrun_options() -> Options:
         )
     host = os.environ.get("AGENT_HOST", "0.0.0.0")
     port = whole_number(os.environ.get("AGENT_PORT", ""), 0, PORT_MAX)
-    return Options(Script(""), nproc, nnodes, host, 8080 if port is None else port)
+    return LaunchOptions(Script(""), nproc, nnodes, host, 8080 if port is None else port)

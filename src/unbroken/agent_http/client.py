@@ -6,13 +6,14 @@ states what should be. A newer one replaces an older one that is still unsent, a
 been lost with its link is sent again. A request for evidence or for imports is not a command: it is
 sent once, on a link that is up, and never delays a command.
 
-An agent is never trusted with the operator's time or memory. Its messages have a bound in size,
-and a budget. An agent that exceeds it is read more slowly, and no other agent is, so that TCP holds
-it up. A well-behaved agent reports each change, several of them at a start or a fault. Otherwise it
+An agent is never trusted with the operator's time or memory. Its messages have a bound in size, and
+a budget. An agent that exceeds it is read more slowly, and no other agent is, so that TCP holds it
+up. A well-behaved agent reports each change, several of them at a start or a fault. Otherwise it
 repeats its report once in `HEARTBEAT_SECONDS` or more rarely.
 
 `Permit` is the permission to send a command to an agent, which may be withdrawn at any moment.
-`Patience` is the timeout for an agent's silence, in a process that may itself have been stopped.
+`AgentSilence` is the timeout for an agent's silence, in a process that may itself have been
+stopped.
 
 `Turns` limits how many agents are connected at once, of thousands. Connecting takes a millisecond
 of the operator's processor. If an operator asked 12,500 agents at once, each would time out long
@@ -72,7 +73,7 @@ from unbroken.wire.proof import (
     greeted,
 )
 
-from .identity import Identity
+from .identity import AgentIdentity
 from .reports import read_answer
 from .sessions import agent_session, closing, pace
 
@@ -98,7 +99,7 @@ class Always:
         """Return at once."""
 
 
-class Patience:
+class AgentSilence:
     """Time of the agent's last message, and whether silence counts now."""
 
     def __init__(self) -> None:
@@ -122,14 +123,14 @@ class Patience:
 
 
 @asynccontextmanager
-async def patience_of(seconds: float) -> AsyncIterator[Patience]:
+async def patience_of(seconds: float) -> AsyncIterator[AgentSilence]:
     """Raise TimeoutError in the block after this time without a call of `received`.
 
     Unlike `asyncio.timeout` it sets no timer for each call, because agents send often. A process
     that was stopped, or starved, sees the time pass before it sees the messages. So a silence
     counts only at the second look in a row, if that look comes in time.
     """
-    loop, patience = asyncio.get_running_loop(), Patience()
+    loop, patience = asyncio.get_running_loop(), AgentSilence()
     glanced_at = patience.received_at
     timer: asyncio.TimerHandle
 
@@ -346,7 +347,7 @@ class AgentLink:
         self,
         address: str,
         port: int,
-        identity: Identity | None,
+        identity: AgentIdentity | None,
         on_report: Callable[[AgentReport], None],
         on_lost: Callable[[str], None],
         on_evidence: Callable[[Evidence], None] = lambda evidence: None,
@@ -585,7 +586,7 @@ class AgentLink:
         except _ERRORS as error:
             return self._broken(error, silence)
 
-    async def _take_heavy(self, frame: bytes, patience: Patience) -> float:
+    async def _take_heavy(self, frame: bytes, patience: AgentSilence) -> float:
         """Take a long frame in its turn; return the processor seconds that it took."""
         with patience.suspended():
             async with self._shared.heavy:

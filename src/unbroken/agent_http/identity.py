@@ -41,7 +41,7 @@ from unbroken.wire.proof import (
     request_tag,
 )
 
-from .snapshots import PATH, Refused
+from .snapshots import PATH, RequestRefused
 
 PROVE_SECONDS = 5.0
 """Seconds within which a linked peer must prove the key."""
@@ -66,7 +66,7 @@ class Visit(NamedTuple):
 VISIT = web.RequestKey("visit", Visit)
 
 
-class Link(NamedTuple):
+class LinkSeals(NamedTuple):
     """Both directions of a link; both None: the job has no key."""
 
     seal: Seal | None = None
@@ -97,7 +97,7 @@ class Guard:
     def _greet(self, request: web.Request) -> tuple[bytes, Session]:
         asked = nonce_of(request.headers.get(NONCE_HEADER))
         if asked is None:
-            raise Refused(401, f"{NO_KEY}; {NONCE_HEADER} must be {2 * NONCE_BYTES} digits")
+            raise RequestRefused(401, f"{NO_KEY}; {NONCE_HEADER} must be {2 * NONCE_BYTES} digits")
         return greeting(self._key, asked, os.urandom(NONCE_BYTES), self._uid, request.raw_path)
 
     async def admit(self, request: web.Request) -> None:
@@ -110,17 +110,17 @@ class Guard:
         transport = request.transport
         known = None if transport is None else self._known.get(transport)
         if transport is None or known is None:
-            raise Refused(401, NO_KEY)
+            raise RequestRefused(401, NO_KEY)
         headers = tuple(request.headers.get(name, "") for name in TAGGED)
         asked = Asked(request.method, request.raw_path, headers)
         wanted = request_tag(known.session, known.requests, asked)
         if not is_tag(request.headers.get(TAG_HEADER), wanted):
             del self._known[transport]
-            raise Refused(401, f"{NO_KEY}; this request is forged, repeated or out of order")
+            raise RequestRefused(401, f"{NO_KEY}; this request is forged, repeated or out of order")
         request[VISIT] = Visit(known.session, known.requests)
         known.requests += 1
         if not is_snapshot(request) and digest_of(await request.read()) != headers[1]:
-            raise Refused(401, f"{NO_KEY}; the body is not the one of the tag")
+            raise RequestRefused(401, f"{NO_KEY}; the body is not the one of the tag")
 
     @staticmethod
     async def tag(request: web.Request, answer: web.StreamResponse) -> None:
@@ -134,7 +134,7 @@ class Guard:
         digest = answer.headers.get(DIGEST_HEADER, "")
         answer.headers[TAG_HEADER] = answer_tag(visit.session, visit.number, answer.status, digest)
 
-    async def link(self, request: web.Request, channel: web.WebSocketResponse) -> Link:
+    async def link(self, request: web.Request, channel: web.WebSocketResponse) -> LinkSeals:
         """Exchange the proofs of a new link. Raises Refused before, Stranger after."""
         message, session = self._greet(request)
         await channel.prepare(request)
@@ -147,7 +147,7 @@ class Guard:
             raise Stranger(f"showed no key within {PROVE_SECONDS:g} s") from None
         if answer.type is not WSMsgType.BINARY or unseal(answer.data):
             raise Stranger("did not show that it has the job's key")
-        return Link(Seal(session.up), unseal)
+        return LinkSeals(Seal(session.up), unseal)
 
 
 _OFFERS_NONE = "offers no proof of the job's key"
@@ -186,7 +186,7 @@ class Proofs:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The expected agent: the peer at its address has to prove this identity."""
 
     key: bytes

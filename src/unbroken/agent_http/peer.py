@@ -51,7 +51,7 @@ _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([0-9]{3})(?: |$)")
 
 
 @dataclass(frozen=True)
-class Head:
+class AnswerHead:
     """Status and headers of an answer."""
 
     status: int
@@ -93,7 +93,7 @@ class _Filling:
             self.received += count
 
 
-class Peer:
+class PeerConnection:
     """A connection; call `ask`, then what the request needs."""
 
     def __init__(self, sock: socket.socket, host: str) -> None:
@@ -132,7 +132,7 @@ class Peer:
         async with asyncio.timeout(SILENCE_SECONDS):
             await self._loop.sock_sendall(self._sock, text.encode() + body)
 
-    async def head(self, seconds: float = SILENCE_SECONDS) -> Head:
+    async def head(self, seconds: float = SILENCE_SECONDS) -> AnswerHead:
         """Return the head of an answer, verified as the agent's. Raises PeerError."""
         async with asyncio.timeout(seconds):
             while b"\r\n\r\n" not in self._unread:
@@ -143,17 +143,17 @@ class Peer:
         if found is None:
             raise PeerError(f"no HTTP: {first[:100]!r}")
         pairs = (row.partition(":") for row in rows)
-        head = Head(int(found[1]), {name.lower(): value.strip() for name, _, value in pairs})
+        head = AnswerHead(int(found[1]), {name.lower(): value.strip() for name, _, value in pairs})
         if self._session is not None and head.status != 100:
             self._check(self._session, head)
         return head
 
-    def _check(self, session: Session, head: Head) -> None:
+    def _check(self, session: Session, head: AnswerHead) -> None:
         wanted = answer_tag(session, self._asked - 1, head.status, head.digest)
         if not is_tag(head.headers.get(TAG_HEADER.lower()), wanted):
             raise Stranger(f"its answer has no tag of this session (HTTP {head.status})")
 
-    async def text(self, head: Head, limit: int = HEAD_BYTES_MAX) -> bytes:
+    async def text(self, head: AnswerHead, limit: int = HEAD_BYTES_MAX) -> bytes:
         """Return a body of at most this many bytes. Raises PeerError."""
         if head.length > limit:
             raise PeerError(f"an answer of {head.length} bytes")
@@ -181,7 +181,7 @@ class Peer:
         async with asyncio.timeout(SILENCE_SECONDS):
             await self._loop.sock_sendfile(self._sock, file, begin, count, fallback=False)
 
-    async def receive(self, head: Head, fd: int) -> None:
+    async def receive(self, head: AnswerHead, fd: int) -> None:
         """Receive a snapshot into a file of its size. Raises PeerError if it ends early, or is
         slow."""
         size = head.length
@@ -216,7 +216,9 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, key: bytes | None, uid: str | None = None) -> AsyncIterator[Peer]:
+async def connected(
+    address: str, key: bytes | None, uid: str | None = None
+) -> AsyncIterator[PeerConnection]:
     """Connect to `host:port`, to a peer that has the key. Raises OSError, TimeoutError, PeerError.
 
     `uid`: of the expected pod; None: any pod of the job.
@@ -237,7 +239,7 @@ async def connected(address: str, key: bytes | None, uid: str | None = None) -> 
             sock.close()
             raise
     with sock:
-        peer = Peer(sock, address)
+        peer = PeerConnection(sock, address)
         if key is not None:
             await peer.greet(key, uid)
         yield peer

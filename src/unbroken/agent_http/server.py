@@ -61,8 +61,8 @@ from unbroken.wire.codec import FRAME_BYTES_MAX, dump, load, read, write
 from unbroken.wire.observation import COLLECT_SECONDS_MAX, CollectCommand, Evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
-from .identity import Guard, Link, is_snapshot
-from .snapshots import Copies, Refused, SnapshotRoutes
+from .identity import Guard, LinkSeals, is_snapshot
+from .snapshots import CopyStore, RequestRefused, SnapshotRoutes
 
 log = Log(__name__)
 
@@ -87,7 +87,7 @@ _RESTATED = 0.8
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Agent(Protocol):
+class ServedAgent(Protocol):
     """The agent that the server represents."""
 
     def refusal(self, command: Command) -> str:
@@ -120,12 +120,12 @@ class Agent(Protocol):
     def status(self) -> Status:
         """Return the rest of the documented status."""
 
-    def snapshots(self) -> Copies:
+    def snapshots(self) -> CopyStore:
         """Copies of other nodes' snapshots."""
 
 
 @dataclass(slots=True)
-class _Unsent:
+class _UnsentMessages:
     """Messages that one link has yet to send."""
 
     number: int
@@ -151,11 +151,11 @@ class _Unsent:
 class AgentServer:
     """Serves an agent from `start` to `close`; call `publish` when its report has changed."""
 
-    def __init__(self, agent: Agent, guard: Guard | None, has_link: bool = True) -> None:
+    def __init__(self, agent: ServedAgent, guard: Guard | None, has_link: bool = True) -> None:
         self._agent = agent
         self._guard = guard
         """Proofs of the key; None: any caller is admitted."""
-        self._links: dict[web.WebSocketResponse, _Unsent] = {}
+        self._links: dict[web.WebSocketResponse, _UnsentMessages] = {}
         self._senders: set[asyncio.Task[None]] = set()
         self._order = LinkOrder()
         self._frame = ""
@@ -261,7 +261,7 @@ class AgentServer:
             return await handler(request)
         except Unprocessable as error:
             return _detail(422, error.problems)
-        except Refused as error:
+        except RequestRefused as error:
             answer = _detail(error.status, str(error))
             if error.status == 401:
                 answer.force_close()
@@ -349,7 +349,7 @@ class AgentServer:
         channel = web.WebSocketResponse(
             max_msg_size=FRAME_BYTES_MAX, timeout=CLOSE_SECONDS, compress=False
         )
-        link, number = Link(), self._order.ask()
+        link, number = LinkSeals(), self._order.ask()
         if self._guard is None:
             await channel.prepare(request)
         else:
@@ -361,7 +361,7 @@ class AgentServer:
                 return channel
         admitted(request)
         _bound_unsent(request)
-        unsent = _Unsent(number, _RESTATED * _heartbeat_seconds(request))
+        unsent = _UnsentMessages(number, _RESTATED * _heartbeat_seconds(request))
         self._links[channel] = unsent
         self._order.open(number)
         unsent.change.set()
@@ -377,7 +377,7 @@ class AgentServer:
         return channel
 
     async def _send_reports(
-        self, channel: web.WebSocketResponse, unsent: _Unsent, seal: Seal | None
+        self, channel: web.WebSocketResponse, unsent: _UnsentMessages, seal: Seal | None
     ) -> None:
         async def send(text: str) -> None:
             if seal is None:
@@ -409,7 +409,7 @@ class AgentServer:
                 return
 
     async def _receive_commands(
-        self, channel: web.WebSocketResponse, unsent: _Unsent, unseal: Unseal | None
+        self, channel: web.WebSocketResponse, unsent: _UnsentMessages, unseal: Unseal | None
     ) -> None:
         """Receive commands until the link ends, or a message comes from a peer without the key."""
         async for message in channel:

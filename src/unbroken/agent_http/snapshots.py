@@ -38,7 +38,7 @@ Key = tuple[str, int]
 Point = tuple[int, int]
 
 
-class Refused(PeerError):
+class RequestRefused(PeerError):
     """Why a copy is refused, and the status code for it."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -46,7 +46,7 @@ class Refused(PeerError):
         self.status = status
 
 
-class Incoming(Protocol):
+class CopySink(Protocol):
     """A copy that is being received."""
 
     def write(self, data: bytes) -> None:
@@ -59,12 +59,12 @@ class Incoming(Protocol):
         """Release the copy, unless it is kept."""
 
 
-class Copies(Protocol):
+class CopyStore(Protocol):
     """Copies that an agent keeps for others."""
 
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None
-    ) -> Incoming | None:
+    ) -> CopySink | None:
         """Begin to receive a copy; None: it is here already. Raises Refused.
 
         `needed`: the other steps of its attempt that the sender needs; None: not given.
@@ -99,7 +99,7 @@ class _Sender:
 class SnapshotRoutes:
     """HTTP handlers; the copies are requested with the first request."""
 
-    def __init__(self, copies: Callable[[], Copies]) -> None:
+    def __init__(self, copies: Callable[[], CopyStore]) -> None:
         self._copies = copies
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -174,7 +174,7 @@ async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
     return answer
 
 
-async def _receive(request: web.Request, incoming: Incoming, size: int) -> None:
+async def _receive(request: web.Request, incoming: CopySink, size: int) -> None:
     begin = bytearray()
     try:
         if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
@@ -187,12 +187,12 @@ async def _receive(request: web.Request, incoming: Incoming, size: int) -> None:
             incoming.write(data)
         told = request.headers.get(DIGEST_HEADER)
         if told is not None and told != snapshot_digest(bytes(begin), size):
-            raise Refused(422, "its headers are not the ones that were announced")
+            raise RequestRefused(422, "its headers are not the ones that were announced")
         await incoming.finish()
     except TimeoutError:
-        raise Refused(408, f"nothing came for {SILENCE_SECONDS:g} s") from None
+        raise RequestRefused(408, f"nothing came for {SILENCE_SECONDS:g} s") from None
     except ConnectionError as error:
-        raise Refused(400, "the sender has gone") from error
+        raise RequestRefused(400, "the sender has gone") from error
     finally:
         incoming.discard()
 
@@ -214,7 +214,7 @@ def _arrival(body: bytes) -> tuple[_Sender, Arrival]:
         told = load(body)
         return read(_Sender, told, "arrival"), read(Arrival, told, "arrival")
     except PeerError as error:
-        raise Refused(422, str(error)) from None
+        raise RequestRefused(422, str(error)) from None
 
 
 def _key(request: web.Request) -> Key:

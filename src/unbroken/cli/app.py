@@ -227,11 +227,11 @@ class _Plain:
         return left
 
 
-class Command(_Plain, TyperCommand):
+class PlainCommand(_Plain, TyperCommand):
     """A command of an `App`."""
 
 
-class Group(_Plain, TyperGroup):
+class PlainGroup(_Plain, TyperGroup):
     """A group of commands of an `App`."""
 
 
@@ -239,12 +239,12 @@ class App(typer.Typer):
     """A typer app whose commands take groups of options."""
 
     def __init__(self, **settings: Any) -> None:
-        own = {"add_completion": False, "cls": Group, "context_settings": CONTEXT}
+        own = {"add_completion": False, "cls": PlainGroup, "context_settings": CONTEXT}
         super().__init__(**{**own, **settings})
 
     def command(self, *given: Any, **named: Any) -> Callable[[Any], Any]:
         """Register a command, as `typer.Typer.command` does."""
-        return _expanding(super().command(*given, **{"cls": Command, **named}))
+        return _expanding(super().command(*given, **{"cls": PlainCommand, **named}))
 
     def callback(self, *given: Any, **named: Any) -> Callable[[Any], Any]:
         """Register the function that runs before every command of the app."""

@@ -10,11 +10,11 @@ import typer
 
 from unbroken.errors import UnbrokenError
 
-from .connection import JOBS, Cluster, Collection, Object, on_cluster
+from .connection import JOBS, Cluster, Object, ObjectKind, on_cluster
 from .place import choose
 
 
-def names_of(collection: Collection) -> Callable[[typer.Context, str], list[str]]:
+def names_of(collection: ObjectKind) -> Callable[[typer.Context, str], list[str]]:
     """Complete names of the objects of a collection; no names if no cluster answers."""
 
     async def read(cluster: Cluster) -> list[Object]:

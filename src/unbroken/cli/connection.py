@@ -22,7 +22,7 @@ from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD, OwnKind
 
-from .place import Place
+from .place import ClusterPlace
 
 if TYPE_CHECKING:
     from unbroken.kube.client import KubeClient
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class ObjectKind:
     """The objects of one kind, and the words for what is missing."""
 
     prefix: str
@@ -47,8 +47,8 @@ class Collection:
     is_namespaced: bool = True
 
 
-def _own(kind: OwnKind[Any, Any]) -> Collection:
-    return Collection(
+def _own(kind: OwnKind[Any, Any]) -> ObjectKind:
+    return ObjectKind(
         kind.path.rpartition("/")[0],
         kind.plural,
         kind.kind,
@@ -58,20 +58,20 @@ def _own(kind: OwnKind[Any, Any]) -> Collection:
     )
 
 
-JOBS = Collection(
+JOBS = ObjectKind(
     HYPERPOD_JOB.path,
     HYPERPOD_JOB.plural,
     "job",
     "unbroken jobs -A",
     f"this cluster knows no {HYPERPOD_JOB.name}: its operator is not installed",
 )
-INCIDENTS = Collection(
+INCIDENTS = ObjectKind(
     f"apis/{incident_spec.GROUP}/{incident_spec.VERSION}", incident_spec.PLURAL, "incident"
 )
-PODS = Collection("api/v1", "pods", "pod")
-SECRETS = Collection("api/v1", "secrets", "Secret")
-EVENTS = Collection("api/v1", "events", "event")
-NODES = Collection("api/v1", "nodes", "node", "unbroken nodes", is_namespaced=False)
+PODS = ObjectKind("api/v1", "pods", "pod")
+SECRETS = ObjectKind("api/v1", "secrets", "Secret")
+EVENTS = ObjectKind("api/v1", "events", "event")
+NODES = ObjectKind("api/v1", "nodes", "node", "unbroken nodes", is_namespaced=False)
 RECORDS, CHECKS = _own(NODE_RECORD), _own(NODE_CHECK)
 JOB_LABEL = HYPERPOD_JOB.pod_label
 
@@ -79,12 +79,12 @@ JOB_LABEL = HYPERPOD_JOB.pod_label
 class Cluster:
     """A connection to a cluster, with the namespace to use."""
 
-    def __init__(self, place: Place, client: KubeClient, namespace: str) -> None:
+    def __init__(self, place: ClusterPlace, client: KubeClient, namespace: str) -> None:
         self.place = place
         self.client = client
         self.namespace = namespace
 
-    def path(self, collection: Collection, name: str = "", namespace: str | None = None) -> str:
+    def path(self, collection: ObjectKind, name: str = "", namespace: str | None = None) -> str:
         """Path of a collection or of one object.
 
         `namespace`: None for that of the connection, empty for all namespaces.
@@ -94,12 +94,12 @@ class Cluster:
         end = f"/{quote(name, safe='')}" if name else ""
         return f"{collection.prefix}/{scope}{collection.plural}{end}"
 
-    async def find(self, collection: Collection, name: str) -> Object | None:
+    async def find(self, collection: ObjectKind, name: str) -> Object | None:
         """One object; None if the cluster has no such object or does not know the kind."""
         body = await self._read(self.path(collection, name))
         return None if body is None else _decoded(body)
 
-    async def get(self, collection: Collection, name: str) -> Object:
+    async def get(self, collection: ObjectKind, name: str) -> Object:
         """One object; SpecError if the cluster has no such object or does not know the kind."""
         result = await self.find(collection, name)
         if result is None:
@@ -110,7 +110,7 @@ class Cluster:
         return result
 
     async def select(
-        self, collection: Collection, labels: str = "", namespace: str | None = None
+        self, collection: ObjectKind, labels: str = "", namespace: str | None = None
     ) -> list[Object]:
         """All objects with these labels; `namespace` as in `path`.
 
@@ -132,7 +132,7 @@ class Cluster:
         except NotFound:
             return None
 
-    async def create(self, collection: Collection, value: Object) -> Object:
+    async def create(self, collection: ObjectKind, value: Object) -> Object:
         """Create an object; AlreadyExists if the name is taken."""
         try:
             return _decoded(await self.client.raw("POST", self.path(collection), body=value))
@@ -140,11 +140,11 @@ class Cluster:
             await self.select(collection)
             raise
 
-    async def patch(self, collection: Collection, name: str, value: Object) -> Object:
+    async def patch(self, collection: ObjectKind, name: str, value: Object) -> Object:
         """Apply a JSON merge patch to an object."""
         return _decoded(await self.client.merge(self.path(collection, name), value))
 
-    async def delete(self, collection: Collection, name: str) -> None:
+    async def delete(self, collection: ObjectKind, name: str) -> None:
         """Request the deletion of an object; no error if it does not exist."""
         await self.client.delete_if_present(self.path(collection, name))
 
@@ -190,7 +190,7 @@ def _decoded(body: bytes) -> Object:
 
 
 @asynccontextmanager
-async def opened(place: Place, namespace: str = "") -> AsyncIterator[Cluster]:
+async def opened(place: ClusterPlace, namespace: str = "") -> AsyncIterator[Cluster]:
     """Connect to a cluster for the duration of the block."""
     from unbroken.kube.client import connect  # slow to load
 
@@ -199,7 +199,7 @@ async def opened(place: Place, namespace: str = "") -> AsyncIterator[Cluster]:
         yield Cluster(place, client, namespace or client.namespace or "default")
 
 
-def on_cluster(place: Place, namespace: str, act: Callable[[Cluster], Awaitable[T]]) -> T:
+def on_cluster(place: ClusterPlace, namespace: str, act: Callable[[Cluster], Awaitable[T]]) -> T:
     """Run the coroutine `act` with a connection, and return its result."""
 
     async def run() -> T:

@@ -13,7 +13,7 @@ from .show import note, print_table, print_value
 
 if TYPE_CHECKING:
     from .connection import Cluster
-    from .watch import Watch
+    from .watch import ClusterWatch
 
 PAUSE_SECONDS = 1.0
 """Shortest time between two looks of `--watch`: each look reads the whole list again."""
@@ -59,7 +59,7 @@ def require_table(output: ListOutput) -> None:
 
 async def watch_list(
     cluster: Cluster,
-    kinds: Callable[[Watch], object],
+    kinds: Callable[[ClusterWatch], object],
     read: Callable[[], Awaitable[Sequence[Listing]]],
     seconds: float | None = None,
 ) -> None:
@@ -70,9 +70,9 @@ async def watch_list(
     """
     from unbroken.kube.clock import pause
 
-    from .watch import Watch
+    from .watch import ClusterWatch
 
-    watch, shown = Watch(cluster), list[Shown]()
+    watch, shown = ClusterWatch(cluster), list[Shown]()
     kinds(watch)
     async with watch:
         while True:

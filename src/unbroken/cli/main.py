@@ -12,7 +12,7 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from .app import CONTEXT, App, Group
+from .app import CONTEXT, App, PlainGroup
 from .terminal import guard, guarded
 
 GROUPS = {
@@ -80,7 +80,7 @@ class _Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class _Group(Group):
+class _Group(PlainGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from .app import option
-from .place import DEFAULT, Place, Use, find
+from .place import DEFAULT, ClusterPlace, Use, find
 from .show import print_value
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ Namespace = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ClusterTarget:
     """The cluster that a command works on."""
 
     directory: LocalDirectory = None
@@ -99,7 +99,7 @@ class Target:
         "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default=False
     )
 
-    def place(self, use: Use = Use.READ) -> Place:
+    def place(self, use: Use = Use.READ) -> ClusterPlace:
         """The cluster that the options name; SpecError if a change needs a cluster by name."""
         return find(self.directory, self.context, self.kubeconfig, use)
 
@@ -118,7 +118,7 @@ class CommonOptions:
 
     namespace: Namespace = ""
     output: Form = Output.TEXT
-    target: Target
+    target: ClusterTarget
 
     def run(self, act: Callable[[Cluster], Awaitable[T]], use: Use = Use.READ) -> T:
         """Run `act` with a connection to the cluster, in the namespace."""

@@ -30,7 +30,7 @@ def resolve(directory: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterPlace:
     """A cluster as the options name it; no request was sent yet."""
 
     kubeconfig: str | None = None
@@ -63,7 +63,7 @@ def find(
     context: str | None,
     kubeconfig: Path | None = None,
     use: Use = Use.READ,
-) -> Place:
+) -> ClusterPlace:
     """The cluster to use, with a note about a surprising choice on standard error; SpecError."""
     place, message = choose(directory, context, kubeconfig, use)
     if message:
@@ -76,7 +76,7 @@ def choose(
     context: str | None,
     kubeconfig: Path | str | None,
     use: Use = Use.READ,
-) -> tuple[Place, str]:
+) -> tuple[ClusterPlace, str]:
     """The cluster to use, and a note for the user about the choice, or an empty string.
 
     Raises SpecError for options that name two clusters, and for a change that needs a cluster by
@@ -89,18 +89,18 @@ def choose(
     files = [Path(part).expanduser() for part in configured.split(os.pathsep) if part]
     if kubeconfig is not None or context is not None:
         file = None if kubeconfig is None else str(kubeconfig)
-        return Place(
+        return ClusterPlace(
             file, context, _own(Path(kubeconfig) if kubeconfig else next(iter(files), None))
         ), ""
     folder = os.environ.get("UNBROKEN_DIR", "")
     given = directory or (Path(folder) if folder else None)
     paths = state.Paths(resolve(given or DEFAULT))
-    local = Place(str(paths.kubeconfig), None, paths)
+    local = ClusterPlace(str(paths.kubeconfig), None, paths)
     if not files or (given is not None and use is not Use.RUN):
         return local, ""
     own = _own(files[0])
     if own is not None and given is None:
-        return Place(None, None, own), ""
+        return ClusterPlace(None, None, own), ""
     if use is Use.RUN or state.running(paths) is not None:
         message = f"uses the local cluster in {paths.directory} and not that of KUBECONFIG"
         return local, "" if own else f"{message}; --context or --kubeconfig names another"
@@ -109,7 +109,7 @@ def choose(
             f"no local cluster runs, and KUBECONFIG ({configured}) names another one: to change "
             "something there, name it with --context NAME or --kubeconfig FILE"
         )
-    return Place(None, None, None), ""
+    return ClusterPlace(None, None, None), ""
 
 
 def _own(file: Path | None) -> state.Paths | None:

@@ -29,7 +29,7 @@ GONE_SECONDS = 10.0
 being started again has one."""
 
 
-class Watch:
+class ClusterWatch:
     """Informers that run inside an `async with`, and a wait for the next change of any of them."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -114,17 +114,17 @@ INCIDENT = create_namespaced_resource(
 )
 
 
-def follow_jobs(namespace: str | None) -> Callable[[Watch], None]:
+def follow_jobs(namespace: str | None) -> Callable[[ClusterWatch], None]:
     """Follow the jobs and incidents of a namespace, or of all (None)."""
 
-    def follow(watch: Watch) -> None:
+    def follow(watch: ClusterWatch) -> None:
         watch.follow(JOB, namespace=namespace)
         watch.follow(INCIDENT, namespace=namespace)
 
     return follow
 
 
-class Watched(Watch):
+class WatchedJob(ClusterWatch):
     """Current copies of a job, its pods, incidents and events inside an `async with`."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:

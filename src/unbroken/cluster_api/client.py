@@ -23,7 +23,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=60, connect=5)
 """A call reads and writes a few objects; boto3 waits 60 s as well."""
 
 
-class Refused(SpecError):
+class ClusterApiRefused(SpecError):
     """The server declined; `code` is that of the API, such as ResourceNotFound."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -92,7 +92,7 @@ def _refusal(status: int, found: Object) -> UnbrokenError:
     text = str(found.get("message") or found.get("Message") or status)
     if status >= 500:
         return WorldError(f"the cluster API: {text}", retry_after_seconds=1.0)
-    return Refused(str(found.get("__type") or status), text)
+    return ClusterApiRefused(str(found.get("__type") or status), text)
 
 
 @asynccontextmanager

@@ -28,11 +28,11 @@ from unbroken.kube.client import Object
 from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_FINALIZER, CLUSTER_ID
 from unbroken.spec.nodes.kinds import CLUSTER, ClusterSpec, script_names
-from unbroken.spec.nodes.values import Recovery
+from unbroken.spec.nodes.values import NodeRecovery
 
 from .errors import conflict, in_use, invalid, limit_exceeded
 from .shapes import Key, is_between, page
-from .store import ARN, Call, CallContext, Stored, StoredMachine
+from .store import ARN, ApiCall, CallContext, Stored, StoredMachine
 
 TAGS_MAX = 50
 """Most tags of one resource (TagList, API 2017-07-24)."""
@@ -50,7 +50,7 @@ def tags_of(given: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return result
 
 
-async def add_tags(call: Call) -> Object:
+async def add_tags(call: ApiCall) -> Object:
     """AddTags: adds, and overwrites what has the same key."""
     new = tags_of(call.body["Tags"])
 
@@ -64,7 +64,7 @@ async def add_tags(call: Call) -> Object:
     return {"Tags": _listed(stored.spec.tags)}
 
 
-async def list_tags(call: Call) -> Object:
+async def list_tags(call: ApiCall) -> Object:
     """ListTags."""
     stored = await call.store.find(_cluster(call))
     tags = _listed(stored.spec.tags)
@@ -72,7 +72,7 @@ async def list_tags(call: Call) -> Object:
     return {"Tags": result, **({"NextToken": token} if token else {})}
 
 
-async def delete_tags(call: Call) -> Object:
+async def delete_tags(call: ApiCall) -> Object:
     """DeleteTags; keys that are not there are no error."""
     gone = set(call.body["TagKeys"])
 
@@ -84,7 +84,7 @@ async def delete_tags(call: Call) -> Object:
     return {}
 
 
-def _cluster(call: Call) -> str:
+def _cluster(call: ApiCall) -> str:
     arn = call.text("ResourceArn")
     if ARN.fullmatch(arn) is None:
         raise invalid(f"ResourceArn '{arn}': only clusters have tags here")
@@ -104,7 +104,7 @@ KEPT_OF_GROUPS = (
 )
 
 
-async def describe_cluster(call: Call) -> Object:
+async def describe_cluster(call: ApiCall) -> Object:
     """DescribeCluster."""
     stored = await call.store.find(call.text("ClusterName"))
     machines = await call.store.machines(stored)
@@ -215,7 +215,7 @@ def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None)
     return {**{key: one for key, one in current.items() if one}, **result}
 
 
-async def list_clusters(call: Call) -> Object:
+async def list_clusters(call: ApiCall) -> Object:
     """ListClusters."""
     body = call.body
     plan, part = body.get("TrainingPlanArn"), call.text("NameContains")
@@ -378,7 +378,7 @@ ID_DIGITS = 12
 SETTLED = (ClusterPhase.IN_SERVICE.value, ClusterPhase.FAILED.value)
 
 
-async def create_cluster(call: Call) -> Object:
+async def create_cluster(call: ApiCall) -> Object:
     """CreateCluster."""
     around, body = call.context, call.body
     check_request(body)
@@ -399,7 +399,7 @@ async def create_cluster(call: Call) -> Object:
         name=name,
         cluster_id=around.new_hex(ID_DIGITS),
         request={key: item for key, item in body.items() if key != "Tags" and item is not None},
-        node_recovery=Recovery(body.get("NodeRecovery") or Recovery.AUTOMATIC.value),
+        node_recovery=NodeRecovery(body.get("NodeRecovery") or NodeRecovery.AUTOMATIC.value),
         tags=tags_of(body.get("Tags") or ()),
         targets=targets,
     )
@@ -422,7 +422,7 @@ def _account(around: CallContext, groups: Sequence[Mapping[str, Any]]) -> str:
     return parts[4] or around.account
 
 
-async def update_cluster(call: Call) -> Object:
+async def update_cluster(call: ApiCall) -> Object:
     """UpdateCluster."""
     check_request(call.body)
     stored = await call.store.change(
@@ -431,7 +431,7 @@ async def update_cluster(call: Call) -> Object:
     return {"ClusterArn": stored.arn}
 
 
-def _updated(call: Call, stored: Stored) -> ClusterSpec:
+def _updated(call: ApiCall, stored: Stored) -> ClusterSpec:
     body, spec = call.body, stored.spec
     require_settled(stored, "updated")
     mode = body.get("NodeProvisioningMode")
@@ -463,7 +463,7 @@ def _updated(call: Call, stored: Stored) -> ClusterSpec:
         spec,
         request={**spec.request, **others, "InstanceGroups": kept},
         targets=targets,
-        node_recovery=Recovery(recovery),
+        node_recovery=NodeRecovery(recovery),
     )
 
 
@@ -488,7 +488,7 @@ def require_settled(stored: Stored, done: str) -> None:
         raise conflict(f"Cluster '{name}' cannot be {done} while it is {phase}")
 
 
-async def update_cluster_software(call: Call) -> Object:
+async def update_cluster_software(call: ApiCall) -> Object:
     """UpdateClusterSoftware: every machine of the groups is replaced, a batch at a time."""
     name = call.text("ClusterName")
     stored = await call.store.find(name)
@@ -522,7 +522,7 @@ def batch_size(deployment: Mapping[str, Any] | None, count: int) -> int:
     return max(1, count * min(100, int(size["Value"])) // 100)
 
 
-async def delete_cluster(call: Call) -> Object:
+async def delete_cluster(call: ApiCall) -> Object:
     """DeleteCluster; again while it is under way is no error."""
     stored = await call.store.find(call.text("ClusterName"))
     await call.store.delete(stored)

@@ -23,7 +23,7 @@ from unbroken.log_lines import Log
 
 from .server import BODY_SECONDS, Service, application
 from .signatures import UsedSignatures, read_credentials
-from .store import CallContext, Store
+from .store import CallContext, ClusterStore
 
 log = Log(__name__)
 
@@ -83,7 +83,7 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
     if options.tls is None and not _is_loopback(options.host):
         log.warning("cluster API has no TLS: captured requests can be read", address=options.host)
     around = CallContext(
-        Store(client),
+        ClusterStore(client),
         wall,
         lambda digits: secrets.token_hex((digits + 1) // 2)[:digits],
         options.region,

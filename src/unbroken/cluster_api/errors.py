@@ -9,7 +9,7 @@ from __future__ import annotations
 from unbroken.errors import UnbrokenError
 
 
-class ApiError(UnbrokenError):
+class ClusterApiError(UnbrokenError):
     """An operation that is refused; `code` is what clients compare."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
@@ -19,34 +19,34 @@ class ApiError(UnbrokenError):
         self.status = status
 
 
-def invalid(message: str) -> ApiError:
+def invalid(message: str) -> ClusterApiError:
     """The request cannot be fulfilled as it is."""
-    return ApiError("ValidationException", message)
+    return ClusterApiError("ValidationException", message)
 
 
-def not_found(message: str) -> ApiError:
+def not_found(message: str) -> ClusterApiError:
     """There is no such cluster, node, event or operation."""
-    return ApiError("ResourceNotFound", message)
+    return ClusterApiError("ResourceNotFound", message)
 
 
-def in_use(message: str) -> ApiError:
+def in_use(message: str) -> ClusterApiError:
     """The name is taken."""
-    return ApiError("ResourceInUse", message)
+    return ClusterApiError("ResourceInUse", message)
 
 
-def conflict(message: str) -> ApiError:
+def conflict(message: str) -> ClusterApiError:
     """Not now: something else is under way."""
-    return ApiError("ConflictException", message)
+    return ClusterApiError("ConflictException", message)
 
 
-def limit_exceeded(message: str) -> ApiError:
+def limit_exceeded(message: str) -> ClusterApiError:
     """More than there may be."""
-    return ApiError("ResourceLimitExceeded", message)
+    return ClusterApiError("ResourceLimitExceeded", message)
 
 
-def not_offered(operation: str) -> ApiError:
+def not_offered(operation: str) -> ClusterApiError:
     """An operation of SageMaker that this server does not have."""
-    return ApiError(
+    return ClusterApiError(
         "UnsupportedOperationException",
         f"{operation} is not offered here; docs/guide/cluster-api.md says what is.",
     )

@@ -22,7 +22,7 @@ from unbroken.spec.nodes.kinds import CheckKind
 from .clusters import require_settled
 from .errors import conflict, invalid, not_found
 from .shapes import is_between, page
-from .store import Call, Stored
+from .store import ApiCall, Stored
 
 MEMBERS: Mapping[str, Callable[[EventState], str]] = {
     "InstanceGroupName": lambda event_state: event_state.group,
@@ -35,7 +35,7 @@ MEMBERS: Mapping[str, Callable[[EventState], str]] = {
 # --- events
 
 
-async def list_cluster_events(call: Call) -> Object:
+async def list_cluster_events(call: ApiCall) -> Object:
     """ListClusterEvents, newest first unless asked for otherwise."""
     body = call.body
     stored = await _with_events(call)
@@ -57,7 +57,7 @@ async def list_cluster_events(call: Call) -> Object:
     return {"Events": events, **({"NextToken": token} if token else {})}
 
 
-async def describe_cluster_event(call: Call) -> Object:
+async def describe_cluster_event(call: ApiCall) -> Object:
     """DescribeClusterEvent."""
     stored = await _with_events(call)
     id = call.text("EventId")
@@ -68,7 +68,7 @@ async def describe_cluster_event(call: Call) -> Object:
     raise not_found(f"Event '{id}' not found in cluster '{stored.spec.name}'")
 
 
-async def _with_events(call: Call) -> Stored:
+async def _with_events(call: ApiCall) -> Stored:
     stored = await call.store.find(call.text("ClusterName"))
     if not is_continuous(stored.spec):
         raise invalid("Cluster events need a cluster of NodeProvisioningMode Continuous")
@@ -96,7 +96,7 @@ def _event(stored: Stored, event: EventState) -> Object:
 # --- operations
 
 
-async def list_cluster_operations(call: Call) -> Object:
+async def list_cluster_operations(call: ApiCall) -> Object:
     """ListClusterOperations, newest first unless asked for otherwise."""
     body = call.body
     stored = await call.store.find(call.text("ClusterName"))
@@ -117,7 +117,7 @@ async def list_cluster_operations(call: Call) -> Object:
     return {"ClusterOperationSummaries": summaries, **({"NextToken": token} if token else {})}
 
 
-async def describe_cluster_operation(call: Call) -> Object:
+async def describe_cluster_operation(call: ApiCall) -> Object:
     """DescribeClusterOperation."""
     stored = await call.store.find(call.text("ClusterName"))
     id = call.text("OperationId")
@@ -168,7 +168,7 @@ def _operation(stored: Stored, operation: OperationState) -> Object:
 # --- checks on demand
 
 
-async def start_cluster_health_check(call: Call) -> Object:
+async def start_cluster_health_check(call: ApiCall) -> Object:
     """StartClusterHealthCheck: one at a time."""
     name = call.text("ClusterName")
     result = await call.store.find(name)

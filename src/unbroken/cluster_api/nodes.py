@@ -19,7 +19,7 @@ from unbroken.spec.nodes.values import Action
 from .clusters import added, check_limit, kubernetes_details, require_settled, token_places, without
 from .errors import invalid, not_found
 from .shapes import Key, is_between, page
-from .store import Call, Stored, StoredMachine
+from .store import ApiCall, Stored, StoredMachine
 
 KEPT_OF_GROUPS = (
     *("LifeCycleConfig", "OverrideVpcConfig", "ThreadsPerCore", "InstanceStorageConfigs"),
@@ -46,7 +46,7 @@ class Instance:
         return {"Status": self.state.phase.value, **message}
 
 
-async def instances_of(call: Call, stored: Stored) -> list[Instance]:
+async def instances_of(call: ApiCall, stored: Stored) -> list[Instance]:
     """Every place of a cluster and every machine, those that are on their way out too."""
     known = {instance.machine: instance for instance in stored.state.instances}
     machines = await call.store.machines(stored)
@@ -71,7 +71,7 @@ def _state(known: dict[str, InstanceState], machine: StoredMachine) -> InstanceS
     return InstanceState(spec.logical_id, spec.instance_group, machine.name, phase)
 
 
-async def list_cluster_nodes(call: Call) -> Object:
+async def list_cluster_nodes(call: ApiCall) -> Object:
     """ListClusterNodes; places without an instance are not listed."""
     body = call.body
     stored = await call.store.find(call.text("ClusterName"))
@@ -112,7 +112,7 @@ def _common(instance: Instance, machine: StoredMachine) -> Object:
     }
 
 
-async def describe_cluster_node(call: Call) -> Object:
+async def describe_cluster_node(call: ApiCall) -> Object:
     """DescribeClusterNode, by one of its ids."""
     node_id, logical_id = call.text("NodeId"), call.text("NodeLogicalId")
     if bool(node_id) == bool(logical_id):
@@ -131,7 +131,7 @@ async def describe_cluster_node(call: Call) -> Object:
     return {"NodeDetails": await _details(call, stored, instance)}
 
 
-async def _details(call: Call, stored: Stored, instance: Instance) -> Object:
+async def _details(call: ApiCall, stored: Stored, instance: Instance) -> Object:
     groups = stored.spec.request.get("InstanceGroups") or ()
     name = instance.state.group
     request: dict[str, Any] = next((g for g in groups if g["InstanceGroupName"] == name), {})
@@ -151,7 +151,7 @@ async def _details(call: Call, stored: Stored, instance: Instance) -> Object:
     return result
 
 
-async def _address(call: Call, node: str) -> str:
+async def _address(call: ApiCall, node: str) -> str:
     content = await call.store.node(node) or {}
     for item in (content.get("status") or {}).get("addresses") or ():
         if item.get("type") == "InternalIP" and ":" not in item.get("address", ":"):
@@ -167,7 +167,7 @@ TOKENS_MAX = 500
 # --- add
 
 
-async def batch_add_cluster_nodes(call: Call) -> Object:
+async def batch_add_cluster_nodes(call: ApiCall) -> Object:
     """BatchAddClusterNodes."""
     answer: Object = {}
 
@@ -227,7 +227,7 @@ def _cannot_add(groups: Mapping[str, Any], one: Mapping[str, Any]) -> Object | N
     }
 
 
-def _tokens(call: Call, stored: Stored, token: str) -> tuple[str, bool]:
+def _tokens(call: ApiCall, stored: Stored, token: str) -> tuple[str, bool]:
     """The tokens of the last hours with this one, and whether it is among them already."""
     annotations = stored.metadata.get("annotations") or {}
     try:
@@ -253,7 +253,7 @@ def _tokens(call: Call, stored: Stored, token: str) -> tuple[str, bool]:
 # --- delete
 
 
-async def batch_delete_cluster_nodes(call: Call) -> Object:
+async def batch_delete_cluster_nodes(call: ApiCall) -> Object:
     """BatchDeleteClusterNodes: the group becomes so much smaller."""
     chosen = await _chosen(call)
     gone: list[tuple[str, str, Instance]] = []
@@ -281,17 +281,17 @@ async def batch_delete_cluster_nodes(call: Call) -> Object:
 # --- reboot, replace
 
 
-async def batch_reboot_cluster_nodes(call: Call) -> Object:
+async def batch_reboot_cluster_nodes(call: ApiCall) -> Object:
     """BatchRebootClusterNodes: the repairer does it, whatever NodeRecovery says."""
     return await _order(call, Action.REBOOT)
 
 
-async def batch_replace_cluster_nodes(call: Call) -> Object:
+async def batch_replace_cluster_nodes(call: ApiCall) -> Object:
     """BatchReplaceClusterNodes: the repairer does it, whatever NodeRecovery says."""
     return await _order(call, Action.REPLACE)
 
 
-async def _order(call: Call, action: Action) -> Object:
+async def _order(call: ApiCall, action: Action) -> Object:
     done: list[tuple[str, str]] = []
     failed: dict[str, list[Object]] = {"NodeId": [], "NodeLogicalId": []}
     for member, id, instance in await _chosen(call):
@@ -304,7 +304,7 @@ async def _order(call: Call, action: Action) -> Object:
 
 
 async def _order_item(
-    call: Call, instance: Instance | None, action: Action
+    call: ApiCall, instance: Instance | None, action: Action
 ) -> tuple[str, str] | None:
     """Why it is not ordered, as (code, text); None: it is."""
     if instance is None:
@@ -336,7 +336,7 @@ async def _order_item(
 # --- what is common
 
 
-async def _chosen(call: Call) -> list[tuple[str, str, Instance | None]]:
+async def _chosen(call: ApiCall) -> list[tuple[str, str, Instance | None]]:
     """Each id that was given: as which member, and its instance."""
     ids: Sequence[str] = call.body.get("NodeIds") or ()
     logical_ids: Sequence[str] = call.body.get("NodeLogicalIds") or ()

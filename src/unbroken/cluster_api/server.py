@@ -34,7 +34,7 @@ from .clusters import (
     update_cluster,
     update_cluster_software,
 )
-from .errors import ApiError, not_offered
+from .errors import ClusterApiError, not_offered
 from .events import (
     describe_cluster_event,
     describe_cluster_operation,
@@ -53,16 +53,16 @@ from .nodes import (
 from .shapes import check, schema
 from .signatures import (
     NEXT_SECOND,
-    Claim,
     Credential,
     Message,
     SameSecondError,
+    SignatureClaim,
     UsedSignatures,
     admit,
     headers_of,
     verify_body,
 )
-from .store import Call, CallContext, Handler
+from .store import ApiCall, CallContext, Handler
 
 HANDLERS: Mapping[str, Handler] = {
     "AddTags": add_tags,
@@ -133,7 +133,7 @@ async def _answer(service: Service, request: web.Request) -> web.Response:
     status, body = 200, b""
     try:
         body = msgspec.json.encode(await _call(service, request))
-    except ApiError as error:
+    except ClusterApiError as error:
         status, body = error.status, _error(error.code, error.message)
     except web.HTTPRequestEntityTooLarge:
         text = f"The request is larger than {BODY_BYTES} bytes"
@@ -177,7 +177,7 @@ async def _call(service: Service, request: web.Request) -> Object:
 
 
 async def _carried_out(
-    service: Service, claim: Claim, operation: str, value: Mapping[str, Any]
+    service: Service, claim: SignatureClaim, operation: str, value: Mapping[str, Any]
 ) -> Object:
     try:
         service.used.take(operation, claim, service.around.now())
@@ -185,7 +185,7 @@ async def _carried_out(
         await pause(NEXT_SECOND)
         raise
     try:
-        return await HANDLERS[operation](Call(service.around, value, claim.region))
+        return await HANDLERS[operation](ApiCall(service.around, value, claim.region))
     except BaseException:
         service.used.give_back(operation, claim)
         raise
@@ -198,20 +198,20 @@ def _check_target(request: web.Request) -> None:
     """
     path, mark, _ = request.raw_path.partition("?")
     if request.method != "POST" or path != "/":
-        raise ApiError("UnknownOperationException", "Every operation is POST /", 404)
+        raise ClusterApiError("UnknownOperationException", "Every operation is POST /", 404)
     if mark:
         text = "Requests are signed in the Authorization header; a query is not taken"
-        raise ApiError("MalformedQueryString", text)
+        raise ClusterApiError("MalformedQueryString", text)
 
 
 def _check_content(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", "").partition(";")[0].strip()
     if content_type.lower() != CONTENT_TYPE:
         text = f"Content-Type must be {CONTENT_TYPE}"
-        raise ApiError("UnsupportedMediaTypeException", text, 415)
+        raise ClusterApiError("UnsupportedMediaTypeException", text, 415)
     if "content-encoding" in headers:
         text = "Content-Encoding is not taken: send the body as it was signed"
-        raise ApiError("UnsupportedMediaTypeException", text, 415)
+        raise ClusterApiError("UnsupportedMediaTypeException", text, 415)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -220,13 +220,13 @@ async def _body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError as error:
         text = f"The body was not here within {BODY_SECONDS:.0f} s"
-        raise ApiError("RequestTimeoutException", text, 408) from error
+        raise ClusterApiError("RequestTimeoutException", text, 408) from error
 
 
 def _operation(target: str) -> str:
     name = target.removeprefix(TARGET_PREFIX)
     if not target.startswith(TARGET_PREFIX) or name not in schema().operations:
-        raise ApiError("UnknownOperationException", f"Unknown operation '{target[:100]}'")
+        raise ClusterApiError("UnknownOperationException", f"Unknown operation '{target[:100]}'")
     return name
 
 
@@ -234,7 +234,7 @@ def _decoded(body: bytes) -> Any:
     try:
         return _pruned(msgspec.json.decode(body or b"{}"))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ApiError("SerializationException", f"The body is no JSON: {error}") from error
+        raise ClusterApiError("SerializationException", f"The body is no JSON: {error}") from error
 
 
 def _pruned(value: Any) -> Any:

@@ -42,7 +42,7 @@ class Type(Enum):
     TIMESTAMP = "timestamp"
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ApiShape(msgspec.Struct, frozen=True):
     """A type with its limits; names in it are of other shapes."""
 
     type: Type
@@ -69,19 +69,19 @@ class Operation(msgspec.Struct, frozen=True):
     output: str | None = None
 
 
-class Schema(msgspec.Struct, frozen=True):
+class ServiceModel(msgspec.Struct, frozen=True):
     """All operations and shapes."""
 
     version: str
     operations: Mapping[str, Operation]
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, ApiShape]
 
 
 @cache
-def schema() -> Schema:
+def schema() -> ServiceModel:
     """The shapes of this version; read once."""
     text = (files(__package__) / "data/shapes.json").read_bytes()
-    return msgspec.json.decode(text, type=Schema)
+    return msgspec.json.decode(text, type=ServiceModel)
 
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -100,7 +100,7 @@ IN_RE2 = {
 """The model's patterns that have a look-ahead, as RE2 can express them."""
 
 
-def check(schema: Schema, operation: str, value: Any) -> None:
+def check(schema: ServiceModel, operation: str, value: Any) -> None:
     """ValidationException with everything that is wrong with an operation's input."""
     result = list(violations(schema, schema.operations[operation].input, value))
     if not result:
@@ -112,7 +112,7 @@ def check(schema: Schema, operation: str, value: Any) -> None:
     raise invalid(f"{count} {noun} detected: {shown}{more}")
 
 
-def violations(schema: Schema, shape: str, value: Any, path: str = "") -> Iterator[str]:
+def violations(schema: ServiceModel, shape: str, value: Any, path: str = "") -> Iterator[str]:
     """Each constraint that the value fails to satisfy; `path` is where it stands."""
     result = schema.shapes[shape]
     match result.type:
@@ -134,7 +134,7 @@ def violations(schema: Schema, shape: str, value: Any, path: str = "") -> Iterat
                 yield _failed(value, path, "be a timestamp")
 
 
-def _structure(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+def _structure(schema: ServiceModel, shape: ApiShape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
         yield _failed(value, path, "be a structure")
         return
@@ -153,7 +153,7 @@ def _structure(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[
         yield _failed(value, path, f"have exactly one of the members: [{choices}]")
 
 
-def _list(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+def _list(schema: ServiceModel, shape: ApiShape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, list):
         yield _failed(value, path, "be a list")
         return
@@ -166,7 +166,7 @@ def _list(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
             yield from violations(schema, shape.member, item, place)
 
 
-def _map(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+def _map(schema: ServiceModel, shape: ApiShape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
         yield _failed(value, path, "be a map")
         return
@@ -176,7 +176,7 @@ def _map(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
         yield from violations(schema, shape.value, item, f"{path}.{_cut(key)}.value")
 
 
-def _string(shape: Shape, value: Any, path: str) -> Iterator[str]:
+def _string(shape: ApiShape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, str):
         yield _failed(value, path, "be a string")
         return
@@ -187,7 +187,7 @@ def _string(shape: Shape, value: Any, path: str) -> Iterator[str]:
         yield _failed(value, path, f"satisfy regular expression pattern: {shape.pattern}")
 
 
-def _number(shape: Shape, value: Any, path: str) -> Iterator[str]:
+def _number(shape: ApiShape, value: Any, path: str) -> Iterator[str]:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (shape.type is Type.INTEGER and not isinstance(value, int)):
         yield _failed(
@@ -202,7 +202,7 @@ def _number(shape: Shape, value: Any, path: str) -> Iterator[str]:
         yield _failed(value, path, f"have value less than or equal to {most}")
 
 
-def _length(shape: Shape, value: str | list[Any] | dict[str, Any], path: str) -> Iterator[str]:
+def _length(shape: ApiShape, value: str | list[Any] | dict[str, Any], path: str) -> Iterator[str]:
     if shape.min is not None and len(value) < shape.min:
         yield _failed(value, path, f"have length greater than or equal to {shape.min}")
     if shape.max is not None and len(value) > shape.max:

@@ -40,7 +40,7 @@ from pathlib import Path
 
 from unbroken.errors import SpecError
 
-from .errors import ApiError, conflict, in_use
+from .errors import ClusterApiError, conflict, in_use
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 SERVICE = "sagemaker"
@@ -87,7 +87,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SignatureClaim:
     """Contents of the Authorization header."""
 
     key_id: str
@@ -126,7 +126,7 @@ def headers_of(items: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in result.items() if name not in repeated}
 
 
-def verify(message: Message, credentials: Mapping[str, Credential], now: float) -> Claim:
+def verify(message: Message, credentials: Mapping[str, Credential], now: float) -> SignatureClaim:
     """Return the identity that signed the request; `credentials` by key id, `now` in seconds since
     the epoch.
 
@@ -137,7 +137,9 @@ def verify(message: Message, credentials: Mapping[str, Credential], now: float) 
     return claim
 
 
-def admit(headers: Mapping[str, str], credentials: Mapping[str, Credential], now: float) -> Claim:
+def admit(
+    headers: Mapping[str, str], credentials: Mapping[str, Credential], now: float
+) -> SignatureClaim:
     """Check what can be checked before the body is read: key, scope and time.  ApiError."""
     claim = read(headers)
     known = credentials.get(claim.key_id)
@@ -154,7 +156,7 @@ def admit(headers: Mapping[str, str], credentials: Mapping[str, Credential], now
     return claim
 
 
-def verify_body(message: Message, claim: Claim, credential: Credential) -> None:
+def verify_body(message: Message, claim: SignatureClaim, credential: Credential) -> None:
     """Check the signature over headers and body.  ApiError."""
     wanted = _signature(message, claim, credential.secret)
     if not hmac.compare_digest(wanted, claim.signature):
@@ -170,17 +172,17 @@ def verify_body(message: Message, claim: Claim, credential: Credential) -> None:
         )
 
 
-def read(headers: Mapping[str, str]) -> Claim:
+def read(headers: Mapping[str, str]) -> SignatureClaim:
     """The claim of the Authorization header; ApiError where there is none that can be read."""
     said = headers.get("authorization")
     if said is None:
-        raise ApiError(
+        raise ClusterApiError(
             "MissingAuthenticationTokenException", "Request is missing Authentication Token", 403
         )
     match = AUTHORIZATION.fullmatch(said.strip())
     parts = match[1].split("/") if match is not None else []
     if match is None or len(parts) < 5 or parts[-1] != "aws4_request":
-        raise ApiError(
+        raise ClusterApiError(
             "IncompleteSignatureException",
             f"Authorization header requires '{ALGORITHM} Credential=KEY/DATE/REGION/{SERVICE}/"
             "aws4_request, SignedHeaders=..., Signature=...'",
@@ -194,7 +196,7 @@ def read(headers: Mapping[str, str]) -> Claim:
     if len(region) > REGION_CHARACTERS or REGION.fullmatch(region) is None:
         raise _wrong("Credential should be scoped to a valid region, such as us-west-2.")
     at = _signed_at(headers["x-amz-date"], date)
-    return Claim("/".join(parts[:-4]), date, region, service, signed, match[3], at)
+    return SignatureClaim("/".join(parts[:-4]), date, region, service, signed, match[3], at)
 
 
 def _check_signed(signed: tuple[str, ...], headers: Mapping[str, str]) -> None:
@@ -216,7 +218,7 @@ def sign(message: Message, credential: Credential, region: str, now: float) -> d
     if credential.token:
         headers["x-amz-security-token"] = credential.token
     signed = tuple(sorted(headers))
-    claim = Claim(credential.key_id, stamp[:8], region, SERVICE, signed, "", now)
+    claim = SignatureClaim(credential.key_id, stamp[:8], region, SERVICE, signed, "", now)
     full = Message(message.method, message.path, message.query, headers, message.body)
     signature = _signature(full, claim, credential.secret)
     headers["authorization"] = (
@@ -233,7 +235,7 @@ def _signed_at(stamp: str, date: str) -> float:
         with suppress(ValueError):
             result = datetime.strptime(stamp, DATE_FORMAT).replace(tzinfo=UTC)
     if result is None:
-        raise ApiError(
+        raise ClusterApiError(
             "IncompleteSignatureException",
             f"Date must be in ISO-8601 'basic format'. Got '{stamp[:40]}'.",
             403,
@@ -243,7 +245,7 @@ def _signed_at(stamp: str, date: str) -> float:
     return result.timestamp()
 
 
-def _signature(message: Message, claim: Claim, secret: str) -> str:
+def _signature(message: Message, claim: SignatureClaim, secret: str) -> str:
     # The server takes the path / without a query only, so neither needs to be normalized.
     lines = [f"{name}:{' '.join(message.headers[name].split())}" for name in claim.signed]
     canonical = "\n".join(
@@ -260,13 +262,13 @@ def _signature(message: Message, claim: Claim, secret: str) -> str:
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def _unknown() -> ApiError:
+def _unknown() -> ClusterApiError:
     text = "The security token included in the request is invalid."
-    return ApiError("UnrecognizedClientException", text, 403)
+    return ClusterApiError("UnrecognizedClientException", text, 403)
 
 
-def _wrong(message: str) -> ApiError:
-    return ApiError("InvalidSignatureException", message, 403)
+def _wrong(message: str) -> ClusterApiError:
+    return ClusterApiError("InvalidSignatureException", message, 403)
 
 
 KEPT_SECONDS = 2.0 * SKEW_SECONDS
@@ -286,7 +288,7 @@ class _Use:
     is_done: bool = True
 
 
-class SameSecondError(ApiError):
+class SameSecondError(ClusterApiError):
     """A repeat so soon that it may be a second call of an honest client.
 
     Answer it after `NEXT_SECOND`: the client's retry has another signature then.
@@ -309,13 +311,13 @@ class UsedSignatures:
         self._used: dict[str, OrderedDict[str, _Use]] = {}
         """Calls by key id and signature, oldest use first."""
 
-    def take(self, operation: str, claim: Claim, now: float) -> None:
+    def take(self, operation: str, claim: SignatureClaim, now: float) -> None:
         """Note that a call is carried out; ApiError where it must not be."""
         if not changes(operation):
             return
         if claim.at < self._since:
             text = "Signature expired: it is older than this server. Sign the request again."
-            raise ApiError("InvalidSignatureException", text, 403)
+            raise ClusterApiError("InvalidSignatureException", text, 403)
         used = self._used.setdefault(claim.key_id, OrderedDict())
         while used and next(iter(used.values())).first <= now - KEPT_SECONDS:
             used.popitem(last=False)
@@ -329,10 +331,10 @@ class UsedSignatures:
             return
         if len(used) >= KEPT_MAX:
             text = f"More than {KEPT_MAX} changes with one key within {KEPT_SECONDS:.0f} s"
-            raise ApiError("ThrottlingException", text)
+            raise ClusterApiError("ThrottlingException", text)
         used[claim.signature] = _Use(now)
 
-    def give_back(self, operation: str, claim: Claim) -> None:
+    def give_back(self, operation: str, claim: SignatureClaim) -> None:
         """Note that the call that `take` let through was refused or has failed."""
         if changes(operation):
             self._used[claim.key_id][claim.signature].is_done = False
@@ -343,7 +345,7 @@ def changes(operation: str) -> bool:
     return not operation.startswith(READS)
 
 
-def _refusal(operation: str) -> ApiError:
+def _refusal(operation: str) -> ClusterApiError:
     text = (
         f"This very {operation} was made already: its signature has been used. "
         "Send the request anew if you mean it again."

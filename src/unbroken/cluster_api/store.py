@@ -104,7 +104,7 @@ class StoredMachine:
         return time_seconds(self.content["metadata"]["creationTimestamp"])
 
 
-class Store:
+class ClusterStore:
     """Requests about clusters; each raises as `unbroken.kube.client.api_errors`."""
 
     def __init__(self, client: KubeClient) -> None:
@@ -232,7 +232,7 @@ def _too_busy(name: str) -> WorldError:
 class CallContext:
     """Values that are the same for every call."""
 
-    store: Store
+    store: ClusterStore
     now: Callable[[], float]
     """Seconds since the epoch."""
     new_hex: Callable[[int], str]
@@ -245,7 +245,7 @@ class CallContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request, of the right shape."""
 
     context: CallContext
@@ -253,7 +253,7 @@ class Call:
     region: str
 
     @property
-    def store(self) -> Store:
+    def store(self) -> ClusterStore:
         """The store of clusters."""
         return self.context.store
 
@@ -272,4 +272,4 @@ class Call:
         return str(self.body.get(name) or "")
 
 
-Handler = Callable[[Call], Awaitable[Object]]
+Handler = Callable[[ApiCall], Awaitable[Object]]

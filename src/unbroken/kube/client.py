@@ -79,7 +79,7 @@ class _List(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Event(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -96,7 +96,7 @@ class _Envelope(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Part of a list: undecoded objects, the list's version, where the next page starts."""
 
     items: list[msgspec.Raw]
@@ -104,7 +104,7 @@ class Page:
     next: str | None
 
 
-def _page(body: bytes) -> Page:
+def _page(body: bytes) -> ListPage:
     try:
         result = msgspec.json.decode(body, type=_List)
         items = result.items or []
@@ -115,19 +115,19 @@ def _page(body: bytes) -> Page:
         envelope = msgspec.json.decode(text, type=_Envelope)
         items = [msgspec.Raw(pieces[number]) for number in envelope.items or ()]
         metadata = envelope.metadata
-    return Page(items, metadata.resourceVersion or "", metadata.continue_)
+    return ListPage(items, metadata.resourceVersion or "", metadata.continue_)
 
 
-def _event(line: bytes) -> _Event:
+def _event(line: bytes) -> _WatchEvent:
     try:
-        return msgspec.json.decode(line, type=_Event)
+        return msgspec.json.decode(line, type=_WatchEvent)
     except (RecursionError, msgspec.DecodeError):
         text, (item, *_) = cut(line, 1)
-        return _Event(msgspec.json.decode(text, type=_EventType).type, msgspec.Raw(item))
+        return _WatchEvent(msgspec.json.decode(text, type=_EventType).type, msgspec.Raw(item))
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ListScope:
     """Scope of a list or a watch.  `namespace` None: all; selectors as the API writes them."""
 
     resource: type[Resource]
@@ -197,7 +197,7 @@ class KubeClient(AsyncClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def list_page(self, scope: Scope, limit: int, start: str | None = None) -> Page:
+    async def list_page(self, scope: ListScope, limit: int, start: str | None = None) -> ListPage:
         """Return one page of a list; `start` is the page before's `next`. Raises as
         `api_errors`."""
         parameters = {**scope.parameters(), "limit": str(limit)}
@@ -208,7 +208,7 @@ class KubeClient(AsyncClient):
             return _page(body)
 
     async def watch_events(
-        self, scope: Scope, version: str, server_seconds: int, idle_seconds: float
+        self, scope: ListScope, version: str, server_seconds: int, idle_seconds: float
     ) -> AsyncGenerator[tuple[str, msgspec.Raw], None]:
         """Yield one watch from `version`: (type, undecoded object), bookmarks included.
 

@@ -67,7 +67,7 @@ class Occurrence:
 
 
 @dataclass(slots=True)
-class Series:
+class EventSeries:
     """The Event object that counts equal occurrences."""
 
     event_name: str
@@ -80,7 +80,7 @@ class Series:
 
 
 @dataclass(slots=True)
-class _Budget:
+class _EventBudget:
     tokens: float
     time: float
 
@@ -89,10 +89,10 @@ class _Budget:
 class Correlator:
     """Decides which occurrences belong together and which are too many. Pure."""
 
-    series: OrderedDict[Occurrence, Series] = field(default_factory=OrderedDict)
-    _budgets: OrderedDict[str, _Budget] = field(default_factory=OrderedDict)
+    series: OrderedDict[Occurrence, EventSeries] = field(default_factory=OrderedDict)
+    _budgets: OrderedDict[str, _EventBudget] = field(default_factory=OrderedDict)
 
-    def note(self, what: Occurrence, reference: ObjectReference, now: float) -> Series | None:
+    def note(self, what: Occurrence, reference: ObjectReference, now: float) -> EventSeries | None:
         """Return the series to send for an occurrence at `now` (wall time); None: one too many."""
         if not self._may_spend(what, now):
             return None
@@ -100,7 +100,7 @@ class Correlator:
         if series is None:
             # client-go v1.33 names events by the time in hexadecimal nanoseconds.
             name = f"{what.name or what.kind.lower()}.{int(now * 1e9):x}"
-            series = self.series[what] = Series(name, now, now, reference)
+            series = self.series[what] = EventSeries(name, now, now, reference)
         series.count += 1
         series.last = now
         self.series.move_to_end(what)
@@ -110,7 +110,7 @@ class Correlator:
 
     def _may_spend(self, what: Occurrence, now: float) -> bool:
         owner = f"{what.namespace}/{what.kind}/{what.name}/{what.uid}"
-        budget = self._budgets.setdefault(owner, _Budget(BURST, now))
+        budget = self._budgets.setdefault(owner, _EventBudget(BURST, now))
         self._budgets.move_to_end(owner)
         if len(self._budgets) > REMEMBERED:
             self._budgets.popitem(last=False)
@@ -135,7 +135,7 @@ class EventRecorder:
         self._component = component
         self._host = host
         self._correlator = Correlator()
-        self._queue: deque[tuple[Occurrence, Series]] = deque()
+        self._queue: deque[tuple[Occurrence, EventSeries]] = deque()
         self._wake = asyncio.Event()
 
     def record(
@@ -180,7 +180,7 @@ class EventRecorder:
             self._wake.clear()
             await self._wake.wait()
 
-    async def _send(self, what: Occurrence, series: Series) -> None:
+    async def _send(self, what: Occurrence, series: EventSeries) -> None:
         if series.sent == series.count:
             return  # sent with an earlier occurrence
         count = series.count
@@ -193,7 +193,7 @@ class EventRecorder:
             await self._client.raw("POST", path, body=self._body(what, series, count, namespace))
         series.sent = count
 
-    def _body(self, what: Occurrence, series: Series, count: int, namespace: str) -> Object:
+    def _body(self, what: Occurrence, series: EventSeries, count: int, namespace: str) -> Object:
         return {
             "apiVersion": "v1",
             "kind": "Event",

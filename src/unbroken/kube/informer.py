@@ -27,12 +27,12 @@ from unbroken.log_lines import Log
 from .backoff import Backoff
 from .bounds import FREE_SECONDS, Postponed, excess
 from .cache import Cache, Change, HasMetadata, Key, changed, key_of
-from .client import KubeClient, Scope
+from .client import KubeClient, ListScope
 from .clock import entropy, monotonic, pause, processor
 from .errors import Expired
 from .events import EventRecorder
 from .observed import observed
-from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
+from .refusals import REASON, REMEMBERED, ObjectIdentity, Refusals, RefusedObject, head_of
 
 log = Log(__name__)
 
@@ -110,7 +110,7 @@ class Informer(Generic[T]):
         """Seconds without a byte after which a watch is opened again."""
         self._client = client
         self._type = resource_type
-        self._scope = Scope(cast(type[Resource], resource_type), namespace, labels, fields)
+        self._scope = ListScope(cast(type[Resource], resource_type), namespace, labels, fields)
         self._is_open = dict in resource_type.__mro__
         """Objects are dicts of anything, not structs of known fields."""
         self._handlers: list[OnChange[T]] = [on_change] if on_change else []
@@ -118,9 +118,9 @@ class Informer(Generic[T]):
         self._version: str | None = None
         self._has_moved = False
         self._notifies = tells
-        self._left_out: OrderedDict[Key, Refusal] = OrderedDict()
+        self._left_out: OrderedDict[Key, RefusedObject] = OrderedDict()
         """Objects that cannot be read now; the oldest are forgotten beyond REMEMBERED."""
-        self._on_refusal: list[Callable[[Refusal], None]] = []
+        self._on_refusal: list[Callable[[RefusedObject], None]] = []
         self._postponed = Postponed(client.objects)
         self._existing = Postponed(client.objects)
         """Calls of new callbacks for existing objects."""
@@ -157,7 +157,7 @@ class Informer(Generic[T]):
         if item is not None:
             self._call(handler, None, item)
 
-    def on_refusal(self, handler: Callable[[Refusal], None]) -> None:
+    def on_refusal(self, handler: Callable[[RefusedObject], None]) -> None:
         """Add a callback for objects that cannot be decoded; it is called at once for known
         ones."""
         self._on_refusal.append(handler)
@@ -253,7 +253,7 @@ class Informer(Generic[T]):
     def _apply(self, kind: str, raw: msgspec.Raw) -> None:
         """Take one event of a watch."""
         item = self._decoded(raw)
-        if isinstance(item, Refusal):
+        if isinstance(item, RefusedObject):
             if kind == "DELETED" and (held := self._held(item.head)) is not None:
                 self._notify(self._cache.apply(kind, held))
             self._leave_out(replace(item, is_gone=kind == "DELETED"))
@@ -267,8 +267,8 @@ class Informer(Generic[T]):
         found: list[T] = []
         began = processor()
         for raw in raws:
-            item: T | Refusal | None = self._decoded(raw)
-            if isinstance(item, Refusal):
+            item: T | RefusedObject | None = self._decoded(raw)
+            if isinstance(item, RefusedObject):
                 self._leave_out(item)
                 item = self._held(item.head)
             if item is not None:
@@ -278,13 +278,13 @@ class Informer(Generic[T]):
                 began = processor()
         return found
 
-    def _held(self, head: Head) -> T | None:
+    def _held(self, head: ObjectIdentity) -> T | None:
         """Return the kept copy of this very object."""
         held = self._cache.get(head.key)
         metadata = held.metadata if held is not None else None
         return held if metadata is not None and metadata.uid == head.uid else None
 
-    def _decoded(self, raw: msgspec.Raw) -> T | Refusal:
+    def _decoded(self, raw: msgspec.Raw) -> T | RefusedObject:
         """Return the object, or why it is left out."""
         content = bytes(raw)
         try:
@@ -298,7 +298,7 @@ class Informer(Generic[T]):
             return self.refusals.unreadable(head_of(content), error)
         return item
 
-    def _leave_out(self, refusal: Refusal) -> None:
+    def _leave_out(self, refusal: RefusedObject) -> None:
         self._left_out.pop(refusal.head.key, None)
         if not refusal.is_gone:
             self._left_out[refusal.head.key] = refusal

@@ -39,7 +39,7 @@ NO_KEY = Key("", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ObjectIdentity:
     """The identity of an object whose body may be unreadable; empty strings for unreadable
     parts."""
 
@@ -49,10 +49,10 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedObject:
     """One object that was refused."""
 
-    head: Head
+    head: ObjectIdentity
     reason: str
     """Why, as one line of printable text."""
     is_gone: bool = False
@@ -70,20 +70,20 @@ class Refusals:
         self._budgets = budgets
         self._known: OrderedDict[tuple[Key, str, str, str], None] = OrderedDict()
 
-    def unreadable(self, head: Head, error: Exception) -> Refusal:
+    def unreadable(self, head: ObjectIdentity, error: Exception) -> RefusedObject:
         """Note an object that cannot be decoded."""
         return self._note(UNREADABLE, head, error)
 
-    def unhandled(self, item: HasMetadata, error: Exception) -> Refusal:
+    def unhandled(self, item: HasMetadata, error: Exception) -> RefusedObject:
         """Note an object whose change a handler cannot take."""
         metadata = item.metadata
         uid, version = (metadata.uid, metadata.resourceVersion) if metadata else ("", "")
-        head = Head(key_of(item), uid or "", version or "")
+        head = ObjectIdentity(key_of(item), uid or "", version or "")
         return self._note(UNHANDLED, head, error)
 
-    def _note(self, step: str, head: Head, error: Exception) -> Refusal:
+    def _note(self, step: str, head: ObjectIdentity, error: Exception) -> RefusedObject:
         self.counts[step] += 1
-        refusal = Refusal(head, _text(f"{type(error).__name__}: {error}", TEXT_CHARACTERS))
+        refusal = RefusedObject(head, _text(f"{type(error).__name__}: {error}", TEXT_CHARACTERS))
         series = (head.key, head.uid, step, refusal.reason)
         if series in self._known:
             return refusal
@@ -104,7 +104,7 @@ class Refusals:
             self.unrecorded.append((self._reference(head), f"{step}: {refusal.reason}"))
         return refusal
 
-    def _reference(self, head: Head) -> ObjectReference:
+    def _reference(self, head: ObjectIdentity) -> ObjectReference:
         assert issubclass(self._resource, Resource)
         definition = api_info(self._resource).resource
         return ObjectReference(
@@ -117,7 +117,7 @@ class Refusals:
         )
 
 
-class _Metadata(msgspec.Struct):
+class _RefusedMetadata(msgspec.Struct):
     name: object = ""
     namespace: object = ""
     uid: object = ""
@@ -125,7 +125,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Object(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _RefusedMetadata
 
 
 class _Cut(msgspec.Struct):
@@ -133,7 +133,7 @@ class _Cut(msgspec.Struct):
     """Number of the metadata among the parts that are cut out."""
 
 
-def head_of(raw: bytes | msgspec.Raw) -> Head:
+def head_of(raw: bytes | msgspec.Raw) -> ObjectIdentity:
     """Return the identity of an object, whatever the rest of it is."""
     try:
         metadata = msgspec.json.decode(raw, type=_Object).metadata
@@ -143,18 +143,18 @@ def head_of(raw: bytes | msgspec.Raw) -> Head:
         value if isinstance(value, str) else ""
         for value in (metadata.name, metadata.namespace, metadata.uid, metadata.resourceVersion)
     )
-    return Head(Key(namespace, name), uid, version)
+    return ObjectIdentity(Key(namespace, name), uid, version)
 
 
-def _cut_metadata(raw: bytes) -> _Metadata:
+def _cut_metadata(raw: bytes) -> _RefusedMetadata:
     """Return the metadata of an object that has parts which are nested too deeply: a hundred times
     slower."""
     try:
         body, pieces = cut(raw, 1)
         place = msgspec.json.decode(body, type=_Cut).metadata
-        return msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
+        return msgspec.json.decode(cut(pieces[place], 1)[0], type=_RefusedMetadata)
     except (msgspec.DecodeError, RecursionError, IndexError):
-        return _Metadata()
+        return _RefusedMetadata()
 
 
 def _place(error: Exception) -> str:

@@ -59,7 +59,7 @@ class JobName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class ObservedJob:
     """The state of a job in the API."""
 
     uid: str
@@ -91,7 +91,7 @@ class JobRecord:
     """The record of one job's name: its present state, and its counters."""
 
     name: JobName
-    now: JobState | None = None
+    now: ObservedJob | None = None
     """The present state; None: deleted."""
     deleted_at: float | None = None
     incidents: dict[int, Incident] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class JobRecords:
         self._early: dict[str, dict[int, Incident]] = {}
         """Incidents that came before their job, by its uid."""
 
-    def job(self, name: JobName, job: JobState) -> None:
+    def job(self, name: JobName, job: ObservedJob) -> None:
         """Take the present state of a job."""
         record = self._records.setdefault(name, JobRecord(name))
         if record.now is None or record.now.uid != job.uid:
@@ -187,7 +187,7 @@ class JobRecords:
         self._forget_deleted()
         return [self._records[name] for name in sorted(self._records)]
 
-    def _begin(self, record: JobRecord, job: JobState) -> None:
+    def _begin(self, record: JobRecord, job: ObservedJob) -> None:
         if record.now is not None:
             record.deleted += 1
         record.now, record.deleted_at = job, None
@@ -266,7 +266,7 @@ class JobMetrics(Collector):
 
     # --- input
 
-    def job(self, name: JobName, job: JobState) -> None:
+    def job(self, name: JobName, job: ObservedJob) -> None:
         """Take the present state of a job."""
         self._records.job(name, job)
 

@@ -52,7 +52,7 @@ class JobHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ProgramHealth:
     """The complete health at one time."""
 
     is_leading: bool
@@ -64,7 +64,7 @@ class Health:
 class ProgramMetrics(Collector):
     """Calls `look` at every scrape."""
 
-    def __init__(self, registry: CollectorRegistry, look: Callable[[], Health]) -> None:
+    def __init__(self, registry: CollectorRegistry, look: Callable[[], ProgramHealth]) -> None:
         self._look = look
         registry.register(self)
 

@@ -17,7 +17,7 @@ from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.traces import Send, sending
-from unbroken.operator.jobs.operator import Operator, Watches
+from unbroken.operator.jobs.operator import JobRunners, OperatorInformers
 from unbroken.operator.jobs.runner import JobResources
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
@@ -131,11 +131,11 @@ async def _lead(
     client = client.guarded(mandate.is_given)
     async with asyncio.TaskGroup() as tasks:
         if informers is None:
-            watches = Watches.own(client, namespace)
+            watches = OperatorInformers.own(client, namespace)
             for informer in watches.all():
                 tasks.create_task(informer.run())
         else:
-            watches = Watches.shared(informers)
+            watches = OperatorInformers.shared(informers)
         watch_jobs(watches, telemetry.registry, wall())
         if telemetry.send is not None:
             tasks.create_task(IncidentTraces(watches.incidents, telemetry.send).run())
@@ -173,7 +173,7 @@ async def _lead(
             if repair is not None:
                 around = replace(around, incident_ended=repair.incident_ended)
             has_queues = options.has(PartName.QUEUES)
-            operator = Operator(around, watches, namespace=namespace, has_queues=has_queues)
+            operator = JobRunners(around, watches, namespace=namespace, has_queues=has_queues)
             telemetry.metrics.count(operator)
             await operator.run()
 

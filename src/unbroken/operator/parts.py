@@ -34,7 +34,7 @@ PROVIDED = "list patch delete"
 """Verbs on the machines of a provider that is not unbroken's own."""
 
 
-class Role(Enum):
+class ChartRole(Enum):
     """Roles of the chart; the value names the template that holds a role's rules."""
 
     NAMESPACED = "unbroken.jobRules"
@@ -54,7 +54,7 @@ class Role(Enum):
 class Right:
     """One rule of a role."""
 
-    role: Role
+    role: ChartRole
     group: str
     resource: str
     """Plural, with a subresource where it is one: `pods/log`."""
@@ -83,7 +83,7 @@ class PartName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class OperatorPart:
     """One part of the operator."""
 
     help: str
@@ -103,121 +103,137 @@ class Part:
     """The kinds of jobs that the part resumes."""
 
 
-def _resuming(kind: JobKind) -> Part:
+def _resuming(kind: JobKind) -> OperatorPart:
     """Return the part that resumes jobs of a kind after the loss of a node or a pod."""
-    return Part(
+    return OperatorPart(
         help=f"Resumes {kind.name}s (auto-resume).",
         needs=f"the definition of {kind.name}s",
         chart=f"{kind.plural}.enabled",
         rights=(
-            Right(Role.NAMESPACED, kind.group, kind.plural, "list watch patch"),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", kind.resource),
+            Right(ChartRole.NAMESPACED, kind.group, kind.plural, "list watch patch"),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", kind.resource),
         ),
         resumes=(kind,),
     )
 
 
-PARTS: Mapping[PartName, Part] = {
-    PartName.JOBS: Part(
+PARTS: Mapping[PartName, OperatorPart] = {
+    PartName.JOBS: OperatorPart(
         help="Runs HyperPodPyTorchJobs.",
         option="",
         rights=(
-            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs", "list watch patch delete"),
-            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs/status", "patch"),
+            Right(ChartRole.NAMESPACED, JOBS, "hyperpodpytorchjobs", "list watch patch delete"),
+            Right(ChartRole.NAMESPACED, JOBS, "hyperpodpytorchjobs/status", "patch"),
             # Pods and Secrets block the deletion of their job, for which some servers ask a right.
-            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs/finalizers", "update"),
-            Right(Role.NAMESPACED, OURS, "incidents", "list watch create patch delete"),
-            Right(Role.NAMESPACED, "", "pods", "get list watch create delete"),
+            Right(ChartRole.NAMESPACED, JOBS, "hyperpodpytorchjobs/finalizers", "update"),
+            Right(ChartRole.NAMESPACED, OURS, "incidents", "list watch create patch delete"),
+            Right(ChartRole.NAMESPACED, "", "pods", "get list watch create delete"),
             # While a job trains its pods are not evicted: it moves from the node by itself.
-            Right(Role.NAMESPACED, POLICY, "poddisruptionbudgets", "get create delete"),
+            Right(ChartRole.NAMESPACED, POLICY, "poddisruptionbudgets", "get create delete"),
             # The key of a job's agents, in a Secret that the operator cannot read.
-            Right(Role.NAMESPACED, "", "secrets", "create"),
+            Right(ChartRole.NAMESPACED, "", "secrets", "create"),
             # List: only an event of the kubelet says why it cannot mount a pod's volume.
-            Right(Role.NAMESPACED, "", "events", "list create patch"),
+            Right(ChartRole.NAMESPACED, "", "events", "list create patch"),
             # Which nodes are healthy, and requests to fence a node (an annotation).
-            Right(Role.CLUSTER, "", "nodes", "get list watch patch"),
-            Right(Role.LEASE, LEASES, "leases", "create"),
-            Right(Role.LEASE, LEASES, "leases", "get list watch update", "unbroken-operator"),
+            Right(ChartRole.CLUSTER, "", "nodes", "get list watch patch"),
+            Right(ChartRole.LEASE, LEASES, "leases", "create"),
+            Right(ChartRole.LEASE, LEASES, "leases", "get list watch update", "unbroken-operator"),
             # The operator's own key, in a Secret that it cannot read either.
-            Right(Role.KEY, "", "secrets", "create"),
+            Right(ChartRole.KEY, "", "secrets", "create"),
         ),
     ),
-    PartName.DEFINITIONS: Part(
+    PartName.DEFINITIONS: OperatorPart(
         help="Installs the CustomResourceDefinitions of unbroken.",
         chart=None,
-        rights=(Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "get create patch"),),
+        rights=(Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "get create patch"),),
     ),
-    PartName.NODES: Part(
+    PartName.NODES: OperatorPart(
         help="Repairs and checks nodes, and runs Clusters.",
         needs="an operator of all namespaces",
         is_clusterwide=True,
         chart="nodes.enabled",
         rights=(
-            Right(Role.CLUSTER, OURS, "noderecords", "list watch create patch delete"),
-            Right(Role.CLUSTER, OURS, "nodechecks", "get list watch create delete"),
-            Right(Role.CLUSTER, OURS, "nodechecks/status", "patch"),
-            Right(Role.CHECKS, "", "pods/log", "get"),
-            Right(Role.CLUSTER, OURS, "clusters", "get list watch update patch"),
-            Right(Role.CLUSTER, OURS, "clusters/status", "update"),
-            Right(Role.CLUSTER, OURS, "machines", "list watch create delete"),
-            Right(Role.CLUSTER, OURS, "machines", "get patch", provider=NodeProvider.MACHINES),
+            Right(ChartRole.CLUSTER, OURS, "noderecords", "list watch create patch delete"),
+            Right(ChartRole.CLUSTER, OURS, "nodechecks", "get list watch create delete"),
+            Right(ChartRole.CLUSTER, OURS, "nodechecks/status", "patch"),
+            Right(ChartRole.CHECKS, "", "pods/log", "get"),
+            Right(ChartRole.CLUSTER, OURS, "clusters", "get list watch update patch"),
+            Right(ChartRole.CLUSTER, OURS, "clusters/status", "update"),
+            Right(ChartRole.CLUSTER, OURS, "machines", "list watch create delete"),
+            Right(ChartRole.CLUSTER, OURS, "machines", "get patch", provider=NodeProvider.MACHINES),
             Right(
-                Role.CLUSTER, CLUSTER_API, "machines", PROVIDED, provider=NodeProvider.CLUSTER_API
+                ChartRole.CLUSTER,
+                CLUSTER_API,
+                "machines",
+                PROVIDED,
+                provider=NodeProvider.CLUSTER_API,
             ),
-            Right(Role.CLUSTER, KARPENTER, "nodeclaims", PROVIDED, provider=NodeProvider.KARPENTER),
-            Right(Role.CLUSTER, OURS, "noderecords", "get", provider=NodeProvider.AWS),
+            Right(
+                ChartRole.CLUSTER,
+                KARPENTER,
+                "nodeclaims",
+                PROVIDED,
+                provider=NodeProvider.KARPENTER,
+            ),
+            Right(ChartRole.CLUSTER, OURS, "noderecords", "get", provider=NodeProvider.AWS),
         ),
     ),
     PartName.PYTORCHJOBS: _resuming(PYTORCHJOB),
     PartName.TRAINJOBS: _resuming(TRAIN_JOB),
     PartName.JOBSETS: _resuming(JOB_SET),
-    PartName.RAY: Part(
+    PartName.RAY: OperatorPart(
         help="Resumes RayJobs and RayClusters (auto-resume).",
         needs="the definitions of RayClusters and RayJobs",
         chart="ray.enabled",
         rights=(
-            Right(Role.NAMESPACED, RAY_CLUSTER.group, "rayclusters", "list watch patch"),
-            Right(Role.NAMESPACED, RAY_JOB.group, "rayjobs", "list watch patch"),
+            Right(ChartRole.NAMESPACED, RAY_CLUSTER.group, "rayclusters", "list watch patch"),
+            Right(ChartRole.NAMESPACED, RAY_JOB.group, "rayjobs", "list watch patch"),
             # A job whose head was lost is started again by its deployment status.
-            Right(Role.NAMESPACED, RAY_JOB.group, "rayjobs/status", "patch"),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_CLUSTER.resource),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_JOB.resource),
+            Right(ChartRole.NAMESPACED, RAY_JOB.group, "rayjobs/status", "patch"),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_CLUSTER.resource),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RAY_JOB.resource),
         ),
         resumes=(RAY_JOB, RAY_CLUSTER),
     ),
-    PartName.TRAINER: Part(
+    PartName.TRAINER: OperatorPart(
         help=f"Runs TrainJobs of the runtime {TRAIN_RUNTIME} as HyperPodPyTorchJobs.",
         needs="the definitions of TrainJobs and ClusterTrainingRuntimes",
         chart="trainer.runtime",
         rights=(
-            Right(Role.NAMESPACED, TRAIN_JOB.group, TRAIN_JOB.plural, "list watch"),
+            Right(ChartRole.NAMESPACED, TRAIN_JOB.group, TRAIN_JOB.plural, "list watch"),
             # The HyperPodPyTorchJob blocks the deletion of its TrainJob.
-            Right(Role.NAMESPACED, TRAIN_JOB.group, f"{TRAIN_JOB.plural}/finalizers", "update"),
-            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs", "create"),
-            # The result of a job, as an annotation of the pod that waits for it.
-            Right(Role.NAMESPACED, "", "pods", "patch"),
             Right(
-                Role.CLUSTER, RUNTIME_KIND.group, RUNTIME_KIND.plural, "list watch", TRAIN_RUNTIME
+                ChartRole.NAMESPACED, TRAIN_JOB.group, f"{TRAIN_JOB.plural}/finalizers", "update"
             ),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", TRAIN_JOB.resource),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RUNTIME_KIND.resource),
+            Right(ChartRole.NAMESPACED, JOBS, "hyperpodpytorchjobs", "create"),
+            # The result of a job, as an annotation of the pod that waits for it.
+            Right(ChartRole.NAMESPACED, "", "pods", "patch"),
+            Right(
+                ChartRole.CLUSTER,
+                RUNTIME_KIND.group,
+                RUNTIME_KIND.plural,
+                "list watch",
+                TRAIN_RUNTIME,
+            ),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", TRAIN_JOB.resource),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", RUNTIME_KIND.resource),
         ),
     ),
-    PartName.QUEUES: Part(
+    PartName.QUEUES: OperatorPart(
         help="Lets jobs wait in Kueue's queues.",
         needs="Kueue",
         chart="kueue.enabled",
         rights=(
-            Right(Role.NAMESPACED, KUEUE, "workloads", "list watch create patch delete"),
-            Right(Role.NAMESPACED, KUEUE, "workloads/status", "update"),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", f"workloads.{KUEUE}"),
+            Right(ChartRole.NAMESPACED, KUEUE, "workloads", "list watch create patch delete"),
+            Right(ChartRole.NAMESPACED, KUEUE, "workloads/status", "update"),
+            Right(ChartRole.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", f"workloads.{KUEUE}"),
             # The quota's nodes, and which job goes first.
-            Right(Role.CLUSTER, KUEUE, "resourceflavors", "list watch"),
-            Right(Role.CLUSTER, KUEUE, "workloadpriorityclasses", "get"),
-            Right(Role.CLUSTER, "scheduling.k8s.io", "priorityclasses", "get list"),
+            Right(ChartRole.CLUSTER, KUEUE, "resourceflavors", "list watch"),
+            Right(ChartRole.CLUSTER, KUEUE, "workloadpriorityclasses", "get"),
+            Right(ChartRole.CLUSTER, "scheduling.k8s.io", "priorityclasses", "get list"),
         ),
     ),
-    PartName.WEBHOOK: Part(
+    PartName.WEBHOOK: OperatorPart(
         help="Refuses jobs that cannot run when they are applied.",
         option="--webhook-port",
         is_on=False,
@@ -225,25 +241,27 @@ PARTS: Mapping[PartName, Part] = {
         is_clusterwide=True,
         chart="webhook.enabled",
         rights=(
-            Right(Role.CLUSTER, ADMISSION, REGISTRATIONS, "create"),
-            Right(Role.CLUSTER, ADMISSION, REGISTRATIONS, "get list watch patch", "unbroken-jobs"),
+            Right(ChartRole.CLUSTER, ADMISSION, REGISTRATIONS, "create"),
+            Right(
+                ChartRole.CLUSTER, ADMISSION, REGISTRATIONS, "get list watch patch", "unbroken-jobs"
+            ),
             # Whether a user may create pods, before a dry run of the job's pod template.
-            Right(Role.CLUSTER, "authorization.k8s.io", "subjectaccessreviews", "create"),
+            Right(ChartRole.CLUSTER, "authorization.k8s.io", "subjectaccessreviews", "create"),
         ),
     ),
-    PartName.CLUSTER_API: Part(
+    PartName.CLUSTER_API: OperatorPart(
         help="Serves SageMaker's operations on clusters.",
         option="--cluster-api-port",
         is_on=False,
         needs="an operator with the part `nodes`",
         chart="clusterApi.enabled",
         rights=(
-            Right(Role.CLUSTER_API, OURS, "clusters", "get list create update delete"),
-            Right(Role.CLUSTER_API, OURS, "clusters/status", "update"),
-            Right(Role.CLUSTER_API, OURS, "machines", "list delete"),
-            Right(Role.CLUSTER_API, OURS, "noderecords", "get"),
+            Right(ChartRole.CLUSTER_API, OURS, "clusters", "get list create update delete"),
+            Right(ChartRole.CLUSTER_API, OURS, "clusters/status", "update"),
+            Right(ChartRole.CLUSTER_API, OURS, "machines", "list delete"),
+            Right(ChartRole.CLUSTER_API, OURS, "noderecords", "get"),
             # BatchRebootClusterNodes and BatchReplaceClusterNodes annotate nodes.
-            Right(Role.CLUSTER_API, "", "nodes", "get patch"),
+            Right(ChartRole.CLUSTER_API, "", "nodes", "get patch"),
         ),
     ),
 }

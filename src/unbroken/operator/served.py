@@ -15,7 +15,7 @@ from unbroken.log_lines import Log
 log = Log(__name__)
 
 
-class Kind(Protocol):
+class ServedKind(Protocol):
     """A kind of objects with a definition."""
 
     @property
@@ -28,7 +28,7 @@ class Kind(Protocol):
 
 
 async def while_served(
-    client: KubeClient, kind: Kind, work: Callable[[], Coroutine[None, None, None]]
+    client: KubeClient, kind: ServedKind, work: Callable[[], Coroutine[None, None, None]]
 ) -> None:
     """Run `work` whenever the API serves a kind, until cancelled."""
     definition = _Definition()

@@ -27,11 +27,11 @@ from unbroken.kube.clock import monotonic, wall
 from unbroken.kube.informer import Informer, Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.log_lines import Log
-from unbroken.observe.job_metrics import JobMetrics, JobName, JobState
+from unbroken.observe.job_metrics import JobMetrics, JobName, ObservedJob
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
-from unbroken.observe.program_metrics import Health, ProgramMetrics, QueueHealth, WatchHealth
+from unbroken.observe.program_metrics import ProgramHealth, ProgramMetrics, QueueHealth, WatchHealth
 from unbroken.observe.server import PORT, serving_metrics
-from unbroken.operator.jobs.operator import Operator, Watches
+from unbroken.operator.jobs.operator import JobRunners, OperatorInformers
 from unbroken.operator.jobs.views import node_view
 from unbroken.operator.kinds import IncidentObject, JobObject, NodeCheckObject, NodeRecordObject
 from unbroken.spec.job.codec import incident_from, job_status_from
@@ -42,7 +42,7 @@ from unbroken.spec.nodes.values import health_of
 from unbroken.spec.times import time_seconds
 
 
-def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> None:
+def watch_jobs(watches: OperatorInformers, registry: CollectorRegistry, since: float) -> None:
     """Keep the metrics of jobs in `registry`.
 
     Incidents count if they end from `since` on, in seconds since the epoch.
@@ -73,10 +73,10 @@ def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> N
     watches.incidents.subscribe(on_incident)
 
 
-def _job_state(job: JobObject) -> JobState:
+def _job_state(job: JobObject) -> ObservedJob:
     metadata = job["metadata"]
     annotations = metadata.get("annotations") or {}
-    return JobState(
+    return ObservedJob(
         metadata["uid"],
         time_seconds(metadata["creationTimestamp"]),
         job_status_from(job.get("status"))[0],
@@ -139,7 +139,7 @@ class OperatorMetrics(Collector):
         self.registry = CollectorRegistry()
         self._found = found
         self._leading: CollectorRegistry | None = None
-        self._operator: Operator | None = None
+        self._operator: JobRunners | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         ProgramMetrics(self.registry, self._look)
@@ -154,7 +154,7 @@ class OperatorMetrics(Collector):
         finally:
             self._leading = self._operator = None
 
-    def count(self, operator: Operator) -> None:
+    def count(self, operator: JobRunners) -> None:
         """Count the agents and events of this operator's jobs, while it leads."""
         self._operator = operator
 
@@ -181,10 +181,10 @@ class OperatorMetrics(Collector):
         """Collect the metrics of the leader."""
         return () if self._leading is None else self._leading.collect()
 
-    def _look(self) -> Health:
+    def _look(self) -> ProgramHealth:
         now = monotonic()
         result = list(self._found)
-        return Health(
+        return ProgramHealth(
             is_leading=self._leading is not None,
             watches=[_watch(item, now) for item in result if isinstance(item, Informer)],
             queues=[_queue(item) for item in result if isinstance(item, WorkQueue)],

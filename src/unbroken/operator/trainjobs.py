@@ -71,7 +71,7 @@ async def run_train_jobs(
     """
 
     async def work() -> None:
-        watches = Watches(
+        watches = TrainJobInformers(
             # Not shared ones: they must end when the kind does.
             Informer(client, job_class(TRAIN_JOB), namespace=namespace),
             Informer(client, runtime_class(), fields=f"metadata.name={TRAIN_RUNTIME}"),
@@ -94,7 +94,7 @@ async def run_train_jobs(
 
 
 @dataclass(frozen=True, slots=True)
-class Watches:
+class TrainJobInformers:
     """Informers of TrainJobs, their runtime, result pods and HyperPodPyTorchJobs; the caller runs
     them."""
 
@@ -107,7 +107,9 @@ class Watches:
 class TrainJobs:
     """Looks at each TrainJob of the runtime when anything of it changes."""
 
-    def __init__(self, client: KubeClient, recorder: EventRecorder, watches: Watches) -> None:
+    def __init__(
+        self, client: KubeClient, recorder: EventRecorder, watches: TrainJobInformers
+    ) -> None:
         self._client = client
         self._recorder = recorder
         self._watches = watches

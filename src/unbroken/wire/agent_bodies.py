@@ -79,7 +79,7 @@ def parse_json(body: bytes) -> object:
 
 def start_command(value: object) -> StartCommand:
     """Read the body of `/start` and `/update`. Raises Unprocessable."""
-    reader = Reader(value)
+    reader = BodyReader(value)
     rank = reader.required("rank", _count, 0)
     nnodes = reader.required("nnodes", _count, 1)
     attempt = reader.required("faultCount", _count, 0)
@@ -113,7 +113,7 @@ def start_command(value: object) -> StartCommand:
 
 def stop_command(value: object) -> StopCommand:
     """Read the body of `/stop`: the documented keys, and `attempt` from callers that send it."""
-    reader = Reader({} if value is None else value)
+    reader = BodyReader({} if value is None else value)
     command = StopCommand(
         attempt=reader.optional("attempt", _count, None),
         restart_mode=reader.optional("restart_mode", _text, "ipr"),
@@ -201,7 +201,7 @@ def report_of_status(value: object) -> AgentReport:
     It names neither itself nor the attempt. The time of its entry into INIT is used as its
     identity, and the attempt stays None. Its `progress` is left out: the operator needs none.
     """
-    reader = Reader(value)
+    reader = BodyReader(value)
     state = reader.required("status", _state, AgentState.INIT)
     entered: Mapping[str, Any] = reader.optional("transitions", _object, {})
     initialized = _entry(reader, entered, AgentState.INIT)
@@ -222,7 +222,7 @@ def report_of_status(value: object) -> AgentReport:
     return report
 
 
-def _entry(reader: Reader, entered: Mapping[str, Any], state: AgentState) -> str:
+def _entry(reader: BodyReader, entered: Mapping[str, Any], state: AgentState) -> str:
     """Return the time of the latest entry into the state; empty: it was never entered."""
     at = entered.get(state.name, "")
     if not isinstance(at, str):
@@ -240,7 +240,7 @@ class _WrongError(ValueError):
         self.kind = kind
 
 
-class Reader:
+class BodyReader:
     """Takes fields out of an object and collects the problems with them."""
 
     def __init__(self, value: object) -> None:

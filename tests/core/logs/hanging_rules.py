@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from unbroken.spec.job.types import Scope
+from unbroken.spec.job.types import RuleScope
 from unbroken.wire.agent import RuleState, RuleView
 
 
@@ -21,7 +21,7 @@ def hanging_rules(nodes: Sequence[Sequence[RuleView]]) -> tuple[str, ...]:
     for views in nodes:
         seen: Counter[str] = Counter()
         for view in views:
-            if view.ranks == Scope.JOB.value:
+            if view.ranks == RuleScope.JOB.value:
                 by_rule.setdefault((view.name, seen[view.name]), []).append(view)
                 seen[view.name] += 1
     return tuple(

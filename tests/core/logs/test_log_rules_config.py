@@ -9,7 +9,7 @@ import pytest
 from tests.core.logs.hanging_rules import hanging_rules
 from unbroken.core.logs.rule_config import read_rules
 from unbroken.errors import SpecError
-from unbroken.spec.job.types import Scope, Watch, read_watches, watch_of
+from unbroken.spec.job.types import RuleScope, RuleWatch, read_watches, watch_of
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.fields import read_record, write_record
 from unbroken.wire.agent import RuleState, RuleView
@@ -84,10 +84,10 @@ def test_a_good_rule_has_no_warning() -> None:
 
 def test_watched_ranks_by_rule_name() -> None:
     watches = read_watches("GPU Error = every; a=b=0,8; *=node;")
-    assert watch_of("GPU Error", watches) == Watch(Scope.RANK)
-    assert watch_of("a=b", watches) == Watch(Scope.RANK, frozenset({0, 8}))
-    assert watch_of("other", watches) == Watch(Scope.NODE)
-    assert watch_of("other", {}) == Watch(Scope.JOB)
+    assert watch_of("GPU Error", watches) == RuleWatch(RuleScope.RANK)
+    assert watch_of("a=b", watches) == RuleWatch(RuleScope.RANK, frozenset({0, 8}))
+    assert watch_of("other", watches) == RuleWatch(RuleScope.NODE)
+    assert watch_of("other", {}) == RuleWatch(RuleScope.JOB)
 
 
 @pytest.mark.parametrize("text", ["every", "=every", "a=", "a=1,,2", "a=-1", "a=most", "a=1.5"])

@@ -42,7 +42,7 @@ from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
 from unbroken.spec.keys import FENCE, HEALTH, REPAIR, VERIFIED
 from unbroken.spec.nodes.kinds import CheckPhase, NodeRecordSpec, RepairState
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 BEGIN = 1_800_000_000.0
 
@@ -69,7 +69,7 @@ class World:
     records: dict[str, NodeRecordSpec] = field(default_factory=dict)
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     pods: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    recovery: Recovery | None = None
+    recovery: NodeRecovery | None = None
     """Recovery of the cluster `c`, to which all nodes belong; None: there is no such Cluster."""
     executions: list[Execution] = field(default_factory=list)
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -18,9 +18,9 @@ from unbroken.core.nodes.kernel_log import (
     read_sxid,
     read_xid,
 )
-from unbroken.spec.nodes.fault_table import Severity
+from unbroken.spec.nodes.fault_table import DriverSeverity
 
-MILD = Severity.NON_FATAL
+MILD = DriverSeverity.NON_FATAL
 
 FALLEN = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -66,7 +66,7 @@ def test_a_priority_before_a_line_says_who_wrote_it_and_how_severe_it_is() -> No
         ("NVRM: Xid (0000:03:00): 6, PE0001", Xid(6, "0000:03:00", None, None)),
         (
             "NVRM: Xid (PCI:0018:01:00.0): 149, NETIR  Fatal",
-            Xid(149, "0018:01:00", Severity.FATAL, None),
+            Xid(149, "0018:01:00", DriverSeverity.FATAL, None),
         ),
         ("NVRM: Xid (PCI:0018:01:00): 149, NETIR Nonfatal", Xid(149, "0018:01:00", MILD, None)),
         (
@@ -96,7 +96,7 @@ def test_an_sxid_says_whether_it_is_fatal() -> None:
     place = "nvidia-nvswitch3", MILD, "0000:c1:00"
     start = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, "
     assert read_sxid(start + "Non-fatal, Link 46") == Sxid(28006, *place)
-    fatal = replace(Sxid(28006, *place), severity=Severity.FATAL)
+    fatal = replace(Sxid(28006, *place), severity=DriverSeverity.FATAL)
     assert read_sxid(start + "Fatal, Link 46") == fatal
     assert read_sxid(start + "Data") == Sxid(28006, *place)
 

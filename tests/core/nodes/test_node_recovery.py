@@ -17,12 +17,12 @@ from unbroken.core.nodes.repair.events import (
     WriteRecord,
 )
 from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 DAY = 86400.0
 
 
-def world(option: Recovery, cluster: Recovery | None) -> World:
+def world(option: NodeRecovery, cluster: NodeRecovery | None) -> World:
     """Five nodes; `option` is the operator's, `cluster` the Cluster's."""
     found = World(RepairSettings(recovery=option), recovery=cluster)
     found.add("node-0", "node-1", "node-2", "node-3", "node-4")
@@ -78,13 +78,13 @@ TROUBLES: dict[str, Callable[[World], None]] = {
 @pytest.mark.parametrize(
     ("option", "cluster"),
     [
-        (Recovery.NONE, None),
-        (Recovery.NONE, Recovery.NONE),
-        (Recovery.AUTOMATIC, Recovery.NONE),
+        (NodeRecovery.NONE, None),
+        (NodeRecovery.NONE, NodeRecovery.NONE),
+        (NodeRecovery.AUTOMATIC, NodeRecovery.NONE),
     ],
 )
 def test_nothing_is_done_to_the_node(
-    trouble: str, option: Recovery, cluster: Recovery | None
+    trouble: str, option: NodeRecovery, cluster: NodeRecovery | None
 ) -> None:
     found = world(option, cluster)
     TROUBLES[trouble](found)
@@ -101,21 +101,21 @@ def test_nothing_is_done_to_the_node(
 
 @pytest.mark.parametrize("trouble", sorted(TROUBLES.keys() - {"flapping", "quarantined"}))
 def test_the_same_is_repaired_where_the_cluster_says_automatic(trouble: str) -> None:
-    found = world(Recovery.NONE, Recovery.AUTOMATIC)
+    found = world(NodeRecovery.NONE, NodeRecovery.AUTOMATIC)
     TROUBLES[trouble](found)
     found.wait(DAY)
     assert found.done()
 
 
 def test_repair_that_waits_or_drains_ends_when_the_cluster_is_set_to_none() -> None:
-    found = world(Recovery.AUTOMATIC, Recovery.AUTOMATIC)
+    found = world(NodeRecovery.AUTOMATIC, NodeRecovery.AUTOMATIC)
     for name in ("node-0", "node-1"):
         found.tell(PodsSeen(name, (f"lm-{name}",)))
         found.fault(name)
     found.wait(1)
     states = {found.state(name) for name in ("node-0", "node-1")}
     assert states == {RepairState.DRAINING, RepairState.WAITING}
-    found.tell(ClusterSeen("c", Recovery.NONE))
+    found.tell(ClusterSeen("c", NodeRecovery.NONE))
     found.wait(DAY)
     assert not found.done()
     for name in ("node-0", "node-1"):

@@ -20,7 +20,7 @@ from unbroken.core.nodes.repair.events import (
 )
 from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.kinds import BlameKind, CheckPhase, NodeRecordSpec, RepairState
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 REBOOT_ONLY = frozenset({Action.REBOOT})
 
@@ -475,7 +475,7 @@ def test_persons_order_waits_for_nobodys_turn() -> None:
 
 
 def test_persons_order_without_automatic_recovery() -> None:
-    found = world(recovery=Recovery.NONE)
+    found = world(recovery=NodeRecovery.NONE)
     found.fault("node-0")
     found.silence("node-1")
     found.wait(86400)
@@ -710,7 +710,7 @@ def test_reboot_that_a_person_orders_begins_no_probation() -> None:
 
 
 def test_condition_is_weighed_by_its_label_which_may_come_later() -> None:
-    found = world(recovery=Recovery.NONE)
+    found = world(recovery=NodeRecovery.NONE)
     fault = NodeFault("NvidiaGPUUnhealthy", "Xid79", found.now, "gone")
     found.change(replace(found.nodes["node-0"], faults=(fault,)))
     found.wait(1)
@@ -739,10 +739,10 @@ def test_label_that_is_seen_before_its_condition_is_the_daemons_and_is_blamed_la
     assert [one.source for one in found.records["node-0"].blame] == ["Xid119"]
 
 
-@pytest.mark.parametrize("recovery", list(Recovery))
+@pytest.mark.parametrize("recovery", list(NodeRecovery))
 @pytest.mark.parametrize("health", [Health.UNSCHEDULABLE, Health.SCHEDULABLE])
 def test_the_taint_moves_with_the_label_that_a_person_sets(
-    recovery: Recovery, health: Health
+    recovery: NodeRecovery, health: Health
 ) -> None:
     found = world(recovery=recovery)
     is_out = health is Health.UNSCHEDULABLE

@@ -17,7 +17,7 @@ from unbroken.core.nodes.repair.events import (
 )
 from unbroken.core.tick import Tick
 from unbroken.spec.nodes.kinds import CheckPhase, NodeRecordSpec, RepairRecord, RepairState
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 NODES = [f"node-{index}" for index in range(6)]
 SHARE = 0.34
@@ -105,7 +105,7 @@ def active(found: World) -> list[RepairRecord]:
 
 def assert_nothing_twice(found: World) -> None:
     """Assert that only a person's order ends a boot or replaces a machine twice."""
-    own = 0 if found.settings.recovery is Recovery.NONE else 1
+    own = 0 if found.settings.recovery is NodeRecovery.NONE else 1
     done = Counter(
         (one.node, one.action, one.boot_id if one.action is Action.REBOOT else "")
         for one in found.executions
@@ -172,7 +172,7 @@ def test_no_storm_nothing_twice_and_rest(
 def test_without_automatic_recovery_records_are_all_that_is_written(
     steps: list[tuple[str, str]], ends: list[str]
 ) -> None:
-    found = begun(ends, [CheckPhase.PASSED], recovery=Recovery.NONE)
+    found = begun(ends, [CheckPhase.PASSED], recovery=NodeRecovery.NONE)
     for what, name in steps:
         happen(found, what, name)
     found.wait(86400.0)
@@ -186,7 +186,7 @@ def test_without_automatic_recovery_records_are_all_that_is_written(
 def test_without_automatic_recovery_only_ordered_nodes_are_touched(
     steps: list[tuple[str, str]], ends: list[str]
 ) -> None:
-    found = begun(ends, [CheckPhase.PASSED], recovery=Recovery.NONE)
+    found = begun(ends, [CheckPhase.PASSED], recovery=NodeRecovery.NONE)
     for what, name in steps:
         happen(found, what, name)
     found.wait(86400.0)

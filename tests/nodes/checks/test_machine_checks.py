@@ -19,7 +19,7 @@ from unbroken.nodes.checks import gpu
 from unbroken.nodes.checks.basic import meminfo
 from unbroken.nodes.checks.dcgm import read_diagnosis
 from unbroken.nodes.checks.driver import run_tests
-from unbroken.nodes.checks.findings import Settings, read_plants
+from unbroken.nodes.checks.findings import CheckSettings, read_plants
 from unbroken.nodes.checks.sides import Stopwatch, queued_seconds
 from unbroken.spec.nodes.kinds import CheckKind, Outcome
 
@@ -51,7 +51,7 @@ def test_what_is_planted_is_found(
     tmp_path: Path, plant: str, run: str, test: str, said: str
 ) -> None:
     plants = read_plants(plant)
-    settings = Settings(seconds=0.2, directory=tmp_path, doubt_seconds=0.5, plants=plants)
+    settings = CheckSettings(seconds=0.2, directory=tmp_path, doubt_seconds=0.5, plants=plants)
     found = {one.test: one for one in run_tests([CheckKind.STRESS], settings, only=[run])}
     assert found[test].outcome is Outcome.FAIL
     assert said in found[test].message
@@ -76,7 +76,7 @@ def test_the_gpu_that_multiplies_wrongly_is_named(tmp_path: Path) -> None:
 
 
 def test_a_test_that_is_killed_or_hangs_is_no_fault_and_stops_no_other(tmp_path: Path) -> None:
-    settings = Settings(seconds=0.1, directory=tmp_path, plants=read_plants("crash:memory"))
+    settings = CheckSettings(seconds=0.1, directory=tmp_path, plants=read_plants("crash:memory"))
     only = ["memory", "loopback"]
     found = {one.test: one for one in run_tests([CheckKind.BASIC], settings, only=only)}
     assert found["memory"].outcome is Outcome.UNKNOWN

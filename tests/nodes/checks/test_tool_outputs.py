@@ -145,9 +145,9 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 
 def test_domains_of_efa_are_read_and_the_fabric_is_named_only_where_there_are_two() -> None:
     found = efa.read_domains(FI_INFO)
-    assert found == [efa.Domain("rdmap16s27-rdm"), efa.Domain("rdmap32s27-rdm")]
+    assert found == [efa.FabricDomain("rdmap16s27-rdm"), efa.FabricDomain("rdmap32s27-rdm")]
     assert [one.device for one in found] == ["rdmap16s27", "rdmap32s27"]
-    assert efa.read_domains(FI_INFO_2) == [efa.Domain("rdmap16s27-rdm", "efa")]
+    assert efa.read_domains(FI_INFO_2) == [efa.FabricDomain("rdmap16s27-rdm", "efa")]
 
 
 @pytest.mark.parametrize("said", ["", "fi_getinfo: -61\n", "provider: efa\n    domain: -rf /\n"])
@@ -175,7 +175,7 @@ def test_no_text_breaks_the_reading_of_a_pingpong(text: str) -> None:
 
 
 def test_the_device_that_fails_or_is_slow_beside_the_others_is_at_fault() -> None:
-    good, slow = efa.Measured((9000.0,), (20.0,)), efa.Measured((900.0,), (90.0,))
+    good, slow = efa.LoopbackFigures((9000.0,), (20.0,)), efa.LoopbackFigures((900.0,), (90.0,))
     why = "fi_pingpong did not end in time"
     measured = {"e0": good, "e1": slow, "e2": good, "e3": why, "e4": good}
     found = {one.test: one.outcome for one in efa.judge(measured)}
@@ -224,7 +224,7 @@ def test_a_real_pingpong_over_tcp_is_measured() -> None:
     done = tools.run([info, "-p", provider, "-t", "FI_EP_RDM"], 30)
     domain = next(one for one in efa.read_domains(done.text.decode()) if one.name == "lo")
     found = efa.measure(program, provider, domain)
-    assert isinstance(found, efa.Measured), found
+    assert isinstance(found, efa.LoopbackFigures), found
     assert len(found.bandwidths) == 6
     assert str(efa.measure(program, "absent", domain)).startswith("fi_pingpong ended with ")
 

@@ -49,7 +49,7 @@ from unbroken.spec.nodes.kinds import (
     NodeRecordSpec,
     RepairState,
 )
-from unbroken.spec.nodes.values import Action, Recovery
+from unbroken.spec.nodes.values import Action, NodeRecovery
 
 NUMBERS = itertools.count(1)
 QUICK = RepairSettings(check=(), ask_seconds=0.1, share=1.0)
@@ -278,7 +278,7 @@ async def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any)
 
 async def test_without_recovery_nothing_is_touched_but_on_a_persons_order(fleet: Any) -> None:
     async with fleet() as found:
-        spec = ClusterSpec("Mine", "abcdefghijkl", {}, Recovery.NONE)
+        spec = ClusterSpec("Mine", "abcdefghijkl", {}, NodeRecovery.NONE)
         await found.call("POST", CLUSTER.path, body=CLUSTER.new("mine", spec))
         quiet = await found.node(**{CLUSTER_NAME: "Mine"})
         other = await found.node()

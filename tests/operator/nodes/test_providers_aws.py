@@ -19,7 +19,7 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import connect
 from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import AwsProvider, provider_of
-from unbroken.operator.nodes.providers.aws import PROGRAM, Target, noted, target_of
+from unbroken.operator.nodes.providers.aws import PROGRAM, AwsTarget, noted, target_of
 from unbroken.spec.keys import CLUSTER_NAME, REPAIR_ORDER
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.values import Action
@@ -212,18 +212,18 @@ def test_region_is_the_operators_own_or_else_the_nodes(monkeypatch: pytest.Monke
     }
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    assert target_of(node) == Target(LONG, "", "eu-central-1")
+    assert target_of(node) == AwsTarget(LONG, "", "eu-central-1")
     labels["topology.kubernetes.io/region"] = "eu.example.com/x"
-    assert target_of(node) == Target(LONG, "", "")
+    assert target_of(node) == AwsTarget(LONG, "", "")
     monkeypatch.setenv("AWS_REGION", "us-gov-west-1")
-    assert target_of(node) == Target(LONG, "", "us-gov-west-1")
+    assert target_of(node) == AwsTarget(LONG, "", "us-gov-west-1")
 
 
 def test_note_of_another_order_is_none() -> None:
     def record(note: str) -> dict[str, Any]:
         return {"metadata": {"annotations": {REPAIR_ORDER: note}}}
 
-    assert noted(record(f"o-1 {LONG} us-west-2 c"), "o-1") == Target(LONG, "c", "us-west-2")
-    assert noted(record(f"o-1 {LONG}  "), "o-1") == Target(LONG)
+    assert noted(record(f"o-1 {LONG} us-west-2 c"), "o-1") == AwsTarget(LONG, "c", "us-west-2")
+    assert noted(record(f"o-1 {LONG}  "), "o-1") == AwsTarget(LONG)
     for other in ("", "o-1", f"o-2 {LONG} us-west-2 c", f"o-1 {LONG} a b c"):
         assert noted(record(other), "o-1") is None

@@ -18,12 +18,12 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.core.logs import patterns
 from unbroken.core.logs.rule_config import CompiledRule, compile_rule
 from unbroken.core.ray_resume import Head
-from unbroken.operator.resume.ray_dashboard import LOG_MESSAGE_BYTES_MAX, Budgets, Place
+from unbroken.operator.resume.ray_dashboard import LOG_MESSAGE_BYTES_MAX, Budgets, DashboardAddress
 from unbroken.operator.resume.ray_logs import (
     LATE_SECONDS,
     LINE_BYTES_MAX,
     PATTERNS_MEMORY_BYTES,
-    Judge,
+    RayLogJudge,
     RayLogs,
 )
 from unbroken.spec.job.types import LogRule
@@ -56,12 +56,12 @@ def rules(*given: dict[str, Any]) -> tuple[LogRule, ...]:
     return found.rules
 
 
-def judge(*given: dict[str, Any]) -> Judge:
+def judge(*given: dict[str, Any]) -> RayLogJudge:
     """A judge whose log can be read from second 0 on."""
     report = Report()
     made = [compile_rule(rule, "", report) for rule in rules(*given)]
     compiled: tuple[CompiledRule, ...] = tuple(rule for rule in made if rule is not None)
-    found = Judge(compiled)
+    found = RayLogJudge(compiled)
     found.resumed(0.0)
     return found
 
@@ -188,20 +188,23 @@ FAST = {**STEPS, "expectedRecurringFrequencyInSeconds": 1}
 async def test_the_log_of_a_job_is_read_until_nobody_wants_it() -> None:
     logs, changed = Logs(), asyncio.Queue[str]()
     async with logs.serving() as url, reading(changed) as found:
-        assert found.want("a", HEAD, Place(url), ["one"], rules(FAST), BUDGET) == {}
+        assert found.want("a", HEAD, DashboardAddress(url), ["one"], rules(FAST), BUDGET) == {}
         assert await changed.get() == "a"
-        broken = found.want("a", HEAD, Place(url), ["one"], rules(FAST), BUDGET)
+        broken = found.want("a", HEAD, DashboardAddress(url), ["one"], rules(FAST), BUDGET)
         expected = "is hung: no match of log rule Steps for 1 s; last line: step=1"
         assert broken == {"one": expected}
-        assert found.want("a", HEAD, Place(url), [], rules(FAST), BUDGET) == {}
+        assert found.want("a", HEAD, DashboardAddress(url), [], rules(FAST), BUDGET) == {}
         # Another head, or another rule, is another story.
         assert (
-            found.want("a", Head("ray-head", "h1"), Place(url), ["one"], rules(FAST), BUDGET) == {}
+            found.want(
+                "a", Head("ray-head", "h1"), DashboardAddress(url), ["one"], rules(FAST), BUDGET
+            )
+            == {}
         )
         assert await changed.get() == "a"
         assert logs.connections == 2
         found.forget("a")
-        assert found.want("a", HEAD, Place(url), [], rules(FAST), BUDGET) == {}
+        assert found.want("a", HEAD, DashboardAddress(url), [], rules(FAST), BUDGET) == {}
 
 
 @in_virtual_time
@@ -210,13 +213,13 @@ async def test_a_log_that_broke_off_is_read_on_and_not_read_twice() -> None:
     bad = {**LOSS, "metricEvaluationDataPoints": 4}
     logs.messages, logs.is_cut = ["loss=9\nlos", "s=9\nloss=9\n"], True
     async with logs.serving() as url, reading(changed) as found:
-        assert found.want("a", HEAD, Place(url), ["one"], rules(bad, FAST), BUDGET) == {}
+        assert found.want("a", HEAD, DashboardAddress(url), ["one"], rules(bad, FAST), BUDGET) == {}
         await logs.has_second.wait()
         # Read twice, there would be six bad values, and the fourth would break the rule.
         logs.messages.append("step=1\n")
         logs.is_cut = False
         assert await changed.get() == "a"
-        broken = found.want("a", HEAD, Place(url), ["one"], rules(bad, FAST), BUDGET)
+        broken = found.want("a", HEAD, DashboardAddress(url), ["one"], rules(bad, FAST), BUDGET)
         assert "is hung: no match of log rule Steps" in broken["one"]
 
 
@@ -227,10 +230,10 @@ async def test_a_log_that_cannot_be_read_says_nothing_of_its_job(message: str) -
     logs.messages, logs.is_cut = ["step=1\n", message], True
     other = Logs()
     async with logs.serving() as url, other.serving() as well, reading(changed) as found:
-        found.want("a", HEAD, Place(url), ["one"], rules(FAST), BUDGET)
-        found.want("b", HEAD, Place(well), ["one"], rules(FAST), BUDGET)
+        found.want("a", HEAD, DashboardAddress(url), ["one"], rules(FAST), BUDGET)
+        found.want("b", HEAD, DashboardAddress(well), ["one"], rules(FAST), BUDGET)
         assert await changed.get() == "b"
-        assert found.want("a", HEAD, Place(url), ["one"], rules(FAST), BUDGET) == {}
+        assert found.want("a", HEAD, DashboardAddress(url), ["one"], rules(FAST), BUDGET) == {}
 
 
 @in_virtual_time
@@ -238,7 +241,7 @@ async def test_a_log_that_is_refused_is_named_once(caplog: pytest.LogCaptureFixt
     logs, changed = Logs(), asyncio.Queue[str]()
     logs.messages = ["x" * (LOG_MESSAGE_BYTES_MAX + 1)]
     async with logs.serving() as url, reading(changed) as found:
-        found.want("a", HEAD, Place(url), ["one"], rules(FAST), BUDGET)
+        found.want("a", HEAD, DashboardAddress(url), ["one"], rules(FAST), BUDGET)
         await logs.has_fourth.wait()
     (line,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
     assert line.startswith("log of a job not read")
@@ -264,5 +267,7 @@ async def test_the_patterns_of_all_logs_of_a_cluster_are_compiled_once(
     monkeypatch.setattr(patterns.re2, "Set", Counted)
     async with reading(asyncio.Queue[str]()) as found:
         ids = [str(number) for number in range(20)]
-        found.want("a", HEAD, Place("http://127.0.0.1:1"), ids, rules(FAST, LOSS), BUDGET)
+        found.want(
+            "a", HEAD, DashboardAddress("http://127.0.0.1:1"), ids, rules(FAST, LOSS), BUDGET
+        )
     assert made == [PATTERNS_MEMORY_BYTES]

@@ -153,7 +153,7 @@ class _Counters:
 
 
 @dataclass(slots=True, eq=False)
-class Subject:
+class ExaminedWorker:
     """A worker under examination."""
 
     worker: WorkerReport
@@ -261,7 +261,7 @@ class Subject:
         )
 
 
-class Examination:
+class RankExamination:
     """Looks at the workers from `run` to its end; `evidence` returns the evidence so far, at any
     time."""
 
@@ -278,7 +278,7 @@ class Examination:
         self._began = self._now()
         self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
         self._subjects = [
-            Subject(worker, matters_most(worker.pid), Request(worker.rank, os.environ))
+            ExaminedWorker(worker, matters_most(worker.pid), Request(worker.rank, os.environ))
             for worker in workers
         ]
         self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -325,7 +325,7 @@ class Examination:
         told = {rank_watch.rank: rank_watch for rank_watch in watch}
         return tuple(self._evidence_of(subject, told) for subject in self._subjects)
 
-    def _evidence_of(self, subject: Subject, told: Mapping[int, RankWatch]) -> RankEvidence:
+    def _evidence_of(self, subject: ExaminedWorker, told: Mapping[int, RankWatch]) -> RankEvidence:
         at, line = self._last_output(subject.worker.pid)
         rank_evidence = replace(subject.evidence(), last_output_at=at, last_line=line)
         watch = told.get(rank_evidence.rank)
@@ -351,8 +351,8 @@ class Examination:
         dumps = [subject.recorder.fetch() for subject in self._subjects]
         return [asyncio.wrap_future(one) for one in dumps if one is not None]
 
-    async def _all(self, look: Callable[[Subject], Coroutine[None, None, None]]) -> None:
-        async def one(subject: Subject) -> None:
+    async def _all(self, look: Callable[[ExaminedWorker], Coroutine[None, None, None]]) -> None:
+        async def one(subject: ExaminedWorker) -> None:
             async with self._slots:
                 await look(subject)
 
@@ -366,23 +366,23 @@ class Examination:
             async with asyncio.timeout_at(due):
                 await asyncio.Event().wait()
 
-    async def _first(self, subject: Subject) -> None:
+    async def _first(self, subject: ExaminedWorker) -> None:
         subject.stacks = await self._spy(subject)
 
-    async def _deeper(self, subject: Subject) -> None:
+    async def _deeper(self, subject: ExaminedWorker) -> None:
         """Get native frames, which take a second to find in libraries as large as torch's."""
         if subject.stacks is None or subject.is_halted:
             return
         with contextlib.suppress(WorldError):
             subject.stacks = await subject.spied(spy.NATIVE)
 
-    async def _again(self, subject: Subject) -> None:
+    async def _again(self, subject: ExaminedWorker) -> None:
         subject.second = subject.look(self._now())
         stacks = await self._spy(subject)
         subject.stacks = subject.stacks or stacks
         subject.active_after = subject.activity(self._now())
 
-    async def _spy(self, subject: Subject) -> spy.Stacks | None:
+    async def _spy(self, subject: ExaminedWorker) -> spy.Stacks | None:
         if subject.stat is None or subject.stat.state in "ZX":
             return None
         ways = (spy.NONBLOCKING,) if subject.is_halted else (spy.PLAIN, spy.NONBLOCKING)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken.agent.workers.output import Rhythm
+from unbroken.agent.workers.output import WriteTimes
 from unbroken.core.agent.events import WatchRead
 from unbroken.core.tick import Tick
 from unbroken.core.watchdog import events
@@ -30,15 +30,15 @@ _WORST_FIRST = "TtDR"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedWorker:
     """Sources of signs of one worker."""
 
     pid: int
     page: PageSource | None
-    rhythm: Rhythm
+    rhythm: WriteTimes
 
 
-class Watch:
+class AttemptWatch:
     """Feeds the watchdog; reports alarms and phases at once, and other news at intervals."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Watch:
         self._clock = clock
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedWorker] = {}
         self._alarm = Alarm(clock, lambda: self._take(Tick()))
         self._news: asyncio.Handle | None = None
         self._reported = (-1, -1)
@@ -67,8 +67,8 @@ class Watch:
         nproc: int,
         clock: Callable[[], float],
         send: Callable[[WatchRead], None],
-        before: Watch | None = None,
-    ) -> Watch:
+        before: AttemptWatch | None = None,
+    ) -> AttemptWatch:
         """Make the watch for a start; what an earlier attempt's watch has learned about its ranks
         is kept."""
         first = command.rank * nproc
@@ -78,7 +78,7 @@ class Watch:
         )
         return cls(command.attempt, watchdog, clock, send)
 
-    def begin(self, workers: Mapping[int, Watched]) -> None:
+    def begin(self, workers: Mapping[int, WatchedWorker]) -> None:
         """Note the running workers, by rank."""
         self._watched.update(workers)
         self._take(*map(events.RankStarted, workers))
@@ -126,7 +126,7 @@ class Watch:
                     result.append(_sampled(rank, watched.pid, below))
         return result
 
-    def _signs(self, rank: int, watched: Watched) -> list[events.WatchdogEvent]:
+    def _signs(self, rank: int, watched: WatchedWorker) -> list[events.WatchdogEvent]:
         result: list[events.WatchdogEvent] = []
         if watched.page is not None:
             page = watched.page.look()

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from unbroken.agent_http.peer import SILENCE_SECONDS, connected
-from unbroken.agent_http.snapshots import PATH, Key, Point, Refused
+from unbroken.agent_http.snapshots import PATH, Key, Point, RequestRefused
 from unbroken.core.snapshots.replication import KEPT, Agreement, Arrival, NextRound
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.log_lines import Log
@@ -32,7 +32,7 @@ from unbroken.wire.codec import Limits, load
 from unbroken.wire.codec import read as read_message
 from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
 
-from .slots import File, Memory
+from .slots import MemoryFile, SnapshotMemory
 
 log = Log(__name__)
 
@@ -41,7 +41,7 @@ RANKS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExpectedSnapshot:
     """The snapshot that some bytes should be."""
 
     key: Key
@@ -62,7 +62,7 @@ class Subject:
         return header
 
 
-async def check(file: File, subject: Subject) -> None:
+async def check(file: MemoryFile, subject: ExpectedSnapshot) -> None:
     """Check every byte against the checksum. Raises PeerError."""
     header = subject.header(os.pread(file.fd, HEADERS_BYTES, 0), file.size)
     # The thread has a descriptor of its own: its caller may be cancelled.
@@ -93,10 +93,12 @@ def _fault(fd: int, header: Header) -> str:
         os.close(fd)
 
 
-class Incoming:
+class IncomingCopy:
     """A copy that is being received."""
 
-    def __init__(self, copies: Copies, subject: Subject, file: File, is_named: bool) -> None:
+    def __init__(
+        self, copies: BuddyCopies, subject: ExpectedSnapshot, file: MemoryFile, is_named: bool
+    ) -> None:
         self._copies, self.subject, self._file = copies, subject, file
         self.is_named = is_named
         """The sender has named the other copies that it needs."""
@@ -106,13 +108,13 @@ class Incoming:
     def write(self, data: bytes) -> None:
         """Write the next piece. Raises Refused."""
         if self.is_over:
-            raise Refused(409, "another transfer of this rank has begun")
+            raise RequestRefused(409, "another transfer of this rank has begun")
         if self._received + len(data) > self._file.size:
-            raise Refused(413, f"more than {self._file.size} bytes")
+            raise RequestRefused(413, f"more than {self._file.size} bytes")
         try:
             os.pwrite(self._file.fd, data, self._received)
         except OSError as error:
-            raise Refused(507, f"no memory: {error.strerror}") from error
+            raise RequestRefused(507, f"no memory: {error.strerror}") from error
         before, self._received = self._received, self._received + len(data)
         if before < HEADERS_BYTES <= self._received:
             self._check_header()
@@ -120,13 +122,13 @@ class Incoming:
     async def finish(self) -> None:
         """Check the complete copy, and keep it. Raises Refused."""
         if self._received != self._file.size:
-            raise Refused(400, f"{self._received} of {self._file.size} bytes have come")
+            raise RequestRefused(400, f"{self._received} of {self._file.size} bytes have come")
         try:
             await check(self._file, self.subject)
         except PeerError as error:
-            raise Refused(422, str(error)) from error
+            raise RequestRefused(422, str(error)) from error
         if self.is_over:
-            raise Refused(409, "another transfer of this rank has begun")
+            raise RequestRefused(409, "another transfer of this rank has begun")
         self.is_over = True
         self._copies.keep(self, self._file)
 
@@ -139,22 +141,24 @@ class Incoming:
         try:
             self.subject.header(os.pread(self._file.fd, HEADERS_BYTES, 0), self._file.size)
         except PeerError as error:
-            raise Refused(422, str(error)) from error
+            raise RequestRefused(422, str(error)) from error
 
 
-class Copies:
+class BuddyCopies:
     """All copies that one agent keeps for others."""
 
-    def __init__(self, memory: Memory, job: bytes | None, newest: Callable[[], int]) -> None:
+    def __init__(
+        self, memory: SnapshotMemory, job: bytes | None, newest: Callable[[], int]
+    ) -> None:
         self._memory, self._job, self._newest = memory, job, newest
-        self._kept: dict[Key, dict[Point, File]] = {}
-        self._incoming: dict[Key, Incoming] = {}
+        self._kept: dict[Key, dict[Point, MemoryFile]] = {}
+        self._incoming: dict[Key, IncomingCopy] = {}
         self.on_change: Callable[[Collection[int]], None] = lambda ranks: None
         """Called with the ranks that have copies, when these change."""
 
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None = None
-    ) -> Incoming | None:
+    ) -> IncomingCopy | None:
         """Begin to receive a copy; None: it is here already. Raises Refused.
 
         `needed`: the other steps of its attempt that the sender needs; None: not given.
@@ -162,13 +166,13 @@ class Copies:
         kept = self._kept.get(key, {})
         newest = max([self._newest(), *(attempt for attempt, _ in kept)])
         if point[0] < newest:
-            raise Refused(409, f"attempt {point[0]} is over: attempt {newest} runs")
+            raise RequestRefused(409, f"attempt {point[0]} is over: attempt {newest} runs")
         if point in kept:
             return None
         if not 0 < len(key[0].encode()) <= NAME_BYTES_MAX or size < HEADERS_BYTES:
-            raise Refused(422, f"no snapshot: {size} bytes of {key[0]!r}")
+            raise RequestRefused(422, f"no snapshot: {size} bytes of {key[0]!r}")
         if len(self._kept.keys() | self._incoming.keys() | {key}) > RANKS_MAX:
-            raise Refused(507, f"copies of {RANKS_MAX} ranks are here already")
+            raise RequestRefused(507, f"copies of {RANKS_MAX} ranks are here already")
         if key in self._incoming:
             self._incoming[key].discard()
         if needed is not None:
@@ -176,11 +180,11 @@ class Copies:
             is_useless += [one for one in kept if needed and one[0] < point[0]]
             for one in is_useless:
                 self._memory.give_back(kept.pop(one))
-        subject, file = Subject(key, point, self._job), self._room(key, size)
-        self._incoming[key] = Incoming(self, subject, file, needed is not None)
+        subject, file = ExpectedSnapshot(key, point, self._job), self._room(key, size)
+        self._incoming[key] = IncomingCopy(self, subject, file, needed is not None)
         return self._incoming[key]
 
-    def _room(self, key: Key, size: int) -> File:
+    def _room(self, key: Key, size: int) -> MemoryFile:
         """Return memory for a copy. If memory is short, a rank's oldest copies are dropped for its
         new one, but not its last two."""
         while True:
@@ -189,10 +193,10 @@ class Copies:
             except WorldError as error:
                 kept = self._kept.get(key, {})
                 if len(kept) <= KEPT:
-                    raise Refused(507, str(error)) from error
+                    raise RequestRefused(507, str(error)) from error
                 self._memory.give_back(kept.pop(min(kept)))
 
-    def keep(self, incoming: Incoming, file: File) -> None:
+    def keep(self, incoming: IncomingCopy, file: MemoryFile) -> None:
         """Keep the copy: it is whole."""
         key, point = incoming.subject.key, incoming.subject.point
         self._incoming.pop(key, None)
@@ -208,7 +212,7 @@ class Copies:
         log.debug("copy stored", snapshot=key[0], rank=key[1], attempt=point[0], step=point[1])
         self._report_kept()
 
-    def drop(self, incoming: Incoming, file: File) -> None:
+    def drop(self, incoming: IncomingCopy, file: MemoryFile) -> None:
         """Drop the copy: it will not be whole."""
         key = incoming.subject.key
         if self._incoming.get(key) is incoming:
@@ -229,7 +233,7 @@ class Copies:
         file = self._kept.get(key, {}).get(point)
         return None if file is None else os.dup(file.fd)
 
-    def shared(self, key: Key, point: Point) -> File | None:
+    def shared(self, key: Key, point: Point) -> MemoryFile | None:
         """Return the same memory once more, for a user that needs it longer."""
         file = self._kept.get(key, {}).get(point)
         return None if file is None else self._memory.share(file)
@@ -292,7 +296,7 @@ class StrangerError(PeerError):
 
 
 @dataclass(eq=False)
-class _Row:
+class _CopyRow:
     agreement: Agreement
     announced: int = 0
     next: asyncio.Future[NextRound] = field(
@@ -305,7 +309,7 @@ class Agreements:
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _CopyRow] = {}
         self._waiting = 0
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -333,20 +337,20 @@ class Agreements:
         for row in self._rows.values():
             row.next.cancel()
 
-    def _begin(self, name: str) -> _Row:
+    def _begin(self, name: str) -> _CopyRow:
         if len(self._rows) >= NAMES_MAX:
-            raise Refused(507, f"snapshots of {NAMES_MAX} names are agreed upon already")
-        row = self._rows[name] = _Row(Agreement(self._nodes))
+            raise RequestRefused(507, f"snapshots of {NAMES_MAX} names are agreed upon already")
+        row = self._rows[name] = _CopyRow(Agreement(self._nodes))
         loop = asyncio.get_running_loop()
         self._timers.append(loop.call_later(GATHER_SECONDS, self._gathered, row))
         return row
 
-    def _gathered(self, row: _Row) -> None:
+    def _gathered(self, row: _CopyRow) -> None:
         decision = row.agreement.gathered()
         if decision is not None:
             self._announce(row, decision)
 
-    def _announce(self, row: _Row, decision: NextRound) -> None:
+    def _announce(self, row: _CopyRow, decision: NextRound) -> None:
         # A node that has missed a decision is sent it again; the others are not.
         if decision.number > row.announced:
             row.announced = decision.number
@@ -384,7 +388,7 @@ LISTED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSnapshot:
     """A snapshot in the list of an agent."""
 
     attempt: int
@@ -398,11 +402,11 @@ class HeldList:
 
     node: int | None
     """Node rank of the agent; None: it has not been started."""
-    snapshots: Annotated[tuple[Held, ...], Limits(LISTED_MAX)]
+    snapshots: Annotated[tuple[HeldSnapshot, ...], Limits(LISTED_MAX)]
 
 
 @dataclass(frozen=True)
-class Offer:
+class HolderOffer:
     """Copies that a holder offers."""
 
     address: str
@@ -421,17 +425,17 @@ class Fetch:
     secret: bytes | None
     """The job's key."""
     job: bytes | None
-    memory: Memory
+    memory: SnapshotMemory
     problems: list[str] = field(default_factory=list)
     """Problems, with the holder of each."""
 
-    async def offers(self) -> list[Offer]:
+    async def offers(self) -> list[HolderOffer]:
         """Return the offers of all holders, the likeliest first; a holder that does not answer has
         none."""
         answers = await asyncio.gather(*(self._listed(address) for address in self.holders))
         return [offer for offers in answers for offer in offers]
 
-    async def bring(self, offers: Sequence[Offer]) -> tuple[File, Offer] | None:
+    async def bring(self, offers: Sequence[HolderOffer]) -> tuple[MemoryFile, HolderOffer] | None:
         """Return the same snapshot from the first holder that sends it; None: none does."""
         for offer in offers:
             try:
@@ -440,7 +444,7 @@ class Fetch:
                 self._complain(offer.address, error)
         return None
 
-    async def _listed(self, address: str) -> list[Offer]:
+    async def _listed(self, address: str) -> list[HolderOffer]:
         try:
             async with asyncio.timeout(LIST_SECONDS), connected(address, self.secret) as peer:
                 await peer.ask("GET", path(self.key))
@@ -456,7 +460,7 @@ class Fetch:
             self._complain(address, defect)
         return []
 
-    async def _brought(self, offer: Offer) -> File:
+    async def _brought(self, offer: HolderOffer) -> MemoryFile:
         file = self.memory.take(f"unbroken-fetched-{self.key[1]}", offer.size)
         try:
             async with connected(offer.address, self.secret) as peer:
@@ -465,7 +469,7 @@ class Fetch:
                 if head.status != 200 or head.length != offer.size:
                     raise PeerError(f"it answers {head.status}, with another size than it said")
                 await peer.receive(head, file.fd)
-            await check(file, Subject(self.key, offer.point, self.job))
+            await check(file, ExpectedSnapshot(self.key, offer.point, self.job))
         except BaseException:
             self.memory.give_back(file)
             raise
@@ -479,11 +483,11 @@ class Fetch:
         )
 
 
-def _offers(address: str, body: bytes) -> list[Offer]:
+def _offers(address: str, body: bytes) -> list[HolderOffer]:
     """Return the offers in an answer. Raises PeerError if it is no list of snapshots."""
     held_list = read_message(HeldList, load(body), "the answer")
     node = address if held_list.node is None else held_list.node
     return [
-        Offer(address, node, (snapshot.attempt, snapshot.step), snapshot.bytes)
+        HolderOffer(address, node, (snapshot.attempt, snapshot.step), snapshot.bytes)
         for snapshot in held_list.snapshots
     ]

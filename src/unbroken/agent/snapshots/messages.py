@@ -19,7 +19,7 @@ from unbroken.wire.codec import read
 
 if TYPE_CHECKING:
     from .replication import Replication
-    from .slots import Snapshots
+    from .slots import SnapshotSlots
 
 log = Log(__name__)
 
@@ -40,7 +40,7 @@ class SnapshotMessages:
         self._receipts: dict[tuple[str, int], Receipt] = {}
         self._copies: tuple[int, ...] = ()
         """Node ranks with copies here."""
-        self._snapshots: Snapshots | None = None
+        self._snapshots: SnapshotSlots | None = None
         self._replication: Replication | None = None
         """Both are None until a worker asks."""
 
@@ -91,11 +91,11 @@ class SnapshotMessages:
                 self._replication.begin(self._command)
         return self._replication
 
-    def _memory(self) -> Snapshots:
+    def _memory(self) -> SnapshotSlots:
         if self._snapshots is None:
-            from .slots import Snapshots
+            from .slots import SnapshotSlots
 
-            self._snapshots = Snapshots()
+            self._snapshots = SnapshotSlots()
             if self._command is not None:
                 self._snapshots.begin(self._command.attempt)
         return self._snapshots

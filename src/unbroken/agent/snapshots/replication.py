@@ -6,11 +6,11 @@ agree which snapshots are sent and kept (`core/snapshots/replication.py`). A slo
 there. If training overwrites slots that are still needed, they are copied first, and the copies
 kept.
 
-`Part` is one snapshot on its way to the buddy: from its slot, or copied first, in a thread.
+`UnsentSave` is one snapshot on its way to the buddy: from its slot, or copied first, in a thread.
 
-`Held` keeps copies of this node's own snapshots, to which all nodes may have to return when one is
-lost. It keeps at most two states of a rank per attempt. States of an older attempt stay until all
-nodes hold a state of a newer one.
+`OwnCopies` keeps copies of this node's own snapshots, to which all nodes may have to return when
+one is lost. It keeps at most two states of a rank per attempt. States of an older attempt stay
+until all nodes hold a state of a newer one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
-from unbroken.agent.snapshots.slots import Slot, Snapshots, row
-from unbroken.agent_http.peer import Head, Peer, connected
-from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
-from unbroken.agent_http.snapshots import Incoming as TakesBytes
+from unbroken.agent.snapshots.slots import SlotFile, SnapshotSlots, row
+from unbroken.agent_http.peer import AnswerHead, PeerConnection, connected
+from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, RequestRefused
+from unbroken.agent_http.snapshots import CopySink as TakesBytes
 from unbroken.core.snapshots.replication import KEPT, Arrival, Item, NextRound, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import whole_number
@@ -35,8 +35,17 @@ from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
 
-from .copies import CROWDED_SECONDS, Agreements, Copies, Fetch, Offer, StrangerError, ask, path
-from .slots import File, Memory
+from .copies import (
+    CROWDED_SECONDS,
+    Agreements,
+    BuddyCopies,
+    Fetch,
+    HolderOffer,
+    StrangerError,
+    ask,
+    path,
+)
+from .slots import MemoryFile, SnapshotMemory
 
 BURST_SECONDS = 0.25
 """Seconds over which a late transfer may catch up."""
@@ -50,7 +59,7 @@ class OvertakenError(Exception):
 
 
 @dataclass(eq=False)
-class Saved:
+class SavedSlot:
     """A save, as long as it lies in its slot; `close` when it is no longer needed."""
 
     item: Item
@@ -64,9 +73,9 @@ class Saved:
         """True if it is still that snapshot."""
         return os.pread(self.file.fileno(), HEADERS_BYTES, 0) == self.headers
 
-    def part(self) -> Part:
+    def part(self) -> UnsentSave:
         """Return the part to be sent."""
-        return Part(self.item, FileIO(os.dup(self.file.fileno())), self.size, self.headers)
+        return UnsentSave(self.item, FileIO(os.dup(self.file.fileno())), self.size, self.headers)
 
     def close(self) -> None:
         """Release the slot."""
@@ -74,22 +83,22 @@ class Saved:
 
 
 @dataclass(eq=False)
-class Part(Saved):
+class UnsentSave(SavedSlot):
     """A save that waits to be sent."""
 
-    copy: File | None = None
+    copy: MemoryFile | None = None
     copying: asyncio.Future[bool] | None = None
     is_held: bool = False
     """The copy is kept by another owner."""
 
-    def begin_copy(self, copy: File) -> None:
+    def begin_copy(self, copy: MemoryFile) -> None:
         """Start a copy, made by the kernel."""
         self.copy = copy
         ends = os.dup(self.file.fileno()), os.dup(copy.fd)
         loop = asyncio.get_running_loop()
         self.copying = loop.run_in_executor(None, _copied, *ends, self.size, self.headers)
 
-    async def send(self, peer: Peer, rate: int, is_wanted: Callable[[], bool]) -> None:
+    async def send(self, peer: PeerConnection, rate: int, is_wanted: Callable[[], bool]) -> None:
         """Send all of it, at this number of bytes a second. Raises OvertakenError."""
         loop = asyncio.get_running_loop()
         slice_bytes = max(64 * 1024, min(SLICE_BYTES, rate // 16))
@@ -126,20 +135,20 @@ OLDER_MAX = 3
 SPARE_MAX = 16
 
 
-class Held:
+class OwnCopies:
     """Copies that one agent holds; `close` when it ends."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: SnapshotSlots) -> None:
         self._snapshots = snapshots
-        self._kept: dict[Key, dict[Point, File]] = {}
-        self._spare: list[File] = []
+        self._kept: dict[Key, dict[Point, MemoryFile]] = {}
+        self._spare: list[MemoryFile] = []
         """Memory to be used again."""
 
     @property
-    def _memory(self) -> Memory:
+    def _memory(self) -> SnapshotMemory:
         return self._snapshots.memory
 
-    def take(self, size: int) -> File:
+    def take(self, size: int) -> MemoryFile:
         """Return memory for a copy. Raises WorldError if there is none."""
         for file in self._spare:
             if file.size == size:
@@ -147,25 +156,25 @@ class Held:
                 return file
         return self._memory.take("unbroken-held", size)
 
-    def release(self, file: File) -> None:
+    def release(self, file: MemoryFile) -> None:
         """Release memory that is not needed now, and that nothing writes into."""
         if len(self._spare) < SPARE_MAX:
             self._spare.append(file)
         else:
             self._memory.give_back(file)
 
-    def discard(self, file: File) -> None:
+    def discard(self, file: MemoryFile) -> None:
         """Release memory that is not needed, and that may still be written into."""
         self._memory.give_back(file)
 
-    def keep(self, key: Key, point: Point, file: File) -> None:
+    def keep(self, key: Key, point: Point, file: MemoryFile) -> None:
         """Keep a copy: it is a whole state."""
         self._kept.setdefault(key, {})[point] = file
 
     def keep_slot(self, key: Key, point: Point, fd: int, size: int) -> None:
         """Keep a slot of an ended attempt as a copy: the same memory for longer."""
         if point not in self._kept.get(key, {}):
-            self.keep(key, point, self._memory.share(File(fd, size)))
+            self.keep(key, point, self._memory.share(MemoryFile(fd, size)))
 
     def trim(self, name: str, attempt: int, needed: Collection[int], *, is_agreed: bool) -> None:
         """Release all but these copies of this attempt; `is_agreed`: of older ones too."""
@@ -217,12 +226,12 @@ Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Replication:
     """Replication of one agent; `begin` with each attempt, `close` when it ends."""
 
-    def __init__(self, snapshots: Snapshots, key: bytes | None, run: Run) -> None:
+    def __init__(self, snapshots: SnapshotSlots, key: bytes | None, run: Run) -> None:
         job = job_of(os.environ)
         self._snapshots, self._key, self._run = snapshots, key, run
         self._job = digest(job) if job else None
-        self.copies = Copies(snapshots.memory, self._job, lambda: snapshots.newest)
-        self._held = Held(snapshots)
+        self.copies = BuddyCopies(snapshots.memory, self._job, lambda: snapshots.newest)
+        self._held = OwnCopies(snapshots)
         self._rate = _rate(os.environ.get(VARIABLE, ""))
         self._rounds = Rounds()
         self._agreements = Agreements(1)
@@ -231,9 +240,9 @@ class Replication:
         self._asking: dict[str, tuple[Arrival, asyncio.Task[None]]] = {}
         self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._command: StartCommand | None = None
-        self._saves: dict[Key, list[Saved]] = {}
+        self._saves: dict[Key, list[SavedSlot]] = {}
         """The newest two saves of each rank, which lie in its slots."""
-        self._queue: collections.deque[Part] = collections.deque()
+        self._queue: collections.deque[UnsentSave] = collections.deque()
         self._sending: asyncio.Task[None] | None = None
         self._sent: dict[Key, Point] = {}
         """Newest point of each rank at the buddy."""
@@ -277,9 +286,9 @@ class Replication:
         Refused."""
         command = self._command
         if command is not None and command.rank != 0:
-            raise Refused(421, f"this is node rank {command.rank}, not 0")
+            raise RequestRefused(421, f"this is node rank {command.rank}, not 0")
         if command is None or command.attempt != attempt:
-            raise Refused(409, f"attempt {attempt} does not run here")
+            raise RequestRefused(409, f"attempt {attempt} does not run here")
         return await self._agreements.arrive(name, node, told)
 
     def node(self) -> int | None:
@@ -298,7 +307,7 @@ class Replication:
 
     # Sending to the buddy.
 
-    def _saved(self, key: Key, slot: Slot, step: int) -> None:
+    def _saved(self, key: Key, slot: SlotFile, step: int) -> None:
         """Note that a rank has a whole snapshot."""
         command = self._command
         if command is None or not command.buddy or not self._rate:
@@ -309,7 +318,7 @@ class Replication:
             return
         item = Item(*key, step)
         saves = self._saves.setdefault(key, [])
-        saves.append(Saved(item, FileIO(os.dup(slot.file.fd)), slot.file.size, headers))
+        saves.append(SavedSlot(item, FileIO(os.dup(slot.file.fd)), slot.file.size, headers))
         while len(saves) > KEPT:
             saves.pop(0).close()
         self._rounds.nproc = max(1, header.world_size // command.nnodes)
@@ -405,7 +414,7 @@ class Replication:
                     self._end(self._queue.popleft())
             self._go_on(part.item.name)
 
-    async def _send(self, part: Part, command: StartCommand) -> None:
+    async def _send(self, part: UnsentSave, command: StartCommand) -> None:
         name, rank, step = item = part.item
         try:
             await self._copied(part, command.attempt)
@@ -437,7 +446,7 @@ class Replication:
             self._rounds.sent(item)
             log.debug("snapshot copied", snapshot=name, rank=rank, step=step, agent=command.buddy)
 
-    async def _copied(self, part: Part, attempt: int) -> None:
+    async def _copied(self, part: UnsentSave, attempt: int) -> None:
         """Copy all ranks' snapshots of a round, or send none: a round needs all. Raises
         OvertakenError."""
         for one in [one for one in self._queue if one.item[::2] == part.item[::2]]:
@@ -449,7 +458,7 @@ class Replication:
                 one.is_held = True
                 self._held.keep(one.item[:2], (attempt, one.item.step), one.copy)
 
-    async def _put(self, peer: Peer, part: Part, where: str) -> Head:
+    async def _put(self, peer: PeerConnection, part: UnsentSave, where: str) -> AnswerHead:
         common = self._rounds.common(part.item.name)
         keep = "none" if common is None else str(common)
         asks = {"Content-Length": str(part.size), "Expect": "100-continue", KEEP_HEADER: keep}
@@ -461,7 +470,7 @@ class Replication:
         await part.send(peer, self._rate, lambda: self._rounds.wants(part.item))
         return await peer.head(CHECK_SECONDS)
 
-    def _end(self, part: Part) -> None:
+    def _end(self, part: UnsentSave) -> None:
         part.close()
         if part.copy is None or part.is_held:
             return
@@ -552,8 +561,8 @@ class Replication:
             self._snapshots.add(key, point, file, None)
 
 
-def _by_point(offers: Iterable[Offer]) -> Mapping[Point, list[Offer]]:
-    result: dict[Point, list[Offer]] = {}
+def _by_point(offers: Iterable[HolderOffer]) -> Mapping[Point, list[HolderOffer]]:
+    result: dict[Point, list[HolderOffer]] = {}
     for offer in offers:
         result.setdefault(offer.point, []).append(offer)
     return dict(sorted(result.items(), reverse=True))

@@ -48,7 +48,7 @@ _SEALS = 0x1 | 0x2 | 0x4  # linux/fcntl.h: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GR
 
 
 @dataclass(eq=False)
-class File:
+class MemoryFile:
     """An anonymous file, of fixed size: nobody can make its reader run into a hole."""
 
     fd: int
@@ -59,12 +59,12 @@ class File:
         return max(0, self.size - os.fstat(self.fd).st_blocks * 512)
 
 
-class Memory:
+class SnapshotMemory:
     """All files of one agent."""
 
     def __init__(self, available: Callable[[], int] | None = None) -> None:
         self._available = available or available_bytes
-        self._files: set[File] = set()
+        self._files: set[MemoryFile] = set()
         self._closing = Closing()
 
     def room(self) -> int:
@@ -72,7 +72,7 @@ class Memory:
         promised = sum(file.pending_bytes() for file in self._files)
         return max(0, self._available() + self._closing.bytes - promised - SPARE_BYTES)
 
-    def take(self, name: str, size: int) -> File:
+    def take(self, name: str, size: int) -> MemoryFile:
         """Return a new file. Raises WorldError if there is no room."""
         room = self.room()
         if size > room:
@@ -80,17 +80,17 @@ class Memory:
                 f"no memory for a snapshot of {size} bytes: {room} are left; raise the "
                 "pod's memory limit (a rank's snapshots take three times its state)"
             )
-        file = File(_create(name, size), size)
+        file = MemoryFile(_create(name, size), size)
         self._files.add(file)
         return file
 
-    def share(self, file: File) -> File:
+    def share(self, file: MemoryFile) -> MemoryFile:
         """Return the same memory again, to be released separately."""
-        result = File(os.dup(file.fd), file.size)
+        result = MemoryFile(os.dup(file.fd), file.size)
         self._files.add(result)
         return result
 
-    def give_back(self, file: File) -> None:
+    def give_back(self, file: MemoryFile) -> None:
         """Release a file: it is no longer needed."""
         if file in self._files:
             self._files.discard(file)
@@ -109,7 +109,7 @@ class Closing:
         self._lock = threading.Lock()
         self._thread = SideThread("closing")
 
-    def close(self, file: File) -> None:
+    def close(self, file: MemoryFile) -> None:
         """Have a file closed."""
         size = file.size - file.pending_bytes()
         self._count(size)
@@ -179,13 +179,13 @@ NAMES_MAX = 16
 
 
 @dataclass(eq=False)
-class Slot:
+class SlotFile:
     """One anonymous file."""
 
     attempt: int
     index: int
     """Number of the slot; -1: brought from elsewhere."""
-    file: File
+    file: MemoryFile
     is_over: bool = False
     """True if its attempt is over."""
     frozen: int | None = None
@@ -213,7 +213,7 @@ class Slot:
 
 
 @dataclass
-class Answer:
+class SlotAnswer:
     """Answer to one message; its descriptors stay the agent's."""
 
     message: dict[str, Any]
@@ -226,14 +226,14 @@ Point = tuple[int, int]
 """Attempt and step."""
 
 
-class Snapshots:
+class SnapshotSlots:
     """All slots of one agent; call `close` when it ends."""
 
     def __init__(self, available: Callable[[], int] | None = None) -> None:
-        self.memory = Memory(available)
-        self.on_saved: Callable[[Key, Slot, int], None] | None = None
+        self.memory = SnapshotMemory(available)
+        self.on_saved: Callable[[Key, SlotFile, int], None] | None = None
         """Called for each whole snapshot of the running attempt."""
-        self._slots: dict[Key, list[Slot]] = {}
+        self._slots: dict[Key, list[SlotFile]] = {}
         self._saves: dict[Key, int] = {}
         """Number of saves of each rank in the newest attempt."""
         self._newest = -1
@@ -247,27 +247,27 @@ class Snapshots:
         for slot in (one for slots in self._slots.values() for one in slots):
             slot.freeze()
 
-    def answer(self, message: Mapping[str, Any]) -> Answer:
+    def answer(self, message: Mapping[str, Any]) -> SlotAnswer:
         """Return the answer to a worker's request, one of `ANSWERS`; a refusal has `error`."""
         kind = str(message.get("type"))
         try:
             answer = self._do(kind, message)
         except UnbrokenError as error:
             return self.refusal(message, str(error))
-        return Answer({"type": ANSWERS[kind], **answer.message}, answer.fds)
+        return SlotAnswer({"type": ANSWERS[kind], **answer.message}, answer.fds)
 
-    def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
+    def refusal(self, message: Mapping[str, Any], reason: str) -> SlotAnswer:
         """Return the answer to a request that is refused."""
         kind = str(message.get("type"))
         log.warning("request of a worker refused", message=kind, error=reason)
-        return Answer({"type": ANSWERS[kind], "error": reason})
+        return SlotAnswer({"type": ANSWERS[kind], "error": reason})
 
     def close(self) -> None:
         """Release all memory."""
         for key in list(self._slots):
             self._free(key, lambda slot: True)
 
-    def _do(self, kind: str, message: Mapping[str, Any]) -> Answer:
+    def _do(self, kind: str, message: Mapping[str, Any]) -> SlotAnswer:
         name, rank, attempt = (
             message.get("name"),
             _whole(message, "rank"),
@@ -288,21 +288,21 @@ class Snapshots:
         if kind == SNAPSHOT_FETCH:
             return self._find(key)
         if message.get("everyone") is True:
-            return Answer({"steps": self._everyone(key[0])})
+            return SlotAnswer({"steps": self._everyone(key[0])})
         return self._find(key, _wanted(message))
 
-    def _open(self, key: Key, attempt: int, index: int, size: int) -> Answer:
+    def _open(self, key: Key, attempt: int, index: int, size: int) -> SlotAnswer:
         if index > 1:
             raise PeerError("there are slots 0 and 1")
         if key not in self._slots and len({name for name, _ in self._slots} | {key[0]}) > NAMES_MAX:
             raise WorldError(f"an agent keeps snapshots of {NAMES_MAX} names")
         # The worker asks for a slot again when the old one has become too small.
         self._free(key, lambda slot: (slot.attempt, slot.index) == (attempt, index))
-        slot = Slot(attempt, index, self.memory.take(f"unbroken-{key[1]}-{index}", size))
+        slot = SlotFile(attempt, index, self.memory.take(f"unbroken-{key[1]}-{index}", size))
         self._slots.setdefault(key, []).append(slot)
-        return Answer({}, [slot.file.fd])
+        return SlotAnswer({}, [slot.file.fd])
 
-    def _saved(self, key: Key, attempt: int, index: int, step: int) -> Answer:
+    def _saved(self, key: Key, attempt: int, index: int, step: int) -> SlotAnswer:
         slots = self._slots.get(key, [])
         saved = [one for one in slots if (one.attempt, one.index) == (attempt, index)]
         if not saved:
@@ -323,16 +323,16 @@ class Snapshots:
         log.debug("snapshot stored", snapshot=key[0], rank=key[1], attempt=attempt, step=step)
         if self.on_saved is not None:
             self.on_saved(key, saved[0], step)
-        return Answer({})
+        return SlotAnswer({})
 
-    def _used(self, key: Key, attempt: int, step: int) -> Answer:
+    def _used(self, key: Key, attempt: int, step: int) -> SlotAnswer:
         self._free(
             key,
             lambda slot: (
                 slot.attempt < self._newest and (slot.attempt, slot.frozen) != (attempt, step)
             ),
         )
-        return Answer({})
+        return SlotAnswer({})
 
     @property
     def newest(self) -> int:
@@ -349,15 +349,15 @@ class Snapshots:
         """Return the points of a rank that may be restored from here."""
         return [(slot.attempt, step) for slot, step in self._offered(key)]
 
-    def add(self, key: Key, point: Point, file: File, node: int | str | None) -> None:
+    def add(self, key: Key, point: Point, file: MemoryFile, node: int | str | None) -> None:
         """Offer a snapshot that was brought here; it is a file of the same memory."""
         if point in self.points(key):
             self.memory.give_back(file)
             return
-        slot = Slot(point[0], -1, file, is_over=True, frozen=point[1], node=node)
+        slot = SlotFile(point[0], -1, file, is_over=True, frozen=point[1], node=node)
         self._slots.setdefault(key, []).append(slot)
 
-    def _offered(self, key: Key) -> list[tuple[Slot, int]]:
+    def _offered(self, key: Key) -> list[tuple[SlotFile, int]]:
         slots = [(slot, slot.step()) for slot in self._slots.get(key, [])]
         return [(slot, step) for slot, step in slots if step is not None]
 
@@ -366,15 +366,15 @@ class Snapshots:
         headers = [slot.header() for key in ours for slot, _ in self._offered(key)]
         return [row(header) for header in headers if header is not None]
 
-    def _find(self, key: Key, wanted: Point | None = None) -> Answer:
+    def _find(self, key: Key, wanted: Point | None = None) -> SlotAnswer:
         result = self._offered(key)
         if wanted is not None:
             result = [(slot, step) for slot, step in result if (slot.attempt, step) == wanted][:1]
         steps = [{"attempt": slot.attempt, "step": step} for slot, step in result]
         origins = [slot.node for slot, _ in result]
-        return Answer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in result])
+        return SlotAnswer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in result])
 
-    def _free(self, key: Key, is_useless: Callable[[Slot], bool]) -> None:
+    def _free(self, key: Key, is_useless: Callable[[SlotFile], bool]) -> None:
         kept = []
         for slot in self._slots.pop(key, []):
             if is_useless(slot):

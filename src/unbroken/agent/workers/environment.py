@@ -17,7 +17,7 @@ from string import Template
 from typing import Any
 
 import unbroken
-from unbroken.agent.options import ELASTIC_OFF, ELASTIC_VARIABLE, Options, Script
+from unbroken.agent.options import ELASTIC_OFF, ELASTIC_VARIABLE, LaunchOptions, Script
 from unbroken.core.agent.events import ProgramStage
 from unbroken.log_lines import Log
 from unbroken.spec.job.types import PRELOAD_VARIABLE, WARM_VARIABLE
@@ -58,7 +58,7 @@ class Program:
 
 
 def programs(
-    options: Options,
+    options: LaunchOptions,
     stage: ProgramStage,
     command: StartCommand,
     directory: str,
@@ -124,7 +124,7 @@ def _words(script: Script, local_rank: int) -> tuple[str, ...]:
 
 
 def environment(
-    options: Options, command: StartCommand, local_rank: int, directory: str
+    options: LaunchOptions, command: StartCommand, local_rank: int, directory: str
 ) -> dict[str, str]:
     """Return all variables of a worker.
 

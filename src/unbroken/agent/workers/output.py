@@ -30,7 +30,7 @@ CONTINUED = b" [unbroken: this line is longer than 1 MiB and continues in the ne
 TAIL_LINES = 64
 
 
-class Rhythm:
+class WriteTimes:
     """Times of a worker's writes; kept by the output's thread, taken by another."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Stream:
     ended."""
     on_lines: Callable[[Sequence[bytes]], None] | None = None
     """Called in the thread with whole lines that were written at once: the last ones."""
-    rhythm: Rhythm | None = None
+    rhythm: WriteTimes | None = None
     path: str = ""
     """Path of its file."""
     most_bytes: int | None = None
@@ -97,7 +97,7 @@ class Stream:
     is_open: bool = True
 
 
-class Watch(Protocol):
+class OutputWatch(Protocol):
     """Receives a tick when everything written before a point in time was read."""
 
     def deadline(self) -> float | None:
@@ -107,12 +107,12 @@ class Watch(Protocol):
         """Take a tick: the point is past, and all was read."""
 
 
-class Output:
+class OutputThread:
     """The thread. `add` streams; `finish` reads the rest of the output of an ended worker."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._clock = clock
-        self._watch: Watch | None = None
+        self._watch: OutputWatch | None = None
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._orders: collections.deque[Callable[[], None]] = collections.deque()
@@ -138,7 +138,7 @@ class Output:
         os.set_blocking(stream.source, False)
         self.call(lambda: self._register(stream))
 
-    def watch(self, watch: Watch | None) -> None:
+    def watch(self, watch: OutputWatch | None) -> None:
         """Keep the deadlines of `watch` from now on, replacing an earlier watch."""
 
         def begin() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from unbroken.agent.evidence import pages
 from unbroken.agent.evidence.pages import PageSource
-from unbroken.agent.options import Options, kept_only
+from unbroken.agent.options import LaunchOptions, kept_only
 from unbroken.core.agent.events import (
     AgentEvent,
     FirstOutput,
@@ -43,13 +43,13 @@ from unbroken.wire.agent import StartCommand, WarmReport
 from . import facts, learned, lineage
 from .environment import BOOT, Program, kind_of, programs, python
 from .facts import ErrorFile
-from .output import Output, Rhythm, Stream, last_line, open_file, tail_text
-from .spawn import Child, Lease, NotStartedError, spawn_all
+from .output import OutputThread, Stream, WriteTimes, last_line, open_file, tail_text
+from .spawn import Child, LifePipe, NotStartedError, spawn_all
 
 if TYPE_CHECKING:
     # Loaded while workers start.
     from unbroken.agent.evidence.log_watch import LogWatch
-    from unbroken.agent.evidence.watch import Watch
+    from unbroken.agent.evidence.watch import AttemptWatch
 
     from .warm import WarmStarts
 
@@ -70,7 +70,7 @@ INTERPRETER_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerProcess:
     """A worker whose end has not been reported."""
 
     attempt: int
@@ -83,7 +83,7 @@ class Worker:
     oom_kills: int
     """OOM kills counted by the kernel before it started."""
     page: PageSource | None
-    rhythm: Rhythm
+    rhythm: WriteTimes
     is_signalled: bool = False
 
 
@@ -93,7 +93,7 @@ class Processes:
     keeps = True
 
     def __init__(
-        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
+        self, options: LaunchOptions, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> None:
         self._options = options
         self._feed = feed
@@ -103,18 +103,18 @@ class Processes:
         """Directories of attempts that were made, the oldest first."""
         self.note = f"output in {self._directories[ProgramStage.TRAIN]}"
         self._clock = clock
-        self._lease = Lease()
-        self._output = Output(clock)
+        self._lease = LifePipe()
+        self._output = OutputThread(clock)
         self._lines = RecurringLines()
         """Kinds of lines that recur; for the output's thread only."""
         self._command: StartCommand | None = None
         """The start command that `_rules` were made for."""
         self._rules: LogWatch | None = None
-        self._watch: Watch | None = None
+        self._watch: AttemptWatch | None = None
         self._boots = False
         self._warm: WarmStarts | None = None
         self._imports_changed: Callable[[], None] = lambda: None
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
         self._is_killing = False
@@ -193,10 +193,10 @@ class Processes:
             self._output.call(functools.partial(self._lines.begin, attempt, started_at))
         self._keep(kept, command)
         for program, child, page in zip(chosen, children, sources, strict=False):
-            rank, rhythm = command.rank * self._options.nproc + program.local_rank, Rhythm()
+            rank, rhythm = command.rank * self._options.nproc + program.local_rank, WriteTimes()
             streams = self._streams(attempt, program, child, rank, rhythm)
             pidfd = os.pidfd_open(child.pid)
-            self._workers[child.pid] = Worker(
+            self._workers[child.pid] = WorkerProcess(
                 attempt, stage, program, child.pid, pidfd, rank, streams, oom_kills, page, rhythm
             )
             self._loop.add_reader(pidfd, self._reap)
@@ -255,15 +255,15 @@ class Processes:
             return error.children, error
 
     def _watch_workers(self, command: StartCommand) -> None:
-        from unbroken.agent.evidence.watch import Watch, Watched
+        from unbroken.agent.evidence.watch import AttemptWatch, WatchedWorker
 
         before, nproc = self._watch, self._options.nproc
         if before is not None:
             before.close()
-        self._watch = Watch.make(command, nproc, self._clock, self._watched, before)
+        self._watch = AttemptWatch.make(command, nproc, self._clock, self._watched, before)
         seen = self._workers.values()
         self._watch.begin(
-            {worker.rank: Watched(worker.pid, worker.page, worker.rhythm) for worker in seen}
+            {worker.rank: WatchedWorker(worker.pid, worker.page, worker.rhythm) for worker in seen}
         )
 
     def _watched(self, event: WatchRead) -> None:
@@ -417,7 +417,7 @@ class Processes:
             left = self._descendants()
             log.warning("killed processes are still there", seconds=UNKILLABLE_SECONDS, pid=left)
 
-    def _ended(self, worker: Worker, code: int) -> None:
+    def _ended(self, worker: WorkerProcess, code: int) -> None:
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         self._last_words += 1
@@ -451,7 +451,7 @@ class Processes:
         patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
         self._output.finish(worker.streams, drained)
 
-    def _last_step(self, worker: Worker) -> int | None:
+    def _last_step(self, worker: WorkerProcess) -> int | None:
         if self._watch is not None and worker.stage is ProgramStage.TRAIN:
             self._watch.end(worker.rank)
         if worker.page is None:
@@ -461,7 +461,7 @@ class Processes:
         return step
 
     def _streams(
-        self, attempt: int, program: Program, child: Child, rank: int, rhythm: Rhythm
+        self, attempt: int, program: Program, child: Child, rank: int, rhythm: WriteTimes
     ) -> tuple[Stream, ...]:
         ranks = self._options.local_ranks
         is_shown = ranks is None or program.local_rank in ranks
@@ -491,7 +491,7 @@ class Processes:
         return tuple(streams)
 
 
-def can_boot(options: Options) -> bool:
+def can_boot(options: LaunchOptions) -> bool:
     """True if workers are started by boot.py."""
     if not options.is_warm or not kind_of(options.script) or not os.access(BOOT, os.R_OK):
         return False
@@ -514,12 +514,12 @@ def _is_recent(interpreter: str) -> bool:
     return done.returncode == 0
 
 
-def given_directory(options: Options) -> str:
+def given_directory(options: LaunchOptions) -> str:
     """Return the folder that was given for the output; empty: a new one is made."""
     return options.log_dir or os.environ.get("UNBROKEN_LOG_DIR", "")
 
 
-def log_directories(options: Options) -> dict[ProgramStage, str]:
+def log_directories(options: LaunchOptions) -> dict[ProgramStage, str]:
     """Make this run's directory for each stage. Raises WorldError."""
     stages = {ProgramStage.TRAIN: ""}
     if options.pre_train is not None:
@@ -546,7 +546,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
         loop.call_soon_threadsafe(callback)
 
 
-def _end(worker: Worker, code: int) -> WorkerEnd:
+def _end(worker: WorkerProcess, code: int) -> WorkerEnd:
     if code == 0:
         return WorkerEnd(exit_code=0)
     stdout, stderr = worker.streams

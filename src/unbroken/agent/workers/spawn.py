@@ -28,7 +28,7 @@ from .environment import Program
 _F_SETSIG = getattr(fcntl, "F_SETSIG", 10)  # linux/fcntl.h; Python has it since 3.14
 
 
-class Lease:
+class LifePipe:
     """Lasts as long as this object's process."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Child:
     is_warm: bool = False
 
 
-class Warm(Protocol):
+class WarmSource(Protocol):
     """Has parked workers, and learns the imports of workers that start cold."""
 
     def hand(
@@ -85,7 +85,9 @@ class NotStartedError(WorldError):
         """Forked processes, running or ended."""
 
 
-def spawn_all(programs: Sequence[Program], lease: Lease, warm: Warm | None = None) -> list[Child]:
+def spawn_all(
+    programs: Sequence[Program], lease: LifePipe, warm: WarmSource | None = None
+) -> list[Child]:
     """Start all programs; none outlives the lease's process. Raises NotStartedError.
 
     It uses posix_spawn, which copies nothing of this process. A fork is several times slower, and
@@ -104,7 +106,7 @@ def spawn_all(programs: Sequence[Program], lease: Lease, warm: Warm | None = Non
     return children
 
 
-def _spawn(program: Program, lease: Lease, warm: Warm | None) -> Child:
+def _spawn(program: Program, lease: LifePipe, warm: WarmSource | None) -> Child:
     with ExitStack() as ours, ExitStack() as theirs:
         stdout, to_stdout = os.pipe2(os.O_CLOEXEC)
         ours.callback(os.close, stdout)

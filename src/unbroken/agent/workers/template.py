@@ -17,7 +17,7 @@ from unbroken.wire.warm import MESSAGE_BYTES_MAX
 
 from . import lineage
 from .environment import BOOT, Program, python
-from .spawn import Lease, posix_spawn
+from .spawn import LifePipe, posix_spawn
 
 LOWEST = 64
 """Lowest number of our descriptors: the start of a worker overwrites lower ones."""
@@ -27,11 +27,13 @@ _PAIR = 4
 """Descriptor in the template."""
 
 
-class Template:
+class TemplateProcess:
     """The template process; messages to it wait until it reads."""
 
     @classmethod
-    def start(cls, program: Program, environment: Mapping[str, str], lease: Lease) -> Template:
+    def start(
+        cls, program: Program, environment: Mapping[str, str], lease: LifePipe
+    ) -> TemplateProcess:
         """Start a template for the program; it ends with the lease. Raises OSError."""
         with contextlib.ExitStack() as stack:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

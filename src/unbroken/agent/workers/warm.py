@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unbroken.agent.evidence import procfs
-from unbroken.agent.options import Options
+from unbroken.agent.options import LaunchOptions
 from unbroken.core.agent import warm as core
 from unbroken.core.tick import Tick
 from unbroken.log_lines import Log
@@ -35,8 +35,8 @@ from unbroken.wire.warm import LATER, LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_AT
 
 from . import facts, learned, lineage
 from .environment import Program
-from .spawn import Lease
-from .template import LOWEST, NAME_CHARACTERS, Template
+from .spawn import LifePipe
+from .template import LOWEST, NAME_CHARACTERS, TemplateProcess
 
 log = Log(__name__)
 
@@ -46,7 +46,7 @@ _NAMES = tuple(name for name in PER_RANK if name not in PER_ATTEMPT)
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
+class ParkedWorker:
     """A worker that waits, or that the template is about to park."""
 
     pair: socket.socket
@@ -66,7 +66,7 @@ class Parked:
 
 
 @dataclass(slots=True)
-class Ranks:
+class ParkedRanks:
     """Ranks of this node, and what parked workers import for them."""
 
     programs: dict[int, Program] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Ranks:
         """Return whether parked workers import for their ranks."""
         return self.trials < TRIALS_MAX
 
-    def prepare_next(self, parked: Sequence[Parked]) -> Parked | None:
+    def prepare_next(self, parked: Sequence[ParkedWorker]) -> ParkedWorker | None:
         """Have one of the workers import for a rank that none has imported for, unless one does so
         now: they must not take all processors from the training. Return it."""
         taken = [each.rank for each in parked if each.rank is not None]
@@ -109,7 +109,7 @@ class Ranks:
         free[0].rank = ranks[0]
         return free[0]
 
-    def take_answer(self, parked: Parked) -> bool:
+    def take_answer(self, parked: ParkedWorker) -> bool:
         """Read the answer of a worker that imports for its rank; return False if there is none
         yet."""
         try:
@@ -131,7 +131,7 @@ class Ranks:
             log.info("parked worker has imported for its rank", count=answer["modules"])
         return True
 
-    def unsuitable(self, parked: Sequence[Parked]) -> list[Parked]:
+    def unsuitable(self, parked: Sequence[ParkedWorker]) -> list[ParkedWorker]:
         """Return the workers that are of no use for the newest programs, or not yet."""
         ranks = [rank_of(program) for program in self.programs.values()]
         own = [each for each in parked if each.rank is not None]
@@ -161,8 +161,8 @@ class WarmStarts:
 
     def __init__(
         self,
-        options: Options,
-        lease: Lease,
+        options: LaunchOptions,
+        lease: LifePipe,
         clock: Callable[[], float],
         turned_cold: Callable[[int], None],
         parked: Callable[[], None],
@@ -197,11 +197,11 @@ class WarmStarts:
         """Workers are parked, or will not be soon."""
         self._program: Program | None = None
         """First program of the newest attempt."""
-        self._ranks = Ranks()
+        self._ranks = ParkedRanks()
         self._given: Mapping[str, str] = {}
         """The template's environment."""
-        self._template: Template | None = None
-        self._parked: list[Parked] = []
+        self._template: TemplateProcess | None = None
+        self._parked: list[ParkedWorker] = []
         self._ending: set[int] = set()
         self._alarm = Alarm(clock, lambda: self._feed(Tick()))
         self._loop = asyncio.get_running_loop()
@@ -326,7 +326,7 @@ class WarmStarts:
         self._refusal = "nobody is parked any more"
         return None
 
-    def _read_start(self, parked: Parked) -> None:
+    def _read_start(self, parked: ParkedWorker) -> None:
         """Read from a worker that has its order: it sends that it cannot be warm, or nothing."""
         with contextlib.suppress(OSError):
             data = parked.pair.recv(MESSAGE_BYTES_MAX)
@@ -460,7 +460,7 @@ class WarmStarts:
         self._modules.update(dict.fromkeys(self._news()))
         self._given = _shared(self._program.environment)
         try:
-            self._template = Template.start(self._program, self._given, self._lease)
+            self._template = TemplateProcess.start(self._program, self._given, self._lease)
         except OSError as error:
             self._feed(core.TemplateFailed(f"the template cannot be started: {error.strerror}"))
             return
@@ -473,7 +473,7 @@ class WarmStarts:
         for _ in range(count):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
-            self._parked.append(Parked(ours))
+            self._parked.append(ParkedWorker(ours))
             self._template.send({"type": "park"}, theirs)
 
     def _read(self) -> None:
@@ -585,13 +585,13 @@ class WarmStarts:
             self._end_one(parked)
         self._parked.clear()
 
-    def _end_one(self, parked: Parked) -> None:
+    def _end_one(self, parked: ParkedWorker) -> None:
         self._close(parked)
         if parked.pid:
             self._ending.add(parked.pid)
             lineage.kill(parked.pid, signal.SIGKILL)
 
-    def _close(self, parked: Parked) -> None:
+    def _close(self, parked: ParkedWorker) -> None:
         self._loop.remove_reader(parked.pair)
         parked.pair.close()
 
@@ -600,7 +600,7 @@ class WarmStarts:
         if parked is not None:
             self._loop.add_reader(parked.pair, self._take_prepared, parked)
 
-    def _take_prepared(self, parked: Parked) -> None:
+    def _take_prepared(self, parked: ParkedWorker) -> None:
         """Take the answer of a parked worker that imports for its rank, if there is one."""
         if self._ranks.take_answer(parked):
             self._loop.remove_reader(parked.pair)

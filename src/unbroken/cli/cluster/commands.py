@@ -273,13 +273,13 @@ def _is_settled(found: Object) -> bool:
 
 
 async def _until_gone(client: Client, arn: str) -> None:
-    from unbroken.cluster_api.client import Refused
+    from unbroken.cluster_api.client import ClusterApiRefused
     from unbroken.kube.clock import pause
 
     while True:
         try:
             await client.call("DescribeCluster", {"ClusterName": arn})
-        except Refused as refused:
+        except ClusterApiRefused as refused:
             if refused.code == "ResourceNotFound":
                 return
             raise

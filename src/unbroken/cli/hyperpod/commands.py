@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.app import CONTEXT, App
-from unbroken.cli.connection import NODES, PODS, Cluster, Collection, Object
-from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
+from unbroken.cli.connection import NODES, PODS, Cluster, Object, ObjectKind
+from unbroken.cli.options import ClusterTarget, CommonOptions, Form, Namespace, Output
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
@@ -26,9 +26,9 @@ from unbroken.spec.keys import CLUSTER_NAME, PYTORCHJOB_LABEL, QUEUE
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, KIND, PATH, PLURAL
 
 from .clusters import capacities
-from .jobs import Options, manifest
+from .jobs import StartJobOptions, manifest
 
-JOBS = Collection(
+JOBS = ObjectKind(
     PATH,
     PLURAL,
     KIND,
@@ -76,12 +76,12 @@ def start_job(
         typer.Option(help="File that describes the job (config.yaml).", show_default=False),
     ] = None,
     *,
-    options: Options,
+    options: StartJobOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the PyTorchJob; do not create it.")
     ] = False,
     output: Form = Output.TEXT,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Start a PyTorchJob from a file, from options, or both; options override the file.
 
@@ -94,7 +94,7 @@ def start_job(
     _start(job, target, output)
 
 
-def _start(job: Object, target: Target, output: Output) -> None:
+def _start(job: Object, target: ClusterTarget, output: Output) -> None:
     async def act(cluster: Cluster) -> Object:
         return await _create(cluster, job)
 
@@ -124,7 +124,7 @@ def get_job(
     ] = False,
     output: AsJson = Output.JSON,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Show a job and its status.
 
@@ -168,7 +168,7 @@ def list_jobs(
     ] = "",
     output: AsJson = Output.JSON,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """List jobs with their states.
 
@@ -195,7 +195,7 @@ def get_clusters(
     ] = "",
     output: AsJson = Output.JSON,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Show nodes, free accelerators and health of each cluster of machines, by instance type.
 
@@ -225,7 +225,7 @@ def connect_cluster(
         str, typer.Option("-n", "--namespace", help="Refused: each command has its own option.")
     ] = "",
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Check that commands reach a cluster of machines; it has nothing else to connect.
 
@@ -270,7 +270,11 @@ def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
 
 @app.command("list-pods")
 def list_pods(
-    job_name: JobOption, namespace: Namespace = "", output: AsJson = Output.JSON, *, target: Target
+    job_name: JobOption,
+    namespace: Namespace = "",
+    output: AsJson = Output.JSON,
+    *,
+    target: ClusterTarget,
 ) -> None:
     """List the pods of a job.
 
@@ -341,7 +345,7 @@ def exec_command(
     ] = False,
     namespace: Namespace = "",
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Run a command line with bash in one pod or in all pods of a job; needs kubectl.
 
@@ -398,7 +402,7 @@ def patch_job(
     job_name: JobOption,
     namespace: Namespace = "",
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Suspend a job, which deletes its pods, or let it run again.
 

@@ -51,7 +51,7 @@ PLACES = {
 """Places in the file that options set, by name of the option."""
 
 
-class Answer(StrEnum):
+class TrueFalse(StrEnum):
     """`true` and `false`: the CLI has no flags for them."""
 
     TRUE = "true"
@@ -59,7 +59,7 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StartJobOptions:
     """Options that describe the job; empty or None if not given."""
 
     job_name: str = option(default="", help="Name of the job.")
@@ -81,15 +81,15 @@ class Options:
     restart_policy: str = option(
         default="", help="Restart policy of the pods: OnFailure, Always, Never or ExitCode."
     )
-    auto_resume: Answer | None = option(
+    auto_resume: TrueFalse | None = option(
         case_sensitive=False, help="Restart the job when it loses a node.", show_default=False
     )
     max_retry: int | None = option(
         min=0, help="Maximum number of these restarts.", show_default="1"
     )
     label_selector: str = option(default="", help="Labels that the job's nodes must have, as JSON.")
-    deep_health_check_passed_nodes_only: Answer = option(
-        default=Answer.FALSE,
+    deep_health_check_passed_nodes_only: TrueFalse = option(
+        default=TrueFalse.FALSE,
         case_sensitive=False,
         help="Use only nodes that passed their deep check.",
     )
@@ -104,7 +104,7 @@ class Options:
     )
 
 
-def manifest(file: Path | None, options: Options) -> Object:
+def manifest(file: Path | None, options: StartJobOptions) -> Object:
     """The PyTorchJob; SpecError lists all problems of file and options with their places."""
     from unbroken.operator.instance_types import instance_types  # reads a table
 
@@ -145,7 +145,7 @@ def _hinted(problem: Problem, file: Path | None) -> Problem:
     return Problem(problem.path, f"{problem.message} (give {option})", problem.reason)
 
 
-def _with_options(content: Object, options: Options) -> Object:
+def _with_options(content: Object, options: StartJobOptions) -> Object:
     content = copy.deepcopy(content)
     for name, place in PLACES.items():
         if (value := getattr(options, name)) not in ("", None):
@@ -158,7 +158,7 @@ def _with_options(content: Object, options: Options) -> Object:
         # Labels alone are required ones.
         selector = labels if is_whole else {"required": labels}
         _set(content, f"{CONFIG}.label_selector", selector)
-    elif options.deep_health_check_passed_nodes_only is Answer.TRUE:
+    elif options.deep_health_check_passed_nodes_only is TrueFalse.TRUE:
         _set(content, f"{CONFIG}.label_selector", copy.deepcopy(CHECKED_ONLY))
     if options.queue_name:
         _below(content, f"{CONFIG}.custom_labels")[QUEUE] = options.queue_name
@@ -172,9 +172,9 @@ def _with_options(content: Object, options: Options) -> Object:
     return content
 
 
-def _resume(content: Object, options: Options) -> None:
+def _resume(content: Object, options: StartJobOptions) -> None:
     """Set auto-resume as the options say; without options, keep that of the file."""
-    if options.max_retry is not None and options.auto_resume is not Answer.TRUE:
+    if options.max_retry is not None and options.auto_resume is not TrueFalse.TRUE:
         raise SpecError("--max-retry needs --auto-resume true")
     if options.auto_resume is None:
         return
@@ -185,7 +185,7 @@ def _resume(content: Object, options: Options) -> None:
         for key, value in (given if isinstance(given, dict) else {}).items()
         if key not in (AUTO_RESUME, MAX_RETRIES)
     }
-    if options.auto_resume is Answer.TRUE:
+    if options.auto_resume is TrueFalse.TRUE:
         # The CLI's own default (job.py).
         kept |= resume_annotations(1 if options.max_retry is None else options.max_retry)
         if config.get("restartPolicy") is None:

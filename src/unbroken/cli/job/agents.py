@@ -190,8 +190,8 @@ async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
 
 async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
     """The reports of the agents that answer, by name of the pod."""
-    stock = Question("/status", _decode_status, ANSWER_SECONDS)
-    question = Question("/v1/report", decode_report, ANSWER_SECONDS, stock)
+    stock = AgentQuestion("/status", _decode_status, ANSWER_SECONDS)
+    question = AgentQuestion("/v1/report", decode_report, ANSWER_SECONDS, stock)
     answers = await _ask(cluster, pods, question)
     by_name = {str(pod["metadata"]["name"]): pod for pod in pods}
     for name, report in answers.items():
@@ -207,18 +207,18 @@ def _decode_status(text: bytes) -> AgentReport:
 async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> dict[str, Evidence]:
     """The evidence that the agents collect within the time, by name of the pod."""
     path = f"/v1/evidence?seconds={seconds:g}"
-    question = Question(path, decode_evidence, seconds + ANSWER_SECONDS)
+    question = AgentQuestion(path, decode_evidence, seconds + ANSWER_SECONDS)
     return await _ask(cluster, pods, question)
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
+class AgentQuestion(Generic[T]):
     """A request to every agent."""
 
     path: str
     decode: Callable[[bytes], T]
     seconds: float
-    without_proof: Question[T] | None = None
+    without_proof: AgentQuestion[T] | None = None
     """Question to an agent that does not prove that it has the job's key."""
 
     async def ask(self, pod: Object, key: bytes | None) -> T | None:
@@ -240,7 +240,9 @@ class Question(Generic[T]):
             return None
 
 
-async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) -> dict[str, T]:
+async def _ask(
+    cluster: Cluster, pods: Sequence[Object], question: AgentQuestion[T]
+) -> dict[str, T]:
     if cluster.place.paths is None:
         return {}
     key = await job_key(cluster, pods)

@@ -49,7 +49,7 @@ _WHY = {
 
 
 @dataclass(slots=True)
-class Found:
+class JobFiles:
     """The contents of a job's files."""
 
     dumps: dict[int, RankDump] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Found:
         return " and ".join(_WHY[one] for one in sorted(self.ranks_by, reverse=True))
 
 
-def find(arguments: list[str], found: Found) -> list[str]:
+def find(arguments: list[str], found: JobFiles) -> list[str]:
     """The files to read: arguments, and the files below folders.  Links in folders are skipped."""
     files: list[str] = []
     for argument in arguments:
@@ -88,7 +88,7 @@ def find(arguments: list[str], found: Found) -> list[str]:
     return list(dict.fromkeys(files))
 
 
-def read(files: list[str], found: Found) -> None:
+def read(files: list[str], found: JobFiles) -> None:
     """Read each file into `found`; a file that cannot be read goes to `found.refused`."""
     for number, path in enumerate(files):
         _progress(number, len(files))
@@ -109,7 +109,7 @@ def _progress(number: int | None, total: int) -> None:
         print(text, end="", file=raw(sys.stderr), flush=True)
 
 
-def _read(path: str, found: Found) -> None:
+def _read(path: str, found: JobFiles) -> None:
     # Do not block on a named pipe.
     with open(path, "rb", opener=_now) as file:
         status = os.fstat(file.fileno())
@@ -160,7 +160,7 @@ def rank_of(path: str) -> int | None:
     return int(inside[1]) if inside else None
 
 
-def _keep_dump(path: str, dump: RankDump, found: Found) -> None:
+def _keep_dump(path: str, dump: RankDump, found: JobFiles) -> None:
     named = rank_of(path)
     rank = dump.rank if named is None else named
     if rank is None:
@@ -193,13 +193,13 @@ def _rank_of_stacks(path: str) -> int:
     return rank
 
 
-def _keep_stacks(path: str, evidence: RankEvidence | None, found: Found) -> None:
+def _keep_stacks(path: str, evidence: RankEvidence | None, found: JobFiles) -> None:
     if evidence is None:
         raise PeerError("no thread in the py-spy dump")
     found.stacks[evidence.rank] = evidence
 
 
-def _read_text(path: str, data: bytes, found: Found) -> None:
+def _read_text(path: str, data: bytes, found: JobFiles) -> None:
     if b"\0" in data[:4096]:
         raise PeerError("neither a flight recorder dump nor text")
     text = data.decode(errors="replace")
@@ -246,7 +246,7 @@ def command(
 
     Example: `unbroken blame /tmp/nccl_trace_rank_*`
     """
-    found = Found()
+    found = JobFiles()
     read(find([str(one) for one in paths], found), found)
     if not (found.dumps or found.stacks or found.log_files):
         raise SpecError(_nothing(found))
@@ -266,7 +266,7 @@ def command(
         note(text)
 
 
-def _nothing(found: Found) -> str:
+def _nothing(found: JobFiles) -> str:
     if not found.refused:
         return "no flight recorder dump, py-spy dump or log found"
     path, why = found.refused[0]
@@ -274,7 +274,7 @@ def _nothing(found: Found) -> str:
     return f"nothing can be read: {path}: {why}" + (f", and {more} more" if more else "")
 
 
-def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[SourcedCause]:
+def _causes(found: JobFiles, analysis: Analysis, stacks: Blame | None) -> list[SourcedCause]:
     """All causes, the surest first; a failed rank comes before the ranks that waited for it."""
     from_logs = [("log", one) for one in judge_logs(found.logs)]
     errors = [one for one in from_logs if one[1].kind == "error"]
@@ -301,7 +301,11 @@ def _culprits(causes: list[SourcedCause]) -> tuple[int, ...]:
 
 
 def _lines(
-    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[SourcedCause], page: Paper
+    found: JobFiles,
+    analysis: Analysis,
+    stacks: Blame | None,
+    causes: list[SourcedCause],
+    page: Paper,
 ) -> Iterator[str]:
     yield _read_line(found, analysis)
     if not causes:
@@ -324,7 +328,7 @@ def _lines(
         yield from group_lines(stacks.groups, page)
 
 
-def _read_line(found: Found, analysis: Analysis) -> str:
+def _read_line(found: JobFiles, analysis: Analysis) -> str:
     parts = []
     if found.dumps:
         text = f"{counted(len(found.dumps), 'flight recorder dump')} ("
@@ -339,7 +343,7 @@ def _read_line(found: Found, analysis: Analysis) -> str:
     return ", ".join(parts)
 
 
-def _healthy(found: Found) -> str:
+def _healthy(found: JobFiles) -> str:
     if found.dumps:
         return (
             "no hang in the dumps: every operation that was called has completed, and all ranks "
@@ -366,7 +370,7 @@ def _wait_line(wait: Wait) -> str:
 
 
 def _value(
-    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[SourcedCause]
+    found: JobFiles, analysis: Analysis, stacks: Blame | None, causes: list[SourcedCause]
 ) -> dict[str, Any]:
     """The whole answer as JSON."""
     return {

@@ -92,9 +92,9 @@ def _change(
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:
-    from unbroken.cli.watch import Watched  # slow to load
+    from unbroken.cli.watch import WatchedJob  # slow to load
 
-    async with Watched(cluster, name) as watched:
+    async with WatchedJob(cluster, name) as watched:
 
         def is_suspended() -> bool:
             job = watched.job()
@@ -126,11 +126,11 @@ def delete(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
 
 async def delete_job(cluster: Cluster, name: str, *, wait: bool) -> None:
     """Delete a job; with `wait`, return when it and its pods are gone."""
-    from unbroken.cli.watch import Watched  # slow to load
+    from unbroken.cli.watch import WatchedJob  # slow to load
 
     found = await cluster.job(name)
     check_owner(found, "or delete it")
-    async with Watched(cluster, name) as watched:
+    async with WatchedJob(cluster, name) as watched:
         await cluster.delete(JOBS, name)
         if wait:
             uid = found["metadata"]["uid"]

@@ -14,7 +14,7 @@ from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
-from unbroken.spec.job.ledger import Ledger, Record
+from unbroken.spec.job.ledger import DetectorRecord, Ledger
 from unbroken.spec.keys import DETECTORS
 
 from .agents import bound_lines, reports, watch_value
@@ -131,8 +131,12 @@ def promotion(job: str, found: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _records(modes: Mapping[Detector, Mode], ledger: Ledger) -> list[tuple[Detector, Mode, Record]]:
-    return [(one, modes[one], ledger.detectors.get(one.value, Record())) for one in Detector]
+def _records(
+    modes: Mapping[Detector, Mode], ledger: Ledger
+) -> list[tuple[Detector, Mode, DetectorRecord]]:
+    return [
+        (one, modes[one], ledger.detectors.get(one.value, DetectorRecord())) for one in Detector
+    ]
 
 
 def _annotation(job: Object) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
-from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
+from unbroken.cli.options import ClusterTarget, ListForm, ListOutput, Namespace, Watching
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import one_line
 from unbroken.spec.job.codec import seconds_lost
@@ -29,7 +29,7 @@ def command(
     output: ListForm = ListOutput.TEXT,
     watch: Watching = False,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """List incidents of all jobs, oldest first: time, job, culprit, fault, remedy, cost.
 

@@ -10,7 +10,7 @@ import typer
 
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
-from unbroken.cli.options import ListForm, ListOutput, Namespace, Target, Watching
+from unbroken.cli.options import ClusterTarget, ListForm, ListOutput, Namespace, Watching
 from unbroken.kube.clock import wall
 
 from .resumed import listing as resumed_listing
@@ -26,7 +26,7 @@ def command(
     output: ListForm = ListOutput.TEXT,
     watch: Watching = False,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """List jobs: state, pods, restarts, class of the last fault, goodput.
 

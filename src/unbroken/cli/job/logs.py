@@ -58,7 +58,7 @@ def pod_lines(
     return cluster.client.text_lines(f"{cluster.path(PODS, pod['metadata']['name'])}/log", query)
 
 
-class Ranks:
+class PodRanks:
     """Ranks of the workers of pods.  A pod keeps its node rank."""
 
     def __init__(self, cluster: Cluster, job: Object) -> None:
@@ -200,7 +200,7 @@ def command(
         found_job = await cluster.job(job)
         if rank is not None:
             await _require_rank(cluster, found_job, rank)
-        ranks = Ranks(cluster, found_job)
+        ranks = PodRanks(cluster, found_job)
 
         async def show(pod: Object, line: str) -> None:
             local_rank, text = split(line)
@@ -246,9 +246,9 @@ async def _print(cluster: Cluster, job: str, show: OnLine, previous: bool) -> No
 
 async def _follow(cluster: Cluster, name: str, show: OnLine) -> None:
     """Follow all pods, including pods that start later."""
-    from unbroken.cli.watch import Watched  # slow to load
+    from unbroken.cli.watch import WatchedJob  # slow to load
 
-    async with Watched(cluster, name) as watched, asyncio.TaskGroup() as tasks:
+    async with WatchedJob(cluster, name) as watched, asyncio.TaskGroup() as tasks:
         readers = LogReaders(cluster, tasks, show)
 
         def has_ended() -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from unbroken.cli.connection import EVENTS, JOBS, PODS, Cluster, Collection
+from unbroken.cli.connection import EVENTS, JOBS, PODS, Cluster, ObjectKind
 from unbroken.cli.listing import Listing
 from unbroken.cli.show import Paper, print_table
 from unbroken.core.losses import Loss, ResumedJob
@@ -60,7 +60,7 @@ async def _of_kinds(
 
 
 async def _of_kind(cluster: Cluster, kind: JobKind, namespace: str | None) -> list[Resumed]:
-    collection = Collection(kind.path, kind.plural, kind.name)
+    collection = ObjectKind(kind.path, kind.plural, kind.name)
     try:
         items = await cluster.select(collection, namespace=namespace)
     except Forbidden:

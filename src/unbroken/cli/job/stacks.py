@@ -34,7 +34,7 @@ STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JobEvidence:
     """Evidence of all ranks of a job."""
 
     answers: dict[str, Evidence]
@@ -67,7 +67,7 @@ def command(
     Example: `unbroken stacks train --rank 3`
     """
 
-    async def read(cluster: Cluster) -> Found:
+    async def read(cluster: Cluster) -> JobEvidence:
         return await collect(cluster, job, seconds)
 
     found = options.run(read)
@@ -79,7 +79,7 @@ def command(
         _show(job, found)
 
 
-async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
+async def collect(cluster: Cluster, name: str, seconds: float) -> JobEvidence:
     """Collect evidence from all agents at once; SpecError if no rank runs."""
     if cluster.place.paths is None:
         raise SpecError(
@@ -90,7 +90,7 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     pods = await cluster.pods(name)
     answers = await evidence(cluster, pods, seconds)
     names = sorted(str(pod["metadata"]["name"]) for pod in pods)
-    found = Found(answers, tuple(one for one in names if one not in answers))
+    found = JobEvidence(answers, tuple(one for one in names if one not in answers))
     if not found.ranks():
         others = await reports(cluster, pods)
         if any(one.workers and pod not in answers for pod, one in others.items()):
@@ -103,7 +103,7 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     return found
 
 
-def judged(found: Found) -> Blame:
+def judged(found: JobEvidence) -> Blame:
     """The ranks in groups by stack, and the ranks that keep others waiting."""
     from unbroken.core.diagnosis.stacks import blame
 
@@ -111,7 +111,7 @@ def judged(found: Found) -> Blame:
     return blame(found.ranks(), now)
 
 
-def value(found: Found) -> dict[str, Any]:
+def value(found: JobEvidence) -> dict[str, Any]:
     """The whole answer as JSON."""
     blame = judged(found)
     return {
@@ -138,7 +138,7 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, rest))
 
 
-def _show(job: str, found: Found) -> None:
+def _show(job: str, found: JobEvidence) -> None:
     from unbroken.core.wording import counted
 
     from .story import group_lines  # slow to load
@@ -158,12 +158,12 @@ def _show(job: str, found: Found) -> None:
     _note_silent(found)
 
 
-def _note_silent(found: Found) -> None:
+def _note_silent(found: JobEvidence) -> None:
     for name in found.silent:
         note(f"{name}: its agent did not answer")
 
 
-def _show_rank(found: Found, rank: int, output: Output) -> None:
+def _show_rank(found: JobEvidence, rank: int, output: Output) -> None:
     one = next((each for each in found.ranks() if each.rank == rank), None)
     if one is None:
         _note_silent(found)

@@ -20,8 +20,8 @@ from unbroken.cli.app import App
 from unbroken.cli.completion import JobName
 from unbroken.cli.connection import NODES, PODS, Cluster, Object
 from unbroken.cli.job.agents import reports
-from unbroken.cli.options import CommonOptions, Form, Output, Target
-from unbroken.cli.place import DEFAULT, Place, Use, resolve
+from unbroken.cli.options import ClusterTarget, CommonOptions, Form, Output
+from unbroken.cli.place import DEFAULT, ClusterPlace, Use, resolve
 from unbroken.errors import SpecError, WorldError
 from unbroken.spec.keys import POWER
 from unbroken.wire.agent import AgentReport
@@ -184,7 +184,7 @@ def kill_node(
     _print(options.run(act, Use.CHANGE), options.output)
 
 
-def _folder_option(place: Place) -> str:
+def _folder_option(place: ClusterPlace) -> str:
     """The `--dir` option for this local cluster; empty for the default folder."""
     if place.paths is None or place.paths.directory == resolve(DEFAULT):
         return ""
@@ -196,7 +196,7 @@ def start_node(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
     output: Form = Output.TEXT,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Switch on a node after kill-node.
 

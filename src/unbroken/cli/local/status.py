@@ -12,7 +12,7 @@ from unbroken.cli.cluster.place import KEY_ID, REGION, SECRET, TOKEN, key_of
 from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
 from unbroken.cli.job.views import is_ready
 from unbroken.cli.options import Directory, Form, Output
-from unbroken.cli.place import DEFAULT, Place, resolve
+from unbroken.cli.place import DEFAULT, ClusterPlace, resolve
 from unbroken.cli.show import note, print_table, size_text
 from unbroken.errors import SpecError
 from unbroken.local import state
@@ -37,7 +37,7 @@ def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
         )
         report.update(clusterApi=result.cluster_api, clusterApiCredentials=_credentials(result))
         report.update(metrics=result.metrics)
-        report["nodes"] = on_cluster(Place(result.kubeconfig), "", _nodes)
+        report["nodes"] = on_cluster(ClusterPlace(result.kubeconfig), "", _nodes)
     if output.is_data:
         output.print(report)
     else:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.connection import CHECKS, NODES, Cluster, Object, on_cluster
-from unbroken.cli.options import Form, Output, Target
-from unbroken.cli.place import Place, Use
+from unbroken.cli.options import ClusterTarget, Form, Output
+from unbroken.cli.place import ClusterPlace, Use
 from unbroken.cli.show import note, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.keys import CHECK_SECONDS
@@ -60,7 +60,7 @@ def command(
     ] = True,
     output: Form = Output.TEXT,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Test nodes within seconds, or with --deep under load, against each other and by training.
 
@@ -138,12 +138,12 @@ async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
         await pause(LOOK_SECONDS)
 
 
-def _see(place: Place, name: str) -> str:
+def _see(place: ClusterPlace, name: str) -> str:
     own = f"--kubeconfig {place.paths.kubeconfig} " if place.paths else ""
     return f"kubectl {own}get nodecheck {name} -o yaml"
 
 
-def _show_started(check: Object, place: Place, name: str, output: Output) -> None:
+def _show_started(check: Object, place: ClusterPlace, name: str, output: Output) -> None:
     if output.is_data:
         output.print(_summary(check))
     else:

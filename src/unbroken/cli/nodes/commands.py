@@ -13,7 +13,7 @@ from unbroken.cli.app import App
 from unbroken.cli.completion import names_of
 from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
 from unbroken.cli.listing import Listing, require_table, show_list, watch_list
-from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target, Watching
+from unbroken.cli.options import ClusterTarget, Form, ListForm, ListOutput, Output, Watching
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, paper, print_table
 from unbroken.errors import SpecError
@@ -25,7 +25,7 @@ from unbroken.spec.times import time_text
 from . import views
 
 if TYPE_CHECKING:
-    from unbroken.cli.watch import Watch
+    from unbroken.cli.watch import ClusterWatch
 
 app = App(
     invoke_without_command=True,
@@ -50,7 +50,7 @@ def nodes(
     output: ListForm = ListOutput.TEXT,
     watch: Watching = False,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """List and describe nodes, order repairs, show and clear the blame of a node.
 
@@ -76,7 +76,7 @@ def _refuse_options(ctx: typer.Context, command: str) -> None:
 
 @app.command("list")
 def list_nodes(
-    output: ListForm = ListOutput.TEXT, watch: Watching = False, *, target: Target
+    output: ListForm = ListOutput.TEXT, watch: Watching = False, *, target: ClusterTarget
 ) -> None:
     """List nodes: status, health, pods of jobs, current repair, blame score.
 
@@ -85,7 +85,7 @@ def list_nodes(
     _list(target, output, watch=watch)
 
 
-def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
+def _list(target: ClusterTarget, output: ListOutput, *, watch: bool) -> None:
     is_wide = output is ListOutput.WIDE
 
     async def read(cluster: Cluster) -> tuple[Listing]:
@@ -109,7 +109,7 @@ def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
 
         from .follow import RECORD
 
-        def kinds(watch: Watch) -> None:
+        def kinds(watch: ClusterWatch) -> None:
             for kind in (Node, Pod, RECORD):
                 watch.follow(kind)
 
@@ -123,7 +123,7 @@ def _list(target: Target, output: ListOutput, *, watch: bool) -> None:
 
 
 @app.command()
-def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
+def describe(name: Name, output: Form = Output.TEXT, *, target: ClusterTarget) -> None:
     """Show a node: its health, faults, repairs and blame score.
 
     Example: `unbroken nodes describe node-1`
@@ -160,7 +160,7 @@ def drain(
     ] = True,
     output: Form = Output.TEXT,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Cordon nodes and let jobs move to other nodes, without a charge to their restart budget.
 
@@ -198,7 +198,7 @@ def drain(
 
 
 @app.command()
-def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> None:
+def uncordon(names: Names, output: Form = Output.TEXT, *, target: ClusterTarget) -> None:
     """Let nodes take pods again, after `drain` or `kubectl cordon`.
 
     Example: `unbroken nodes uncordon node-1`
@@ -219,7 +219,9 @@ def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> Non
 
 
 @app.command()
-def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
+def reset(
+    names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: ClusterTarget
+) -> None:
     """Reset the GPUs of nodes after their jobs have moved to other nodes.
 
     Example: `unbroken nodes reset node-1 --wait`
@@ -228,7 +230,9 @@ def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, targe
 
 
 @app.command()
-def reboot(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
+def reboot(
+    names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: ClusterTarget
+) -> None:
     """Reboot nodes after their jobs have moved to other nodes.
 
     Example: `unbroken nodes reboot node-1 node-2`
@@ -243,7 +247,7 @@ def replace(
     wait: Wait = False,
     output: Form = Output.TEXT,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Replace nodes by new nodes. All data on their disks is lost.
 
@@ -257,7 +261,9 @@ def replace(
     _order(target, names, "replace", output, wait=wait)
 
 
-def _order(target: Target, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
+def _order(
+    target: ClusterTarget, names: Sequence[str], what: str, output: Output, *, wait: bool
+) -> None:
     async def act(cluster: Cluster) -> list[dict[str, Any]]:
         result = [await _node(cluster, name) for name in names]
         records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
@@ -319,7 +325,7 @@ async def _ended(
 
 
 @app.command()
-def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
+def blame(name: Name, output: Form = Output.TEXT, *, target: ClusterTarget) -> None:
     """Show the blame entries of a node, with the evidence. Points halve every week.
 
     Example: `unbroken nodes blame node-1`
@@ -364,7 +370,7 @@ def clear(
     wait: Wait = False,
     output: Form = Output.TEXT,
     *,
-    target: Target,
+    target: ClusterTarget,
 ) -> None:
     """Clear the blame of a node. A node in quarantine returns after a burn-in.
 

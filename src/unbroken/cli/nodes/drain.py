@@ -9,7 +9,7 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.cli.connection import NODES, Cluster
 from unbroken.cli.show import note
-from unbroken.cli.watch import Watch
+from unbroken.cli.watch import ClusterWatch
 from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
@@ -53,7 +53,7 @@ async def follow(
     """Wait until the pods of jobs have left the nodes; progress goes to standard error.
 
     Return the pods that are still there by node: none, unless the deadline has passed."""
-    watch = Watch(cluster)
+    watch = ClusterWatch(cluster)
     informer = watch.follow(Pod, labels=JOB_LABEL)
     shown: dict[str, str] = {}
     async with watch:

@@ -8,7 +8,7 @@ from lightkube.generic_resource import create_global_resource
 
 from unbroken.cli.connection import Cluster
 from unbroken.cli.show import note
-from unbroken.cli.watch import Watch
+from unbroken.cli.watch import ClusterWatch
 from unbroken.errors import WorldError
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec, RepairRecord
@@ -27,7 +27,7 @@ async def follow(
 
     Progress goes to standard error. WorldError if no operator takes the order.
     """
-    watch = Watch(cluster)
+    watch = ClusterWatch(cluster)
     informer = watch.follow(RECORD, fields=f"metadata.name={name}")
     shown = ""
     async with watch:

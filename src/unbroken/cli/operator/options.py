@@ -16,7 +16,7 @@ from unbroken.cli.cluster.api import tls_files
 from unbroken.errors import SpecError
 from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 from unbroken.spec.keys import AGENT, AGENT_AUTH
-from unbroken.spec.nodes.values import NodeProvider, Recovery
+from unbroken.spec.nodes.values import NodeProvider, NodeRecovery
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions
@@ -39,7 +39,7 @@ RESUME_HELP = (
 class RepairFlags:
     """Options of the repair of nodes; None if not given."""
 
-    node_recovery: Recovery | None = option(
+    node_recovery: NodeRecovery | None = option(
         "--node-recovery",
         help="Automatic: repair faulty nodes. None: repair only on a user's order. The "
         "NodeRecovery of a cluster overrides it.",
@@ -76,7 +76,7 @@ class RepairFlags:
         from unbroken.operator.nodes.repair import options_of
 
         return options_of(
-            self.node_recovery or Recovery.AUTOMATIC,
+            self.node_recovery or NodeRecovery.AUTOMATIC,
             self.node_provider or NodeProvider.NONE,
             self.node_command or "",
             DEFAULT_SHARE if self.repair_share is None else self.repair_share,

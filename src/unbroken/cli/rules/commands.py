@@ -28,13 +28,13 @@ from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import RuleView
 
-from .replay import Attempt, Sample, cost_ns
+from .replay import LineSample, ReplayedAttempt, cost_ns
 
 Object = dict[str, Any]
 SHOWN_CHARACTERS = 100
 
 
-def attempt_view(attempt: Attempt) -> Object:
+def attempt_view(attempt: ReplayedAttempt) -> Object:
     """Findings and states of the rules of an attempt."""
     start, replay = attempt.start_at, attempt.replay
     rules = [_rule(heard, view, start) for heard, view in replay.views()]
@@ -98,7 +98,7 @@ def _place(place: LinePlace | None) -> str | None:
     return f"{place.file}:{place.number}" if place else None
 
 
-def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]:
+def pattern_views(rules: Sequence[CompiledRule], sample: LineSample) -> list[Object]:
     """The cost of each pattern on the sample."""
     views = []
     for rule in rules:
@@ -289,12 +289,12 @@ def replay(
     """
 
     def act() -> bool:
-        from .replay import Options, replay_logs
+        from .replay import ReplayOptions, replay_logs
 
         if pace and seconds_per_line:
             raise SpecError("--pace and --seconds-per-line exclude each other")
         slow = 1 / pace if pace else seconds_per_line
-        options = Options(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
+        options = ReplayOptions(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
         rule_set = only_set(read(job), job)
         rules = rule_set.compiled()
         if not rules:
@@ -334,14 +334,14 @@ def check(
     def act() -> bool:
         from unbroken.core.logs.rule_lint import Severity, check_rules
 
-        from .replay import Options, check_logs
+        from .replay import ReplayOptions, check_logs
 
         sets = read(job)
         if not sets:
             raise SpecError(f"{job} has no log rules")
         lint_findings = [rule for rule_set in sets for rule in check_rules(rule_set)]
         if logs:
-            options = Options(_ranks(rank), nproc, time_format)
+            options = ReplayOptions(_ranks(rank), nproc, time_format)
             lint_findings += check_logs(only_set(sets, job), logs, options)
         if output.is_data:
             output.print({"findings": list(map(finding_view, lint_findings))})

@@ -64,7 +64,7 @@ def log_files(arguments: list[str]) -> list[str]:
 
 
 @dataclass(slots=True)
-class Progress:
+class ReplayProgress:
     """Progress of reading, shown on a terminal."""
 
     total_bytes: int = 0
@@ -88,13 +88,13 @@ class Progress:
             self.shown = -1
 
 
-def progress_of(files: list[str]) -> Progress:
+def progress_of(files: list[str]) -> ReplayProgress:
     """The progress of reading these files."""
     sizes = (os.stat(file).st_size for file in files if file != STDIN)
-    return Progress(sum(sizes), is_terminal=sys.stderr.isatty())
+    return ReplayProgress(sum(sizes), is_terminal=sys.stderr.isatty())
 
 
-def chunks(file: str, progress: Progress) -> Iterator[bytes]:
+def chunks(file: str, progress: ReplayProgress) -> Iterator[bytes]:
     """Read a log.  A damaged gzip ends early, with a note."""
     if file == STDIN:
         yield from iter(lambda: sys.stdin.buffer.read(CHUNK_BYTES), b"")
@@ -113,7 +113,7 @@ def chunks(file: str, progress: Progress) -> Iterator[bytes]:
         raise SpecError(f"cannot read {file}: {error.strerror or error}") from error
 
 
-def _read(stream: Readable, progress: Progress, raw: BinaryIO) -> Iterator[bytes]:
+def _read(stream: Readable, progress: ReplayProgress, raw: BinaryIO) -> Iterator[bytes]:
     before = 0
     while chunk := stream.read1(CHUNK_BYTES):
         if raw.seekable():
@@ -130,7 +130,7 @@ MEASURE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """Options of reading the logs."""
 
     ranks: dict[str, int] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Sample:
+class LineSample:
     """A sample of lines: every n-th; n doubles when the sample is full."""
 
     lines: list[bytes] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ReplayedAttempt:
     """A replayed attempt."""
 
     number: int
@@ -175,10 +175,10 @@ class Attempt:
 
 
 def replay_logs(
-    rules: Sequence[CompiledRule], rule_set: RuleSet, logs: list[str], options: Options
-) -> tuple[list[Attempt], Sample]:
+    rules: Sequence[CompiledRule], rule_set: RuleSet, logs: list[str], options: ReplayOptions
+) -> tuple[list[ReplayedAttempt], LineSample]:
     """Replay logs through the rules, each attempt by itself."""
-    files, sample = log_files(logs), Sample()
+    files, sample = log_files(logs), LineSample()
     unknown = set(options.ranks) - set(files)
     if unknown:
         raise SpecError(f"--rank {min(unknown)}: not one of the logs")
@@ -204,7 +204,7 @@ def replay_logs(
     return attempts, sample
 
 
-def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[LintFinding]:
+def check_logs(rule_set: RuleSet, logs: list[str], options: ReplayOptions) -> list[LintFinding]:
     """Problems of rules that logs of a healthy job show."""
     report = Report()
     rules = read_rules(rule_set.entries, report)
@@ -225,9 +225,9 @@ def _attempt(
     rules: Sequence[CompiledRule],
     rule_set: RuleSet,
     files: list[Recorded],
-    options: Options,
-    sample: Sample,
-) -> Attempt | None:
+    options: ReplayOptions,
+    sample: LineSample,
+) -> ReplayedAttempt | None:
     for file in files:
         file.open()
     files = [file for file in files if file.head]
@@ -259,7 +259,7 @@ def _attempt(
     if replay.strange:
         note(f"left out: lines of ranks {sorted(replay.strange)}, which the job does not have")
     replay.end(last + options.tail_seconds)
-    return Attempt(0, replay, ranks, first, last)
+    return ReplayedAttempt(0, replay, ranks, first, last)
 
 
 def _at(line: Line) -> float:

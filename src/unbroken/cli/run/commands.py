@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.agent.options import OPTIONS, node_count, split_after_script
-from unbroken.cli.app import App, Command
+from unbroken.cli.app import App, PlainCommand
 from unbroken.cli.options import CommonOptions
-from unbroken.cli.place import Place, Use
+from unbroken.cli.place import ClusterPlace, Use
 from unbroken.cli.show import note
 from unbroken.errors import SpecError
 
@@ -52,7 +52,7 @@ class Words:
     """The manifest or script, and its arguments."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _RunParser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise SpecError(message)
 
@@ -99,8 +99,8 @@ def _empty() -> argparse.Namespace:
     return argparse.Namespace(own=[], passed=[])
 
 
-def _parser(own: Own) -> _Parser:
-    parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+def _parser(own: Own) -> _RunParser:
+    parser = _RunParser(add_help=False, argument_default=argparse.SUPPRESS)
     taken: set[str] = set()
     for spellings, is_flag in own:
         every = tuple(dict.fromkeys(form for spelling in spellings for form in _both(spelling)))
@@ -156,7 +156,7 @@ def in_manifest(
 USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
 
 
-class RunCommand(Command):
+class RunCommand(PlainCommand):
     """A command with torchrun's options before a script, and its own around a manifest."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -263,17 +263,17 @@ def command(
         is_module = "--module" in ctx.obj
         nodes = node_count(nnodes or "1")
         sizes_of = manifests.Sizes(nodes, nproc or "1", spares or 0, max_restarts)
-        source = manifests.Script(script, program, is_module, sizes_of)
+        source = manifests.RunScript(script, program, is_module, sizes_of)
         _check_local(place)
         for text in manifests.check_script(source, name):
             note(f"warning: {text}")
     start_cluster(place, pods_of(source))
-    own = source.parsed.namespace if isinstance(source, manifests.Manifest) else ""
+    own = source.parsed.namespace if isinstance(source, manifests.JobManifest) else ""
     request = RunRequest(source, name, detach, options.output)
     raise typer.Exit(run_job(place, options.namespace or own, request))
 
 
-def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:
+def _read(program: str, name: str | None, namespace: str) -> manifests.JobManifest:
     manifest = manifests.read(program)
     for warning in manifest.parsed.warnings:
         note(f"warning: {warning}")
@@ -282,7 +282,7 @@ def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:
     return manifest if name is None else manifests.renamed(manifest, name)
 
 
-def _check_local(place: Place) -> None:
+def _check_local(place: ClusterPlace) -> None:
     if place.paths is None:
         raise SpecError(
             "a script runs on a local cluster only: for this cluster, write a manifest whose "

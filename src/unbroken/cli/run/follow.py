@@ -29,7 +29,7 @@ from unbroken.cli.job.views import (
     wait_lines,
 )
 from unbroken.cli.terminal import coloured, raw, visible, worker_line
-from unbroken.cli.watch import Watched
+from unbroken.cli.watch import WatchedJob
 from unbroken.core.job.obstacles import split_wait
 from unbroken.core.job.recovery.symptoms import BY_DETECTOR
 from unbroken.core.logs.origins import DROPPED_LINES
@@ -173,7 +173,7 @@ DETECTED = frozenset(BY_DETECTOR.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """The result of following a job."""
 
     exit_code: int
@@ -185,7 +185,7 @@ class Outcome:
 class Follower:
     """Follows one job; `run` once."""
 
-    def __init__(self, cluster: Cluster, job: Object, watched: Watched, screen: Screen) -> None:
+    def __init__(self, cluster: Cluster, job: Object, watched: WatchedJob, screen: Screen) -> None:
         self._cluster = cluster
         self._job = job
         self._name: str = job["metadata"]["name"]
@@ -212,7 +212,7 @@ class Follower:
         ]
         """Logs of each container that has had rank 0."""
 
-    async def run(self) -> Outcome:
+    async def run(self) -> JobOutcome:
         """Return when the job has ended, was stopped, or is gone."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._signals())
@@ -351,13 +351,13 @@ class Follower:
         except TimeoutError:
             return  # a job may fail without an incident, as at a deadline
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> JobOutcome:
         incidents, now = self._watched.incidents(), state(self._job)
         is_gone = not self._watched.has_job(self._job["metadata"]["uid"])
         if is_gone and not self._stopped_by:
             raise WorldError(f"job {self._name} was deleted")
         code = exit_code(self._job, incidents) if now in ENDED else self._stopped_by
-        return Outcome(code, now, self._job, incidents)
+        return JobOutcome(code, now, self._job, incidents)
 
     # --- the state below the output
 

@@ -18,7 +18,7 @@ from unbroken.cli.job.views import job_summary
 from unbroken.cli.job.views import state as job_state
 from unbroken.cli.local.up import start_detached
 from unbroken.cli.options import Output
-from unbroken.cli.place import Place
+from unbroken.cli.place import ClusterPlace
 from unbroken.cli.show import note
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.errors import AlreadyExists
@@ -26,9 +26,9 @@ from unbroken.local import state
 from unbroken.nodes.file_watch import DirectoryWatch
 
 from . import manifests
-from .manifests import Manifest, Script
+from .manifests import JobManifest, RunScript
 
-JobSource = Manifest | Script
+JobSource = JobManifest | RunScript
 LOOK_SECONDS = 1.0
 """Longest time between two looks for a cluster that another command starts or stops."""
 
@@ -45,12 +45,12 @@ class RunRequest:
 
 def pods_of(source: JobSource) -> int:
     """Number of pods of the job."""
-    if isinstance(source, Script):
+    if isinstance(source, RunScript):
         return source.sizes.nnodes + source.sizes.spares
     return sum(spec.replicas + spec.spares for spec in source.parsed.spec.replica_specs)
 
 
-def start_cluster(place: Place, pods: int) -> None:
+def start_cluster(place: ClusterPlace, pods: int) -> None:
     """Start the local cluster with a node for each pod, unless it runs or another command starts
     it."""
     if place.paths is None or state.running(place.paths) is not None:
@@ -81,12 +81,12 @@ async def _other_command(paths: state.Paths) -> None:
                     await watch.changed.wait()
 
 
-def _down(place: Place) -> str:
+def _down(place: ClusterPlace) -> str:
     assert place.paths is not None
     return f"unbroken down --dir {place.paths.directory}"
 
 
-def run_job(place: Place, namespace: str, request: RunRequest) -> int:
+def run_job(place: ClusterPlace, namespace: str, request: RunRequest) -> int:
     """Create the job, follow it unless detached, and return the exit code of the command."""
 
     async def act(cluster: Cluster) -> int:
@@ -103,7 +103,7 @@ def run_job(place: Place, namespace: str, request: RunRequest) -> int:
 @contextmanager
 def _standard_input(request: RunRequest) -> Iterator[str]:
     """Hand this process's standard input to the pods of a script; the name that they ask for it."""
-    is_wanted = isinstance(request.source, Script) and not request.is_detached
+    is_wanted = isinstance(request.source, RunScript) and not request.is_detached
     server = shell.listen() if is_wanted else None
     if server is None:
         yield ""
@@ -121,7 +121,7 @@ def _standard_input(request: RunRequest) -> Iterator[str]:
 
 async def _create(cluster: Cluster, request: RunRequest, stdin: str) -> Object:
     source = request.source
-    if isinstance(source, Script):
+    if isinstance(source, RunScript):
         variables = manifests.environment(source, stdin)
         return await _create_of_script(cluster, source, request.name, variables)
     for other in source.others:
@@ -144,7 +144,7 @@ async def _claim(cluster: Cluster, job: Object) -> Object:
 
 
 async def _create_of_script(
-    cluster: Cluster, script: Script, name: str | None, variables: Mapping[str, str]
+    cluster: Cluster, script: RunScript, name: str | None, variables: Mapping[str, str]
 ) -> Object:
     """Create the job of a script, then the Secret of its environment, then let the job start.
 
@@ -165,7 +165,7 @@ async def _create_of_script(
         raise
 
 
-async def _first_free(cluster: Cluster, script: Script) -> Object:
+async def _first_free(cluster: Cluster, script: RunScript) -> Object:
     """Create the job under the first free name of the script."""
     taken = {job["metadata"]["name"] for job in await cluster.select(JOBS)}
     while True:
@@ -206,7 +206,7 @@ def _print_created(job: Object, output: Output) -> None:
 
 
 async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
-    from unbroken.cli.watch import Watched
+    from unbroken.cli.watch import WatchedJob
 
     from .follow import (
         Follower,  # slow to load
@@ -214,7 +214,7 @@ async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
     )
 
     name = job["metadata"]["name"]
-    async with Watched(cluster, name) as watched:
+    async with WatchedJob(cluster, name) as watched:
         await watched.until(lambda: watched.has_job(job["metadata"]["uid"]))
         with open_screen(is_data=output.is_data) as screen:
             outcome = await Follower(cluster, job, watched, screen).run()

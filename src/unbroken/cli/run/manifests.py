@@ -30,7 +30,7 @@ NAME_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class JobManifest:
     """A job to create, and the objects that it needs."""
 
     job: Object
@@ -38,7 +38,7 @@ class Manifest:
     others: tuple[Object, ...] = ()
 
 
-def read(path: str) -> Manifest:
+def read(path: str) -> JobManifest:
     """Read the only job of a file (`-`: standard input) and its other objects; SpecError."""
     documents = read_documents(path)
     for item in documents:
@@ -54,14 +54,14 @@ def read(path: str) -> Manifest:
     if len(jobs) != 1:
         raise SpecError(f"{path} holds {len(jobs)} objects of kind {KIND}; it must hold one")
     job = normalized(jobs[0])
-    return Manifest(job, load_job(job), tuple(item for item in documents if item is not jobs[0]))
+    return JobManifest(job, load_job(job), tuple(item for item in documents if item is not jobs[0]))
 
 
-def renamed(manifest: Manifest, name: str) -> Manifest:
+def renamed(manifest: JobManifest, name: str) -> JobManifest:
     """The manifest with another name of the job."""
     metadata = {**manifest.job["metadata"], "name": name}
     job = {**manifest.job, "metadata": metadata}
-    return Manifest(job, load_job(job), manifest.others)
+    return JobManifest(job, load_job(job), manifest.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RunScript:
     """A script to run as torchrun would run it."""
 
     arguments: Sequence[str]
@@ -87,7 +87,7 @@ class Script:
     sizes: Sizes = Sizes()
 
 
-def check_script(script: Script, name: str | None) -> tuple[str, ...]:
+def check_script(script: RunScript, name: str | None) -> tuple[str, ...]:
     """Check a script and return notes about options without effect; SpecError if it cannot run."""
     from unbroken.agent.options import parse, workers_per_node
 
@@ -131,7 +131,7 @@ def script_name(program: str, taken: Iterable[str]) -> str:
     return next(candidate for candidate in candidates if candidate not in used)
 
 
-def of_script(script: Script, name: str) -> Manifest:
+def of_script(script: RunScript, name: str) -> JobManifest:
     """A job whose pods run the script in this folder; `released` adds the environment."""
     sizes = script.sizes
     container = {
@@ -165,7 +165,7 @@ def of_script(script: Script, name: str) -> Manifest:
         "metadata": {"name": name},
         "spec": spec,
     }
-    return Manifest(job, load_job(job))
+    return JobManifest(job, load_job(job))
 
 
 def environment_secret(job: Object, variables: Mapping[str, str]) -> Object:
@@ -198,7 +198,7 @@ def released(job: Object, secret: str) -> Object:
 
 
 def environment(
-    script: Script, stdin: str = "", environ: Mapping[str, str] = os.environ
+    script: RunScript, stdin: str = "", environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The environment variables of a script's pods; `stdin` as in `agent.shell.capture`."""
     captured = capture(environ, script.arguments, folder(), stdin)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unbroken.core.tick import Tick
-from unbroken.spec.job.types import Scope
+from unbroken.spec.job.types import RuleScope
 from unbroken.wire.agent import RuleView
 
 from .recorded import Line, LinePlace
@@ -69,11 +69,11 @@ class Replay:
         self.lines = 0
         self.strange: set[int] = set()
         """Ranks that wrote and are not part of the job; their lines do not count."""
-        whole = [rule for rule in rules if rule.watch.scope is not Scope.NODE]
+        whole = [rule for rule in rules if rule.watch.scope is not RuleScope.NODE]
         ranks = sorted(ranks)
         self._nproc, self._ranks = nproc, frozenset(ranks)
         self._whole = self._machine(None, whole, ranks)
-        own = [rule for rule in rules if rule.watch.scope is Scope.NODE]
+        own = [rule for rule in rules if rule.watch.scope is RuleScope.NODE]
         nodes = sorted({rank // nproc for rank in ranks}) if own else []
         self._nodes = {
             node: self._machine(node, own, [r for r in ranks if r // nproc == node])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rules import affordable, excess
-from unbroken.spec.job.types import OF_NODE, RANKS_KEY, JobSpec, LogRule, Watch, read_watch
+from unbroken.spec.job.types import OF_NODE, RANKS_KEY, JobSpec, LogRule, RuleWatch, read_watch
 from unbroken.spec.patterns import Pattern, pattern_facts
 from unbroken.spec.problems import Report, below
 from unbroken.spec.schema.fields import read_record
@@ -29,7 +29,7 @@ class CompiledRule:
     spec: LogRule
     pattern: Pattern
     stop: Pattern | None = None
-    watch: Watch = OF_NODE
+    watch: RuleWatch = OF_NODE
 
     def meter(self) -> Meter | None:
         """Return a meter for the values that it captures; None: they are not compared."""

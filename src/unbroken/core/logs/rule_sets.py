@@ -11,7 +11,7 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
-from unbroken.spec.job.types import Watch, read_watches, watch_of
+from unbroken.spec.job.types import RuleWatch, read_watches, watch_of
 from unbroken.spec.keys import LOG_RULE_RANKS
 from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import ManifestError, Report
@@ -33,7 +33,7 @@ class RuleSet:
     nnodes: int | None = None
     nproc: int | None = None
     """Ranks of a node; None: the document has no number for it."""
-    watches: Mapping[str, Watch] | None = None
+    watches: Mapping[str, RuleWatch] | None = None
 
     def compiled(self) -> tuple[CompiledRule, ...]:
         """Return the rules compiled. Raises ManifestError with all errors."""

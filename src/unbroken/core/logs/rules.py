@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.core.tick import Tick
-from unbroken.spec.job.types import Scope
+from unbroken.spec.job.types import RuleScope
 from unbroken.wire.agent import RuleState, RuleView, Violation
 
 from .patterns import SET_MEMORY_BYTES, PatternSet
@@ -73,8 +73,8 @@ class _Rule:
         spec, watch = compiled.spec, compiled.watch
         self.compiled = compiled
         self.name = spec.name
-        self.is_per_rank = watch.scope is Scope.RANK
-        self.is_decisive = watch.scope is not Scope.JOB or nnodes == 1
+        self.is_per_rank = watch.scope is RuleScope.RANK
+        self.is_decisive = watch.scope is not RuleScope.JOB or nnodes == 1
         self.meter = compiled.meter()
         self.clocks: dict[int, _Clock]
         """Clocks by rank; the same clock for all ranks that are watched together."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unbroken.spec.nodes.fault_table import Severity
+from unbroken.spec.nodes.fault_table import DriverSeverity
 
 LINE_CHARACTERS_MAX = 4096
 """Characters of a line that are read. A record of the kernel has at most 1 KiB of text (Linux
@@ -91,7 +91,7 @@ class Xid:
 
     number: int
     pci: str
-    severity: Severity | None
+    severity: DriverSeverity | None
     recovery: int | None
     """The recovery action that XID 154 names."""
 
@@ -102,7 +102,7 @@ class Sxid:
 
     number: int
     device: str
-    severity: Severity
+    severity: DriverSeverity
     pci: str = ""
 
 
@@ -171,15 +171,15 @@ def read_sxid(text: str) -> Sxid | None:
     match = _SXID.match(text)
     if match is None:
         return None
-    severity = _severity(match[4][:80]) or Severity.NON_FATAL
+    severity = _severity(match[4][:80]) or DriverSeverity.NON_FATAL
     return Sxid(int(match[3]), match[1], severity, pci_address(match[2]))
 
 
-def _severity(text: str) -> Severity | None:
+def _severity(text: str) -> DriverSeverity | None:
     match = _SEVERITY.search(text)
     if match is None:
         return None
-    return Severity.NON_FATAL if match[1] else Severity.FATAL
+    return DriverSeverity.NON_FATAL if match[1] else DriverSeverity.FATAL
 
 
 def pci_address(text: str) -> str:

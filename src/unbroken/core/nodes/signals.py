@@ -15,12 +15,12 @@ from unbroken.core.logs.pattern_trees import Unreadable, is_anchored, read_patte
 from unbroken.core.logs.patterns import PatternSet
 from unbroken.errors import SpecError
 from unbroken.spec.nodes.fault_table import (
+    DriverSeverity,
     FaultClass,
     FaultEntry,
     FaultTable,
     GpuSign,
     HostSign,
-    Severity,
 )
 from unbroken.spec.nodes.values import Action
 from unbroken.spec.patterns import Pattern
@@ -320,8 +320,8 @@ class SignTable:
         self.table = table
         self.warnings = tuple(_loose_patterns(table))
         """Patterns that a user's text could match, one sentence for each."""
-        self._xids: dict[tuple[int, Severity | None, int | None], str] = {}
-        self._sxids: dict[Severity, str] = {}
+        self._xids: dict[tuple[int, DriverSeverity | None, int | None], str] = {}
+        self._sxids: dict[DriverSeverity, str] = {}
         self._gpu: dict[tuple[GpuSign, int | None], str] = {}
         self._host: dict[HostSign, str] = {}
         self._counters: dict[str, str] = {}

@@ -29,17 +29,17 @@ from unbroken.spec.kubeflow.pytorchjob import (
     OPERATOR_LABEL,
     PORT,
     PORT_NAME,
-    CleanPodPolicy,
-    ElasticPolicy,
     JobCondition,
-    Parsed,
+    KubeflowCleanPodPolicy,
+    KubeflowElasticPolicy,
+    KubeflowReplicaSpec,
+    KubeflowRestartPolicy,
+    ParsedPyTorchJob,
     PyTorchJobSpec,
     PyTorchJobStatus,
     Replica,
-    ReplicaSpec,
     ReplicaStatus,
     ReplicaStatuses,
-    RestartPolicy,
 )
 from unbroken.spec.nodes.values import OLDER_HEALTH, Health
 
@@ -76,7 +76,7 @@ class JobPicture:
     name: str
     namespace: str
     uid: str
-    parsed: Parsed
+    parsed: ParsedPyTorchJob
     status: PyTorchJobStatus
     is_leaving: bool = False
     pods: tuple[JobPod, ...] = ()
@@ -206,7 +206,7 @@ def pod_body(job: JobPicture, replica: Replica, index: int, port: int) -> Object
     pod = template.get("spec") or {}
     policy = mine.restart_policy
     # A pod that is restarted for its exit code is replaced (`SetRestartPolicy`).
-    pod["restartPolicy"] = "Never" if policy is RestartPolicy.EXIT_CODE else policy.value
+    pod["restartPolicy"] = "Never" if policy is KubeflowRestartPolicy.EXIT_CODE else policy.value
     names = [
         pod_name(job.name, other, number)
         for other, one in spec.replicas().items()
@@ -266,7 +266,9 @@ def environment(
         yield from _elastic(spec.elastic_policy, replicas[Replica.WORKER], port)
 
 
-def _elastic(policy: ElasticPolicy, workers: ReplicaSpec, port: int) -> Iterator[tuple[str, str]]:
+def _elastic(
+    policy: KubeflowElasticPolicy, workers: KubeflowReplicaSpec, port: int
+) -> Iterator[tuple[str, str]]:
     meeting = policy.rdzv_port or _declared_port(workers) or port
     yield "PET_RDZV_ENDPOINT", f"{policy.rdzv_host or HERE}:{meeting}"
     yield "PET_RDZV_BACKEND", policy.rdzv_backend
@@ -290,7 +292,7 @@ def _elastic(policy: ElasticPolicy, workers: ReplicaSpec, port: int) -> Iterator
         yield "PET_STANDALONE", "1"
 
 
-def _declared_port(spec: ReplicaSpec) -> int | None:
+def _declared_port(spec: KubeflowReplicaSpec) -> int | None:
     """Return the rendezvous port that the training container names."""
     for container in (spec.template.get("spec") or {}).get("containers") or ():
         if container.get("name") == CONTAINER:
@@ -390,9 +392,9 @@ class _Course:
         that run are deleted, whatever the policy: the limit is on their time.
         """
         policy, status = self._seen.parsed.spec.run_policy, self._seen.status
-        if policy.clean_pod_policy is CleanPodPolicy.ALL:
+        if policy.clean_pod_policy is KubeflowCleanPodPolicy.ALL:
             self._remove(self._seen.pods)
-        elif policy.clean_pod_policy is CleanPodPolicy.RUNNING or self._is_late():
+        elif policy.clean_pod_policy is KubeflowCleanPodPolicy.RUNNING or self._is_late():
             self._remove(pod for pod in self._seen.pods if pod.phase in ("Running", "Pending"))
         self._status = replace(status, replica_statuses=self._settled())
         keep = policy.ttl_seconds_after_finished
@@ -483,7 +485,7 @@ class _Course:
         self._status = replace(self._status, replica_statuses=self._counted(counts))
         return self._judge(counts)
 
-    def _replace(self, replica: Replica, spec: ReplicaSpec, pods: list[JobPod]) -> str:
+    def _replace(self, replica: Replica, spec: KubeflowReplicaSpec, pods: list[JobPod]) -> str:
         """Replace failed pods if the policy allows; else return why the job has failed."""
         for pod in pods:
             if pod.index >= spec.replicas and not pod.is_leaving:
@@ -494,8 +496,8 @@ class _Course:
                 text = f"Pod: {self._seen.namespace}.{pod.name} exited with code {pod.exit_code}"
                 self._orders.append(RecordJobEvent("ExitedWithCode", text))
             retries = pod.exit_code is not None and pod.exit_code >= RETRYABLE
-            is_final = spec.restart_policy is RestartPolicy.EXIT_CODE and not retries
-            if spec.restart_policy is RestartPolicy.NEVER:
+            is_final = spec.restart_policy is KubeflowRestartPolicy.EXIT_CODE and not retries
+            if spec.restart_policy is KubeflowRestartPolicy.NEVER:
                 continue
             if is_final:
                 code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
@@ -504,7 +506,9 @@ class _Course:
             self._delete(pod)
         return ""
 
-    def _make(self, replica: Replica, spec: ReplicaSpec, there: set[int], port: int) -> None:
+    def _make(
+        self, replica: Replica, spec: KubeflowReplicaSpec, there: set[int], port: int
+    ) -> None:
         for index in range(spec.replicas):
             name = pod_name(self._seen.name, replica, index)
             if name not in self._seen.services:
@@ -528,7 +532,7 @@ class _Course:
         for replica, count in counts.items():
             if count.failed and specs[replica].replicas > count.succeeded + count.active:
                 failing = f"{count.failed} {replica.value} replica(s) failed."
-                if specs[replica].restart_policy is RestartPolicy.NEVER:
+                if specs[replica].restart_policy is KubeflowRestartPolicy.NEVER:
                     return self.fail(f"{KIND} {name} is failed because {failing}")
         if failing:
             message = f"{KIND} {name} is restarting because {failing}"

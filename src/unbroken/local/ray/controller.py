@@ -41,8 +41,8 @@ from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
 from unbroken.operator.resume.ray_dashboard import (
     Dashboard,
+    DashboardAddress,
     JobDetails,
-    Place,
     RefusedError,
     Tokens,
 )
@@ -200,9 +200,9 @@ class RayJobs:
             return None
         return answer_of(details) if details is not None else None
 
-    def _place(self, seen: JobPicture) -> Place:
+    def _place(self, seen: JobPicture) -> DashboardAddress:
         assert seen.cluster is not None
-        return Place(seen.url, partial(self._tokens, seen.cluster, seen.url))
+        return DashboardAddress(seen.url, partial(self._tokens, seen.cluster, seen.url))
 
     def _picture(self, job: Job) -> JobPicture:
         metadata, status = job["metadata"], job.get("status") or {}
@@ -353,7 +353,7 @@ class RayClusters:
         if seen.head.uid in self._judged:
             return None
         try:
-            place = Place(f"http://{seen.head.address}:{DASHBOARD_PORT}")
+            place = DashboardAddress(f"http://{seen.head.address}:{DASHBOARD_PORT}")
             if await self._dashboard.jobs(place) is None:
                 return SILENCE_SECONDS
             text = (

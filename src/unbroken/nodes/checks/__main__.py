@@ -19,7 +19,7 @@ from unbroken.spec.nodes.kinds import CheckKind, CheckResult
 from unbroken.spec.schema.fields import write_record
 
 from .driver import TESTS, run_tests
-from .findings import RANKS_LEAST, SHORT_SECONDS, VARIABLE, Pair, Settings, read_plants
+from .findings import RANKS_LEAST, SHORT_SECONDS, VARIABLE, CheckSettings, PairPart, read_plants
 
 RANKS_MAX = 64
 
@@ -82,18 +82,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(given: argparse.Namespace) -> Settings:
+def _settings(given: argparse.Namespace) -> CheckSettings:
     pair = None
     if given.rank is not None:
         host, colon, port = (given.meet or "").rpartition(":")
         if not colon or not port.isdecimal():
             raise SpecError("--rank needs --meet HOST:PORT")
-        pair = Pair(given.rank, host.strip("[]"), int(port), given.peer)
+        pair = PairPart(given.rank, host.strip("[]"), int(port), given.peer)
     if given.seconds <= 0 or not 0 < given.memory_share <= 1:
         raise SpecError("--seconds must be above 0, --memory-share above 0 and at most 1")
     if not RANKS_LEAST <= given.ranks <= RANKS_MAX:
         raise SpecError(f"--ranks must be from {RANKS_LEAST} to {RANKS_MAX}, not {given.ranks}")
-    return Settings(
+    return CheckSettings(
         seconds=given.seconds,
         directory=given.directory,
         gpus=given.gpus,

@@ -18,7 +18,7 @@ from unbroken.kube.clock import wall
 from unbroken.spec.nodes.kinds import Outcome
 
 from . import gpu
-from .findings import Finding, Settings, Test, failed, passed, unknown
+from .findings import CheckSettings, Finding, Test, failed, passed, unknown
 
 GIB = 2**30
 FREE_BYTES = 2**30
@@ -52,7 +52,7 @@ def meminfo(path: Path = Path("/proc/meminfo")) -> Mapping[str, int]:
     return result
 
 
-def processors(settings: Settings) -> Iterator[Finding]:
+def processors(settings: CheckSettings) -> Iterator[Finding]:
     """The processors that the kernel knows, those that work and those that we may use."""
     sys = Path("/sys/devices/system/cpu")
     try:
@@ -70,7 +70,7 @@ def processors(settings: Settings) -> Iterator[Finding]:
     yield passed("processors", f"{usable} of {online} usable{note}", online, "processors")
 
 
-def memory(settings: Settings) -> Iterator[Finding]:
+def memory(settings: CheckSettings) -> Iterator[Finding]:
     """Memory that is there, and what the kernel or the memory controller has found broken."""
     result = meminfo()
     if "MemTotal" not in result:
@@ -90,7 +90,7 @@ def memory(settings: Settings) -> Iterator[Finding]:
         yield passed("memory-errors", measured=0)
 
 
-def disk(settings: Settings) -> Iterator[Finding]:
+def disk(settings: CheckSettings) -> Iterator[Finding]:
     """Something can be written, kept and read again, and there is room."""
     sample = secrets.token_bytes(SAMPLE)
     try:
@@ -121,7 +121,7 @@ def disk(settings: Settings) -> Iterator[Finding]:
     yield Finding("disk-space", outcome, text, free, least, "GiB")
 
 
-def clock(settings: Settings) -> Iterator[Finding]:
+def clock(settings: CheckSettings) -> Iterator[Finding]:
     """The date is possible; what the kernel says of its synchronisation."""
     if wall() < FIRST_DAY:
         date = datetime.fromtimestamp(wall(), UTC).date()
@@ -136,7 +136,7 @@ def clock(settings: Settings) -> Iterator[Finding]:
         yield passed("clock", "synchronised")
 
 
-def shared_memory(settings: Settings) -> Iterator[Finding]:
+def shared_memory(settings: CheckSettings) -> Iterator[Finding]:
     """/dev/shm, where data loaders and snapshots put what processes share."""
     place = Path("/dev/shm")
     try:
@@ -159,7 +159,7 @@ def shared_memory(settings: Settings) -> Iterator[Finding]:
         yield passed("shared-memory", measured=round(total / GIB, 2), unit="GiB")
 
 
-def gpus(settings: Settings) -> Iterator[Finding]:
+def gpus(settings: CheckSettings) -> Iterator[Finding]:
     """The GPUs that the driver shows, against those that should be there."""
     result = gpu.nvml_count()
     if isinstance(result, str):
@@ -174,7 +174,7 @@ def gpus(settings: Settings) -> Iterator[Finding]:
     yield Finding("gpus", outcome, text, result, settings.gpus, "GPUs")
 
 
-def torch_works(settings: Settings) -> Iterator[Finding]:
+def torch_works(settings: CheckSettings) -> Iterator[Finding]:
     """torch can be imported and multiplies."""
     try:
         import torch
@@ -188,7 +188,7 @@ def torch_works(settings: Settings) -> Iterator[Finding]:
         yield failed("torch", f"torch {torch.__version__} multiplies wrongly")
 
 
-def loopback(settings: Settings) -> Iterator[Finding]:
+def loopback(settings: CheckSettings) -> Iterator[Finding]:
     """A connection to this machine itself."""
     sent, got = secrets.token_bytes(2**16), b""
     try:
@@ -209,7 +209,7 @@ def loopback(settings: Settings) -> Iterator[Finding]:
         yield failed("loopback", f"{len(got)} of {len(sent)} bytes came, or others than were sent")
 
 
-def names(settings: Settings) -> Iterator[Finding]:
+def names(settings: CheckSettings) -> Iterator[Finding]:
     """Names that torch's groups look up before they connect."""
     own = socket.gethostname()
     for name in ("localhost", own):
@@ -222,7 +222,7 @@ def names(settings: Settings) -> Iterator[Finding]:
     yield passed("name-resolution", own)
 
 
-def limits(settings: Settings) -> Iterator[Finding]:
+def limits(settings: CheckSettings) -> Iterator[Finding]:
     """Limits of this process that training runs into.  Never a fault of the node."""
     low = []
     kinds = (("open files", resource.RLIMIT_NOFILE, OPEN_FILES),

@@ -16,7 +16,7 @@ from functools import partial
 
 from unbroken.kube.clock import monotonic
 
-from .findings import Finding, Settings, Test, failed, passed, unknown
+from .findings import CheckSettings, Finding, Test, failed, passed, unknown
 from .sides import at_each
 
 CHAIN = 400
@@ -70,7 +70,7 @@ ANSWERS: tuple[tuple[Callable[[], str], str], ...] = (
 """Computations and their results (by this code, under CPython 3.11 on x86-64)."""
 
 
-def _compute(processor: int, settings: Settings) -> tuple[int, str]:
+def _compute(processor: int, settings: CheckSettings) -> tuple[int, str]:
     """Rounds that were computed, and what was wrong; empty: nothing."""
     os.sched_setaffinity(0, {processor})
     rounds, end = 0, monotonic() + settings.seconds
@@ -87,7 +87,7 @@ def _compute(processor: int, settings: Settings) -> tuple[int, str]:
     return rounds, ""
 
 
-def arithmetic(settings: Settings) -> Iterator[Finding]:
+def arithmetic(settings: CheckSettings) -> Iterator[Finding]:
     """All processors compute at once, each bound to its own."""
     places = sorted(os.sched_getaffinity(0))
     wrong, silent, rounds = [], [], 0

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from . import tools
-from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
+from .findings import CheckSettings, Finding, Test, failed, passed, skipped, unknown
 from .gpu import gpu_program
 
 LIMITS = {1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
@@ -24,7 +24,7 @@ test with severity 5."""
 TESTS_MAX, NAME_MAX = 200, 60
 
 
-def diagnose(settings: Settings) -> Iterator[Finding]:
+def diagnose(settings: CheckSettings) -> Iterator[Finding]:
     """Run the diagnosis and yield a finding for each of its tests."""
     program = gpu_program("dcgm", "dcgmi", settings)
     if isinstance(program, Finding):

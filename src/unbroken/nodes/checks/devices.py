@@ -29,7 +29,7 @@ from unbroken.core.nodes.checks.plan import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVI
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
-from .findings import Finding, Plants, Settings, Test, failed, passed, skipped, unknown
+from .findings import CheckSettings, Finding, Plants, Test, failed, passed, skipped, unknown
 from .gpu import is_hardware, nvml_count
 from .sides import LEAST_SECONDS, at_each, queued_threads
 
@@ -54,7 +54,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """The part of this machine in the group."""
 
     host: str
@@ -72,7 +72,7 @@ class Group:
     listener: int = -1
     """File descriptor that listens at the address; -1: another machine has it."""
 
-    def of(self, node: int, nodes: int, listener: int = -1) -> Group:
+    def of(self, node: int, nodes: int, listener: int = -1) -> DeviceGroup:
         """The part of one of several machines."""
         return replace(self, node=node, nodes=nodes, listener=listener)
 
@@ -92,7 +92,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DeviceReport:
     """Results of one process; incomplete if there is an error."""
 
     error: str = ""
@@ -132,25 +132,25 @@ def _count(place: int) -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def reports(group: Group) -> list[Report]:
+def reports(group: DeviceGroup) -> list[DeviceReport]:
     """The report of each process of this machine."""
     # Imported once for all of them.
     import torch.distributed  # noqa: F401
 
     found = at_each(range(group.ranks), lambda local: asdict(_take_part(group, local)))
     return [
-        Report(error=f"device {local}: {one}", is_open=True)
+        DeviceReport(error=f"device {local}: {one}", is_open=True)
         if isinstance(one, str)
-        else msgspec.convert(one, Report)
+        else msgspec.convert(one, DeviceReport)
         for local, one in found
     ]
 
 
-def _take_part(group: Group, local: int) -> Report:
+def _take_part(group: DeviceGroup, local: int) -> DeviceReport:
     import torch
     import torch.distributed as dist
 
-    report = Report()
+    report = DeviceReport()
     try:
         ranks = _join(group, local)
         report = replace(report, is_joined=True, backend=ranks.backend, world=ranks.world)
@@ -211,7 +211,7 @@ class _Ranks:
                 self.store.wait([f"done/{rank}" for rank in range(self.world)])
 
 
-def _join(group: Group, local: int) -> _Ranks:
+def _join(group: DeviceGroup, local: int) -> _Ranks:
     import torch
     import torch.distributed
 
@@ -246,7 +246,7 @@ def _join(group: Group, local: int) -> _Ranks:
     return ranks
 
 
-def _measure(group: Group, ranks: _Ranks, report: Report) -> Report:
+def _measure(group: DeviceGroup, ranks: _Ranks, report: DeviceReport) -> DeviceReport:
     import torch
     import torch.distributed as dist
 
@@ -278,7 +278,7 @@ def _measure(group: Group, ranks: _Ranks, report: Report) -> Report:
 class _Sum:
     """All-reduces of numbers whose sum is exact in any order."""
 
-    def __init__(self, group: Group, ranks: _Ranks) -> None:
+    def __init__(self, group: DeviceGroup, ranks: _Ranks) -> None:
         import torch
 
         self._ranks, self._plants = ranks, group.plants
@@ -327,7 +327,7 @@ def _wait(seconds: float) -> float:
     return seconds
 
 
-def _exchanges(group: Group, ranks: _Ranks) -> list[Exchange]:
+def _exchanges(group: DeviceGroup, ranks: _Ranks) -> list[Exchange]:
     """Exchange numbers with single others: on one machine each device with each other one after
     the other, else all devices with the same ones of the other machine at once."""
     import torch
@@ -355,7 +355,7 @@ def _rounds(ranks: _Ranks) -> Sequence[Sequence[tuple[int, int]]]:
     return [[(local, ranks.counts[0] + local) for local in range(min(ranks.counts))]]
 
 
-def _swap(group: Group, ranks: _Ranks, sent: Any, got: Any, other: int) -> float:
+def _swap(group: DeviceGroup, ranks: _Ranks, sent: Any, got: Any, other: int) -> float:
     import torch.distributed as dist
 
     def both() -> None:
@@ -407,7 +407,7 @@ def _usual(once: Callable[[], _Taken], rounds: int) -> _Taken:
     return taken[len(taken) // 4]
 
 
-def processes(settings: Settings) -> tuple[int, bool] | str:
+def processes(settings: CheckSettings) -> tuple[int, bool] | str:
     """Processes to start here, and whether each has a GPU; a text: nothing can be tested."""
     try:
         import torch.distributed  # noqa: F401
@@ -422,7 +422,7 @@ def processes(settings: Settings) -> tuple[int, bool] | str:
     return settings.ranks, False
 
 
-def sum_inside(settings: Settings) -> Iterator[Finding]:
+def sum_inside(settings: CheckSettings) -> Iterator[Finding]:
     """Start a process for each device, measure, compare."""
     here = processes(settings)
     if isinstance(here, str):
@@ -434,12 +434,12 @@ def sum_inside(settings: Settings) -> Iterator[Finding]:
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        group = Group(host, port, count, is_cuda, settings.seconds, settings.plants)
+        group = DeviceGroup(host, port, count, is_cuda, settings.seconds, settings.plants)
         found = reports(group.of(0, 1, listener.fileno()))
     yield from _judge(found, settings)
 
 
-def _judge(found: Sequence[Report], settings: Settings) -> Iterator[Finding]:
+def _judge(found: Sequence[DeviceReport], settings: CheckSettings) -> Iterator[Finding]:
     broken, _ = error_of(found)
     if broken:
         yield (failed if is_hardware(broken) else unknown)(DEVICE_SUM, broken)
@@ -454,7 +454,7 @@ def _judge(found: Sequence[Report], settings: Settings) -> Iterator[Finding]:
     yield from _links(found, settings)
 
 
-def _links(found: Sequence[Report], settings: Settings) -> Iterator[Finding]:
+def _links(found: Sequence[DeviceReport], settings: CheckSettings) -> Iterator[Finding]:
     text = wrong_exchanges(found)
     if text:
         yield failed(DEVICE_LINKS, text)
@@ -473,7 +473,7 @@ def _links(found: Sequence[Report], settings: Settings) -> Iterator[Finding]:
         yield passed(DEVICE_LINKS, text, round(speeds[pair], 4), "GB/s")
 
 
-def error_of(found: Sequence[Report]) -> tuple[str, bool]:
+def error_of(found: Sequence[DeviceReport]) -> tuple[str, bool]:
     """The first error of the processes, empty if there is none; and False if it says nothing about
     links."""
     # Where a process died, the others only lost their connection to it.
@@ -481,17 +481,17 @@ def error_of(found: Sequence[Report]) -> tuple[str, bool]:
     return (errors[0].error, not errors[0].is_open) if errors else ("", True)
 
 
-def are_judged(report: Report, settings: Settings) -> bool:
+def are_judged(report: DeviceReport, settings: CheckSettings) -> bool:
     """True if the devices can be compared: processes of one processor only seem to be devices."""
     return report.backend == "nccl" or settings.plants.number("slow-device") is not None
 
 
-def summary(report: Report) -> str:
+def summary(report: DeviceReport) -> str:
     """The conditions of the measurement, in words."""
     return f"{report.backend}, {report.world} processes, {BYTES[report.backend] // 2**20} MiB"
 
 
-def wrong_exchanges(found: Sequence[Report], whose: str = "") -> str:
+def wrong_exchanges(found: Sequence[DeviceReport], whose: str = "") -> str:
     """The devices that received wrong numbers from another device, in words; empty: none."""
     return "; ".join(
         f"device {one.device} received {one.wrong} wrong numbers from device {one.other}{whose}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unbroken.kube.clock import monotonic
 
-from .findings import Finding, Settings, Test, against, failed, passed, unknown
+from .findings import CheckSettings, Finding, Test, against, failed, passed, unknown
 from .sides import Stopwatch
 
 BLOCK = 2**20
@@ -69,7 +69,7 @@ def _content(seed: bytes, index: int) -> bytes:
     return hashlib.shake_128(seed + index.to_bytes(8, "big")).digest(BLOCK // 64) * 64
 
 
-def read_back(settings: Settings) -> Iterator[Finding]:
+def read_back(settings: CheckSettings) -> Iterator[Finding]:
     """Write for half of the time, then read all of it and compare."""
     try:
         free = os.statvfs(settings.directory)
@@ -110,7 +110,7 @@ def read_back(settings: Settings) -> Iterator[Finding]:
 
 
 def _write(
-    file: _File, buffer: mmap.mmap, seed: bytes, most: int, settings: Settings
+    file: _File, buffer: mmap.mmap, seed: bytes, most: int, settings: CheckSettings
 ) -> tuple[int, float]:
     """Blocks written, and the best speed of a stretch."""
     brake = _Brake(settings.plants.number("slow-disk"))
@@ -137,7 +137,7 @@ def _write(
 
 
 def _read(
-    file: _File, buffer: mmap.mmap, seed: bytes, count: int, settings: Settings
+    file: _File, buffer: mmap.mmap, seed: bytes, count: int, settings: CheckSettings
 ) -> tuple[list[int], float]:
     """Blocks that differ, and the best speed of a stretch."""
     brake = _Brake(settings.plants.number("slow-disk"))

@@ -19,7 +19,7 @@ from unbroken.log_lines import Log
 from unbroken.spec.nodes.kinds import CheckKind, CheckResult
 
 from . import basic, cores, dcgm, devices, disk, efa, gpu, memory, nvlink, pairs, training
-from .findings import VARIABLE, Finding, Settings, Test, unknown
+from .findings import VARIABLE, CheckSettings, Finding, Test, unknown
 
 log = Log(__name__)
 
@@ -46,7 +46,7 @@ FINDING_BYTES_MAX = 16 << 20
 
 
 def run_tests(
-    kinds: Iterable[CheckKind], settings: Settings, node: str = "", only: Collection[str] = ()
+    kinds: Iterable[CheckKind], settings: CheckSettings, node: str = "", only: Collection[str] = ()
 ) -> Iterator[CheckResult]:
     """The results of the tests of these kinds (`only`: of those named so), each as it comes."""
     for kind in kinds:
@@ -58,7 +58,7 @@ def run_tests(
 
 
 def _result(
-    finding: Finding, seconds: float, kind: CheckKind, settings: Settings, node: str
+    finding: Finding, seconds: float, kind: CheckKind, settings: CheckSettings, node: str
 ) -> CheckResult:
     planted = f"{VARIABLE}={settings.plants}" if settings.plants else ""
     pair = settings.pair
@@ -76,7 +76,7 @@ def _result(
     )
 
 
-def _run(test: Test, settings: Settings) -> Iterator[tuple[Finding, float]]:
+def _run(test: Test, settings: CheckSettings) -> Iterator[tuple[Finding, float]]:
     """Findings of the test, with the seconds that each took."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
@@ -123,7 +123,7 @@ def _ending(process: ForkProcess) -> str:
     return f"its process ended with {code}; what it said is on standard error"
 
 
-def _child(test: Test, settings: Settings, send: Connection) -> None:
+def _child(test: Test, settings: CheckSettings, send: Connection) -> None:
     # A group of its own, so that all that it starts ends with it.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

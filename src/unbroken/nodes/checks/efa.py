@@ -21,7 +21,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
-from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
+from .findings import CheckSettings, Finding, Test, failed, passed, skipped, unknown
 
 TEST = "efa-loopback"
 DEVICES = Path("/sys/class/infiniband")
@@ -41,7 +41,7 @@ BLOCK = re.compile(r"(?m)^provider: ")
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class FabricDomain:
     """An endpoint of libfabric."""
 
     name: str
@@ -56,7 +56,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LoopbackFigures:
     """Figures of one loopback, over all sizes of messages."""
 
     bandwidths: tuple[float, ...]
@@ -91,7 +91,7 @@ def devices(folder: Path = DEVICES) -> list[str]:
         return []
 
 
-def read_domains(text: str) -> list[Domain]:
+def read_domains(text: str) -> list[FabricDomain]:
     """The domains that `fi_info` shows, each once.
 
     libfabric 2 shows each in the fabrics efa-direct and efa; `fi_pingpong` hangs on the first.
@@ -105,12 +105,12 @@ def read_domains(text: str) -> list[Domain]:
             found.setdefault(name, []).append(fabric)
     others = {name: [one for one in fabrics if one != DIRECT] for name, fabrics in found.items()}
     return [
-        Domain(name, others[name][0] if others[name] and DIRECT in fabrics else "")
+        FabricDomain(name, others[name][0] if others[name] and DIRECT in fabrics else "")
         for name, fabrics in found.items()
     ]
 
 
-def read_pingpong(text: str) -> Measured | None:
+def read_pingpong(text: str) -> LoopbackFigures | None:
     """The figures of `fi_pingpong`; None: there are none."""
     speeds: list[float] = []
     delays: list[float] = []
@@ -125,10 +125,10 @@ def read_pingpong(text: str) -> Measured | None:
         if isfinite(speed) and isfinite(delay) and speed >= 0 and delay > 0:
             speeds.append(speed)
             delays.append(delay)
-    return Measured(tuple(speeds), tuple(delays)) if speeds else None
+    return LoopbackFigures(tuple(speeds), tuple(delays)) if speeds else None
 
 
-def loopback(settings: Settings) -> Iterator[Finding]:
+def loopback(settings: CheckSettings) -> Iterator[Finding]:
     """Measure each device, and compare them."""
     there = devices()
     if not there and settings.efa:
@@ -151,7 +151,7 @@ def loopback(settings: Settings) -> Iterator[Finding]:
     if not domains:
         yield unknown(TEST, f"{len(there)} EFA devices, of which fi_info shows none: {done.why()}")
         return
-    measured: dict[str, Measured | str] = {}
+    measured: dict[str, LoopbackFigures | str] = {}
     for domain in domains:
         measured[domain.device] = measure(pingpong, DRIVER, domain)
     for domain in domains:
@@ -165,7 +165,7 @@ def _of(device: str, found: Sequence[Finding]) -> list[Finding]:
     return [one for one in found if one.test == f"{TEST}-{device}"]
 
 
-def measure(program: str, provider: str, domain: Domain) -> Measured | str:
+def measure(program: str, provider: str, domain: FabricDomain) -> LoopbackFigures | str:
     """The figures of one domain, or why there are none."""
     # Some providers ignore the name of the domain; the variable leaves only this device.
     environment = {"FI_EFA_ENABLE_SHM_TRANSFER": "0", "FI_EFA_IFACE": domain.device}
@@ -219,9 +219,9 @@ def is_listening(port: int) -> bool:
     return False
 
 
-def judge(measured: Mapping[str, Measured | str]) -> list[Finding]:
+def judge(measured: Mapping[str, LoopbackFigures | str]) -> list[Finding]:
     """A result for each device."""
-    good = {device: one for device, one in measured.items() if isinstance(one, Measured)}
+    good = {device: one for device, one in measured.items() if isinstance(one, LoopbackFigures)}
     limit = 0.0
     if len(good) >= LEAST:
         limit = round(median_high(one.best for one in good.values()) * SLOW_SHARE, 4)

@@ -82,7 +82,7 @@ RANKS_LEAST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairPart:
     """The part of this machine in a test of two."""
 
     rank: int
@@ -95,7 +95,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CheckSettings:
     """Parameters of the tests."""
 
     seconds: float = SHORT_SECONDS
@@ -115,7 +115,7 @@ class Settings:
     doubt_seconds: float = 8.0
     """Extra seconds for a disk that seems slow to show that it is not. Of 28 short runs with six
     programs that wrote to the same disk, one saw 22 MB/s."""
-    pair: Pair | None = None
+    pair: PairPart | None = None
     plants: Plants = field(default_factory=Plants)
 
 
@@ -166,6 +166,6 @@ class Test:
     __test__ = False  # pytest would take it for one of its own
 
     name: str
-    run: Callable[[Settings], Iterator[Finding]]
+    run: Callable[[CheckSettings], Iterator[Finding]]
     limit_seconds: float = 30.0
     """Seconds: it is given up after these and twice the settings' seconds."""

@@ -18,7 +18,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
-from .findings import Finding, Settings, Test, failed, passed, skipped, unknown
+from .findings import CheckSettings, Finding, Test, failed, passed, skipped, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -50,14 +50,14 @@ def nvml_count() -> int | str:
         library.nvmlShutdown()
 
 
-def without_gpus(test: str, why: str, settings: Settings) -> Finding:
+def without_gpus(test: str, why: str, settings: CheckSettings) -> Finding:
     """The result of a test of GPUs where `nvml_count` gave no number."""
     if settings.gpus:
         return unknown(test, f"{why}; {settings.gpus} should be there")
     return (skipped if why == NO_DRIVER else unknown)(test, why)
 
 
-def gpu_program(test: str, program: str, settings: Settings) -> str | Finding:
+def gpu_program(test: str, program: str, settings: CheckSettings) -> str | Finding:
     """The path of a program that a test of GPUs needs, or the result of the test without it."""
     count = nvml_count()
     if isinstance(count, str):
@@ -95,7 +95,7 @@ class Device:
         return self.place != "cpu"
 
 
-def devices(settings: Settings) -> list[Device] | str:
+def devices(settings: CheckSettings) -> list[Device] | str:
     """All there are, or why nothing can be said."""
     played = settings.plants.number("simulated-gpus")
     why = nvml_count()
@@ -113,7 +113,7 @@ def devices(settings: Settings) -> list[Device] | str:
     return "torch sees no GPU"
 
 
-def products(settings: Settings) -> Iterator[Finding]:
+def products(settings: CheckSettings) -> Iterator[Finding]:
     """Each GPU multiplies in several types until the time is over."""
     result = devices(settings)
     if isinstance(result, str):
@@ -149,7 +149,7 @@ def _broken(test: str, error: RuntimeError) -> Finding:
     return unknown(test, text)
 
 
-def _multiply(device: Device, settings: Settings) -> tuple[float, str]:
+def _multiply(device: Device, settings: CheckSettings) -> tuple[float, str]:
     """The best TFLOP/s of bfloat16, and what was wrong."""
     import torch
 
@@ -202,7 +202,7 @@ def _wait(device: Device) -> None:
         torch.cuda.synchronize(device.number)
 
 
-def copies(settings: Settings) -> Iterator[Finding]:
+def copies(settings: CheckSettings) -> Iterator[Finding]:
     """Each GPU's memory is copied within it, and what arrives compared."""
     result = devices(settings)
     if isinstance(result, str) or not all(device.is_real for device in result):

@@ -18,7 +18,7 @@ from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
 from .basic import meminfo
-from .findings import Finding, Settings, Test, against, failed, unknown
+from .findings import CheckSettings, Finding, Test, against, failed, unknown
 from .sides import Stopwatch, at_each
 
 BLOCK = 2**20
@@ -60,7 +60,7 @@ def _flips(region: mmap.mmap, start: int, wanted: bytes) -> Iterator[str]:
         yield f"offset {start + place:#x}: {text} ({got[place] ^ wanted[place]:#04x}), {stays}"
 
 
-def _test_region(number: int, length: int, settings: Settings) -> tuple[int, list[str]]:
+def _test_region(number: int, length: int, settings: CheckSettings) -> tuple[int, list[str]]:
     """Bytes compared, and what was found wrong."""
     plant = settings.plants.number("memory-flip") if number == 0 else None
     compared, end = 0, monotonic() + settings.seconds
@@ -103,7 +103,7 @@ def cgroup_room() -> int | None:
     return None if limit == "max" else int(limit) - int(used)
 
 
-def patterns(settings: Settings) -> Iterator[Finding]:
+def patterns(settings: CheckSettings) -> Iterator[Finding]:
     """A share of the free memory, by as many processes as there are processors."""
     room = meminfo().get("MemAvailable")
     if room is None:
@@ -136,7 +136,7 @@ def patterns(settings: Settings) -> Iterator[Finding]:
         yield Finding("memory-pattern", Outcome.PASS, text, tested, None, "GiB")
 
 
-def bandwidth(settings: Settings) -> Iterator[Finding]:
+def bandwidth(settings: CheckSettings) -> Iterator[Finding]:
     """The best of many copies of a region that no cache holds."""
     with mmap.mmap(-1, COPY_BYTES) as one, mmap.mmap(-1, COPY_BYTES) as other:
         source, target = memoryview(one), memoryview(other)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from unbroken.spec.nodes.kinds import Outcome
 
 from . import tools
-from .findings import Finding, Settings, Test, passed, skipped, unknown
+from .findings import CheckSettings, Finding, Test, passed, skipped, unknown
 from .gpu import gpu_program
 
 SECONDS = 60.0
@@ -61,7 +61,7 @@ def read_links(text: str) -> list[Links]:
     return gpus
 
 
-def links(settings: Settings) -> Iterator[Finding]:
+def links(settings: CheckSettings) -> Iterator[Finding]:
     """Ask the driver, and compare GPUs of one model."""
     program = gpu_program("nvlink", "nvidia-smi", settings)
     if isinstance(program, Finding):

@@ -26,8 +26,8 @@ from unbroken.spec.nodes.kinds import Outcome
 
 from .devices import (
     JOIN_SECONDS,
-    Group,
-    Report,
+    DeviceGroup,
+    DeviceReport,
     are_judged,
     error_of,
     processes,
@@ -35,10 +35,10 @@ from .devices import (
     summary,
     wrong_exchanges,
 )
-from .findings import Finding, Pair, Settings, Test, failed, passed, unknown
+from .findings import CheckSettings, Finding, PairPart, Test, failed, passed, unknown
 
 
-def exchange(settings: Settings) -> Iterator[Finding]:
+def exchange(settings: CheckSettings) -> Iterator[Finding]:
     """Join, measure, compare, leave."""
     pair = settings.pair
     if pair is None:
@@ -57,9 +57,11 @@ def exchange(settings: Settings) -> Iterator[Finding]:
     yield from _judge(found, peer, settings)
 
 
-def _together(pair: Pair, here: tuple[int, bool], settings: Settings) -> list[Report]:
+def _together(
+    pair: PairPart, here: tuple[int, bool], settings: CheckSettings
+) -> list[DeviceReport]:
     ranks, is_cuda = here
-    group = Group(pair.host, pair.port, ranks, is_cuda, settings.seconds, settings.plants)
+    group = DeviceGroup(pair.host, pair.port, ranks, is_cuda, settings.seconds, settings.plants)
     if pair.rank == 0:
         # At this address only: pods of a local cluster share all others.
         family = socket.AF_INET6 if ":" in pair.host else socket.AF_INET
@@ -69,7 +71,7 @@ def _together(pair: Pair, here: tuple[int, bool], settings: Settings) -> list[Re
     return reports(group.of(1, 2))
 
 
-def _reach(pair: Pair) -> None:
+def _reach(pair: PairPart) -> None:
     """Return once rank 0 listens; it may have been started after us."""
     end = monotonic() + JOIN_SECONDS
     while True:
@@ -82,7 +84,7 @@ def _reach(pair: Pair) -> None:
             threading.Event().wait(0.2)
 
 
-def _judge(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[Finding]:
+def _judge(found: Sequence[DeviceReport], peer: str, settings: CheckSettings) -> Iterator[Finding]:
     first = found[0]
     broken, is_known = error_of(found)
     if broken:
@@ -106,7 +108,7 @@ def _judge(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[F
     yield from _lanes(found, peer, settings)
 
 
-def _lanes(found: Sequence[Report], peer: str, settings: Settings) -> Iterator[Finding]:
+def _lanes(found: Sequence[DeviceReport], peer: str, settings: CheckSettings) -> Iterator[Finding]:
     """The link of each device to the same device of the other machine."""
     text = wrong_exchanges(found, f" of {peer}")
     if text:

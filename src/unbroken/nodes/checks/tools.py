@@ -18,7 +18,7 @@ EFA_PROGRAMS = "/opt/amazon/efa/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ProgramOutput:
     """The end of a program, and what it wrote."""
 
     code: int
@@ -45,7 +45,7 @@ def with_environment(more: Mapping[str, str]) -> dict[str, str]:
 
 def run(
     command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
-) -> Output:
+) -> ProgramOutput:
     """Run a program to its end, or kill it after this time; OSError if it cannot be started."""
     with (
         tempfile.TemporaryFile() as errors,
@@ -68,4 +68,4 @@ def run(
         finally:
             late.cancel()
         errors.seek(0)
-        return Output(code, text, errors.read(ERROR_BYTES_MAX))
+        return ProgramOutput(code, text, errors.read(ERROR_BYTES_MAX))

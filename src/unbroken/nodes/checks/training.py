@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
-from .findings import Finding, Settings, Test, failed, unknown
+from .findings import CheckSettings, Finding, Test, failed, unknown
 
 STEPS = 60
 WIDTH, BATCH = 192, 48
 RUNS_LEAST = 2
 
 
-def train(settings: Settings) -> Iterator[Finding]:
+def train(settings: CheckSettings) -> Iterator[Finding]:
     """Train as often as there is time for, at least twice."""
     try:
         import torch

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from unbroken.agent_http.client import AgentLink, LinkResources, heartbeat_seconds
-from unbroken.agent_http.identity import Identity, Proofs
+from unbroken.agent_http.identity import AgentIdentity, Proofs
 from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
@@ -378,7 +378,7 @@ class AgentLinks:
 
         identity = None
         if self._key is not None:
-            identity = Identity(self._key, uid, self._proofs, place.is_ours)
+            identity = AgentIdentity(self._key, uid, self._proofs, place.is_ours)
         agents = max(self._shared.turns.links, self._memory.agents)
         heartbeat = heartbeat_seconds(agents)
         shared = replace(

@@ -29,7 +29,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer, Informers, all_synced
-from unbroken.kube.refusals import Refusal
+from unbroken.kube.refusals import RefusedObject
 from unbroken.log_lines import Log
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.job_pods import is_owned, job_of
@@ -59,7 +59,7 @@ CRASHES = Backoff(first=1.0, limit=60.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Watches:
+class OperatorInformers:
     """Copies of all objects that the operator watches."""
 
     jobs: Informer[JobObject]
@@ -68,13 +68,13 @@ class Watches:
     incidents: Informer[IncidentObject]
 
     @classmethod
-    def shared(cls, informers: Informers) -> Watches:
+    def shared(cls, informers: Informers) -> OperatorInformers:
         """Return informers that the programs of one process share, and that the caller runs."""
         of = informers.of
         return cls(of(JobObject), of(Pod), of(Node), of(IncidentObject))
 
     @classmethod
-    def own(cls, client: KubeClient, namespace: str | None) -> Watches:
+    def own(cls, client: KubeClient, namespace: str | None) -> OperatorInformers:
         """Return new ones, of the jobs' pods only; `namespace` None: all."""
         return cls(
             Informer(client, JobObject, namespace=namespace),
@@ -92,13 +92,13 @@ class Watches:
         await all_synced(*self.all())
 
 
-class Operator:
+class JobRunners:
     """Keeps a runner for each job; `run` does everything."""
 
     def __init__(
         self,
         shared: JobResources,
-        watches: Watches,
+        watches: OperatorInformers,
         *,
         namespace: str | None = None,
         has_queues: bool = True,
@@ -195,7 +195,7 @@ class Operator:
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
 
-    def _on_unreadable(self, refusal: Refusal) -> None:
+    def _on_unreadable(self, refusal: RefusedObject) -> None:
         """Fail a job that cannot be decoded, with the reason; one that runs continues as it was."""
         key, text = refusal.head.key, f"the job cannot be read: {refusal.reason}"
         problems = (Problem(refusal.head.uid, text),)

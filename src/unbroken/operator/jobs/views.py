@@ -28,7 +28,7 @@ from unbroken.spec import keys
 from unbroken.spec.job.launch import training_name
 from unbroken.spec.job.parse import Parsed, parse_job
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
+from unbroken.spec.nodes.notices import ConditionFacts, NoticedNode, find_notice
 from unbroken.spec.nodes.values import health_of
 from unbroken.wire.agent import PORT
 
@@ -261,7 +261,7 @@ def node_view(node: Node) -> NodeView:
     result = {condition.type: condition for condition in status.conditions or ()}
     conditions = {name: node_condition.status for name, node_condition in result.items()}
     taints = spec.taints or ()
-    facts = NodeFacts(
+    facts = NoticedNode(
         labels,
         (metadata and metadata.annotations) or {},
         {taint.key: taint.value or "" for taint in taints},

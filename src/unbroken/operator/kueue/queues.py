@@ -78,7 +78,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
     Discovery is open to every client. If the definition itself may not be read, a Kueue that is
     installed later is found at the next start.
     """
-    definition = _Definition()
+    definition = _WorkloadDefinition()
     name = f"metadata.name={WORKLOADS}.{KUEUE_GROUP}"
     watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
     tasks.create_task(watch.run())
@@ -95,7 +95,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
         await definition.change.wait()
 
 
-class _Definition:
+class _WorkloadDefinition:
     """Served version of Workloads, according to their definition."""
 
     def __init__(self) -> None:

@@ -320,7 +320,7 @@ EVENT_FAULTS_MAX = 3
 
 
 @dataclass(slots=True)
-class Run:
+class CheckRun:
     """A check in its present state."""
 
     check: Object
@@ -399,7 +399,9 @@ class Checker:
             for pod in pods:
                 await self._requests.delete_pod(pod)
             return await self._expire(name, status)
-        run = Run(check, spec, status, list(status.results), _by_step(pods), [], self._fleet(spec))
+        run = CheckRun(
+            check, spec, status, list(status.results), _by_step(pods), [], self._fleet(spec)
+        )
         if problems or not spec.nodes:
             text = "; ".join(map(str, problems)) or "it names no node"
             await self._requests.write(check, _refusal(status, text))
@@ -415,7 +417,7 @@ class Checker:
 
     # --- a check under way
 
-    async def _advance(self, run: Run) -> float | None:
+    async def _advance(self, run: CheckRun) -> float | None:
         if run.status.started_at is None:
             log.info("check runs", check=run.name, nodes=run.spec.nodes)
             total = total_steps(run.spec)
@@ -441,13 +443,13 @@ class Checker:
                 await self._requests.delete_pod(pod)
         return None if is_over else POLL_SECONDS
 
-    async def _hold(self, run: Run) -> None:
+    async def _hold(self, run: CheckRun) -> None:
         for node in self._known(run.spec.nodes):
             patch = take_node(node, run.name)
             if patch is not None:
                 await self._requests.patch_node(node, patch)
 
-    async def _collect(self, run: Run, step: Step) -> bool:
+    async def _collect(self, run: CheckRun, step: Step) -> bool:
         """Add the results of a step that has ended; return False if it has not."""
         pods = run.pods[step]
         broken = [why for node in step.nodes if (why := self._why_lost(node, LOST_SECONDS))]
@@ -472,7 +474,7 @@ class Checker:
         )
         return True
 
-    def _give_up_late(self, run: Run) -> None:
+    def _give_up_late(self, run: CheckRun) -> None:
         """Give up waiting after the check's time."""
         limit = run.spec.timeout_seconds
         if wall() < (run.status.started_at or 0.0) + limit:
@@ -483,10 +485,10 @@ class Checker:
                 if not run.has(step):
                     run.results += _unmade(step, text)
 
-    def _next(self, run: Run, running: Iterable[Step]) -> list[Step]:
+    def _next(self, run: CheckRun, running: Iterable[Step]) -> list[Step]:
         return next_steps(run.spec, run.results, list(running), run.fleet)
 
-    async def _begin(self, run: Run) -> bool:
+    async def _begin(self, run: CheckRun) -> bool:
         """Start the steps that may begin; return True if any was started, or given up."""
         has_begun = False
         for step, pods in run.pods.items():
@@ -516,7 +518,7 @@ class Checker:
         known = self._known(step.nodes)
         return bool(self._options.image) or all(check_pods.is_local(node) for node in known)
 
-    async def _why_not(self, run: Run, step: Step) -> str:
+    async def _why_not(self, run: CheckRun, step: Step) -> str:
         """Return why a step cannot begin now; empty: it can."""
         for name in step.nodes:
             if why := self._why_lost(name):
@@ -545,7 +547,7 @@ class Checker:
                 return f"node {name} is not ready" if wall() - since >= seconds else ""
         return ""
 
-    async def _start_second(self, run: Run, step: Step, first: Pod) -> None:
+    async def _start_second(self, run: CheckRun, step: Step, first: Pod) -> None:
         address = first.status and first.status.podIP
         node = self._nodes.get(step.nodes[1])
         if address and node is not None and not _has_ended(first):
@@ -553,7 +555,7 @@ class Checker:
             body = check_pods.build_pod(run.check, step, node, self._options, host)
             await self._requests.start(body)
 
-    async def _progress(self, run: Run) -> None:
+    async def _progress(self, run: CheckRun) -> None:
         texts = []
         for step, pods in run.pods.items():
             lines = [len((await self._requests.log_of(pod)).splitlines()) for pod in pods]
@@ -570,7 +572,7 @@ class Checker:
         )
         await self._requests.write(run.check, status)
 
-    async def _conclude(self, run: Run) -> None:
+    async def _conclude(self, run: CheckRun) -> None:
         conclusion = conclude(run.spec, run.results, run.fleet)
         await self._remember(run, conclusion)
         # Read now: a node that is not shown as held yet would stay held for ever.
@@ -605,7 +607,7 @@ class Checker:
     def _known(self, names: Iterable[str]) -> list[Node]:
         return [node for name in names if (node := self._nodes.get(name)) is not None]
 
-    async def _remember(self, run: Run, conclusion: Conclusion) -> None:
+    async def _remember(self, run: CheckRun, conclusion: Conclusion) -> None:
         """Write the measured speeds on nodes that passed: later checks compare with them."""
         speeds = {
             LINK_BANDWIDTH: speeds_shown(run.results, run.fleet),
@@ -628,14 +630,14 @@ class Checker:
                 if patch is not None:
                     await self._requests.patch_node(node, patch)
 
-    def _record_start(self, run: Run, what: str) -> None:
+    def _record_start(self, run: CheckRun, what: str) -> None:
         reason = f"{_subject(run)}{what}"
         kinds = ", ".join(kind.value for kind in run.spec.kinds)
         for node in self._known(run.spec.nodes):
             text = f"{run.name}: {kinds}. {run.spec.reason}".rstrip(". ")
             self._recorder.record(node, "Normal", reason, text)
 
-    def _record_end(self, run: Run, conclusion: Conclusion) -> None:
+    def _record_end(self, run: CheckRun, conclusion: Conclusion) -> None:
         for node in self._known(run.spec.nodes):
             name = key_of(node).name
             state = conclusion.verdict(name)
@@ -647,7 +649,7 @@ class Checker:
                 node, kind, f"{_subject(run)}{state.value}", f"{run.name}: {text}"
             )
 
-    def _log(self, run: Run, results: Sequence[CheckResult]) -> None:
+    def _log(self, run: CheckRun, results: Sequence[CheckResult]) -> None:
         directory = self._options.log_directory
         if directory is None or not results:
             return
@@ -662,7 +664,7 @@ class Checker:
         except OSError as error:
             log.warning("log of a check not written", check=run.name, file=directory, error=error)
 
-    def _log_groups(self, run: Run) -> dict[str, str]:
+    def _log_groups(self, run: CheckRun) -> dict[str, str]:
         """Return the log group of each node's cluster."""
         groups = {}
         for node in self._known(run.spec.nodes):
@@ -698,7 +700,7 @@ def _unmade(step: Step, why: str) -> list[CheckResult]:
     return [unmade(one, step.kind, why, other), unmade(other, step.kind, why, one)]
 
 
-def _subject(run: Run) -> str:
+def _subject(run: CheckRun) -> str:
     return "DeepHealthCheck" if run.is_deep else "HealthCheck"
 
 

@@ -76,7 +76,7 @@ from unbroken.spec.nodes.values import (
     DeepCheck,
     Health,
     NodeProvider,
-    Recovery,
+    NodeRecovery,
     health_of,
 )
 from unbroken.spec.schema.fields import fields_of, write_record
@@ -229,11 +229,11 @@ def options_of(
 ) -> RepairOptions:
     """Return the options that a person wrote. Raises SpecError for invalid ones."""
     name = provider_name(provider)
-    if recovery not in (one.value for one in Recovery):
+    if recovery not in (one.value for one in NodeRecovery):
         raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
     if name is NodeProvider.COMMAND and not command:
         raise SpecError("--node-provider command needs --node-command COMMAND")
-    settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
+    settings = RepairSettings(recovery=NodeRecovery(recovery), share=share, is_dry_run=is_dry_run)
     if name in NAMED_BY_NODES:
         settings = replace(settings, notes_machines=True)
     if name is NodeProvider.MACHINES:

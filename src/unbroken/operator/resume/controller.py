@@ -60,7 +60,7 @@ async def run_auto_resume(
         jobs = Informer(client, job_class(kind), namespace=namespace)
         with counting(metrics, kind, jobs):
             pods, nodes, own = pods_and_nodes(client, informers, kind, namespace)
-            resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes), options)
+            resumer = Resumer(client, recorder, kind, ResumeInformers(jobs, pods, nodes), options)
             await _resume(resumer, [jobs, *own])
 
     await while_served(client, kind, resume)
@@ -78,7 +78,7 @@ async def _resume(resumer: Resumer, own: Sequence[Informer[Any]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Watches:
+class ResumeInformers:
     """Informers of jobs, pods and nodes; the caller runs them."""
 
     jobs: Informer[Job]
@@ -94,7 +94,7 @@ class Resumer(JobChanges):
         client: KubeClient,
         recorder: EventRecorder,
         kind: JobKind,
-        watches: Watches,
+        watches: ResumeInformers,
         options: ResumeOptions,
     ) -> None:
         super().__init__(kind)

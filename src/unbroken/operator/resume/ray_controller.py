@@ -60,7 +60,7 @@ from .jobs import (
     pods_and_nodes,
     uid_of,
 )
-from .ray_dashboard import ASK_SECONDS, Budgets, Place, RayDashboards, Tokens, no_token
+from .ray_dashboard import ASK_SECONDS, Budgets, DashboardAddress, RayDashboards, Tokens, no_token
 from .ray_logs import RayLogs
 from .ray_views import (
     begun_jobs,
@@ -141,7 +141,7 @@ class RayWatches:
     nodes: Informer[Node]
 
 
-class Subject(NamedTuple):
+class RaySubject(NamedTuple):
     """A RayJob, or a RayCluster that stands alone."""
 
     kind: JobKind
@@ -174,10 +174,10 @@ class RayResumer(JobChanges):
         self._orders = Orders(client, recorder, watches.nodes, options.dead_seconds)
         self._machines: dict[str, RayResume] = {}
         """Machines by the subject's uid."""
-        self._queue: WorkQueue[Subject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
+        self._queue: WorkQueue[RaySubject] = WorkQueue("ray-resume", self._look, workers=WORKERS)
         self._budgets = Budgets(monotonic())
         self._dashboards = RayDashboards(client, session, self._on_answer, self._on_refusal)
-        self._logs: RayLogs[Subject] = RayLogs(session, self._queue.add)
+        self._logs: RayLogs[RaySubject] = RayLogs(session, self._queue.add)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -206,18 +206,18 @@ class RayResumer(JobChanges):
     def _add_subject(self, cluster: Object) -> None:
         owner, key = owner_of(cluster), key_of(cluster)
         if owner is None:
-            self._queue.add(Subject(RAY_CLUSTER, key))
+            self._queue.add(RaySubject(RAY_CLUSTER, key))
         elif owner:
-            self._queue.add(Subject(RAY_JOB, Key(key.namespace, owner)))
+            self._queue.add(RaySubject(RAY_JOB, Key(key.namespace, owner)))
 
     def _on_job(self, old: Object | None, new: Object | None) -> None:
         item = changed(old, new)
         if new is None or (old is not None and uid_of(old) != uid_of(new)):
             self._machines.pop(uid_of(old or item), None)
-        self._queue.add(Subject(RAY_JOB, key_of(item)))
+        self._queue.add(RaySubject(RAY_JOB, key_of(item)))
 
     def _on_answer(self, key: Key) -> None:
-        self._queue.add(Subject(RAY_CLUSTER, key))
+        self._queue.add(RaySubject(RAY_CLUSTER, key))
 
     def _on_refusal(self, key: Key, why: str) -> None:
         cluster = self._watches.clusters.get(key.name, key.namespace)
@@ -232,7 +232,7 @@ class RayResumer(JobChanges):
 
     # --- one subject
 
-    async def _look(self, subject: Subject) -> float | None:
+    async def _look(self, subject: RaySubject) -> float | None:
         kind, key = subject
         is_rayjob = kind is RAY_JOB
         found = (self._watches.jobs if is_rayjob else self._watches.clusters).get(
@@ -270,7 +270,7 @@ class RayResumer(JobChanges):
         is_own = found is not None and owner_of(found) == key_of(job).name
         return found if is_own else None
 
-    def _forget(self, subject: Subject) -> None:
+    def _forget(self, subject: RaySubject) -> None:
         """Ask the head of a subject no more, and read no log of its jobs."""
         self._logs.forget(subject)
         if subject.kind is not RAY_JOB:
@@ -278,7 +278,7 @@ class RayResumer(JobChanges):
 
     def _ready_head(
         self, kind: JobKind, item: Object, cluster: Object | None, pods: list[Pod]
-    ) -> tuple[Head, Place] | None:
+    ) -> tuple[Head, DashboardAddress] | None:
         """Return the head that is ready and the place of its dashboard, if jobs may run there."""
         seen = ray_picture(kind, item, cluster, pods, {})
         head = seen.ready_head if seen.watches_jobs and not seen.is_over else None
@@ -286,13 +286,13 @@ class RayResumer(JobChanges):
         if head is None or cluster is None or pod is None:
             return None
         url = dashboard_url(cluster, pod)
-        return (head, Place(url, partial(self._tokens, cluster, url))) if url else None
+        return (head, DashboardAddress(url, partial(self._tokens, cluster, url))) if url else None
 
     def _hung(
         self,
-        subject: Subject,
+        subject: RaySubject,
         item: Object,
-        asked: tuple[Head, Place] | None,
+        asked: tuple[Head, DashboardAddress] | None,
         answer: DashboardAnswer | None,
     ) -> Mapping[str, str]:
         """Have the logs of the jobs that run read by the log rules; say how they break rules."""
@@ -303,11 +303,11 @@ class RayResumer(JobChanges):
         begun = begun_jobs(subject.kind, item, answer)
         return self._logs.want(subject, *asked, begun, rules, self._budget(subject))
 
-    def _budget(self, subject: Subject) -> Budget:
+    def _budget(self, subject: RaySubject) -> Budget:
         return self._budgets.of(subject.key.namespace, subject, monotonic())
 
     async def _carry_out(
-        self, subject: Subject, item: Object, effect: ResumeEffect | RayEffect
+        self, subject: RaySubject, item: Object, effect: ResumeEffect | RayEffect
     ) -> None:
         match effect:
             case WriteRayRecord():
@@ -326,7 +326,7 @@ class RayResumer(JobChanges):
             case _:
                 await self._orders.carry_out(subject.kind, item, effect)
 
-    async def _write(self, subject: Subject, item: Object, order: WriteRayRecord) -> None:
+    async def _write(self, subject: RaySubject, item: Object, order: WriteRayRecord) -> None:
         """Raises Conflict, which leaves the rest undone, if the subject has changed meanwhile."""
         body: dict[str, Any] = {
             "metadata": {"annotations": write_ray_record(order.record, order.state)}
@@ -340,7 +340,7 @@ class RayResumer(JobChanges):
         path = subject.path
         await self._client.merge(path, body, uid=uid_of(item), version=order.version)
 
-    async def _begin_again(self, subject: Subject, job: Object, order: BeginAgain) -> None:
+    async def _begin_again(self, subject: RaySubject, job: Object, order: BeginAgain) -> None:
         """Raises Conflict if the RayJob has changed meanwhile."""
         space = f"api/v1/namespaces/{quote(subject.key.namespace)}/pods"
         label = quote(f"{LABEL}={order.cluster}", safe="")

@@ -50,7 +50,7 @@ BURST_SECONDS = 4.0
 MEBIBYTE = 1024 * 1024.0
 
 
-class Use(Enum):
+class ConnectionUse(Enum):
     """Use of a connection to a dashboard."""
 
     LOG = "log"
@@ -66,7 +66,7 @@ def _limits(
     def flow(rate: float) -> Flow:
         return Flow(rate, rate * BURST_SECONDS)
 
-    uses: dict[Enum, int] = {Use.LOG: logs, Use.QUESTION: questions}
+    uses: dict[Enum, int] = {ConnectionUse.LOG: logs, ConnectionUse.QUESTION: questions}
     return Limits(flow(messages), flow(megabytes * MEBIBYTE), flow(work), uses, lines)
 
 
@@ -132,7 +132,7 @@ def no_token(cluster: Mapping[str, Any], url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DashboardAddress:
     """Address of a dashboard, and the token that it asks for."""
 
     url: str
@@ -162,7 +162,7 @@ class Dashboard:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def jobs(self, place: Place) -> bytes | None:
+    async def jobs(self, place: DashboardAddress) -> bytes | None:
         """Return the list of jobs that a dashboard knows, to be read by `rows_of`, or its
         beginning; None if it does not answer.  Raises RefusedError."""
         try:
@@ -178,7 +178,7 @@ class Dashboard:
             log.debug("dashboard does not answer", url=place.url, error=error)
             return None
 
-    async def job(self, place: Place, job_id: str) -> JobDetails | None:
+    async def job(self, place: DashboardAddress, job_id: str) -> JobDetails | None:
         """Return the state of a job; None if the dashboard does not answer.  Raises
         RefusedError."""
         try:
@@ -197,7 +197,7 @@ class Dashboard:
             log.debug("dashboard does not answer", url=place.url, error=error)
             return None
 
-    async def lacks(self, place: Place, package: str) -> bool:
+    async def lacks(self, place: DashboardAddress, package: str) -> bool:
         """True if the head says that it has no such package."""
         name = package.removeprefix(PACKAGE)
         try:
@@ -208,15 +208,17 @@ class Dashboard:
             log.debug("dashboard does not answer", url=place.url, error=error)
             return False
 
-    async def submit(self, place: Place, body: Mapping[str, Any]) -> str:
+    async def submit(self, place: DashboardAddress, body: Mapping[str, Any]) -> str:
         """Submit a job.  Returns the refusal; empty: the next list shows whether it is known."""
         return await self._post(place, f"{place.url}/api/jobs/", body)
 
-    async def stop(self, place: Place, job_id: str) -> str:
+    async def stop(self, place: DashboardAddress, job_id: str) -> str:
         """Stop a job.  Returns the refusal; empty: the next list shows whether it runs."""
         return await self._post(place, f"{place.url}/api/jobs/{quote(job_id, safe='')}/stop")
 
-    async def _post(self, place: Place, where: str, body: Mapping[str, Any] | None = None) -> str:
+    async def _post(
+        self, place: DashboardAddress, where: str, body: Mapping[str, Any] | None = None
+    ) -> str:
         try:
             async with self._session.post(where, json=body, headers=place.headers) as answer:
                 if answer.status == 200:
@@ -229,7 +231,7 @@ class Dashboard:
 
     @asynccontextmanager
     async def open_log(
-        self, place: Place, job_id: str, charge: Callable[[float], float]
+        self, place: DashboardAddress, job_id: str, charge: Callable[[float], float]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open the log of a job: messages with all that it has written, and then with what it
         writes.  Pings are messages, too: the caller answers them as it has time.  Raises one of
@@ -311,7 +313,7 @@ ID_CHARACTERS_MAX = 200
 RUNNING = frozenset({"PENDING", "RUNNING"})
 
 
-class _Row(msgspec.Struct):
+class _DashboardRow(msgspec.Struct):
     """Part of a dashboard's answer about a job that is read; long values stay undecoded."""
 
     type: str
@@ -333,7 +335,7 @@ class _Asked:
     """A head whose dashboard is asked."""
 
     head: Head
-    place: Place
+    place: DashboardAddress
     budget: Budget
     answer: DashboardAnswer | None = None
     submissions: dict[str, SubmitAgain] = field(default_factory=dict)
@@ -366,14 +368,16 @@ class RayDashboards:
         self._refused = refused
         self._asked: dict[Key, _Asked] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
-            "ray-dashboards", self._ask, workers=TOTAL.connections[Use.QUESTION]
+            "ray-dashboards", self._ask, workers=TOTAL.connections[ConnectionUse.QUESTION]
         )
 
     async def run(self) -> None:
         """Ask until cancelled."""
         await self._queue.run()
 
-    def want(self, key: Key, head: Head, place: Place, budget: Budget) -> DashboardAnswer | None:
+    def want(
+        self, key: Key, head: Head, place: DashboardAddress, budget: Budget
+    ) -> DashboardAnswer | None:
         """Ask the head of a RayCluster from now on; return its last answer."""
         found = self._asked.get(key)
         if found is None or found.head != head or found.place != place:
@@ -404,7 +408,7 @@ class RayDashboards:
         if asked is None:
             return None
         try:
-            with asked.budget.connection(Use.QUESTION):
+            with asked.budget.connection(ConnectionUse.QUESTION):
                 async with asyncio.timeout(TURN_SECONDS):
                     return await self._turn(key, asked)
         except RefusedError as error:
@@ -540,7 +544,7 @@ def answer_of(head: Head, listed: list[msgspec.Raw]) -> DashboardAnswer:
     )
 
 
-def _request_of(row: _Row) -> str:
+def _request_of(row: _DashboardRow) -> str:
     """Return the request of a job as text in ASCII; empty if it cannot be read."""
     try:
         environment = msgspec.json.decode(row.runtime_env, type=dict[str, Any] | None)
@@ -555,12 +559,12 @@ def _request_of(row: _Row) -> str:
         return ""
 
 
-def _rows(listed: list[msgspec.Raw]) -> Iterator[_Row]:
+def _rows(listed: list[msgspec.Raw]) -> Iterator[_DashboardRow]:
     """Yield the jobs that were submitted, by their ids: the order of answers may change."""
-    found: dict[str, _Row] = {}
+    found: dict[str, _DashboardRow] = {}
     for raw in listed:
         try:
-            row = msgspec.json.decode(raw, type=_Row)
+            row = msgspec.json.decode(raw, type=_DashboardRow)
         except (msgspec.MsgspecError, RecursionError):
             continue
         id = row.submission_id

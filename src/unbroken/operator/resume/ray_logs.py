@@ -44,7 +44,7 @@ from unbroken.spec.job.types import LogRule
 from unbroken.spec.problems import Report
 from unbroken.wire.agent import Violation
 
-from .ray_dashboard import NO_ANSWER, Dashboard, Place, Use
+from .ray_dashboard import NO_ANSWER, ConnectionUse, Dashboard, DashboardAddress
 
 log = Log(__name__)
 
@@ -95,7 +95,7 @@ class RayLogs(Generic[S]):
         self,
         subject: S,
         head: Head,
-        place: Place,
+        place: DashboardAddress,
         ids: Iterable[str],
         rules: tuple[LogRule, ...],
         budget: Budget,
@@ -110,7 +110,7 @@ class RayLogs(Generic[S]):
         for id in found.logs.keys() - wanted:
             found.logs.pop(id).leave()
         for id in wanted - found.logs.keys():
-            judge = Judge(found.compiled, found.patterns)
+            judge = RayLogJudge(found.compiled, found.patterns)
             changed = partial(self._changed, subject)
             made = JobLog(self._dashboard, place, id, judge, budget, changed, self._clock)
             found.logs[id] = made
@@ -127,7 +127,7 @@ class RayLogs(Generic[S]):
 class _Followed:
     """The logs of one subject that are read, by the jobs' ids."""
 
-    def __init__(self, head: Head, place: Place, rules: tuple[LogRule, ...]) -> None:
+    def __init__(self, head: Head, place: DashboardAddress, rules: tuple[LogRule, ...]) -> None:
         self.head, self.place, self.rules = head, place, rules
         made = (compile_rule(rule, "", Report()) for rule in rules)
         self.compiled = tuple(rule for rule in made if rule is not None)
@@ -141,9 +141,9 @@ class JobLog:
     def __init__(
         self,
         dashboard: Dashboard,
-        place: Place,
+        place: DashboardAddress,
         id: str,
-        judge: Judge,
+        judge: RayLogJudge,
         budget: Budget,
         changed: Callable[[], None],
         clock: Callable[[], float],
@@ -172,7 +172,7 @@ class JobLog:
         while not self._is_left:
             before = self._taken
             try:
-                with self._budget.connection(Use.LOG):
+                with self._budget.connection(ConnectionUse.LOG):
                     async with self._dashboard.open_log(
                         self._place, self._id, self._charge
                     ) as socket:
@@ -255,7 +255,7 @@ class JobLog:
         return None if deadline is None else max(deadline - now, QUIET_SECONDS)
 
 
-class Judge:
+class RayLogJudge:
     """The rules of a job, and which of them its log breaks.  Times are of one monotonic clock."""
 
     def __init__(self, rules: tuple[CompiledRule, ...], patterns: PatternSet | None = None) -> None:

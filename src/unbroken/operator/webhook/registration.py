@@ -34,7 +34,7 @@ from unbroken.spec.job.types import GROUP, PLURAL, VERSION
 from unbroken.spec.keys import OWN_GROUP
 
 from .certificates import Authority, Leaf
-from .server import Settings
+from .server import WebhookSettings
 
 log = Log(__name__)
 
@@ -48,7 +48,7 @@ CLOSING_SECONDS = 3.0
 class WebhookProcess:
     """One process after another, all on one listening socket."""
 
-    def __init__(self, listening: socket.socket, settings: Settings) -> None:
+    def __init__(self, listening: socket.socket, settings: WebhookSettings) -> None:
         self._listening = listening
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
@@ -199,7 +199,7 @@ async def serve_webhook(
         leaf = issue(wall())
         config = client.config
         file = None if config.fname is None else str(config.fname)
-        settings = Settings(
+        settings = WebhookSettings(
             listening.fileno(),
             path,
             leaf,

@@ -30,7 +30,7 @@ INVALID = 422
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobReview:
     """A review: may `job` be stored, in place of `old` if there is one?"""
 
     uid: str
@@ -71,7 +71,7 @@ def _request(body: bytes) -> _Request:
         return request
 
 
-def asked(body: bytes) -> Asked:
+def asked(body: bytes) -> JobReview:
     """Read the body of a review. Raises PeerError for anything but a review of a job."""
     try:
         request = _request(body)
@@ -81,14 +81,14 @@ def asked(body: bytes) -> Asked:
             # A job that was stored before this webhook existed may be changed, and deleted.
             problems = (Problem("", why, "FieldValueTooLong"),) if is_read else ()
             job = {"metadata": {"name": request.name}}
-            return Asked(request.uid, namespace, job, None, user, Verdict(problems))
+            return JobReview(request.uid, namespace, job, None, user, Verdict(problems))
         job = msgspec.json.decode(request.object)
         old = msgspec.json.decode(request.oldObject) if is_read else None
     except (msgspec.DecodeError, RecursionError) as error:
         raise PeerError(f"the body is no review of a job: {str(error)[:300]}") from error
     if not isinstance(job, Mapping):
         raise PeerError("the request has no object; only CREATE and UPDATE are answered")
-    return Asked(request.uid, namespace, job, old if isinstance(old, Mapping) else None, user)
+    return JobReview(request.uid, namespace, job, old if isinstance(old, Mapping) else None, user)
 
 
 def _user(found: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _user(found: Any) -> dict[str, Any]:
     return {key: value for key, value in user.items() if value}
 
 
-def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
+def judged(asked: JobReview) -> tuple[Verdict, Parsed | None]:
     """Evaluate the job alone; return the parsed job if its pods are to be tried, too."""
     if asked.unread is not None:
         return asked.unread, None
@@ -169,7 +169,7 @@ def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[P
     ]
 
 
-def answered(asked: Asked, verdict: Verdict) -> Object:
+def answered(asked: JobReview, verdict: Verdict) -> Object:
     """Return the review with its response."""
     response: Object = {"uid": asked.uid, "allowed": not verdict.problems}
     if verdict.warnings:
@@ -179,7 +179,7 @@ def answered(asked: Asked, verdict: Verdict) -> Object:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def _status(asked: Asked, problems: tuple[Problem, ...]) -> Object:
+def _status(asked: JobReview, problems: tuple[Problem, ...]) -> Object:
     metadata = asked.job.get("metadata")
     result = metadata if isinstance(metadata, Mapping) else {}
     name = str(result.get("name") or result.get("generateName") or "")

@@ -38,7 +38,7 @@ from unbroken.spec.job.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
 from .certificates import Leaf
-from .review import Asked, answered, asked, judged, template_problems
+from .review import JobReview, answered, asked, judged, template_problems
 
 log = Log(__name__)
 
@@ -61,7 +61,7 @@ REFUSALS = frozenset({400, 422})
 ACCESS_REVIEWS = "apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-class Settings(msgspec.Struct):
+class WebhookSettings(msgspec.Struct):
     """The first line of stdin."""
 
     descriptor: int
@@ -121,11 +121,11 @@ class Reviewer:
             log.info("job refused", job=_name(question), problem=paths)
         return web.json_response(answered(question, verdict))
 
-    def _may_log(self, question: Asked) -> bool:
+    def _may_log(self, question: JobReview) -> bool:
         """Charge a line of the log to the namespace of a review."""
         return self._client.objects.may_log(question.namespace)
 
-    async def _may_try(self, question: Asked) -> bool:
+    async def _may_try(self, question: JobReview) -> bool:
         """True if the user may create these pods; then a trial reveals nothing that is not theirs.
 
         The namespace is the user's claim until the API server has confirmed it.
@@ -142,7 +142,7 @@ class Reviewer:
                 log.warning("pods cannot be tried", error=error)
             return False
 
-    async def _tried(self, question: Asked, parsed: Parsed) -> tuple[Problem, ...]:
+    async def _tried(self, question: JobReview, parsed: Parsed) -> tuple[Problem, ...]:
         """Try a pod of each template as a dry run; return the problems that the API server
         found."""
         namespace, count = question.namespace, len(parsed.spec.replica_specs)
@@ -191,7 +191,7 @@ def _causes(error: ApiRefusal) -> list[Object]:
     return told or [{"message": str(error)}]
 
 
-def _name(question: Asked) -> str:
+def _name(question: JobReview) -> str:
     metadata = question.job.get("metadata")
     name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
     return f"{question.namespace}/{name}"[:500]
@@ -216,7 +216,7 @@ def _limited(seconds: float) -> Iterator[None]:
 # --- life
 
 
-def _context(settings: Settings) -> ssl.SSLContext:
+def _context(settings: WebhookSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     settings.leaf.load_into(context)
@@ -226,7 +226,7 @@ def _context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-async def _serve(lines: asyncio.StreamReader, settings: Settings) -> None:
+async def _serve(lines: asyncio.StreamReader, settings: WebhookSettings) -> None:
     """Answer until stdin ends; each further line is a new certificate."""
     context = _context(settings)
     async with connect(settings.kubeconfig, context=settings.context) as client:
@@ -252,7 +252,7 @@ async def _main() -> None:
     await loop.connect_read_pipe(lambda: protocol, sys.stdin)
     first = await lines.readline()
     if first:
-        await _serve(lines, msgspec.json.decode(first, type=Settings))
+        await _serve(lines, msgspec.json.decode(first, type=WebhookSettings))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ NUMBER_MAX = 1e12
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DetectorRecord:
     """Accuracy of a detector on this job."""
 
     right: int = 0
@@ -61,7 +61,7 @@ class Ledger:
     """Seconds from creation to suspension, over all suspensions before the present life."""
     startup_seconds: float = 0.0
     """Active seconds before the first progress."""
-    detectors: Mapping[str, Record] = field(default_factory=dict)
+    detectors: Mapping[str, DetectorRecord] = field(default_factory=dict)
     """Accuracy by name of the detector."""
     agents: str = ""
     """`PROVEN`, `UNPROVEN`, or empty: no attempt has started, or the job has no key."""
@@ -174,10 +174,10 @@ def _numbers(given: Mapping[str, Any], key: str, report: Report) -> dict[str, fl
     return {name: value for name in result if (value := _number(result, name, report, path))}
 
 
-def _record(given: Mapping[str, Any], name: str, report: Report) -> Record:
+def _record(given: Mapping[str, Any], name: str, report: Report) -> DetectorRecord:
     path, result = f"{LEDGER}.detectors.{name}", given[name]
     if not isinstance(result, Mapping):
         report.invalid(path, result, "must be an object")
-        return Record()
+        return DetectorRecord()
     right, wrong = (int(_number(result, key, report, path)) for key in ("right", "wrong"))
-    return Record(right, wrong)
+    return DetectorRecord(right, wrong)

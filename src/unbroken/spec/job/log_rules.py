@@ -19,7 +19,7 @@ from unbroken.spec.patterns import (
 )
 from unbroken.spec.problems import Report, shown
 
-from .types import JobSpec, LogRule, Watch
+from .types import JobSpec, LogRule, RuleWatch
 
 THRESHOLD_NEEDS_OPERATOR = "a metricThreshold needs an operator"
 OPERATOR_NEEDS_THRESHOLD = "an operator needs a metricThreshold"
@@ -83,7 +83,9 @@ def _check_rule(rule: LogRule, place: str, report: Report) -> None:
     _warn(rule, place, report)
 
 
-def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report: Report) -> None:
+def check_watches(
+    watches: Mapping[str, RuleWatch], spec: JobSpec, path: str, report: Report
+) -> None:
     """Report watches of unknown rules, or of unknown ranks."""
     rules = [rule.name for rule in spec.run_policy.log_monitoring_configuration]
     nproc = spec.nproc_per_node

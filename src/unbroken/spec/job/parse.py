@@ -35,9 +35,9 @@ from .types import (
     FenceBy,
     JobOptions,
     JobSpec,
+    RuleWatch,
     SameError,
     Switch,
-    Watch,
     queue_of,
     read_preload,
     read_watches,
@@ -242,7 +242,7 @@ def _preload(given: Any, path: str, report: Report) -> tuple[str, ...]:
         return ()
 
 
-def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[str, Watch]:
+def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[str, RuleWatch]:
     try:
         watches = read_watches(str(given))
     except SpecError as error:

@@ -35,7 +35,7 @@ RANKS_KEY = "ranks"
 """Key of a rule in a start command."""
 
 
-class Scope(Enum):
+class RuleScope(Enum):
     """The ranks that must log so that a rule does not hang."""
 
     JOB = "some"
@@ -44,10 +44,10 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class RuleWatch:
     """The ranks whose lines feed a rule, and which of them must log."""
 
-    scope: Scope = Scope.NODE
+    scope: RuleScope = RuleScope.NODE
     ranks: frozenset[int] | None = None
     """Watched ranks; None: all."""
 
@@ -55,21 +55,21 @@ class Watch:
         return self.scope.value if self.ranks is None else ",".join(map(str, sorted(self.ranks)))
 
 
-OF_NODE = Watch()
+OF_NODE = RuleWatch()
 
 
-def read_watch(text: str) -> Watch:
+def read_watch(text: str) -> RuleWatch:
     """Read `some`, `node`, `every`, or ranks with commas. Raises SpecError."""
     word = text.strip()
-    if word in {scope.value for scope in Scope}:
-        return Watch(Scope(word))
+    if word in {scope.value for scope in RuleScope}:
+        return RuleWatch(RuleScope(word))
     parts = [part.strip() for part in word.split(",")]
     if all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        return Watch(Scope.RANK, frozenset(map(int, parts)))
+        return RuleWatch(RuleScope.RANK, frozenset(map(int, parts)))
     raise SpecError(f"{text!r} is none of some, node, every, or ranks such as 0,8")
 
 
-def read_watches(annotation: str) -> dict[str, Watch]:
+def read_watches(annotation: str) -> dict[str, RuleWatch]:
     """Return the watches of the annotation's text by rule name. Raises SpecError."""
     watches = {}
     for part in filter(None, map(str.strip, annotation.split(";"))):
@@ -80,9 +80,9 @@ def read_watches(annotation: str) -> dict[str, Watch]:
     return watches
 
 
-def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
+def watch_of(name: str, watches: Mapping[str, RuleWatch]) -> RuleWatch:
     """Return the ranks that are watched for the rule, by this operator's default."""
-    return watches.get(name) or watches.get("*") or Watch(Scope.JOB)
+    return watches.get(name) or watches.get("*") or RuleWatch(RuleScope.JOB)
 
 
 GROUP, VERSION, KIND = HYPERPOD_GROUP, "v1", "HyperPodPyTorchJob"
@@ -249,7 +249,7 @@ class JobOptions:
     agent_auth: AgentAuth = AgentAuth.TOKEN
     restart: Time | None = None
     """Time of the latest requested restart."""
-    log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
+    log_rule_ranks: Mapping[str, RuleWatch] = field(default_factory=dict)
     """Ranks that must log, by log rule; `*`: all other rules."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     same_error: SameError = SameError.STOP

@@ -20,7 +20,7 @@ from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.fields import INT_MAX, Limits, read_record
 
-from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, RestartPolicy
+from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, KubeflowRestartPolicy
 
 Object = dict[str, Any]
 MISSING = "???"
@@ -41,7 +41,7 @@ def _key(name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """`training_cfg.run`."""
 
     name: Annotated[str, Limits(min_length=1)]
@@ -51,11 +51,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingConfig:
     """`training_cfg`."""
 
     entry_script: Annotated[str, Limits(min_length=1)] = field(metadata=_key("entry_script"))
-    run: Run
+    run: TrainingRun
     script_args: tuple[str, ...] = field(default=(), metadata=_key("script_args"))
     """Pieces of the command line."""
     pre_script: tuple[str, ...] = field(default=(), metadata=_key("pre_script"))
@@ -63,7 +63,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class VolumeClaim:
     """A PersistentVolumeClaim and its mount path."""
 
     claim_name: str
@@ -80,7 +80,7 @@ class HostVolume:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelSelector:
+class NodeLabels:
     """Labels that nodes must or should have: key -> values."""
 
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -98,17 +98,17 @@ class ClusterConfig:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     service_account_name: str = field(default="", metadata=_key("service_account_name"))
     priority_class_name: str = field(default="", metadata=_key("priority_class_name"))
-    label_selector: LabelSelector | None = field(default=None, metadata=_key("label_selector"))
+    label_selector: NodeLabels | None = field(default=None, metadata=_key("label_selector"))
     persistent_volume_claim: Mapping[str, Any] = field(
         default_factory=dict, metadata=_key("persistentVolumeClaim")
     )
     """A single claim, as in the earliest files."""
-    persistent_volume_claims: tuple[Claim, ...] = field(
+    persistent_volume_claims: tuple[VolumeClaim, ...] = field(
         default=(), metadata=_key("persistent_volume_claims")
     )
     volumes: tuple[HostVolume, ...] = ()
     pull_policy: Annotated[str, Limits(choices=("Always", "IfNotPresent", "Never"))] = "Always"
-    restart_policy: RestartPolicy = RestartPolicy.NEVER
+    restart_policy: KubeflowRestartPolicy = KubeflowRestartPolicy.NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class ClusterPart:
 class HyperpodConfig:
     """The whole file."""
 
-    training_cfg: Training = field(metadata=_key("training_cfg"))
+    training_cfg: TrainingConfig = field(metadata=_key("training_cfg"))
     cluster: ClusterPart
     container: Annotated[str, Limits(min_length=1)]
     """The image."""
@@ -226,7 +226,7 @@ def _check(config: HyperpodConfig, report: Report) -> None:
     for problem in resume_problems(annotations_of(options)):
         report.invalid(f"{place}.annotations", "", problem)
     wants_resume = annotations_of(options).get(AUTO_RESUME) == "true"
-    if wants_resume and options.restart_policy is not RestartPolicy.ON_FAILURE:
+    if wants_resume and options.restart_policy is not KubeflowRestartPolicy.ON_FAILURE:
         why = f"{AUTO_RESUME} needs OnFailure"
         report.invalid(f"{place}.restartPolicy", options.restart_policy.value, why)
     if bool(options.custom_labels.get(QUEUE)) != bool(options.priority_class_name):
@@ -330,7 +330,7 @@ def _volumes(config: HyperpodConfig) -> Iterator[tuple[Object, Object]]:
     claims = list(options.persistent_volume_claims)
     item = options.persistent_volume_claim
     if item.get("claimName") and item.get("mountPath"):
-        claims.append(Claim(str(item["claimName"]), str(item["mountPath"])))
+        claims.append(VolumeClaim(str(item["claimName"]), str(item["mountPath"])))
     for claim in claims:
         source = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
         yield _volume(claim.claim_name, source, claim.mount_path)
@@ -349,7 +349,7 @@ def _volume(name: str, source: Object, path: str) -> tuple[Object, Object]:
     return {"name": name, **source}, {"name": name, "mountPath": path}
 
 
-def _affinity(selector: LabelSelector | None) -> Object:
+def _affinity(selector: NodeLabels | None) -> Object:
     if selector is None:
         return {}
     result: Object = {}

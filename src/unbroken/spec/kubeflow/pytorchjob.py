@@ -44,7 +44,7 @@ class Replica(Enum):
     WORKER = "Worker"
 
 
-class RestartPolicy(Enum):
+class KubeflowRestartPolicy(Enum):
     """Treatment of a pod whose program fails."""
 
     ON_FAILURE = "OnFailure"
@@ -56,7 +56,7 @@ class RestartPolicy(Enum):
     """Exit codes from 128 get a new pod; lower codes fail the job."""
 
 
-class CleanPodPolicy(Enum):
+class KubeflowCleanPodPolicy(Enum):
     """The pods that are deleted when the job has ended."""
 
     NONE = "None"
@@ -65,11 +65,11 @@ class CleanPodPolicy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSpec:
+class KubeflowReplicaSpec:
     """Pods of one type."""
 
     replicas: Count = 1
-    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    restart_policy: KubeflowRestartPolicy = KubeflowRestartPolicy.ON_FAILURE
     template: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,15 +77,15 @@ class ReplicaSpec:
 class ReplicaSpecs:
     """Pods of every type; at least one is given."""
 
-    master: ReplicaSpec | None = field(default=None, metadata={"key": Replica.MASTER.value})
-    worker: ReplicaSpec | None = field(default=None, metadata={"key": Replica.WORKER.value})
+    master: KubeflowReplicaSpec | None = field(default=None, metadata={"key": Replica.MASTER.value})
+    worker: KubeflowReplicaSpec | None = field(default=None, metadata={"key": Replica.WORKER.value})
 
 
 @dataclass(frozen=True, slots=True)
-class RunPolicy:
+class KubeflowRunPolicy:
     """Time limits of a job, and what is kept after its end."""
 
-    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
+    clean_pod_policy: KubeflowCleanPodPolicy = KubeflowCleanPodPolicy.NONE
     ttl_seconds_after_finished: Count | None = None
     active_deadline_seconds: AtLeastOne | None = None
     backoff_limit: Count | None = None
@@ -105,7 +105,7 @@ class RendezvousSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class ElasticPolicy:
+class KubeflowElasticPolicy:
     """Options of torchrun, passed as variables `PET_...`."""
 
     min_replicas: AtLeastOne | None = None
@@ -127,12 +127,12 @@ class PyTorchJobSpec:
     """The spec of a PyTorchJob."""
 
     pytorch_replica_specs: ReplicaSpecs
-    run_policy: RunPolicy = RunPolicy()
-    elastic_policy: ElasticPolicy | None = None
+    run_policy: KubeflowRunPolicy = KubeflowRunPolicy()
+    elastic_policy: KubeflowElasticPolicy | None = None
     nproc_per_node: str = ""
     """`auto`, `cpu`, `gpu` or a number; empty: the default of the program."""
 
-    def replicas(self) -> dict[Replica, ReplicaSpec]:
+    def replicas(self) -> dict[Replica, KubeflowReplicaSpec]:
         """Return the replica specs that are given, the master first."""
         specs = self.pytorch_replica_specs
         both = ((Replica.MASTER, specs.master), (Replica.WORKER, specs.worker))
@@ -140,7 +140,7 @@ class PyTorchJobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedPyTorchJob:
     """A job that was read, with its problems and warnings."""
 
     spec: PyTorchJobSpec
@@ -148,20 +148,20 @@ class Parsed:
     warnings: tuple[str, ...] = ()
 
 
-def parse_pytorchjob(content: Any) -> Parsed:
+def parse_pytorchjob(content: Any) -> ParsedPyTorchJob:
     """Read the spec of a PyTorchJob, with all problems, and warnings of fields without effect."""
     report = Report()
     spec = content.get("spec") if isinstance(content, Mapping) else None
     if not isinstance(spec, Mapping):
         report.required("spec")
-        return Parsed(blank_record(PyTorchJobSpec), tuple(report.problems))
+        return ParsedPyTorchJob(blank_record(PyTorchJobSpec), tuple(report.problems))
     py_torch_job = read_record(PyTorchJobSpec, spec, "spec", report)
     _check_name(content, py_torch_job, report)
     _check_replicas(py_torch_job, report)
     _check_elastic(py_torch_job, report)
     for problem in resume_problems(_annotations(content)):
         report.warn(problem)
-    return Parsed(py_torch_job, tuple(report.problems), tuple(report.warnings))
+    return ParsedPyTorchJob(py_torch_job, tuple(report.problems), tuple(report.warnings))
 
 
 def _check_name(content: Mapping[str, Any], spec: PyTorchJobSpec, report: Report) -> None:

@@ -89,7 +89,7 @@ class HostSign(Enum):
     """An agent or a worker cannot be interrupted for `limit` seconds."""
 
 
-class Severity(Enum):
+class DriverSeverity(Enum):
     """Severity in the driver's line."""
 
     FATAL = "fatal"
@@ -124,11 +124,11 @@ class FaultEntry:
     source: str
     """Origin of the action."""
     xid: tuple[Xid, ...] = ()
-    severity: Severity | None = None
+    severity: DriverSeverity | None = None
     """Severity of the XID: None: any."""
     recovery: tuple[int, ...] = ()
     """Recovery actions (NVML's numbers) that XID 154 or the driver names."""
-    sxid: Severity | None = None
+    sxid: DriverSeverity | None = None
     kernel: tuple[str, ...] = ()
     """Regular expressions for lines of the kernel's log.
 

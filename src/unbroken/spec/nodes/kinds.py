@@ -25,7 +25,7 @@ from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.fields import Limits, blank_record, read_record, write_record
 
-from .values import Action, Recovery
+from .values import Action, NodeRecovery
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 Count = Annotated[int, Limits(minimum=0)]
@@ -122,7 +122,7 @@ class ClusterSpec:
     """12 of [a-z0-9], the end of its ARN."""
     request: Mapping[str, Any]
     """The members of CreateCluster as UpdateCluster left them, InstanceGroups among them."""
-    node_recovery: Recovery = Recovery.AUTOMATIC
+    node_recovery: NodeRecovery = NodeRecovery.AUTOMATIC
     tags: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, Any] = field(default_factory=dict)
     """Instance group -> machines wanted, if different from the request's InstanceCount."""

@@ -77,7 +77,7 @@ class ConditionFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NoticedNode:
     """The parts of a Node that may have notices."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -282,7 +282,7 @@ NOTICES = (
 first."""
 
 
-def find_notice(node: NodeFacts) -> Notice | None:
+def find_notice(node: NoticedNode) -> Notice | None:
     """Return the most urgent notice on a node; None: there is none."""
     notices = [notice for kind in NOTICES if (notice := _find(kind, node)) is not None]
     if not notices:
@@ -301,7 +301,7 @@ def _urgency(notice: Notice) -> tuple[bool, float]:
     return (due is None, due or 0.0)
 
 
-def _find(kind: NoticeKind, node: NodeFacts) -> Notice | None:
+def _find(kind: NoticeKind, node: NoticedNode) -> Notice | None:
     value, since = _read(kind, node)
     if value is None or (kind.value and value != kind.value):
         return None
@@ -314,7 +314,7 @@ def _find(kind: NoticeKind, node: NodeFacts) -> Notice | None:
     return Notice(kind.name, kind.meaning[:TEXT_CHARACTERS], deadline, seconds, kind.is_order)
 
 
-def _read(kind: NoticeKind, node: NodeFacts) -> tuple[str | None, float | None]:
+def _read(kind: NoticeKind, node: NoticedNode) -> tuple[str | None, float | None]:
     """Return the value, None if the node has none, and its time."""
     match kind.where:
         case Where.UNSCHEDULABLE:

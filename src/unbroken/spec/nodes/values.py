@@ -48,7 +48,7 @@ class Action(Enum):
     REPLACE = "replace"
 
 
-class Recovery(StrEnum):
+class NodeRecovery(StrEnum):
     """Setting of who repairs nodes (`NodeRecovery` of a cluster)."""
 
     AUTOMATIC = "Automatic"

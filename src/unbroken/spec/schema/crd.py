@@ -41,7 +41,7 @@ from unbroken.spec.keys import MADE_BY, ConditionType
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
 
 from .descriptions import DESCRIPTIONS, INCIDENT, JOB, KINDS, NODE_DESCRIPTIONS
-from .fields import INT_MAX, Base, Field, Shape, fields_of
+from .fields import INT_MAX, Base, Field, FieldShape, fields_of
 
 Schema = dict[str, Any]
 OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -336,7 +336,7 @@ def _default(field: Field) -> Schema:
     return {"default": value.value if field.shape.base is Base.ENUM else value}
 
 
-def _schema(shape: Shape, has_defaults: bool) -> Schema:
+def _schema(shape: FieldShape, has_defaults: bool) -> Schema:
     match shape.base:
         case Base.RECORD:
             return _record(shape.of, has_defaults=has_defaults)
@@ -359,7 +359,7 @@ def _schema(shape: Shape, has_defaults: bool) -> Schema:
             return dict(PLAIN[shape.base])
 
 
-def _number(shape: Shape) -> Schema:
+def _number(shape: FieldShape) -> Schema:
     result: Schema = {"type": shape.base.value}
     if shape.base is Base.INTEGER:
         result["format"] = "int32" if shape.limits.maximum == INT_MAX else "int64"
@@ -368,7 +368,7 @@ def _number(shape: Shape) -> Schema:
     return result
 
 
-def _bounds(shape: Shape, of: str) -> Schema:
+def _bounds(shape: FieldShape, of: str) -> Schema:
     least, most = shape.limits.min_length, shape.limits.max_length
     return {
         **({f"min{of}": least} if least else {}),

@@ -62,13 +62,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FieldShape:
     """The type of a value."""
 
     base: Base
     of: Any = None
     """The class of an enum or a record."""
-    item: Shape | None = None
+    item: FieldShape | None = None
     limits: Limits = Limits()
 
 
@@ -78,7 +78,7 @@ class Field:
 
     name: str
     key: str
-    shape: Shape
+    shape: FieldShape
     default: Callable[[], Any] | None
     """Makes the default; None: the field must be given."""
 
@@ -116,7 +116,7 @@ def _default(field: Any) -> Callable[[], Any] | None:
     return lambda: value
 
 
-def shape(hint: Any, limits: Limits = Limits()) -> Shape:
+def shape(hint: Any, limits: Limits = Limits()) -> FieldShape:
     """Return the shape of a type hint; `X | None` is the same as X, for null means absent."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -125,14 +125,14 @@ def shape(hint: Any, limits: Limits = Limits()) -> Shape:
     if origin in (Union, types.UnionType):
         return shape(next(a for a in arguments if a is not type(None)), limits)
     if origin is tuple:
-        return Shape(Base.LIST, item=shape(arguments[0]), limits=limits)
+        return FieldShape(Base.LIST, item=shape(arguments[0]), limits=limits)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return Shape(Base.STRINGS if arguments[1] is str else Base.OBJECT)
+        return FieldShape(Base.STRINGS if arguments[1] is str else Base.OBJECT)
     if limits.is_time:
-        return Shape(Base.TIME, limits=limits)
+        return FieldShape(Base.TIME, limits=limits)
     if hint in BASES:
-        return Shape(BASES[hint], limits=limits)
-    return Shape(Base.RECORD if is_dataclass(hint) else Base.ENUM, of=hint)
+        return FieldShape(BASES[hint], limits=limits)
+    return FieldShape(Base.RECORD if is_dataclass(hint) else Base.ENUM, of=hint)
 
 
 def camel(name: str) -> str:
@@ -174,7 +174,7 @@ def blank_record(record: type[Record]) -> Record:
     return record(**{f.name: f.default() if f.default else _blank(f.shape) for f in fields})
 
 
-def _blank(shape: Shape) -> Any:
+def _blank(shape: FieldShape) -> Any:
     match shape.base:
         case Base.RECORD:
             return blank_record(shape.of)
@@ -184,7 +184,7 @@ def _blank(shape: Shape) -> Any:
             return BLANKS[shape.base]()
 
 
-def _read(shape: Shape, value: Any, path: str, report: Report) -> Any:
+def _read(shape: FieldShape, value: Any, path: str, report: Report) -> Any:
     """Return a value of the shape, or BAD after a problem was reported."""
     match shape.base:
         case Base.RECORD if isinstance(value, Mapping):
@@ -208,7 +208,7 @@ def _read(shape: Shape, value: Any, path: str, report: Report) -> Any:
     return result
 
 
-def _items(shape: Shape, values: Any, path: str, report: Report) -> Any:
+def _items(shape: FieldShape, values: Any, path: str, report: Report) -> Any:
     assert shape.item is not None
     most, least = shape.limits.max_length, shape.limits.min_length
     if most is not None and len(values) > most:
@@ -343,11 +343,11 @@ def write_record(value: Any, *, is_minimal: bool = False) -> dict[str, Any]:
     return out
 
 
-def _is_empty(shape: Shape, value: Any) -> bool:
+def _is_empty(shape: FieldShape, value: Any) -> bool:
     return value in (None, "", (), {}) or (shape.base is Base.TIME and value == 0)
 
 
-def _write(shape: Shape, value: Any, is_minimal: bool) -> Any:
+def _write(shape: FieldShape, value: Any, is_minimal: bool) -> Any:
     match shape.base:
         case Base.RECORD:
             return write_record(value, is_minimal=is_minimal)

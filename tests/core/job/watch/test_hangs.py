@@ -19,7 +19,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.watch.hangs import Tally, shared
 from unbroken.core.tick import Tick
-from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy, Scope, Watch
+from unbroken.spec.job.types import JobOptions, LogRule, RuleScope, RuleWatch, RunPolicy
 from unbroken.spec.schema.fields import write_record
 from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -102,7 +102,7 @@ def test_agents_are_told_who_must_log() -> None:
     rules = tuple(replace(RULE, name=name) for name in ("a", "b"))
     script = Script(spec(1, policy=RunPolicy(log_monitoring_configuration=rules)))
     script.run("0 job")
-    ranks = {"b": Watch(Scope.RANK, frozenset({0, 8}))}
+    ranks = {"b": RuleWatch(RuleScope.RANK, frozenset({0, 8}))}
     script.give(JobSeen(script.spec, JobOptions(log_rule_ranks=ranks)), 0)
     script.run("0 synced\n0 pod w-0 node=n0\n1 ready w-0")
     (order,) = [e for e in script.effects if isinstance(e, StartWorkers)]

@@ -15,7 +15,7 @@ from unbroken.core.job.recovery.symptoms import TEXT_CHARACTERS
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.spec.job.incident import Symptom
-from unbroken.spec.job.types import Scope
+from unbroken.spec.job.types import RuleScope
 from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView, Violation, rule_reason
 
 Key = tuple[str, int]
@@ -115,6 +115,6 @@ def shared(views: tuple[RuleView, ...]) -> Iterator[tuple[Key, RuleView]]:
     """The rules of a node that are the job's as a whole."""
     seen: dict[str, int] = {}
     for view in views:
-        if view.ranks == Scope.JOB.value:
+        if view.ranks == RuleScope.JOB.value:
             number = seen[view.name] = seen.get(view.name, -1) + 1
             yield (view.name, number), view

@@ -26,7 +26,7 @@ from unbroken.core.patience import LOOK_SECONDS
 from unbroken.core.wording import counted
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.spec.job.incident import Symptom
-from unbroken.spec.job.ledger import Record
+from unbroken.spec.job.ledger import DetectorRecord
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 
@@ -410,7 +410,7 @@ class Stalls:
         if self.mode(detector) is Mode.OFF:
             return
         ledger = self._state.ledger
-        old = ledger.detectors.get(detector.value, Record())
+        old = ledger.detectors.get(detector.value, DetectorRecord())
         new = replace(old, right=old.right + is_right, wrong=old.wrong + (not is_right))
         detectors = {**ledger.detectors, detector.value: new}
         self._state.set_ledger(replace(ledger, detectors=detectors))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
-from unbroken.spec.nodes.values import Recovery
+from unbroken.spec.nodes.values import NodeRecovery
 
 from .events import (
     PatchNode,
@@ -70,7 +70,7 @@ class RepairDesk:
 
     def is_automatic(self, node: RepairNode) -> bool:
         """True if the node is repaired without a person."""
-        return self._facts.recovery(node) is Recovery.AUTOMATIC
+        return self._facts.recovery(node) is NodeRecovery.AUTOMATIC
 
     def write(self, name: str, record: NodeRecordSpec) -> None:
         """Write the record if it has changed."""

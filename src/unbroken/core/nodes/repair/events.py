@@ -18,7 +18,7 @@ from unbroken.spec.nodes.kinds import (
     NodeCheckSpec,
     NodeRecordSpec,
 )
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class ClusterSeen:
     """NodeRecovery of a cluster; None: the cluster is gone."""
 
     name: str
-    recovery: Recovery | None
+    recovery: NodeRecovery | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ ALL_ACTIONS = frozenset({Action.RESET_GPU, Action.REBOOT, Action.REPLACE})
 class RepairSettings:
     """Settings of the repairer."""
 
-    recovery: Recovery = Recovery.AUTOMATIC
+    recovery: NodeRecovery = NodeRecovery.AUTOMATIC
     """Recovery of nodes whose cluster does not set it."""
     provider: str = "none"
     supports: frozenset[Action] = ALL_ACTIONS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from unbroken.core.tick import Tick
 from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairState
-from unbroken.spec.nodes.values import Action, Recovery
+from unbroken.spec.nodes.values import Action, NodeRecovery
 
 from .events import (
     Blamed,
@@ -42,7 +42,7 @@ class RepairFacts:
     records: dict[str, NodeRecordSpec] = field(default_factory=dict)
     pods: dict[str, tuple[str, ...]] = field(default_factory=dict)
     checks: dict[str, CheckSeen] = field(default_factory=dict)
-    clusters: dict[str, Recovery] = field(default_factory=dict)
+    clusters: dict[str, NodeRecovery] = field(default_factory=dict)
     statuses: dict[str, OrderStatus] = field(default_factory=dict)
     """The newest status of the order under way, by node."""
     is_synced: bool = False
@@ -51,7 +51,7 @@ class RepairFacts:
         """Return the record of a node; an empty one if nothing is known of it yet."""
         return self.records.get(name) or NodeRecordSpec()
 
-    def recovery(self, node: RepairNode) -> Recovery:
+    def recovery(self, node: RepairNode) -> NodeRecovery:
         """Return the setting of who repairs the node."""
         return self.clusters.get(node.cluster, self.settings.recovery)
 
@@ -108,7 +108,7 @@ class RepairFacts:
         self.nodes.pop(event.name, None)
         return (event.name, *self._replaced_by(event.name))
 
-    def _take_cluster(self, name: str, recovery: Recovery | None) -> Iterable[str]:
+    def _take_cluster(self, name: str, recovery: NodeRecovery | None) -> Iterable[str]:
         self.clusters.pop(name, None)
         if recovery is not None:
             self.clusters[name] = recovery

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairRecord, RepairState
-from unbroken.spec.nodes.values import Action, Health, Recovery
+from unbroken.spec.nodes.values import Action, Health, NodeRecovery
 
 from .events import RepairNode, RepairOrder, RepairSettings
 
@@ -49,7 +49,7 @@ class Need:
 def need_of(
     node: RepairNode,
     record: NodeRecordSpec,
-    recovery: Recovery,
+    recovery: NodeRecovery,
     settings: RepairSettings,
     now: float,
 ) -> Need | None:
@@ -61,7 +61,7 @@ def need_of(
     ordered = ORDERS.get(node.order)
     if ordered is not None:
         return Need(ordered, f"ordered: {node.order}", PERSON)
-    if recovery is Recovery.NONE or record.quarantined_at is not None or node.is_fenced:
+    if recovery is NodeRecovery.NONE or record.quarantined_at is not None or node.is_fenced:
         return None
     if node.health in PENDING:
         return _labelled(node)

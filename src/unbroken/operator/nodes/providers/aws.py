@@ -49,7 +49,7 @@ REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 REGION_LABEL = "topology.kubernetes.io/region"
 
 
-class _Answer(msgspec.Struct):
+class _CallAnswer(msgspec.Struct):
     """Answer of the program, as its docstring has it."""
 
     text: str
@@ -59,7 +59,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AwsTarget:
     """The machine behind a node."""
 
     instance: str
@@ -120,7 +120,7 @@ class AwsProvider:
         return await self._give(order, target, path, record)
 
     async def _give(
-        self, order: RepairOrder, target: Target, path: str, record: Object
+        self, order: RepairOrder, target: AwsTarget, path: str, record: Object
     ) -> OrderStatus:
         note = f"{order.id} {target.instance} {target.region} {target.cluster}"
         await annotate(self._client, path, record, {REPAIR_ORDER: note})
@@ -132,8 +132,8 @@ class AwsProvider:
         return _status(said)
 
     async def _call(
-        self, order: RepairOrder, target: Target, *, is_first: bool, has_booted: bool = False
-    ) -> _Answer:
+        self, order: RepairOrder, target: AwsTarget, *, is_first: bool, has_booted: bool = False
+    ) -> _CallAnswer:
         """Run the program once; WorldError where asking again may help."""
         question = {
             "action": order.action.value,
@@ -162,14 +162,14 @@ class AwsProvider:
                 process.kill()
                 await process.wait()
         try:
-            return msgspec.json.decode(out, type=_Answer)
+            return msgspec.json.decode(out, type=_CallAnswer)
         except msgspec.MsgspecError as error:
             last = err.decode(errors="replace").strip().rpartition("\n")[2][:300]
             text = f"{PROGRAM.name} ended with exit code {process.returncode}: {last}"
             raise PeerError(text) from error
 
 
-def _status(said: _Answer) -> OrderStatus:
+def _status(said: _CallAnswer) -> OrderStatus:
     if not said.answer:
         raise WorldError(f"AWS: {said.text}", said.retry_seconds)
     return OrderStatus(Answer(said.answer), said.text)
@@ -184,16 +184,16 @@ def _boot_id(node: Object) -> str:
     return str(((node.get("status") or {}).get("nodeInfo") or {}).get("bootID") or "")
 
 
-def noted(record: Object, order_id: str) -> Target | None:
+def noted(record: Object, order_id: str) -> AwsTarget | None:
     """The machine of an order that was given before; None: it was not."""
     note = (record["metadata"].get("annotations") or {}).get(REPAIR_ORDER, "")
     words: list[Any] = note.split(" ")
     if len(words) != len(("order", "instance", "region", "cluster")) or words[0] != order_id:
         return None
-    return Target(instance=words[1], region=words[2], cluster=words[3])
+    return AwsTarget(instance=words[1], region=words[2], cluster=words[3])
 
 
-def target_of(node: Object) -> Target | None:
+def target_of(node: Object) -> AwsTarget | None:
     """The machine that a node says it is; None: it names none."""
     metadata, spec = node["metadata"], node.get("spec") or {}
     labels = metadata.get("labels") or {}
@@ -203,9 +203,9 @@ def target_of(node: Object) -> Target | None:
         region = labels[REGION_LABEL]
     if cluster := labels.get(CLUSTER_NAME):
         named = HYPERPOD_ID.fullmatch(provider_id) or HYPERPOD_NAME.fullmatch(metadata["name"])
-        return Target(named[1], cluster, region) if named else None
+        return AwsTarget(named[1], cluster, region) if named else None
     scheme, _, place = provider_id.partition("://")
     instance = place.rpartition("/")[2]
     if scheme != "aws" or not INSTANCE.fullmatch(instance):
         return None
-    return Target(instance, "", region)
+    return AwsTarget(instance, "", region)
