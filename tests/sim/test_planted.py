@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.mutations import Change, mutated
-from unbroken.sim.world import World
+from unbroken.sim.simulation import Simulation
 
 SEEDS = 3000
 """Worlds in which a planted bug must show."""
@@ -59,7 +59,7 @@ def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:
         try:
-            World(seed).run()
+            Simulation(seed).run()
         except AssertionError:
             return seed
     return None
@@ -70,7 +70,7 @@ def test_a_planted_bug_is_found_and_nothing_else(bug: Bug) -> None:
     with mutated(bug.changes):
         seed = first_breach((bug.seed, *range(SEEDS)))
     assert seed is not None, "no world shows it"
-    World(seed).run()
+    Simulation(seed).run()
 
 
 def test_a_change_of_lines_that_are_not_there_is_an_error() -> None:

@@ -9,7 +9,7 @@ import pytest
 from unbroken.sim.__main__ import main, run_chunk
 from unbroken.sim.probes import unreached
 from unbroken.sim.recorded import RecordedWorld, read_worlds
-from unbroken.sim.world import World
+from unbroken.sim.simulation import Simulation
 
 REGRESSIONS = read_worlds((Path(__file__).parent / "regressions.jsonl").read_text())
 
@@ -23,7 +23,7 @@ def test_one_seed_is_one_story() -> None:
     stories: list[list[str]] = []
     for _ in range(2):
         story: list[str] = []
-        World(7, tell=story.append).run()
+        Simulation(7, tell=story.append).run()
         stories.append(story)
     assert stories[0] == stories[1]
     assert len(stories[0]) > 20

@@ -30,7 +30,7 @@ from .draw import draw
 from .probes import unreached
 from .progress import Progress
 from .recorded import RecordedWorld, read_worlds, write_line
-from .world import World
+from .simulation import Simulation
 
 CHUNK = 50
 MANY = 2000
@@ -125,11 +125,11 @@ def fresh_seeds(commit: str) -> range:
     return range(first, first + FRESH_SEEDS)
 
 
-def begin(start: Start, tell: Callable[[str], None] | None = None) -> World:
+def begin(start: Start, tell: Callable[[str], None] | None = None) -> Simulation:
     """Return the world of a seed, or a recorded one, before its first event."""
     if isinstance(start, int):
-        return World(start, tell=tell)
-    return World(start.seed, tell=tell, scenario=start.scenario)
+        return Simulation(start, tell=tell)
+    return Simulation(start.seed, tell=tell, scenario=start.scenario)
 
 
 def run_chunk(worlds: Sequence[Start], *, is_digested: bool = False) -> Result:

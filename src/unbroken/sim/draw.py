@@ -72,6 +72,10 @@ BESIDE = (
 """Faults that may occur during an examination."""
 
 
+LONE_SHARE = 0.2
+"""Share of worlds with one fault alone."""
+FEW_LOST = 0.05
+"""Share of messages that such a world loses at most."""
 LEASE_FAULTS = {
     "agent_unheard": 2,
     "operator_unheard": 2,
@@ -89,13 +93,35 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(f"scenario of {seed}")
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     scenario = kind(_any(rng), rng)
-    if scenario.is_stock or scenario.rhythm or rng.random() < 0.6:
+    if not (scenario.is_stock or scenario.rhythm or rng.random() < 0.6):
+        scenario = replace(
+            scenario,
+            quality=replace(scenario.quality, is_beating=True),
+            rhythm=_rhythm(rng),
+            faults=(*scenario.faults, *_stalls(rng)),
+        )
+    return _lone(scenario, rng) if rng.random() < LONE_SHARE else scenario
+
+
+def _lone(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the world with one of its faults alone, and perhaps the loss of the operator.
+
+    The network loses few messages: what is promised to users is judged here.
+    """
+    harmful = [fault for fault in scenario.faults if fault.name not in NOISE]
+    if not harmful or scenario.stays_unreached or scenario.are_abandoned:
         return scenario
+    stalls = [fault for fault in harmful if fault.name in ("stall", "stop")]
+    fault, quality = rng.choice(stalls or harmful), scenario.quality
+    if stalls:
+        fault = replace(fault, seconds=rng.uniform(5.0, 25.0), moment="start", number=0)
+    lost_at = max(0.0, fault.seconds + rng.uniform(-15.0, 1.0))
+    lost = replace(fault, seconds=lost_at, name="operator_crash")
     return replace(
         scenario,
-        quality=replace(scenario.quality, is_beating=True),
-        rhythm=_rhythm(rng),
-        faults=(*scenario.faults, *_stalls(rng)),
+        faults=(fault, lost) if rng.random() < 0.5 else (fault,),
+        quality=replace(quality, loss=min(quality.loss, FEW_LOST), late=0.0),
+        habits=replace(scenario.habits, is_doomed=False, work_seconds=60.0),
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from unbroken.core.agent.events import KillAll, Spawn
 from unbroken.core.agent.faults import SIGKILL, WorkerEnd
@@ -13,12 +12,9 @@ from unbroken.sim.actors.agents import Agent
 from unbroken.sim.actors.cluster import Local, Node
 from unbroken.sim.actors.operators import SILENCE_SECONDS
 from unbroken.sim.actors.training import Worker, raised
-from unbroken.sim.checkers.truth import USER_RESTART, Fault
+from unbroken.sim.checkers.truth import USER_RESTART
 
-from .draw import NOISE
-
-if TYPE_CHECKING:
-    from .world import World
+from .world import World
 
 ENDS = (
     raised("ValueError: loss is nan"),
@@ -27,69 +23,6 @@ ENDS = (
     WorkerEnd(None, SIGKILL),
     WorkerEnd(None, SIGKILL, is_out_of_memory=True),
 )
-
-
-NOTICED = {
-    "agent_crash": 25.0,
-    "agent_freeze": 25.0,
-    "agent_unheard": 25.0,
-    "doomed": 25.0,
-    "early_exit": 150.0,
-    "hang": 150.0,
-    "link_cut": 25.0,
-    "node_cut": 25.0,
-    "node_pause": 25.0,
-    "node_power": 25.0,
-    "not_started": 25.0,
-    "pod_fail": 25.0,
-    "port_taken": 25.0,
-    "stall": 110.0,
-    "stop": 40.0,
-    "worker_crash": 25.0,
-}
-"""Seconds after which an operator that lives has stopped the attempt that was hurt."""
-BY_ALARM = ("stall", "stop")
-"""Faults that an alarm reports to every operator again."""
-BY_PEERS = ("early_exit", "hang")
-"""Faults that only the peers notice, perhaps by their watchdogs."""
-
-
-def happen(world: World, name: str, action: Callable[[World], None]) -> None:
-    """Let a fault of that name happen, if there is anything that it can happen to."""
-    world.schedule.trace("FAULT", name)
-    if name in NOISE:
-        world.schedule.probes[name] += 1
-    action(world)
-
-
-def note(
-    world: World,
-    kind: str,
-    locals_: Iterable[Local],
-    node: Node | None = None,
-    *,
-    is_prompt: bool = False,
-    is_anyones: bool = False,
-    seconds: float | None = None,
-) -> None:
-    """Let the checkers know; `seconds` are those after which it passes by itself."""
-    pods = list(locals_)
-    world.schedule.probes[kind] += 1
-    fault = Fault(
-        at=world.schedule.now,
-        kind=kind,
-        uids=frozenset(local.uid for local in pods),
-        pods=frozenset(local.name for local in pods),
-        node=node.name if node else None,
-        is_prompt=is_prompt,
-        is_anyones=is_anyones,
-        until=None if seconds is None else world.schedule.now + seconds,
-        ends_pod=kind in ("pod_fail", "ends_waiting")
-        or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
-    )
-    world.truth.faults.append(fault)
-    if kind in NOTICED:
-        world.expect_notice(fault)
 
 
 def _locals(world: World) -> list[Local]:
@@ -122,7 +55,7 @@ def any_node(world: World) -> Node | None:
 def _worker_note(world: World, kind: str, worker: Worker, *, is_anyones: bool = False) -> None:
     local = world.cluster.local(worker.pod)
     pods = [local] if local else []
-    note(world, kind, pods, is_prompt=True, is_anyones=is_anyones)
+    world.note(kind, pods, is_prompt=True, is_anyones=is_anyones)
 
 
 def worker_crash(world: World) -> None:
@@ -185,8 +118,6 @@ def _stand_still(world: World, kind: str, worker: Worker) -> None:
     is_seen = kind == "stop" or world.watches.knows(place)
     _worker_note(world, kind if is_seen else "hang", worker, is_anyones=True)
     world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
-    if place.is_quiet and place.at_work == worker.rank:
-        world.truth.hung_at_work.add(worker.attempt)
     world.training.stall(worker)
     world.watches.silence(place)
 
@@ -245,7 +176,7 @@ def agent_crash(world: World) -> None:
     """An agent is killed."""
     agent = _agent(world)
     if agent is not None:
-        note(world, "agent_crash", [agent.local], is_prompt=True)
+        world.note("agent_crash", [agent.local], is_prompt=True)
         agent.kill()
 
 
@@ -261,7 +192,7 @@ def pod_delete(world: World) -> None:
     locals_ = [local for local in _locals(world) if local.process and not local.is_ending]
     if locals_ and not world.cluster.is_away:
         local = world.schedule.random.choice(locals_)
-        note(world, "pod_delete", [local])
+        world.note("pod_delete", [local])
         world.cluster.delete_pod(local.name, local.uid, force=False)
 
 
@@ -270,7 +201,7 @@ def pod_fail(world: World) -> None:
     locals_ = [local for local in _locals(world) if local.process and not local.is_ending]
     if locals_:
         local = world.schedule.random.choice(locals_)
-        note(world, "pod_fail", [local])
+        world.note("pod_fail", [local])
         local.phase = PodPhase.FAILED
         if local.process:
             local.process.kill()
@@ -280,7 +211,7 @@ def node_power(world: World) -> None:
     """A machine stops, perhaps for a moment."""
     node = any_node(world)
     if node is not None:
-        note(world, "node_power", node.locals.values(), node)
+        world.note("node_power", node.locals.values(), node)
         world.cluster.power_off(node)
         _perhaps_repair(world, node, 3.0, 40.0)
 
@@ -289,7 +220,7 @@ def node_cut(world: World) -> None:
     """A machine continues to run, but cannot be reached."""
     node = any_node(world)
     if node is not None:
-        note(world, "node_cut", node.locals.values(), node)
+        world.note("node_cut", node.locals.values(), node)
         world.cluster.cut_off(node)
         world.look_at(node)
         _perhaps_repair(world, node, SILENCE_SECONDS, 40.0)
@@ -316,7 +247,7 @@ def node_unhealthy(world: World) -> None:
     if node is not None and not world.cluster.is_away:
         view = world.cluster.nodes.objects.get(node.name)
         if view is not None and view.is_healthy:
-            note(world, "node_unhealthy", node.locals.values(), node)
+            world.note("node_unhealthy", node.locals.values(), node)
             world.cluster.nodes.put(node.name, replace(view, is_healthy=False))
 
 
@@ -325,7 +256,7 @@ def link_cut(world: World) -> None:
     agent = _agent(world)
     if agent is not None:
         seconds = world.schedule.between(SILENCE_SECONDS, 90.0)
-        note(world, "link_cut", [agent.local], seconds=seconds)
+        world.note("link_cut", [agent.local], seconds=seconds)
         world.cut_link(agent.local.uid, seconds)
 
 
@@ -340,7 +271,7 @@ def user_restart(world: World) -> None:
     """A user asks for a restart."""
     job = world.control.jobs.objects.get("job")
     if job is not None and not world.cluster.is_away:
-        note(world, USER_RESTART, [], is_anyones=True)
+        world.note(USER_RESTART, [], is_anyones=True)
         options = replace(job.options, restart=world.schedule.now)
         world.control.jobs.put("job", replace(job, options=options))
 
@@ -357,7 +288,7 @@ def agent_freeze(world: World) -> None:
     agent = _agent(world)
     if agent is not None and not agent.is_frozen:
         seconds = world.schedule.between(SILENCE_SECONDS, 60.0)
-        note(world, "agent_freeze", [agent.local], seconds=seconds)
+        world.note("agent_freeze", [agent.local], seconds=seconds)
         agent.freeze()
         world.operator.look(agent.local.uid)
         world.schedule.after(seconds, world.thaw, agent)
@@ -367,7 +298,7 @@ def stuck_worker(world: World) -> None:
     """The next workers that are to be killed are stuck in the kernel for long."""
     agent = _agent(world)
     if agent is not None:
-        note(world, "stuck_worker", [agent.local])
+        world.note("stuck_worker", [agent.local])
         agent.slow[KillAll] = world.schedule.between(20.0, 90.0)
 
 
@@ -375,7 +306,7 @@ def slow_start(world: World) -> None:
     """The next workers of an agent take long to start."""
     agent = _agent(world)
     if agent is not None:
-        note(world, "slow_start", [agent.local])
+        world.note("slow_start", [agent.local])
         agent.slow[Spawn] = world.schedule.between(20.0, 90.0)
 
 

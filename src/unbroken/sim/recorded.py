@@ -10,7 +10,7 @@ from unbroken.spec.problems import Report
 from unbroken.spec.schema.fields import read_record, write_record
 
 from .scenario import Scenario
-from .world import ACTIONS
+from .simulation import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)

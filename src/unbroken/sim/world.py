@@ -1,68 +1,40 @@
-"""One simulated world: built from its scenario, harmed, healed, and judged at its end."""
+"""One simulated world: the machines under test, all around them, and what faults do to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from unbroken.core.agent.events import Settings
 from unbroken.core.agent.machine import Workers
 from unbroken.core.job import events as core
-from unbroken.core.job.adoption import ADOPT_SECONDS
-from unbroken.core.job.events import JobMachine, PodUid
+from unbroken.core.job.events import PodUid
 from unbroken.core.job.machine import Job
-from unbroken.core.job.recovery import symptoms
-from unbroken.core.job.watch.examination import SECONDS_MAX
-from unbroken.core.patience import ACTIVE, BLIND, REPEAT_FACTOR, REPEATS_MAX, SLOW
-from unbroken.sim.actors.agents import Agent, AgentResources
+from unbroken.sim.actors.agents import AWAKE_SECONDS, Agent, AgentResources, Leasing
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
 from unbroken.sim.actors.imports import Imports, Learner
 from unbroken.sim.actors.links import Quality, Way
-from unbroken.sim.actors.operators import SILENCE_SECONDS, Control, Operator
+from unbroken.sim.actors.operators import Control, Operator
 from unbroken.sim.actors.snapshots import Home, Snapshots
 from unbroken.sim.actors.stock import StockWorkers
 from unbroken.sim.actors.training import Gathering, Training, Worker
 from unbroken.sim.actors.watches import Rhythm, Watches
-from unbroken.sim.checkers.attempt import Attempt
-from unbroken.sim.checkers.checkers import TERMINAL, Checkers, Violation, condition
-from unbroken.sim.checkers.endings import Ending
-from unbroken.sim.checkers.truth import Fault, Truth
-from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch
+from unbroken.sim.checkers.checkers import TERMINAL, Checkers, condition
+from unbroken.sim.checkers.promises import Promises
+from unbroken.sim.checkers.truth import UNREACHED, Fault, Truth
+from unbroken.spec.job.types import FenceBy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
-from . import faults, lease_faults
 from .draw import draw
-from .scenario import ENDS_WAITING, Scenario, Timed
-from .schedule import EPOCH, Schedule
+from .scenario import ENDS_WAITING, Scenario
+from .schedule import Schedule
 
-REST_SECONDS = 3000.0
-"""Seconds of rest of a healed world, until its job must have ended."""
-LOST_LOOK_SECONDS = SECONDS_MAX + SLOW.pause_seconds + 1.0
-"""Most seconds by which a lost question or answer delays the next look."""
-SETTLE_SECONDS = 60.0
-"""Seconds after the end, until everything must be in order."""
-ACTIONS = faults.ACTIONS | lease_faults.ACTIONS
-"""Effect of each fault, by its name."""
+KEEPER_LATE_SECONDS = 0.9
+"""Seconds for a keeper to look and to kill, at most.
 
-
-def real_agent(settings: Settings) -> AgentMachine:
-    """The machine that our agent runs."""
-    return Workers(settings)
-
-
-def real_job(name: str, status: JobStatus) -> JobMachine:
-    """The machine that our operator runs."""
-    return Job(name, status)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The machines under test; a test may plant a bug in one."""
-
-    agent: Callable[[Settings], AgentMachine] = real_agent
-    job: Callable[[str, JobStatus], JobMachine] = real_job
+With the 0.5 s that it leaves to its agent this is 0.1 s less than the operator's margin.
+"""
 
 
 class World:
@@ -74,7 +46,6 @@ class World:
     def __init__(
         self,
         seed: int,
-        parts: Parts = Parts(),
         tell: Callable[[str], None] | None = None,
         scenario: Scenario | None = None,
     ) -> None:
@@ -89,29 +60,25 @@ class World:
             has_leases=bool(shape.lease_seconds),
         )
         self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
-        self.cluster.evicting = lambda node: faults.note(self, "evicted", node.locals.values())
+        self.cluster.evicting = lambda node: self.note("evicted", node.locals.values())
         live: dict[int, Worker] = {}
         self.checkers = Checkers(self.schedule, self.truth, self.cluster, live, shape.spec)
         self.checkers.barriers.may_keep = shape.in_process is Switch.ON
         self.training = Training(self.schedule, shape.habits, self.checkers)
         self.training.live = live
         self.training.noted = self._worker_noted
-        self.training.finishing = lambda: self._moment("finish", 0)
-        self.checkers.moment = self._moment
+        self.promises = Promises(self.schedule, self.truth, self.checkers, self.training, shape)
         self.watches = Watches(
-            self.schedule, self.training, shape.rhythm or Rhythm(), self.agent_of
+            self.schedule, self.training, shape.rhythm or Rhythm(), self._publish
         )
         self.snapshots = self._snapshots(seed)
         self.imports = Imports(self.schedule, seed, self._reachable) if shape.is_warm else None
         self.training.begun = self._begun
-        self.training.meets = lambda place: lease_faults.meet(self, place)
-        self.surroundings = self._surroundings(parts, quality)
-        self.control = self._control(parts, live)
+        self.training.meets = self.meet
+        self.surroundings = self._surroundings(quality)
+        self.control = self._control(live)
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
-        self._served: list[tuple[float, float]] = []
-        """Times in which operators that have crashed since knew all there was."""
-        self._struck: set[Timed] = set()
         buddy = shape.keeping.buddy if shape.keeping else Switch.ON
         options = JobOptions(
             in_process=shape.in_process,
@@ -123,7 +90,7 @@ class World:
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
-    def _surroundings(self, parts: Parts, quality: Quality) -> AgentResources:
+    def _surroundings(self, quality: Quality) -> AgentResources:
         """Make what all simulated agents share."""
         shape = self.scenario
         return AgentResources(
@@ -131,7 +98,7 @@ class World:
             training=self.training,
             quality=quality,
             nproc=shape.nproc,
-            make=lambda agent_id: self._agent_machine(parts, agent_id),
+            make=self._agent_machine,
             exited=self._exited,
             noted=self._noted,
             kill_seconds=shape.kill_seconds,
@@ -141,17 +108,17 @@ class World:
             members=shape.members,
             snapshots=self.snapshots,
             imports=self.imports,
-            leasing=lease_faults.leasing(self) if shape.lease_seconds else None,
+            leasing=self._leasing() if shape.lease_seconds else None,
         )
 
-    def _control(self, parts: Parts, live: dict[int, Worker]) -> Control:
+    def _control(self, live: dict[int, Worker]) -> Control:
         """Make what all simulated operators share."""
         shape = self.scenario
         return Control(
             self.schedule,
             self.cluster,
             self.checkers,
-            lambda status: parts.job("job", status),
+            lambda status: Job("job", status),
             self.agent,
             self.way,
             lambda: bool(live),
@@ -159,39 +126,6 @@ class World:
             ambiguous=shape.ambiguous,
             busy_seconds=shape.busy_seconds,
         )
-
-    def run(self) -> None:
-        """Faults, then health, then the end of the job, and rest."""
-        self._open()
-        self.schedule.run(EPOCH + self.scenario.heal_after)
-        self.heal()
-        end = self.schedule.now + REST_SECONDS
-        while not self.is_over:
-            self._progresses(end)
-            self.schedule.run(self.schedule.now + 10.0)
-        self.schedule.run(self.schedule.now + SETTLE_SECONDS)
-        if self.truth.is_deleted or "job" not in self.control.jobs.objects:
-            self._nothing_is_left()
-        else:
-            self._at_rest()
-
-    def _open(self) -> None:
-        self.operator.start()
-        for fault in self.scenario.faults:
-            if not fault.moment:
-                self.schedule.after(fault.seconds, self._happen, fault.name)
-
-    def _moment(self, moment: str, number: int) -> None:
-        """Let the faults come that were waiting for this."""
-        for fault in self.scenario.faults:
-            is_due = fault.moment == moment and fault.number in (0, number)
-            if is_due and fault not in self._struck:
-                self._struck.add(fault)
-                self.schedule.after(fault.seconds, self._happen, fault.name)
-
-    def _happen(self, name: str) -> None:
-        if not self.is_healed and not self.is_over:
-            faults.happen(self, name, ACTIONS[name])
 
     @property
     def is_over(self) -> bool:
@@ -202,6 +136,34 @@ class World:
         return any(condition(status, kind) for kind in TERMINAL)
 
     # Effects of faults.
+
+    def note(
+        self,
+        kind: str,
+        locals_: Iterable[Local],
+        node: Node | None = None,
+        *,
+        is_prompt: bool = False,
+        is_anyones: bool = False,
+        seconds: float | None = None,
+    ) -> None:
+        """Let the checkers know; `seconds` are those after which it passes by itself."""
+        pods = list(locals_)
+        self.schedule.probes[kind] += 1
+        fault = Fault(
+            at=self.schedule.now,
+            kind=kind,
+            uids=frozenset(local.uid for local in pods),
+            pods=frozenset(local.name for local in pods),
+            node=node.name if node else None,
+            is_prompt=is_prompt,
+            is_anyones=is_anyones,
+            until=None if seconds is None else self.schedule.now + seconds,
+            ends_pod=kind in ("pod_fail", "ends_waiting")
+            or (kind == "agent_crash" and not self.cluster.manners.restarts_containers),
+        )
+        self.truth.faults.append(fault)
+        self.promises.expect(fault)
 
     def agent(self, uid: PodUid) -> Agent | None:
         """The pod's agent, if an operator can reach it."""
@@ -241,7 +203,7 @@ class World:
 
     def repair(self, node: Node) -> None:
         """Let a node be as before."""
-        lease_faults.wake(self, node)
+        self.wake(node)
         if not node.is_up:
             self.cluster.repair(node)
             self.look_at(node)
@@ -259,6 +221,51 @@ class World:
             self.truth.is_suspended = True
             self.truth.suspended_at = self.schedule.now
             self.truth.is_undisturbed = False
+
+    def pause(self, node: Node, seconds: float) -> None:
+        """Stop a machine for a while."""
+        self.note("node_pause", node.locals.values(), node, seconds=seconds)
+        self.cluster.pause(node)
+        for agent in _agents(node):
+            agent.freeze()
+        for worker in self._workers(node):
+            self.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
+            self.training.pause(worker)
+        self.look_at(node)
+        self.schedule.after(seconds, self.wake, node)
+
+    def wake(self, node: Node) -> None:
+        """Let a paused machine resume.
+
+        A clock that counts the pause shows at once that leases have run out. With one that does
+        not, workers may live on for one lease."""
+        if node.paused_at is None:
+            return
+        shape, schedule = self.scenario, self.schedule
+        since, node.paused_at = node.paused_at, None
+        lingers = AWAKE_SECONDS + KEEPER_LATE_SECONDS
+        if not shape.counts_pauses:
+            lingers += shape.lease_seconds * (1 + 2 * shape.drift) + 1.0
+        node.excused_until = schedule.now + lingers
+        for agent in _agents(node):
+            agent.wake(schedule.now - since, counts=shape.counts_pauses)
+        if node.has_power and not node.island:
+            self.cluster.repair(node)
+        self.look_at(node)
+        schedule.after(lingers + 0.01, self._judge_woken, node)
+
+    def _judge_woken(self, node: Node) -> None:
+        """Check that workers which the paused machine ended late have ended, if nothing holds them
+        in the kernel."""
+        stuck = [one.uids for one in self.truth.faults if one.kind == "stuck_worker"]
+        newest = max((worker.attempt for worker in self.training.live.values()), default=0)
+        late = [w for w in self._workers(node) if w.attempt < newest and not w.is_lease_over]
+        late = [w for w in late if not w.is_at_barrier and not any(w.pod in pods for pods in stuck)]
+        rule = "workers of a machine that stood still outlive their lease"
+        self.checkers.require(not late, rule, *late)
+
+    def _workers(self, node: Node) -> list[Worker]:
+        return [worker for worker in self.training.live.values() if worker.pod in node.locals]
 
     def thaw(self, agent: Agent) -> None:
         """Resume a frozen agent."""
@@ -288,87 +295,6 @@ class World:
             self.cluster.delete_pod(pod.name, pod.uid, force=False)
         self.schedule.after(5.0, self._collect)
 
-    def expect_notice(self, fault: Fault) -> None:
-        """Demand that the attempt whose workers were hurt is stopped in time."""
-        seconds = faults.NOTICED[fault.kind]
-        if fault.kind in faults.BY_PEERS:
-            seconds += self.scenario.habits.watchdog_seconds * 1.1
-        hurt = {w.attempt for w in self.training.live.values() if w.pod in fault.uids}
-        for attempt in hurt - self.truth.ended.keys():
-            if not self.training.is_work_done:
-                ran = self.checkers.attempt(attempt)
-                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
-
-    def _noticed(self, attempt: int, fault: Fault, seconds: float, ran: Attempt | None) -> None:
-        operator, now = self.operator, self.schedule.now
-        if self.checkers.attempt(attempt) is not ran:
-            # A suspension, or the loss of all processes that knew the attempt, has ended the
-            # affected one; the present one has the same number.
-            return
-        if attempt in self.truth.ended or self.checkers.is_over or self.truth.is_deleted:
-            return
-        if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
-            return  # healed before anybody could know
-        if fault.until is not None and not self._could_know(fault, fault.until):
-            if now < fault.until:
-                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
-            return
-        if operator.is_alive and self.checkers.is_lost(attempt):
-            return  # nobody is left who knew that it ran
-        since = operator.ready_at if operator.is_alive else None
-        # An attempt that is resumed after a suspension has the same number.
-        is_told = fault.kind in faults.BY_ALARM and not self.schedule.probes["suspend"]
-        if not self.truth.is_undisturbed and not is_told:
-            # An unwritten attempt of a lost or unheard agent is only noticed by the peers'
-            # watchdogs, or by the operator's timeout.
-            seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
-        if fault.kind == "stall":
-            seconds = max(seconds, faults.NOTICED["stall"] + self._silence_given(attempt))
-        if since is None or since > now - seconds:
-            self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
-        else:
-            self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
-
-    def _silence_given(self, attempt: int) -> float:
-        """Return the silence that operators give a hang of the attempt beyond the usual one."""
-        if attempt in self.truth.hung_at_work:
-            return ACTIVE.seconds
-        workers = [worker for worker in self.training.live.values() if worker.attempt == attempt]
-        agents = [self.agent_of(worker) for worker in workers]
-        if not any(agent is not None and not agent.is_blind for agent in agents):
-            return BLIND.seconds
-        lost = LOST_LOOK_SECONDS * self.schedule.probes["lost_look"]
-        repeats = min(self._stalls_at(self.training.step(workers[0])), REPEATS_MAX)
-        return lost + (SLOW.seconds * REPEAT_FACTOR**repeats if repeats else 0.0)
-
-    def _stalls_at(self, step: int | None) -> int:
-        """Return how many of the newest incidents in a row are hangs at this step."""
-        incidents = sorted(
-            self.control.incidents.objects.values(), key=lambda incident: -incident.number
-        )
-        names = (symptoms.STALLED, symptoms.SPINNING)
-        is_same = (
-            incident.culprit.fault in names and incident.step == step for incident in incidents
-        )
-        return sum(1 for _ in takewhile(bool, is_same))
-
-    def _could_know(self, fault: Fault, until: float) -> bool:
-        """Return whether an operator saw enough of a fault before it passed.
-
-        If operators crashed, an unreachable agent may be back before a new operator misses it. The
-        new operator waits for agents that have not reported to it, and then continues with the
-        state it finds.
-        """
-        ready, now = self.operator.ready_at, self.schedule.now
-        until = min(until, EPOCH + self.scenario.heal_after)
-        served = [*self._served, *([] if ready is None else [(ready, now)])]
-        first = served[0][0] if served else 0.0
-        return any(
-            max(fault.at + SILENCE_SECONDS, since + (ADOPT_SECONDS if since > first else 0.0))
-            < min(until, end)
-            for since, end in served
-        )
-
     def resume(self) -> None:
         """The user wants the job to run again."""
         if self.cluster.is_away:
@@ -376,42 +302,74 @@ class World:
         else:
             self.set_suspended(is_suspended=False)
 
-    def heal(self) -> None:
-        """No more faults; what is broken is repaired."""
-        self.schedule.trace("WORLD", "is healed")
-        self.is_healed = True
-        self.surroundings.quality.heal()
-        self.surroundings.ill = self.surroundings.stubborn = 0.0
-        self.training.is_port_taken = False
-        self.end_quota()
-        self.control.ambiguous = 0.0
-        self.operator.crash_in = None
-        self.cluster.come_back()
-        self.operator.heal_watches()
-        self.resume()
-        self._cuts.clear()
-        manners, are_left = self.cluster.manners, self.scenario.are_abandoned
-        if not are_left:
-            self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
-        machines = self.cluster.machines.values()
-        for node in [one for one in machines if one.has_power or not are_left]:
-            view = self.cluster.nodes.objects.get(node.name)
-            if view is not None and not view.is_healthy:
-                self.cluster.nodes.put(node.name, replace(view, is_healthy=True))
-            if node.is_fence_asked:
-                self.cluster.fence(node.name)
-            if not node.is_up:
-                self.schedule.after(self.schedule.between(5.0, 30.0), self.repair, node)
-            node.way, node.is_deaf = Way.BOTH, False
-            node.is_unreached &= self.scenario.stays_unreached
-            for local in node.locals.values():
-                if isinstance(local.process, Agent):
-                    local.process.crash_in = None
-                    local.process.slow.clear()
-                    self.thaw(local.process)
-            self.look_at(node)
-
     # Connections of the parts.
+
+    def meet(self, place: Gathering) -> bool:
+        """Return whether the workers of an attempt reach each other, and note it if they do not."""
+        found = [self.cluster.local(worker.pod) for worker in place.members.values()]
+        pods = [local for local in found if local is not None]
+        apart = [one.node for one in pods if any(not one.node.receives(two.node) for two in pods)]
+        unreached = [node for node in apart if node.is_unreached]
+        if unreached:
+            # Pods that come later wait for them as well, and may be taken for the one cut off.
+            ranked = [self.cluster.local(uid) for uid in self.truth.rank_of]
+            known = [local for local in ranked if local is not None]
+            self.note(UNREACHED, known, unreached[0], is_anyones=True)
+        return not unreached
+
+    def _leasing(self) -> Leasing:
+        """Return what agents need to hold leases."""
+        return Leasing(
+            drift=self.scenario.drift,
+            kill_seconds=KEEPER_LATE_SECONDS,
+            peer=self._peer,
+            ran_out=self._ran_out,
+            has_checks=self.scenario.checks_peers,
+        )
+
+    def _ran_out(self, agent: Agent) -> None:
+        """Check that only unreachable agents, or agents with bad links, end by their lease."""
+        quality = self.surroundings.quality
+        is_lossy = quality.loss or quality.late or self.has_cuts or agent.is_frozen
+        is_needless = not is_lossy and self._is_vouched_for(agent)
+        self.checkers.require(not is_needless, "a lease runs out without need", agent.local)
+        self.note("lease_over", [agent.local], is_prompt=True)
+
+    def _peer(self, address: str) -> Agent | None:
+        """Return the agent that listens there, wherever its node is."""
+        agents = (
+            local.process
+            for node in self.cluster.machines.values()
+            for local in node.locals.values()
+            if f"{local.address}:{PORT}" == address
+        )
+        found = (one for one in agents if isinstance(one, Agent) and one.is_alive)
+        return next(found, None)
+
+    def _is_vouched_for(self, agent: Agent) -> bool:
+        """Return whether all ranks of the agent's attempt run it, and reach each other.
+
+        A suspended job uses the numbers of its attempts again: the address distinguishes them.
+        """
+        told = agent.told
+        if told is None or not agent.local.node.is_up:
+            return False
+        peers = {
+            process.told.rank
+            for node in self.cluster.machines.values()
+            if node.is_up
+            for local in node.locals.values()
+            if isinstance(process := local.process, Agent)
+            if process.told is not None and process.vouches(told.attempt)
+            if process.told.master_addr == told.master_addr
+            if process.told.master_port == told.master_port
+        }
+        return peers >= set(range(told.nnodes))
+
+    def _publish(self, worker: Worker) -> None:
+        agent = self.agent_of(worker)
+        if agent is not None:
+            agent.watch(worker.attempt)
 
     def agent_of(self, worker: Worker) -> Agent | None:
         """The agent that has started it, if that lives."""
@@ -454,10 +412,10 @@ class World:
         if self.imports is not None:
             self.imports.trained(filter(None, map(self.agent_of, place.members.values())))
 
-    def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
+    def _agent_machine(self, agent_id: str) -> AgentMachine:
         settings = Settings(agent_id, self.scenario.nproc)
         if not self.scenario.is_stock:
-            return parts.agent(settings)
+            return Workers(settings)
         return StockWorkers(settings, self._waiting_life if self.scenario.has_waiting else None)
 
     def _waiting_life(self) -> float | None:
@@ -480,11 +438,11 @@ class World:
         self.operator.look(local.uid)
 
     def _noted(self, kind: str, local: Local) -> None:
-        faults.note(self, kind, [local], is_prompt=True)
+        self.note(kind, [local], is_prompt=True)
 
     def _worker_noted(self, kind: str, worker: Worker) -> None:
         local = self.cluster.local(worker.pod)
-        faults.note(self, kind, [local] if local else [], is_prompt=True)
+        self.note(kind, [local] if local else [], is_prompt=True)
 
     def _new_operator(self) -> Operator:
         operator = Operator(self.control)
@@ -493,8 +451,6 @@ class World:
 
     def _operator_crashed(self) -> None:
         self.truth.is_undisturbed = self.truth.is_clear = False
-        if self.operator.ready_at is not None:
-            self._served.append((self.operator.ready_at, self.schedule.now))
         if not self.operator.is_idle:
             self.schedule.probes["lost_write"] += 1
         status = self.control.statuses.objects.get("job", JobStatus())
@@ -503,44 +459,6 @@ class World:
         longest = 2.0 if self.is_healed else self.schedule.random.choice([0.5, 3.0, 30.0])
         self.schedule.after(self.schedule.between(0.1, longest), self.operator.start)
 
-    # The end.
 
-    def _progresses(self, end: float) -> None:
-        if self.schedule.now > end:
-            status = self.control.statuses.objects.get("job")
-            pods = "\n    ".join(map(str, self.cluster.pods.objects.values()))
-            raise Violation(f"a healed world does not come to its end\n    {status}\n    {pods}")
-
-    def _at_rest(self) -> None:
-        status = self.control.statuses.objects["job"]
-        require, spec = self.checkers.require, self.scenario.spec
-        require(not self.training.live, "workers outlive their job", *self.training.live.values())
-        require(self.operator.is_idle, "something is left unwritten")
-        require(status == self.checkers.ordered_status, "the status is not what was decided")
-        if self.snapshots is not None and condition(status, "Completed"):
-            told = self.control.incidents.objects.values()
-            for wrong in self.snapshots.judge_end(told, status, status.restart_count):
-                require(False, wrong)
-        told = self.control.incidents.objects.values()
-        ranks = self.scenario.nproc * spec.nnodes
-        for wrong in self.watches.judge_end(told, status.restart_count, ranks):
-            require(False, wrong)
-        lease_faults.judge_unreached(self)
-        ending = Ending(self.checkers, self.truth, spec, status, self.training.reached)
-        name = ending.judge(self.control.incidents.objects.values())
-        if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
-            pods = self.cluster.pods.objects.values()
-            require(not pods, "pods outlive their job", *pods)
-        require(name == "Failed" or not self.scenario.habits.is_doomed, "a doomed job is complete")
-        self.schedule.probes[name] += 1
-        if self.scenario.is_stock and status.restart_count:
-            self.schedule.probes["stock_restart"] += 1
-
-    def _nothing_is_left(self) -> None:
-        require, pods = self.checkers.require, self.cluster.pods.objects.values()
-        if not self.truth.is_deleted:
-            self.schedule.probes["expired"] += 1
-            self._collect()
-        self.schedule.run(self.schedule.now + SETTLE_SECONDS)
-        require(not self.training.live, "workers outlive their job", *self.training.live.values())
-        require(not pods, "pods outlive their job", *pods)
+def _agents(node: Node) -> Iterator[Agent]:
+    return (local.process for local in node.locals.values() if isinstance(local.process, Agent))

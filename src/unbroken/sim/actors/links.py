@@ -11,7 +11,7 @@ from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.job.events import PodUid
 from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, Request
-from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.observation import Evidence
 
 POLL_SECONDS = 0.15
 """Seconds from a command to the status request, for an agent without a link."""
@@ -190,7 +190,6 @@ class Link:
         schedule, quality = self._schedule, self.agent.quality
         if not is_through or (quality.loss and schedule.chance(quality.loss)):
             schedule.trace("link", f"{self.pod} loses {type(message).__name__}")
-            schedule.probes["lost_look"] += isinstance(message, CollectCommand | Evidence)
             return False
         is_late = bool(quality.late) and schedule.chance(quality.late)
         seconds = schedule.between(0.0, quality.late_seconds) if is_late else quality.usual_seconds

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from unbroken.core.job.record.timeline import lost_steps
 from unbroken.sim.schedule import Schedule
@@ -21,9 +20,6 @@ from unbroken.spec.job.incident import Incident
 from unbroken.wire.observation import Activity, Alarm, Bound, RankEvidence, RankWatch, ThreadStack
 
 from .training import Gathering, Training, Worker
-
-if TYPE_CHECKING:
-    from .agents import Agent
 
 WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "step (train.py:30)")
 STANDS = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "step (train.py:20)")
@@ -52,12 +48,13 @@ class Watches:
         schedule: Schedule,
         training: Training,
         rhythm: Rhythm,
-        agent: Callable[[Worker], Agent | None],
+        publish: Callable[[Worker], None],
     ) -> None:
         self._schedule = schedule
         self._training = training
         self._rhythm = rhythm
-        self._agent = agent
+        self._publish = publish
+        """Lets the worker's agent report its watchdog."""
 
     def begun(self, place: Gathering) -> None:
         """All workers of an attempt train now."""
@@ -163,11 +160,6 @@ class Watches:
     def _clear(self, worker: Worker, detector: Detector) -> None:
         if worker.alarms.pop(detector.value, None) is not None and worker.exit is None:
             self._publish(worker)
-
-    def _publish(self, worker: Worker) -> None:
-        agent = self._agent(worker)
-        if agent is not None:
-            agent.watch(worker.attempt)
 
     def view(self, worker: Worker) -> RankWatch:
         """The worker as its watchdog sees it."""

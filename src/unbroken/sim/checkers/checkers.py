@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain
 
 from unbroken.core.job import events as core
-from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import PodPhase, PodUid
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.symptoms import PROCESS_STOPPED, SPINNING, STALLED
@@ -155,6 +154,8 @@ class ReceivedReports:
 
 EFFECTS_PER_POD_MAX = 40
 """Effects in any ten seconds; more is a storm."""
+UNHEARD_SECONDS = 10.0
+"""Seconds that an operator which takes over waits for agents, before it starts a new attempt."""
 STALE_SECONDS = 60.0
 """Seconds that an operator's view of the API may lag behind."""
 NODE_TRIED = "another node is tried"
@@ -499,7 +500,7 @@ class Checkers:
         attempt = self._attempts.get((self._truth.epochs, number))
         if attempt is None or self._truth.is_clear or attempt.generation == self.generation:
             return False
-        return self.hearing.misses(attempt.pods.values(), ADOPT_SECONDS, self._schedule.now)
+        return self.hearing.misses(attempt.pods.values(), UNHEARD_SECONDS, self._schedule.now)
 
     def _is_out_of_time(self) -> bool:
         """Return whether a limit of time that the user has set has passed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unbroken.core.job.recovery.decision import restart_limits
-from unbroken.core.job.recovery.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
+from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
 from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.wire.agent import FaultKind
@@ -14,6 +14,8 @@ from unbroken.wire.agent import FaultKind
 from .checkers import TERMINAL, Checkers, condition
 from .truth import USER_RESTART, Truth
 
+INCIDENTS_KEPT = 50
+"""Incidents of a job that are kept."""
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""
 
@@ -149,7 +151,7 @@ class Ending:
             numbers = sorted(incident.number for incident in incidents)
             # If there are too many, the ledger contains the oldest.
             retired = max(numbers, default=0) - len(numbers)
-            is_whole = not retired or len(numbers) == INCIDENTS_MAX
+            is_whole = not retired or len(numbers) == INCIDENTS_KEPT
             require(is_whole and retired >= 0, "a number is missing", numbers)
             restarts = [i for i in incidents if i.remedy is not Remedy.FAIL]
             is_told = len(restarts) + retired == self.status.restart_count

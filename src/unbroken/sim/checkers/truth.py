@@ -66,8 +66,8 @@ class Truth:
     """Ranks that stalled or were stopped, by attempt."""
     at_work: dict[int, set[int]] = field(default_factory=dict)
     """Ranks that worked while no rank showed any activity, by attempt."""
-    hung_at_work: set[int] = field(default_factory=set)
-    """Attempts in which such a rank hung before the silence was over."""
+    strikes: list[str] = field(default_factory=list)
+    """Names of the faults and disturbances that have come so far."""
     has_leases: bool = False
     """Workers end by themselves if nothing reaches their agent."""
     is_clear: bool = True
