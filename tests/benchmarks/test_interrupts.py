@@ -40,9 +40,11 @@ def test_an_interrupt_waits_for_the_start_of_a_cluster(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, start_new_session=True
     )
-    wait_until((tmp_path / "started").exists)
-    os.killpg(program.pid, signal.SIGINT)
-    (tmp_path / "go").touch()
+    try:
+        wait_until((tmp_path / "started").exists)
+        os.killpg(program.pid, signal.SIGINT)
+    finally:
+        (tmp_path / "go").touch()
     assert program.wait(PATIENCE_SECONDS) == 3
 
 
