@@ -97,6 +97,14 @@ def test_each_sample_of_an_epoch_is_taken_once_while_the_ranks_change(
 
 
 @given(sizes, worlds, batches)
+def test_ranks_that_stay_leave_no_sample_for_the_next_epoch(
+    size: int, ranks: int, batch: int
+) -> None:
+    ends = [end for _, end in Division(size, ranks, batch).steps(0)]
+    assert ends[-1:] == ([size] if size >= ranks else [])
+
+
+@given(sizes, worlds, batches)
 def test_only_samples_that_fill_no_step_are_left_out_where_the_loader_says_so(
     size: int, ranks: int, batch: int
 ) -> None:
