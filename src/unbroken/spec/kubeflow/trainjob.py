@@ -27,7 +27,6 @@ from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import AgentSource
 from unbroken.spec.job_kinds import HYPERPOD_JOB, TRAIN_JOB, TRAIN_RUNTIME, TRAIN_RUNTIME_KIND
 from unbroken.spec.keys import TRAINER_GROUP, TRAINER_MANAGER, TRAINER_STEP
-from unbroken.spec.log_monitoring import LIST, log_monitoring_of
 from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.fields import INT_MAX, Limits, blank_record, read_record, write_record
@@ -361,6 +360,8 @@ def _run_policy(annotations: Mapping[str, str], report: Report) -> dict[str, Any
     resume = resume_of(annotations)
     if resume.is_wanted:
         result["jobMaxRetryCount"] = resume.retries_max
+    from unbroken.spec.log_monitoring import LIST, log_monitoring_of  # YAML is slow to load
+
     monitoring = log_monitoring_of(annotations)
     report.problems += monitoring.problems
     if monitoring.rules:
