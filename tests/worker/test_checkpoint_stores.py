@@ -230,3 +230,13 @@ def test_restore_says_what_it_has_taken(tmp_path: Path, caplog: pytest.LogCaptur
     save(worker.checkpoints(url), 1)
     restored(url)
     assert f"restored step=1 file={url}/step-00000001.attempt-0" in caplog.text
+
+
+def test_a_snapshot_says_that_the_store_had_the_state(tmp_path: Path) -> None:
+    url, model = f"oci://{tmp_path}", torch.nn.Linear(4, 4)
+    save(worker.checkpoints(url), 3)
+    snapshot = worker.Snapshot(name="stores", model=model, checkpoints=worker.checkpoints(url))
+    found = snapshot.restore()
+    snapshot.close()
+    assert found is not None
+    assert (found.step, found.source, model.weight[0, 0].item()) == (3, "oci", 3.0)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 from zlib import crc32
@@ -125,7 +126,7 @@ class Restored:
     step: int
     source: str
     """`memory`, `replica rank 3`, `buddy 1` (its node rank), `memory of 4 ranks, divided anew`, or
-    `disk`."""
+    `disk`, or the scheme of a URL, such as `s3`."""
     seconds: float
     checksum: str
     """Checksum of the state that replicas share: all but `extra` and `rng`.
@@ -271,7 +272,7 @@ class _Search:
             extra.update(result.extra)
         return Restored(
             step=result.step,
-            source="disk",
+            source="disk" if isinstance(result.path, Path) else result.path.partition(":")[0],
             seconds=perf_counter() - self._began,
             checksum=result.checksum,
             attempt=None,
