@@ -129,7 +129,7 @@ def test_loader_processes_divide_nothing_a_second_time(dataset: Any) -> None:
     # One rank: threads must not start loader processes at the same time, by forks.
     first = worker.data(DataLoader(dataset, 3, num_workers=2))
     seen = [number for batch in islice(iter(first), 4) for number in batch.tolist()]
-    rest = worker.data(DataLoader(dataset, 3, num_workers=3))
+    rest = worker.data(DataLoader(dataset, 3, num_workers=2))
     rest.load_state_dict(first.state_dict())
     seen += [number for batch in rest for number in batch.tolist()]
     size = sum(1 for _ in dataset)
