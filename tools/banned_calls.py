@@ -15,8 +15,8 @@ These are banned:
 - `__import__` and `import_module` of a name that is not a literal
 
 A name counts at any place: called, given another name, passed on, or as a string of its own
-(`getattr(torch, "load")`).  `ALLOWED` lists exceptions, each with its reason.  An exception that
-is no longer needed is a finding too.
+(`getattr(torch, "load")`): ruff's rules S and TID251 see imports and calls only.  `ALLOWED` lists
+exceptions, each with its reason.  An exception that is no longer needed is a finding too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 
     prose.py [PATH ...]              counts by class and source, and the files with the most
     prose.py --list CLASS [PATH ...] every finding of one class, with file and line
-    prose.py --json [PATH ...]       the counts for programs
     prose.py --sample 20 --seed 3    random sentences to read
 
 It guides and does not gate: it ends with 0 whatever it finds. `shared/LANGUAGE.md` has the rules.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import random
 import re
 import sys
@@ -254,27 +252,6 @@ def read(paths: Iterable[Path]) -> tuple[list[Text], list[Finding]]:
 # --- What is printed
 
 
-def summary(texts: list[Text], found: list[Finding]) -> dict[str, object]:
-    """The counts, for programs."""
-    count = Counter(text.source for text in texts for one in sentences(text.words) if prose(one))
-    return {
-        "sentences": dict(sorted(count.items())),
-        "findings": {
-            kind: dict(sorted(Counter(one.source for one in found if one.kind == kind).items()))
-            for kind in CLASSES
-        },
-        "files": {
-            path: dict(Counter(one.kind for one in found if one.path == path))
-            for path, _ in Counter(one.path for one in found).most_common()
-        },
-        "words": dict(
-            Counter(
-                one.shown.partition(":")[0] for one in found if one.kind == "word"
-            ).most_common()
-        ),
-    }
-
-
 def report(texts: list[Text], found: list[Finding], limit: int = 15) -> Iterator[str]:
     """The counts, for people."""
     count = Counter(text.source for text in texts for one in sentences(text.words) if prose(one))
@@ -300,7 +277,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the counts, the findings of a class, or random sentences."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files and folders")
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     parser.add_argument("--list", choices=CLASSES, help="print every finding of one class")
     parser.add_argument("--sample", type=int, metavar="N", help="print N random sentences")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
@@ -313,8 +289,6 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{one.path}:{one.line}: {one.shown}")
     elif options.sample is not None:
         print("\n".join(sample(texts, options.sample, options.seed)))
-    elif options.json:
-        print(json.dumps(summary(texts, found), indent=1))
     else:
         print("\n".join(report(texts, found)))
     return 0
