@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[`([A-Za-z_.]+)`\]\((src/[^)]+)\)")
 OTHERWISE = re.compile(r"\*[A-Z a-z]+\*")
 """Words in italics: the next function is reached in another way than by its name."""
-WALKS = [("ARCHITECTURE.md", "from `kubectl apply` to running pods", 20)]
+WALKS = [
+    ("ARCHITECTURE.md", "from `kubectl apply` to running pods", 20),
+    ("ARCHITECTURE.md", "from a worker's exit to its restart", 15),
+]
 """Page, title, and most modules."""
 
 
@@ -29,7 +32,7 @@ class Step(NamedTuple):
 def steps(page: str, title: str) -> list[Step]:
     """Return the steps of the numbered list of a walk, in order."""
     section = (ROOT / page).read_text().split(f"## A walk: {title}\n")[1].split("\n## ")[0]
-    text = section[section.index("\n1. ") : section.rindex("\n\n", 0, len(section.rstrip()))]
+    text = section[section.index("\n1. ") :].partition("\n\n")[0]
     found, end = [], 0
     for link in LINK.finditer(text):
         found.append(Step(link[1], link[2], text[end : link.start()]))

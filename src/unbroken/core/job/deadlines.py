@@ -42,7 +42,7 @@ class Since:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ReachedLimit:
     """One limit and when it is reached."""
 
     at: float
@@ -50,7 +50,7 @@ class Limit:
     message: str
 
 
-def limit(policy: RunPolicy, since: Since) -> Limit | None:
+def limit(policy: RunPolicy, since: Since) -> ReachedLimit | None:
     """The limit that is reached first; None: there is none."""
     rows = (
         (since.active, policy.active_deadline_seconds, "DeadlineExceeded", "active"),
@@ -58,7 +58,7 @@ def limit(policy: RunPolicy, since: Since) -> Limit | None:
         (since.faulted, policy.fault_deadline_seconds, "FaultDeadlineExceeded", "fault"),
     )
     found = [
-        Limit(
+        ReachedLimit(
             start + seconds, reason, f"{name}DeadlineSeconds: the limit of {seconds} s has passed"
         )
         for start, seconds, reason, name in rows

@@ -11,6 +11,7 @@ from typing import Any
 
 from unbroken.local.apiserver.schema.schemas import Schema, builtin_definitions
 from unbroken.local.apiserver.tables.columns import COLUMNS
+from unbroken.spec.keys import OWN_GROUP
 
 from .kinds import Kind, Version
 
@@ -123,7 +124,7 @@ def _refused(group: str, kind: str, plural: str, short: str, instead: str) -> Ki
 
     A kind that is missing there gets kubectl's own "ensure CRDs are installed first".
     """
-    name = f"unbroken.dev.refused.{kind}"
+    name = f"{OWN_GROUP}.refused.{kind}"
     version = Version("v1", _ANYTHING, name)
     return Kind(
         group,
