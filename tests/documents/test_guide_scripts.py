@@ -25,7 +25,7 @@ def scripts() -> list[tuple[str, str]]:
 
 
 def test_the_guide_has_scripts() -> None:
-    assert len(scripts()) == 4
+    assert len(scripts()) == 5
 
 
 @pytest.mark.slow
