@@ -16,7 +16,7 @@ from tests.worker import stores
 from tests.worker.stores import FaultyStore
 from tests.worker.test_checkpoints import save
 from unbroken import worker
-from unbroken.worker.checkpointing import storage
+from unbroken.worker.checkpointing import remote, storage
 from unbroken.worker.checkpointing.checkpoints import CheckpointError, Superseded
 from unbroken.worker.checkpointing.names import parse
 from unbroken.worker.checkpointing.series import Series
@@ -192,7 +192,7 @@ def test_without_conditional_writes_attempts_draw_numbers(tmp_path: Path) -> Non
     """Two that begin at the same moment do not share a folder."""
     FaultyStore.is_exclusive = False
     url = f"oci://{tmp_path}"
-    one, other = Series(storage.open_storage(url)), Series(storage.open_storage(url))
+    one, other = Series(remote.open_storage(url)), Series(remote.open_storage(url))
     assert not one.storage.is_exclusive
     assert len({series.next_number() for series in (one, other) for _ in range(8)}) > 8
     save(worker.checkpoints(url), 1)

@@ -38,9 +38,10 @@ from .advice import mtbf_seconds as mtbf
 from .dcp import dcp_forms
 from .names import Name, Retention
 from .peers import Peers, peers
+from .remote import open_storage
 from .series import Claim, Series
 from .state import Objects, Staged
-from .storage import CheckpointError, Storage, Superseded, difference, open_storage, reason
+from .storage import CheckpointError, Storage, Superseded, difference, reason
 from .writing import Part
 
 __all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]

@@ -9,6 +9,7 @@ The library of the store finds the credentials.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,9 +21,9 @@ from typing import IO, Any
 from unbroken.wire.compat import zip_equal
 
 from . import storage
-from .files import OWN
+from .files import OWN, Directory
 from .names import BAD, UNFINISHED, Name, parse
-from .storage import MANIFEST, CheckpointError, T, reason, retry
+from .storage import MANIFEST, CheckpointError, Storage, T, reason, retry
 
 _BAD = "bad.json"
 _WRITERS = 4
@@ -289,3 +290,12 @@ class _Translated:
         """Send what is left."""
         with self._translated():
             self._stream.close()
+
+
+def open_storage(place: str | os.PathLike[str]) -> Storage:
+    """Return the storage of a directory, or of a URL that fsspec knows."""
+    text = os.fspath(place)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme not in ("file", "local"):
+        return Remote(text)
+    return Directory(rest if separator else text)

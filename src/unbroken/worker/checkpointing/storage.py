@@ -198,16 +198,3 @@ def retry(act: Callable[[], T], delays: tuple[float, ...], stop: Event) -> T:
 def reason(error: Exception) -> str:
     """Return the text of an error of a storage."""
     return getattr(error, "strerror", None) or str(error) or repr(error)
-
-
-def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """Return the storage of a directory, or of a URL that fsspec knows."""
-    text = os.fspath(place)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme not in ("file", "local"):
-        from .remote import Remote
-
-        return Remote(text)
-    from .files import Directory
-
-    return Directory(rest if separator else text)

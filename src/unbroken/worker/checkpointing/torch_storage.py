@@ -20,8 +20,9 @@ from unbroken.worker import checkpoint, context
 
 from .dcp import METADATA, checkpoint_module, reader, write_items, write_metadata, writer
 from .names import Name, Retention
+from .remote import open_storage
 from .series import Claim, Manifest, Series
-from .storage import CheckpointError, File, difference, open_storage
+from .storage import CheckpointError, File, difference
 
 log = Log(__name__, "unbroken.worker: ")
 _torch_storage = checkpoint_module("storage")
