@@ -49,7 +49,7 @@ from unbroken.wire.worker import (
 if TYPE_CHECKING:
     from unbroken.worker.checkpointing.checkpoints import checkpoints
     from unbroken.worker.checkpointing.torch_storage import StorageReader, StorageWriter
-    from unbroken.worker.loading import data
+    from unbroken.worker.loading.data import data
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
 
@@ -71,7 +71,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "checkpoints": "checkpointing.checkpoints",
-    "data": "loading",
+    "data": "loading.data",
     "RankLost": "restart.restartable",
     "restartable": "restart.restartable",
     "Snapshot": "snapshot.snapshot",
