@@ -27,6 +27,7 @@ from .loaders import Data, Table
 from .orders import Orders
 from .streams import Stream
 
+
 def data(
     loader: Any, *, seed: int = 0, rank: int | None = None, world_size: int | None = None
 ) -> Data:
