@@ -153,10 +153,10 @@ def files_of(page: Path) -> Path | None:
     return page.parent if page.name == "README.md" else None
 
 
-def written(page: Path, home: Path) -> str:
+def written(page: str, home: Path, files: Path | None = None) -> str:
     """The page with what its commands printed."""
-    made, end = page.read_text(), 0
-    for step, printed in run(made, home, files=files_of(page)):
+    made, end = page, 0
+    for step, printed in run(page, home, files=files):
         old = "\n".join([f"$ {step.command}", *step.shown])
         text = printed.replace(str(home), "/home/you").rstrip("\n")
         new = "\n".join([f"$ {step.command}", *([text] if text else [])])
@@ -176,7 +176,7 @@ def main() -> int:
     for page in options.pages:
         with tempfile.TemporaryDirectory(prefix="tutorial-") as name:
             if options.write:
-                page.write_text(written(page, Path(name)))
+                page.write_text(written(page.read_text(), Path(name), files_of(page)))
                 continue
             for step, printed in run(page.read_text(), Path(name), files=files_of(page)):
                 for line in differences(step, printed):
