@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.tools import tool
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
@@ -26,17 +26,6 @@ EFFECTS = [
     "termios", "threading", "time", "torch", "urllib", "uuid", "websockets",
 ]  # fmt: skip
 """Modules that reach a clock, randomness, threads, processes, files or a network."""
-
-
-@pytest.fixture(scope="module")
-def lengths() -> ModuleType:
-    """tools/lengths.py, which is no module of a package."""
-    spec = importlib.util.spec_from_file_location("lengths", ROOT / "tools/lengths.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_an_effect_in_the_core_is_found_also_behind_another_module(tmp_path: Path) -> None:
@@ -102,7 +91,8 @@ def test_a_clock_and_a_missing_docstring_are_found(source: str, rule: str) -> No
     assert f": {rule} " in done.stdout
 
 
-def test_long_functions_and_files_are_found(lengths: ModuleType, tmp_path: Path) -> None:
+def test_long_functions_and_files_are_found(tmp_path: Path) -> None:
+    lengths = tool("lengths")
     path = tmp_path / "a.py"
     body = "    x = 1\n" * 59
     path.write_text(

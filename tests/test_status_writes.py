@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.charts import tool
+from tests.tools import tool
 
 status_writes = tool("status_writes")
 

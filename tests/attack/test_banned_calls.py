@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+
+from tests.tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def checker() -> ModuleType:
-    """tools/banned_calls.py, which is no module of a package."""
-    spec = importlib.util.spec_from_file_location("banned_calls", ROOT / "tools/banned_calls.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def checker() -> Any:
+    """tools/banned_calls.py."""
+    return tool("banned_calls")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def checker() -> ModuleType:
         "from importlib.machinery import SourceFileLoader",
     ],
 )
-def test_it_is_found(checker: ModuleType, source: str) -> None:
+def test_it_is_found(checker: Any, source: str) -> None:
     assert list(checker.findings(source))
 
 
@@ -92,9 +88,9 @@ def test_it_is_found(checker: ModuleType, source: str) -> None:
         "from importlib import import_module\nimport_module('torch')",
     ],
 )
-def test_what_is_plain_is_not(checker: ModuleType, source: str) -> None:
+def test_what_is_plain_is_not(checker: Any, source: str) -> None:
     assert list(checker.findings(source)) == []
 
 
-def test_the_package_has_none_and_no_exception_is_left_over(checker: ModuleType) -> None:
+def test_the_package_has_none_and_no_exception_is_left_over(checker: Any) -> None:
     assert checker.examine([ROOT / "src"]) == []

@@ -8,18 +8,17 @@ in the program that read the object.
 from __future__ import annotations
 
 import copy
-import importlib.util
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 from lightkube.models.core_v1 import PodStatus
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod
 
-from tests.apiservers import ROOT
 from tests.operator.conftest import job
+from tests.tools import tool
 from unbroken.agent.options import parse
 from unbroken.agent_http.peer import AnswerHead
 from unbroken.core.job.life import as_port
@@ -193,15 +192,9 @@ def test_a_count_or_a_character_beyond_all_makes_a_pattern_unreadable(pattern: s
 
 
 @cache
-def checker() -> ModuleType:
-    """tools/check_numbers.py, which is no module of a package."""
-    place = ROOT / "tools/check_numbers.py"
-    spec = importlib.util.spec_from_file_location("check_numbers", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def checker() -> Any:
+    """tools/check_numbers.py."""
+    return tool("check_numbers")
 
 
 EVASIONS = {

@@ -7,7 +7,6 @@ froze.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.job_samples import MANIFESTS
 from tests.job_samples import rule as job_with_rule
 from tests.operator.conftest import conditions, job
 from tests.operator.conftest import place as place
+from tests.tools import tool
 from unbroken.cluster_api.shapes import schema, violations
 from unbroken.core.logs.patterns import PatternSet
 from unbroken.core.logs.rule_config import rule_warnings
@@ -237,14 +237,7 @@ EVASIONS = {
 
 def refused(root: Path) -> Iterator[str]:
     """Findings of tools/check_patterns.py."""
-    spec = importlib.util.spec_from_file_location(
-        "check_patterns", ROOT / "tools/check_patterns.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Iterator[str] = module.refused(root)
+    found: Iterator[str] = tool("check_patterns").refused(root)
     return found
 
 

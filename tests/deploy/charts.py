@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,14 +67,3 @@ def arguments(found: list[Object], name: str = "unbroken-operator") -> list[str]
     """Return the arguments of a Deployment's program, without its own name."""
     (container,) = pod_of(one_of(found, "Deployment", name))["containers"]
     return [*container["command"][1:], *container["args"]]
-
-
-def tool(name: str) -> Any:
-    """Import a program of `tools/` as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module

@@ -23,9 +23,9 @@ from tests.deploy.charts import (
     one_of,
     pod_of,
     render,
-    tool,
 )
 from tests.tables import cases
+from tests.tools import tool
 from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from tests.apiservers import ROOT
-from tests.deploy.charts import of_kind, pod_of, render, tool
+from tests.deploy.charts import of_kind, pod_of, render
+from tests.tools import tool
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "deploy/helm/examples").glob("*.yaml"))}
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from tests.apiservers import ROOT
-from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, render, tool
+from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, render
+from tests.tools import tool
 
 GUIDE = ROOT / "docs/guide"
 NAME = re.compile(r"\b(?:unbroken|hyperpod|training)_[a-z_]+[a-z]")

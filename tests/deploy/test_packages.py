@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.apiservers import ROOT
-from tests.deploy.charts import tool
+from tests.tools import tool
 from unbroken import __version__
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.deploy.charts import tool
+from tests.tools import tool
 from unbroken.cli.nodes import check
 from unbroken.cli.rules import commands
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.charts import tool
+from tests.tools import tool
 
 ROOT = Path(__file__).parents[2]
 docs = tool("docs")

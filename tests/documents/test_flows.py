@@ -26,9 +26,9 @@ import pytest
 
 from tests.clients import hyp_program
 from tests.cluster_api.conftest import aws_folder
-from tests.deploy.charts import tool
 from tests.e2e import test_ray
 from tests.interop import stock_agent
+from tests.tools import tool
 from tests.watching import wait_until
 
 __all__ = ["aws_folder"]

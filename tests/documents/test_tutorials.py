@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.charts import tool
 from tests.tiers import FRAMEWORKS_ENV
+from tests.tools import tool
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorials"

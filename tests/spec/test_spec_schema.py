@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 import sys
@@ -11,7 +10,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from tests.apiclient import Api, Object
 from tests.apiservers import Cluster
 from tests.job_samples import changed, job, published
 from tests.samples import CUSTOM_RESOURCES, define_missing
+from tests.tools import tool
 from unbroken.core.job.recovery.incidents import UNKNOWN, writable
 from unbroken.spec.job import codec
 from unbroken.spec.job.incident import Incident, Remedy, Restored, StackGroup, Symptom
@@ -62,14 +61,9 @@ STATUS_KEYS = {
 
 
 @cache
-def tool() -> ModuleType:
-    """Import tools/crds.py, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("crds_tool", ROOT / "tools/crds.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def crds() -> Any:
+    """Import tools/crds.py."""
+    return tool("crds")
 
 
 def schema(definition: Object, *path: str) -> Any:
@@ -106,7 +100,7 @@ def row(api: Api, what: str) -> dict[str, object]:
 
 
 def test_files_are_what_the_tool_writes() -> None:
-    for path, text in tool().files().items():
+    for path, text in crds().files().items():
         assert path.read_text() == text, f"run {sys.executable} tools/crds.py"
         assert yaml.safe_load(text) in definitions()
     assert len(list((ROOT / "deploy/crds").iterdir())) == len(definitions())
