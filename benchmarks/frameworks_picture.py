@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from recovery_picture import COLOURS, FOLDER, ROOT, TITLE, Bar, chart
+from recovery_picture import COLOURS, FOLDER, ROOT, TITLE, Bar, chart, figure
 
 RESULT = ROOT / "benchmarks/results/frameworks-2026-11-29.json"
 """The run that the picture shows; its name has the day of the run."""
@@ -41,14 +41,6 @@ def bars(document: Mapping[str, Any], delay: float) -> list[Bar]:
         )
         for one in rows(document, delay)
     ]
-
-
-def figure(row: Mapping[str, Any]) -> str:
-    """Return the text next to a bar: the median, and the share of recovered kills below 100%."""
-    share = f" ({row['recovered']} of {row['kills']} kills recovered)"
-    if row["p50_seconds"] is None:
-        return f"no step{share}"
-    return f"{row['p50_seconds']:.2f} s{share if row['recovered'] < row['kills'] else ''}"
 
 
 def delay_of(document: Mapping[str, Any]) -> float:

@@ -47,7 +47,8 @@ def figure(row: Mapping[str, Any]) -> str:
     """Return the text next to a bar: the median, and the share of recovered kills below 100%."""
     recovered, kills = row["recovered"], row["kills"]
     if row["p50_seconds"] is None:
-        return f"{next(iter(row['not_recovered']))} (0 of {kills} kills recovered)"
+        why = next(iter(row.get("not_recovered", ())), "no step")
+        return f"{why} (0 of {kills} kills recovered)"
     share = "" if recovered == kills else f" ({recovered} of {kills} kills recovered)"
     return f"{row['p50_seconds']:.2f} s{share}"
 

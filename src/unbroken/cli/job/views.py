@@ -223,7 +223,8 @@ def incident_line(incident: Incident) -> str:
 def ends_with_a_line(incident: Incident) -> bool:
     """True if the job reports no steps, and a line of its output showed that it trains again: it
     may have made steps before."""
-    return incident.progress_at is not None and incident.step is incident.resumed_step is None
+    has_steps = incident.step is not None or incident.resumed_step is not None
+    return incident.progress_at is not None and not has_steps
 
 
 def until_text(incident: Incident) -> str:

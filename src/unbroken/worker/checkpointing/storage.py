@@ -1,6 +1,6 @@
 """Where checkpoints are kept: the few operations that every kind of storage has.
 
-`files` has the one for directories, `objects` the one for URLs of fsspec. Names are relative to the
+`files` has the one for directories, `remote` the one for URLs of fsspec. Names are relative to the
 root, with `/`. An entry is a checkpoint's name with a suffix that says in which state it is.
 """
 

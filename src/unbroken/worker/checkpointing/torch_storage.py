@@ -51,7 +51,21 @@ class _Share:
     prefix: Any
 
 
-class StorageWriter(_torch_storage.StorageWriter):  # type: ignore[misc, name-defined]
+class _NamedByStep:
+    """A writer or reader whose step names the checkpoint."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Refuse a `checkpoint_id`: the step names the checkpoint."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save or a read. Raises CheckpointError for a `checkpoint_id`."""
+        if checkpoint_id is not None:
+            raise CheckpointError("leave out checkpoint_id: place and step name the checkpoint")
+
+
+class StorageWriter(_NamedByStep, _torch_storage.StorageWriter):  # type: ignore[misc, name-defined]
     """Write one checkpoint of torch.distributed.checkpoint to a directory or a URL of fsspec.
 
     The checkpoint counts once all of it has been read back. `keep`, `keep_every`, `keep_best` and
@@ -75,16 +89,6 @@ class StorageWriter(_torch_storage.StorageWriter):  # type: ignore[misc, name-de
         self._retention = Retention(keep, keep_every, keep_best)
         self._metric = None if metric is None else float(metric)
         self._name, self._world_size = Name(-1, -1), 0
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Refuse a `checkpoint_id`: the step names the checkpoint."""
-        return False
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save. Raises CheckpointError for a `checkpoint_id`."""
-        if checkpoint_id is not None:
-            raise CheckpointError("leave out checkpoint_id: place and step name the checkpoint")
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the coordinator decides when it has all plans."""
@@ -149,7 +153,7 @@ class StorageWriter(_torch_storage.StorageWriter):  # type: ignore[misc, name-de
         return self._here().series
 
 
-class StorageReader(_filesystem.FileSystemReader):  # type: ignore[misc, name-defined]
+class StorageReader(_NamedByStep, _filesystem.FileSystemReader):  # type: ignore[misc, name-defined]
     """Read the newest complete checkpoint of a directory or URL, or that of a step.
 
     It runs no code of the checkpoint, and compares each file with its checksum before it is read.
@@ -160,16 +164,6 @@ class StorageReader(_filesystem.FileSystemReader):  # type: ignore[misc, name-de
         self._given, self._wanted = os.fspath(place), step
         self._names: tuple[Name, ...] = ()
         self._choose()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Refuse a `checkpoint_id`: the step names the checkpoint."""
-        return False
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin to read. Raises CheckpointError for a `checkpoint_id`."""
-        if checkpoint_id is not None:
-            raise CheckpointError("leave out checkpoint_id: place and step name the checkpoint")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Return torch's metadata of the checkpoint."""
