@@ -128,7 +128,7 @@ PACKAGES = tuple(
 
 @dataclass(slots=True)
 class Row:
-    """What was seen of a package."""
+    """Findings for one package."""
 
     package: str
     lines: str

@@ -667,7 +667,7 @@ class Watchdog:
         self._ended: dict[int, RankWatch] = {}
         self._before = dict(taught or {})
         self._taught: dict[int, Taught] = {}
-        """What ranks that have ended have taught."""
+        """Rhythms that ranks have taught which have ended."""
 
     @property
     def turns(self) -> int:

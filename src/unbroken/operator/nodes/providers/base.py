@@ -111,7 +111,7 @@ class ObjectProvider(ABC):
     """Provider whose API has an object behind each node; deleting the object replaces the node."""
 
     what = "object"
-    """What it is, in words."""
+    """Kind of the object, in words for people."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
