@@ -283,25 +283,23 @@ class Training:
         samples = list(islice(held, VALIDATION_SAMPLES))[dist.get_rank() :: dist.get_world_size()]
         self.validation = torch.split(torch.stack(samples), options.val_batch_size)
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
-        self.snapshot = worker.Snapshot(**self.parts)
         self.saved = None
         if options.checkpoint_dir:
             if "://" not in options.checkpoint_dir:
                 Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
             self.saved = worker.checkpoints(options.checkpoint_dir, every=options.checkpoint_freq)
+        self.snapshot = worker.Snapshot(**self.parts, checkpoints=self.saved)
 
     def restore(self) -> int:
         """Return the next step, with the state after the one before it: from memory, or else from
         the newest checkpoint."""
         found: Any = self.snapshot.restore()
-        if found is None and self.saved is not None:
-            found = self.saved.restore(**self.parts)
         other = self.options.resume_from_checkpoint
         if found is None and other and ("://" in other or Path(other).is_dir()):
             found = worker.checkpoints(other).restore(**self.parts)
         if found is None:
             return 0
-        say(f"resumed at step {found.step + 1} from {getattr(found, 'source', 'a checkpoint')}")
+        say(f"resumed at step {found.step + 1} from {getattr(found, 'source', other)}")
         return int(found.step) + 1
 
     def step(self, step: int, samples: Tensor) -> float:
