@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from arguments import output_file
+
 from unbroken.agent_http.client import AgentLink
 from unbroken.wire.agent import AgentReport, AgentState, StartCommand, StopCommand
 
@@ -198,14 +200,14 @@ def measure(starts: int, cycles: int, rest: float) -> dict[str, float]:
 def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     figures = measure(5, 5, 5.0) if options.quick else measure(20, 20, REST_SECONDS)
     for name, value in figures.items():
         print(f"{name:22} {value:8.2f}")
     if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from arguments import output_file
 
 ROOT = Path(__file__).parent.parent
 ENVTEST = Path(os.environ.get("UNBROKEN_ENVTEST", ROOT.parent / "shared" / "envtest"))
@@ -332,7 +333,7 @@ def main() -> None:
     """Print a table: figure, ours, the real one's, ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the objects")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     options = parser.parse_args()
     figures = asyncio.run(run(options.quick))
     if options.json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 def count(text: str) -> int:
@@ -23,6 +25,16 @@ def durations(text: str) -> list[float]:
     if not all(math.isfinite(one) and one >= 0 for one in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of seconds, such as 5,15")
     return found
+
+
+def output_file(text: str) -> Path:
+    """Read the path of a file to write, before hours are spent on what it is to hold."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file of a folder that exists")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
 
 
 def words(known: Sequence[str]) -> Callable[[str], list[str]]:

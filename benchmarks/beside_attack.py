@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from arguments import count
+from arguments import count, output_file
 from beside_attack_programs import DASHBOARDS, NAMESPACE
 from control_plane_world import Operator, cpu_seconds, operator
 from recovery import machine
@@ -332,7 +332,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help=text)
     text = "check jobs when they are written, as with the webhook"
     parser.add_argument("--admission", action="store_true", help=text)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     options = parser.parse_args()
     options.faults = [one for one in options.faults.split(",") if one]

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from control_plane_world import (
     JOBS,
     Agents,
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="workers tell a step each second")
     parser.add_argument("--operator", nargs=argparse.REMAINDER, default=[], help="its options")
     parser.add_argument("--profile", metavar="FILE", help="profile the operator (slower)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     parser.add_argument("--log", metavar="FILE", help="keep what the last operator has logged")
     options = parser.parse_args()
     # Nothing that was started stays behind.
@@ -216,7 +216,7 @@ def main() -> None:
         figures = " | ".join(f"{row[name]:.3f}" for name in columns)
         print(f"| {row['server']} | {row['agents']} | {figures} |")
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

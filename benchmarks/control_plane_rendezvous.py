@@ -18,10 +18,9 @@ import statistics
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
@@ -70,7 +69,7 @@ def main() -> None:
     parser.add_argument("--nodes", default="8,16,32,64,128")
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--bound-seconds", type=float, default=120.0)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     found: dict[int, Any] = {}
@@ -85,7 +84,7 @@ def main() -> None:
         median, each = statistics.median(seconds), used / len(seconds)
         print(f"{nodes} nodes: p50 {median:.2f} s, {each:.2f} s of processor time", flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     # Threads of handlers that are still waiting would hold the process.
     os._exit(0)
 

@@ -31,7 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from arguments import count, durations, words
+from arguments import count, durations, output_file, words
 from frameworks_launch import (
     FRAMEWORKS,
     START_SECONDS,
@@ -311,7 +311,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shape", type=shape, default=(1, 2), help="nodes x ranks (default 1x2)")
     parser.add_argument("--bound-seconds", type=float, default=180.0, help="(default 180)")
     parser.add_argument("--env", type=Path, required=True, help="environment with the frameworks")
-    parser.add_argument("--json", type=Path, help="write the trials and figures to this file")
+    parser.add_argument(
+        "--json", type=output_file, help="write the trials and figures to this file"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the logs of the launchers")
     options = parser.parse_args(given)
     options.env = options.env.absolute()

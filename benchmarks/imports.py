@@ -38,7 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arguments import words
+from arguments import output_file, words
 from recovery_trials import say
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -370,7 +370,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--env", type=Path, required=True, help="environment with the packages")
     parser.add_argument("--packages", type=words(names), default=names, help="(default all)")
-    parser.add_argument("--json", type=Path, help="write all that was seen to this file")
+    parser.add_argument("--json", type=output_file, help="write all that was seen to this file")
     options = parser.parse_args(given)
     options.env = options.env.absolute()
     if not (options.env / "bin/python").exists():

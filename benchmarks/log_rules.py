@@ -26,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from arguments import output_file
+
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import CompiledRule, read_rules
 from unbroken.core.logs.rule_events import Lines, LogStarted
@@ -125,7 +127,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer lines and rounds")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file, too")
     options = parser.parse_args()
     count, rounds = (20_000, 3) if options.quick else (50_000, 5)
     figures: dict[str, float] = {"added_mib.50": added_mib()}

@@ -19,9 +19,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import BinaryIO
 
+from arguments import output_file
 from log_rules import MATCH, QUIET, READ_BYTES, rules
 from train_step import BATCH, WIDTH
 
@@ -89,7 +89,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter pairs")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file, too")
     parser.add_argument("--agent", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.agent is not None:

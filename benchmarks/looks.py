@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 
 from agent_latency import agent, family
+from arguments import output_file
 
 from unbroken.agent_http.client import AgentLink
 from unbroken.core.patience import CALM_PAUSE_SECONDS_MAX
@@ -160,7 +161,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="3 rounds instead of 15")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         figures = asyncio.run(measure(Path(name), 3 if options.quick else 15))

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from node_faults_trials import FAULTS, QUICK, Fault, FaultyNodes, Trial, figures, try_fault
 from recovery import machine
 from recovery_launch import Setting, Unavailable
@@ -102,7 +102,7 @@ def parse() -> argparse.Namespace:
     quick = f"one each of {', '.join(QUICK)}; three minutes"
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--faults", help=f"of {', '.join(names)} (default all)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the logs of the clusters")
     options = parser.parse_args()
     if options.quick:

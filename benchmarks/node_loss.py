@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from node_loss_torchrun import try_torchrun
 from node_loss_trials import LOSSES, QUICK, Loss, Trial, Unsettled, figures, load, new_job, try_loss
 from recovery import machine
@@ -120,7 +119,7 @@ def parse() -> argparse.Namespace:
         "--torchrun", type=int, default=1,
         help=f"trials of torchrun for each of {', '.join(PEERED)} (default 1)",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     options = parser.parse_args()
     if options.quick:
         options.runs, options.spare, options.torchrun = 1, "no", 0

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from arguments import count
+from arguments import count, output_file
 
 from unbroken.agent_http.reports import read_answer
 from unbroken.core.job.events import (
@@ -188,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="2,500")
     parser.add_argument("--cycles", type=count, default=15)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     options = parser.parse_args()
     sizes = [int(text) for text in options.agents.split(",")]
     found = {str(size): measure(size, options.cycles) for size in sizes}
@@ -196,7 +195,7 @@ def main() -> None:
     for name in next(iter(found.values())):
         print(f"{name:26}" + "".join(f"{figures[name]:10.3f}" for figures in found.values()))
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from recovery import machine
 from recovery_launch import UP, Setting, Unavailable
 from recovery_trials import say
@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument(
         "--notices", default=",".join(NOTICES), help="comma-separated (default all)"
     )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     options = parser.parse_args()
     notices = options.notices.split(",")
     if unknown := set(notices) - NOTICES.keys():

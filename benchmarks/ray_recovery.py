@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import count, words
+from arguments import count, output_file, words
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -316,7 +316,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--modes", type=words((OURS, ALONE)), default=[OURS, ALONE])
     parser.add_argument("--bound-seconds", type=float, default=120.0, help="(default 120)")
     parser.add_argument("--ray-env", type=Path, default=RAY_ENV, help="environment with Ray")
-    parser.add_argument("--json", type=Path, help="write the trials and figures to this file")
+    parser.add_argument(
+        "--json", type=output_file, help="write the trials and figures to this file"
+    )
     options = parser.parse_args()
     options.ray_env = options.ray_env.absolute()
     if not (options.ray_env / "bin/ray").exists():

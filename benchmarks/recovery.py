@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import count
+from arguments import count, output_file
 from recovery_launch import (
     FAULTS,
     NODE,
@@ -151,7 +151,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--faults", default=WORKER, help=f"of {', '.join(FAULTS)}")
     bound = "then it counts as not recovered (default 60)"
     parser.add_argument("--bound-seconds", type=float, default=60.0, help=bound)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the logs of the launchers")
     options = parser.parse_args()
     options.kills = options.kills or (QUICK_KILLS if options.quick else 20)

@@ -33,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from arguments import output_file
 from recovery_launch import Unavailable
 from scoreboard_judge import Judge, NotRun, interrupted
 from scoreboard_launch import Dlrover, FtLauncher, Launcher, Torchrun, TorchrunFreshStore, Trial
@@ -220,7 +221,7 @@ def parse() -> argparse.Namespace:
     add("--load", type=int, default=0, help="busy processes beside the trials (default 0)")
     add("--bound-seconds", type=float, default=200.0, help="without a step: given up")
     add("--quick", action="store_true", help="one seed of few faults, ours and torchrun")
-    add("--json", type=Path, help="write the figures to this file, after each trial")
+    add("--json", type=output_file, help="write the figures to this file, after each trial")
     add("--keep", action="store_true", help="keep the directories of the trials")
     add("--markdown", type=Path, help="write the page of figures and run nothing")
     add("--from", type=Path, nargs="+", dest="sources", help="files of figures for it")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import count
+from arguments import count, output_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 MB instead of 1 GB")
     parser.add_argument("--rounds", type=count, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
     options = parser.parse_args()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     size = 64_000_000 if options.quick else 1_000_000_000

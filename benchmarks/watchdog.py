@@ -19,11 +19,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from random import Random
 
 import watchdog_traces as traces
-from arguments import count
+from arguments import count, output_file
 from watchdog_traces import IDLE, RANKS, SPIN, STOPPED, STUCK, Doing, Piece, World
 
 from unbroken.core.tick import Tick
@@ -328,7 +327,7 @@ def main() -> None:
     """Print the table; rates are per 1000 hours."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two runs of each kind, one hour")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    parser.add_argument("--json", type=output_file, help="write the rows to this file too")
     parser.add_argument("--only", default="", help="kinds whose names have this in them")
     parser.add_argument("--floor", type=float, default=5.0, help="no silence is shorter (s)")
     parser.add_argument("--runs", type=count, default=10)

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Callable
-from pathlib import Path
+
+from arguments import output_file
 
 from unbroken import worker
 from unbroken.wire.worker import VARIABLE, empty
@@ -83,7 +84,7 @@ def measure() -> dict[str, list[float]]:
 def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
     options = parser.parse_args()
     found = measure()
     for name, values in found.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arguments import count, durations, words
+from arguments import count, durations, output_file, words
 from frameworks import parse
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -41,6 +41,20 @@ def test_no_round_is_an_error_of_the_command_line(capsys: pytest.CaptureFixture[
         parse([f"--env={sys.prefix}", "--frameworks=accelerate", "--rounds=0"])
     assert ended.value.code == 2
     assert "--rounds: '0' is no whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    for name in ("new.json", "old.json"):
+        assert output_file(f"{tmp_path}/{name}") == tmp_path / name
+    for name in ("none/new.json", "", "old.json/new.json"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"folder|written"):
+            output_file(f"{tmp_path}/{name}")
+    pattern = re.compile(r'"--json",(?!\s+type=output_file)')
+    others = [path.name for path in BENCHMARKS.glob("*.py") if pattern.search(path.read_text())]
+    assert others == []
 
 
 def test_every_count_of_a_benchmark_is_read_so() -> None:
