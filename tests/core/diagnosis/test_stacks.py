@@ -204,7 +204,10 @@ def test_the_flight_recorder_names_the_collective_that_no_stack_tells() -> None:
         (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.05), False, False),
         # On a busy machine.
         (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.05, waited_share=0.9), True, False),
-        (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.01, waited_share=0.9), False, False),
+        (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.05, waited_share=0.4), False, False),
+        # A compiler at the lowest priority, on a machine that is busy with other work.
+        (at(0, "do_wait", *MAIN, cpu_share=0.003, waited_share=0.95), True, False),
+        (at(0, "get (queue.py:9)", *MAIN, cpu_share=0.01, waited_share=0.4), False, False),
         (at(0, *SPIN, cpu_share=0.1, state="R"), False, True),
         # A rank that waits for its peers does no work of its own, whatever its threads do.
         (at(0, *REDUCE, cpu_share=1.0, is_same=False, io_bytes=10_000_000), False, False),

@@ -311,9 +311,11 @@ def works(rank_evidence: RankEvidence, what: RankActivity | None) -> bool:
 
 def _computes(rank_evidence: RankEvidence) -> bool:
     """True if the rank or a process below it computes: on a busy machine they get a small part of
-    the processor time that they are ready to use."""
+    the processor time that they are ready to use, and almost none at the lowest priority."""
     used, waited = rank_evidence.cpu_share or 0.0, rank_evidence.waited_share or 0.0
-    return used >= WORK_SHARE or (used >= WOKEN_SHARE and used + waited >= BUSY_SHARE)
+    if used >= WORK_SHARE or waited >= BUSY_SHARE:
+        return True
+    return used >= WOKEN_SHARE and used + waited >= BUSY_SHARE
 
 
 def spins(rank_evidence: RankEvidence, what: RankActivity) -> bool:
