@@ -54,7 +54,7 @@ def machine() -> str:
 
 def table(cell: dict[str, Any]) -> str:
     """Return a table of seconds by mode and stage, with ratios to torchrun with a fresh store."""
-    names = ("recovered", "p50", "p95", "mean", "max", "faster", "lost")
+    names = ("recovered", "p50", "p95", "mean", "max", "faster", "beyond", "less", "lost")
     head = f"{'mode':24}" + "".join(f"{name:>10}" for name in (*names, *STAGES))
     lines = [f"{cell['shape']}, {cell['parameters']:,} parameters, fault: {cell['fault']}", head]
     for entry in cell["results"]:
@@ -65,6 +65,9 @@ def table(cell: dict[str, Any]) -> str:
         cells += [f"{entry[f'{name}_seconds']:10.3f}" for name in ("p50", "p95", "mean", "max")]
         faster = entry["times_faster"]
         cells.append(f"{faster:9.1f}x" if faster else f"{'-':>10}")
+        beyond, less = entry["beyond_step_p50_seconds"], entry["times_less_beyond_step"]
+        cells.append(f"{beyond:10.3f}" if beyond is not None else f"{'-':>10}")
+        cells.append(f"{less:9.1f}x" if less else f"{'-':>10}")
         lost = (entry["lost_steps_p50"], entry["lost_steps_max"])
         cells.append(f"{lost[0]:>6.1f}/{lost[1]:<3}")
         stages = entry["stages"]
@@ -201,8 +204,9 @@ def main() -> None:
     print(f"{where}; {took}")
     for cell in cells:
         print(f"\n{table(cell)}")
-    print(f"\nseconds; faster: p50 of {BASE} by that of the mode; lost: steps, p50/max; "
-          "stages are medians")  # fmt: skip
+    print(f"\nseconds; faster: p50 of {BASE} by that of the mode; beyond: the time beyond "
+          "one usual step of the job; less: its ratio, as faster; lost: steps, p50/max; stages are "
+          "medians")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from unbroken.spec.job.incident import Incident
 
 OUTLIER = 3.0
 """Multiple of the median: a recovery that took longer is listed with its longest stage."""
+RATIOS = {"times_faster": "p50_seconds", "times_less_beyond_step": "beyond_step_p50_seconds"}
+"""Names of the ratios of `rate`, and the figure of each."""
 STAGES = ("detect", "stop", "ready", "start", "first_step")
 
 
@@ -36,6 +38,8 @@ class Recovery:
     why_not: str = ""
     """Reason why the job never continued."""
     fault: str = "worker"
+    step_seconds: float | None = None
+    """Median duration of the job's last steps before the kill."""
     lost_steps: int | None = None
     """Newest step reported before the kill, minus the step before the first one after it."""
     remedy: str = ""
@@ -49,6 +53,13 @@ class Recovery:
     def seconds(self) -> float | None:
         """Seconds from the kill to the first completed step of the whole job."""
         return None if self.stepped_at is None else self.stepped_at - self.killed_at
+
+    @property
+    def beyond_step(self) -> float | None:
+        """Seconds beyond one usual step of the job: what the recovery itself costs."""
+        if self.seconds is None or self.step_seconds is None:
+            return None
+        return self.seconds - self.step_seconds
 
     @property
     def detect_to_ready(self) -> float | None:
@@ -129,11 +140,15 @@ def summary(mode: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
     good = [one for one in recoveries if one.seconds is not None]
     spans = [one.detect_to_ready for one in good if one.detect_to_ready is not None]
     lost = [one.lost_steps for one in good if one.lost_steps is not None]
+    beyond = [one.beyond_step for one in good if one.beyond_step is not None]
+    steps = [one.step_seconds for one in good if one.step_seconds is not None]
     entry: dict[str, object] = {
         "mode": mode,
         **spread([one.seconds for one in good if one.seconds is not None]),
         "stages": medians([stage_seconds(one) for one in good]),
         "detect_to_ready_p50_seconds": statistics.median(spans) if spans else None,
+        "beyond_step_p50_seconds": statistics.median(beyond) if beyond else None,
+        "step_p50_seconds": statistics.median(steps) if steps else None,
         "lost_steps_p50": statistics.median(lost) if lost else None,
         "lost_steps_max": max(lost, default=None),
         "details": medians([one.details for one in good]),
@@ -180,6 +195,7 @@ def trial(one: Recovery) -> dict[str, object]:
         "rank": one.rank,
         "killed_at": one.killed_at,
         "seconds": one.seconds,
+        "beyond_step_seconds": one.beyond_step,
         "stages": stage_seconds(one),
         "lost_steps": one.lost_steps,
         "remedy": one.remedy,
@@ -190,12 +206,12 @@ def trial(one: Recovery) -> dict[str, object]:
 
 
 def rate(entries: Sequence[dict[str, Any]], base: str) -> None:
-    """Add to each entry the ratio of its median to that of the mode `base` of the same run."""
-    medians_of = {entry["mode"]: entry["p50_seconds"] for entry in entries}
-    against = medians_of.get(base)
-    for entry in entries:
-        own = entry["p50_seconds"]
-        entry["times_faster"] = against / own if against and own else None
+    """Add to each entry the ratios of its medians to those of the mode `base` of the same run."""
+    for ratio, figure in RATIOS.items():
+        against = next((entry[figure] for entry in entries if entry["mode"] == base), None)
+        for entry in entries:
+            own = entry[figure]
+            entry[ratio] = against / own if against and own and own > 0 else None
 
 
 def medians(lengths: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -115,6 +116,7 @@ def kill_once(contestant: Contestant, fault: str, number: int, bound: float) -> 
     if any(one.died_at for one in old):
         return contestant.failed(fault, victim.rank, "lost a rank by itself")
     lost, seen = job.shares_fate(fault, victim), len(watch.workers)
+    usual = [took for one in old for took in one.step_seconds(STEPS_BEFORE_KILL)]
     killed_at = time.time()
     job.strike(fault, victim)
     watch.wait(lambda: job.is_back(old, lost) or bool(job.ended()), bound, reaps=victim)
@@ -123,7 +125,10 @@ def kill_once(contestant: Contestant, fault: str, number: int, bound: float) -> 
         return contestant.failed(fault, victim.rank, why)
     if fault == NODE:  # an order to a platform takes its time; nobody can know before they die
         killed_at = min((one.died_at for one in lost if one.died_at), default=killed_at)
-    kill = Recovery(job.mode, victim.rank, killed_at, victim.reaped_at, fault=fault)
+    kill = Recovery(
+        job.mode, victim.rank, killed_at, victim.reaped_at, fault=fault,
+        step_seconds=statistics.median(usual) if usual else None,
+    )  # fmt: skip
     return job.told(outcome(kill, job, old, lost, watch.workers[seen:]))
 
 
@@ -155,23 +160,31 @@ def outcome(
             "made_before": sum(one.process_at < kill.killed_at - 0.02 for one in made),
             "kernel_ends_victim": dead_at - kill.killed_at,
             **slowest(new, kill.killed_at),
+            **slowest([one for one in new if one not in made], kill.killed_at, "kept_"),
         },
     )
 
 
-def slowest(workers: list[Worker], killed_at: float) -> dict[str, float]:
+PARTS = {
+    "python": "process_to_python", "imported": "import_torch", "joined": "join", "built": "build",
+    "loaded": "load", "restored": "wrap", "learned": "first_step", "first_step": "first_save",
+}  # fmt: skip
+"""Names of the parts until the first step, by the mark that ends each."""
+
+
+def slowest(workers: list[Worker], killed_at: float, prefix: str = "") -> dict[str, float]:
     """Return the duration of each part until the first step, of the rank that took longest."""
     parts: dict[str, list[float]] = {}
     for one in workers:
         began = max(one.began_at, killed_at)
-        times = [one.started_at(killed_at), one.began_at, one.imported_at, one.joined_at]
-        known = [at if at is not None else began for at in (*times, one.restored_at)]
-        ends = [*known[1:], one.first_step_at or known[-1]]
-        names = ("process_to_python", "import_torch", "join", "restore", "first_step")
-        for name, start, finish in zip(names, known, ends, strict=True):
-            parts.setdefault(name, []).append(max(0.0, finish - start))
+        reached = max(one.started_at(killed_at), killed_at)
+        ends = {"python": began, **one.marks, "first_step": one.first_step_at or began}
+        for name in PARTS:
+            finish = max(reached, ends.get(name, reached))
+            parts.setdefault(PARTS[name], []).append(finish - reached)
+            reached = finish
         parts.setdefault("first_step_cpu", []).append(one.first_step_cpu_seconds or 0.0)
-    return {name: max(values) for name, values in parts.items()}
+    return {prefix + name: max(values) for name, values in parts.items()}
 
 
 def turn(

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,9 @@ REAP_LOOK_SECONDS = 0.001
 
 
 STEPS_KEPT = 256
+MARKS = ("imported", "joined", "built", "loaded", "restored")
+"""Reports of a worker on its way to its first step: torch is imported, the process group joined,
+the model built, its state loaded, the model wrapped (DDP)."""
 
 
 @dataclass(eq=False)
@@ -35,11 +39,8 @@ class Worker:
     pidfd: int
     process_at: float
     began_at: float
-    imported_at: float | None = None
-    joined_at: float | None = None
-    """Time at which it has joined the process group, and knows its store and ranks."""
-    restored_at: float | None = None
-    """Time at which its model is built, with the state from which it resumes."""
+    marks: dict[str, float] = field(default_factory=dict)
+    """Times at which it has reached each of `MARKS`."""
     first_step_at: float | None = None
     first_step_cpu_seconds: float | None = None
     """Processor time that it used until its first step."""
@@ -56,6 +57,11 @@ class Worker:
         A process that waited, parked or kept, counts from the first line of its script or function.
         """
         return self.process_at if self.process_at >= killed_at else self.began_at
+
+    def step_seconds(self, count: int) -> list[float]:
+        """Return the durations of its newest steps."""
+        times = [at for at, _ in self.newest][-count - 1 :]
+        return [later - earlier for earlier, later in pairwise(times)]
 
     def step_at(self, at: float) -> int:
         """Return the newest step that it had made by then; 0: none."""
@@ -179,14 +185,10 @@ class Watch:
         if worker is None or (worker.pid, worker.life) != (record["pid"], record["life"]):
             return  # of an attempt that is over
         match record["event"]:
-            case "imported":
-                worker.imported_at = record["at"]
-            case "joined":
-                worker.joined_at = record["at"]
-            case "restored":
-                worker.restored_at = record["at"]
             case "step":
                 self._step(worker, record)
+            case mark if mark in MARKS:
+                worker.marks[mark] = record["at"]
 
     @staticmethod
     def _step(worker: Worker, record: dict[str, float]) -> None:
@@ -195,6 +197,7 @@ class Watch:
         if worker.first_step_at is None:
             worker.first_step_at, worker.first_step = record["at"], int(record["step"])
             worker.first_step_cpu_seconds = record["cpu_seconds"]
+            worker.marks["learned"] = record.get("learned_at", record["at"])
 
     def _begin(self, record: dict[str, float]) -> None:
         pid, rank, life = int(record["pid"]), int(record["rank"]), int(record["life"])

@@ -61,9 +61,11 @@ class Reporter:
             if select.select([self._gate], [], [], min(left, PULSE_SECONDS))[0]:
                 return
 
-    def step(self, step: int) -> None:
-        """Report a complete step."""
-        self("step", time.time(), step=step, cpu_seconds=time.process_time())
+    def step(self, step: int, learned_at: float | None = None) -> None:
+        """Report a complete step, and when it was made, before its snapshot was saved."""
+        at = time.time()
+        learned = at if learned_at is None else learned_at
+        self("step", at, step=step, learned_at=learned, cpu_seconds=time.process_time())
 
 
 def process_started_at() -> float:
@@ -133,18 +135,21 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     report("joined", time.time())
     model = build(wanted["parameters"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    report("built", time.time())
     snapshot = _snapshot(model, optimizer) if wanted.get("snapshots") else None
     found = snapshot.restore() if snapshot is not None else None
     step = found.step if found is not None else load(model)
+    report("loaded", time.time())
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     report("restored", time.time())
     while True:
         report.pace(wanted["idle_seconds"])
         learn(parallel, optimizer, wanted["batch"])
         step += 1
+        learned_at = time.time()
         if snapshot is not None:
             snapshot.save(step)
-        report.step(step)
+        report.step(step, learned_at)
         if wanted.get("tells"):
             _tell(step)
         if report.rank == 0 and step % wanted["checkpoint_steps"] == 0:

@@ -157,3 +157,25 @@ def test_two_incidents_of_one_kill_count_from_the_first_to_the_last() -> None:
     told = with_incidents(KILL, [incident(4, 0.005, 0.045), incident(5, 3.0, 3.1)])
     assert told.details["incidents"] == 2
     assert told.detect_to_ready == pytest.approx(3.095, abs=1e-6)
+
+
+def test_beyond_a_step_is_what_is_left_without_the_usual_step_of_that_job() -> None:
+    """A kill without a known step counts in the other figures only."""
+    ours = replace(KILL, mode="warm", stepped_at=KILL.killed_at + 4.9, step_seconds=2.2)
+    theirs = replace(KILL, stepped_at=KILL.killed_at + 12.5, step_seconds=2.2)
+    entries = [
+        dict(summary("warm", [ours, replace(ours, step_seconds=None)])),
+        dict(summary(KILL.mode, [theirs])),
+    ]
+    rate(entries, KILL.mode)
+    assert entries[0]["beyond_step_p50_seconds"] == pytest.approx(2.7)
+    assert entries[0]["step_p50_seconds"] == pytest.approx(2.2)
+    assert entries[0]["times_less_beyond_step"] == pytest.approx(10.3 / 2.7)
+    assert entries[0]["times_faster"] == pytest.approx(12.5 / 4.9)
+
+
+def test_a_recovery_within_a_usual_step_has_no_ratio_beyond_it() -> None:
+    quick = dict(summary("warm", [replace(KILL, mode="warm", step_seconds=60.0)]))
+    usual = dict(summary(KILL.mode, [replace(KILL, step_seconds=2.2)]))
+    rate([quick, usual], KILL.mode)
+    assert quick["times_less_beyond_step"] is None
